@@ -36,7 +36,7 @@ class Parameter:
 
 
 def parameters_of(tool: Tool, *, closes: bool = False) -> Iterator[Parameter]:
-    """Yield parameters in the schema's order. `closes`: see `enforceable`. Raises Unusable where a strict tool's fail."""
+    """Yield parameters in the schema's order. Raises Unusable, for strict tools only. `closes`: see `enforceable`."""
     root = tool.parameters or {}
     properties, required = root.get("properties"), root.get("required")
     if tool.strict:

@@ -1,1 +1,1 @@
-"""llama.cpp, thin and typed: the only importer of `llama_cpp` and the owner of every pointer."""
+"""A thin, typed layer over llama.cpp: the only importer of `llama_cpp` and the owner of every pointer."""

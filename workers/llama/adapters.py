@@ -35,21 +35,21 @@ from workers.llama.native import native_log
 __all__ = ["Adapter", "AdapterError", "AdapterFile", "AppliedAdapters", "inspect"]
 
 MAX_HEADER_BYTES = 16 << 20
-"""Of metadata and tensor list; an adapter's are a few kilobytes."""
+"""Most bytes of metadata and tensor list; an adapter's are a few kilobytes."""
 
 MAX_ALPHA = 65536.0
-"""Either way; usual ones are 8 to 64. Weights are multiplied by it and divided by the rank."""
+"""Largest absolute alpha; usual ones are 8 to 64. Weights are multiplied by it and divided by the rank."""
 
 _PIECE_BYTES = 4 << 20
 _GGUF_FLOAT32 = 6
 _NVFP4 = 40
 
 _EXPONENTS = {0: ("<u4", 0x7F800000), 1: ("<u2", 0x7C00), 30: ("<u2", 0x7F80)}
-"""ggml type -> its words, and the bits that are all set in a number that is infinite or not a number."""
+"""By ggml type: numpy's type of its words, and the bits that are all set in an infinity or NaN."""
 
 _F16, _Q8_0 = 1, 8
 _WEIGHT_TYPES = frozenset({*_EXPONENTS, _Q8_0})
-"""F32, F16, BF16 and Q8_0: what the converter writes (convert_lora_to_gguf.py)."""
+"""F32, F16, BF16 and Q8_0: the types that the converter writes (convert_lora_to_gguf.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class AdapterFile:
     digest: bytes
     """SHA-256 of the contents."""
     size: int
-    """Bytes."""
+    """Bytes of the file."""
     name: str
-    """What the file calls itself; may be empty."""
+    """The adapter's name in the file; may be empty."""
     rank: int
-    """Of the largest pair."""
+    """Rank of the largest pair."""
     stamp: tuple[int, ...]
     """Device, inode, size and time of change: another stamp may mean other contents."""
 
@@ -106,13 +106,13 @@ def inspect(path: Path, base: GgufHeader, *, max_bytes: int = 0) -> AdapterFile:
 
 
 class Adapter:
-    """A loaded adapter. Close it when no context computes with it, and before its model."""
+    """A loaded adapter. Close it when no context computes with it any more, and before its model."""
 
     def __init__(self, pointer: Any, file: AdapterFile) -> None:
         self.pointer = pointer
         self.file = file
         self.num_contexts = 0
-        """Contexts that compute with it."""
+        """Number of contexts that compute with it."""
 
     @classmethod
     def load(cls, model: Model, file: AdapterFile) -> Adapter:
@@ -123,7 +123,7 @@ class Adapter:
         log.clear()
         pointer = c.llama_adapter_lora_init(model.pointer, os.fsencode(file.path))
         if not pointer:
-            # llama.cpp names the file with its folder, which is nobody's business outside of this machine.
+            # llama.cpp names the file with its folder, which must not leave this machine.
             reason = log.reason().replace(str(file.path), file.path.name) or "no reason given"
             raise AdapterError(f"{file.path.name}: llama.cpp can't load it ({reason})")
         adapter = cls(pointer, file)
@@ -146,7 +146,7 @@ Uses = tuple[tuple[Adapter, float], ...]
 
 
 class AppliedAdapters:
-    """What one context computes with. A change makes llama.cpp lay out its graphs anew in the next step."""
+    """The adapters that one context computes with. After a change llama.cpp lays out its graphs anew in a step."""
 
     def __init__(self, context: int) -> None:
         """`context`: a `llama_context *` that lives at least as long."""
@@ -154,7 +154,7 @@ class AppliedAdapters:
         self.uses: Uses = ()
 
     def apply(self, uses: Uses) -> bool:
-        """Compute with these from the next step on -> whether that is a change."""
+        """Compute with these from the next step on; return whether that is a change."""
         if uses == self.uses:
             return False
         pointers = (c.llama_adapter_lora_p_ctypes * len(uses))(*(adapter.pointer for adapter, _ in uses))
@@ -168,7 +168,7 @@ class AppliedAdapters:
         return True
 
     def drop(self, adapter: Adapter) -> None:
-        """Compute without `adapter`, if it is among those applied: it is about to be freed."""
+        """Compute without `adapter`, which is about to be freed, if it is among those applied."""
         if any(one is adapter for one, _ in self.uses):
             self.apply(())
 
@@ -186,7 +186,7 @@ def _read(read: Callable[[int], bytes | None], num_bytes: int) -> bytes:
 
 
 def _header(path: Path, head: bytes, size: int, base: GgufHeader) -> GgufHeader:
-    """Metadata that `llama_adapter_lora_init` would not survive, or that is not served. Raises AdapterError."""
+    """Return the header. Raises AdapterError for one that would crash `llama_adapter_lora_init` or is not served."""
     try:
         header = parse_header(Path(path.name), head, size)
     except ModelError as error:
@@ -214,7 +214,7 @@ def _is_gain(value: object) -> bool:
 
 
 def _check_tensors(path: Path, header: GgufHeader, base: GgufHeader) -> int:
-    """Every weight is one half of a pair that fits a weight of the model -> the largest rank. Raises AdapterError."""
+    """Return the largest rank. Raises AdapterError unless all weights are halves of pairs that fit the model's."""
     pairs: dict[str, dict[str, TensorInfo]] = {}
     for name, tensor in header.tensors.items():
         target, dot, half = name.rpartition(".lora_")
@@ -229,7 +229,7 @@ def _check_tensors(path: Path, header: GgufHeader, base: GgufHeader) -> int:
 
 
 def _check_pair(where: str, target: str, halves: dict[str, TensorInfo], base: GgufHeader) -> int:
-    """-> the pair's rank. Raises AdapterError."""
+    """Return the pair's rank. Raises AdapterError where it does not fit the model's weight `target`."""
     a, b, weight = halves.get("a"), halves.get("b"), base.tensors.get(target)
     if a is None or b is None:
         raise AdapterError(f"{where}: one half of the pair is missing; convert the adapter again")
@@ -240,7 +240,7 @@ def _check_pair(where: str, target: str, halves: dict[str, TensorInfo], base: Gg
             raise AdapterError(f"{where}: ggml type {half.kind} is not served; convert it to f32, f16, bf16 or q8_0")
     is_embedding = target == "token_embd.weight"
     if is_embedding and "output.weight" not in base.tensors:
-        # Both uses find the pair by this name, and its shape is right for one of them: the other one aborts.
+        # Both uses of the weight find the pair by this name, and its shape fits only one: the other one aborts.
         raise AdapterError(
             f"{where}: the model's output is the same weight, and llama.cpp can't adapt only one of them"
         )
@@ -268,7 +268,7 @@ def _plain(tensor: TensorInfo) -> str:
 
 
 def _check_values(path: Path, file: RawIOBase, header: GgufHeader) -> None:
-    """One number that is infinite or not a number would spoil the answers of every call. Raises AdapterError."""
+    """Raise AdapterError where a weight is infinite or NaN, which would spoil the answers of every call."""
     for name, tensor in header.tensors.items():
         if tensor.kind not in _WEIGHT_TYPES:
             continue

@@ -13,16 +13,16 @@ Tokens = NDArray[np.int32]
 
 
 class Batch:
-    """Room for `capacity` tokens, one sequence each.
+    """A batch with room for `capacity` tokens, each of one sequence.
 
-    Single tokens go in through ctypes arrays, runs of a prompt through numpy views of the same memory: each is the
-    faster one for its case.
+    Single tokens are written through ctypes arrays, runs of a prompt through numpy views of the same memory: each is
+    the faster way for its case.
     """
 
     def __init__(self, capacity: int, num_sequences: int, n_positions: int, *, padding_token: int = 0) -> None:
         self.capacity = capacity
         self.padding_token = padding_token
-        """For rows whose result nobody looks at."""
+        """Token of the rows whose result is not used."""
         self.num_tokens = 0
         self._token = (ctypes.c_int32 * capacity)()
         self._pos = (ctypes.c_int32 * capacity)()
@@ -51,7 +51,7 @@ class Batch:
         self.num_tokens = 0
 
     def add_token(self, token: int, position: int, sequence: int) -> int:
-        """One token whose logits are wanted. -> its row."""
+        """Add one token whose logits are wanted; return its row."""
         row = self.num_tokens
         self._token[row] = token
         self._pos[row] = position
@@ -61,8 +61,8 @@ class Batch:
         return row
 
     def add_prompt(self, tokens: Tokens, position: int, sequence: int, *, num_logits: int) -> int:
-        """A run of a prompt that starts at `position`; of its last `num_logits` tokens logits are wanted. -> the last
-        row.
+        """Add a run of a prompt that starts at `position`, the logits of whose last `num_logits` tokens are wanted;
+        return the last row.
         """
         start, end = self.num_tokens, self.num_tokens + len(tokens)
         self._token_view[start:end] = tokens

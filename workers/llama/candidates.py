@@ -1,7 +1,7 @@
 """The tokens that a sampler chain chooses from, in memory of our own: filled from a row's logits, or from part of them.
 
-llama.cpp fills such an array itself where all tokens may come (`Context.sample`). Ours is for what it cannot do at a
-bearable price: leave tokens out beforehand, or look at the probabilities afterwards.
+llama.cpp fills such an array itself where all tokens may come (`Context.sample`). Ours is for tasks that it does too
+slowly: leaving tokens out beforehand, or reading the probabilities afterwards.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Words = NDArray[np.uint32]
 """Bit t % 32 of word t // 32 stands for token t."""
 
 MAX_SPARSE_WORDS = 512
-"""Up to so many words are opened one by one; beyond it, opening all of them is faster."""
+"""Most words that are unpacked one by one; for more, unpacking all of them is faster."""
 
 MOST = 0.75
-"""From this share on it is faster to take all tokens and put others in the places of those that are left out."""
+"""Share of allowed tokens from which on it is faster to take all tokens and overwrite those that are left out."""
 
 _TOKEN_DATA = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama_token_data
 _BIT = np.arange(32, dtype=np.uint32)
 
 
 def all_tokens(num_tokens: int) -> Words:
-    """Every token's bit, and none beyond."""
+    """Return the set of all tokens, without bits beyond them."""
     words = np.full((num_tokens + 31) // 32, 0xFFFFFFFF, dtype=np.uint32)
     if num_tokens % 32:
         words[-1] = (1 << num_tokens % 32) - 1
@@ -46,12 +46,12 @@ def without(num_tokens: int, words: Words | None, tokens: Iterable[int]) -> Word
 
 
 class Candidates:
-    """Room for a whole vocabulary, used for one token at a time. Belongs to the engine's thread."""
+    """The candidates for one token at a time, with room for a whole vocabulary. Belongs to the engine's thread."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
         self.size = 0
-        """Candidates that there are: after `fill` all that may come, after `choose` those that the chain left."""
+        """Number of candidates: after `fill` all that may come, after `choose` those that the chain left."""
         self._data = np.zeros(num_tokens, _TOKEN_DATA)
         self._id, self._logit, self._p = self._data["id"], self._data["logit"], self._data["p"]
         self._tokens = np.arange(num_tokens, dtype=np.int32)
@@ -69,20 +69,20 @@ class Candidates:
         self._apply, self._accept, self._logits_ith = held().sampler_apply, held().sampler_accept, held().logits_ith
 
     def logits(self, context: int, row: int) -> Logits:
-        """The row's logits where llama.cpp has them: valid until the next decode, not to be written to."""
+        """Return the row's logits in llama.cpp's memory: valid until the next decode, not to be written to."""
         address = self._logits_ith(context, row)
         if not address:
             raise ValueError(f"row {row} of the last batch has no logits")
         return np.frombuffer(memoryview(self._row_type.from_address(address)), dtype=np.float32)
 
     def biased(self, logits: Logits, tokens: NDArray[np.int32], values: Logits) -> Logits:
-        """A copy with `values` added to `tokens` (each at most once); valid until the next call."""
+        """Return a copy with `values` added to `tokens` (each at most once); valid until the next call."""
         np.copyto(self._biased, logits)
         self._biased[tokens] += values
         return self._biased
 
     def fill(self, logits: Logits, allowed: Words | None = None, permitted: Words | None = None) -> int:
-        """Take the tokens that are in both sets (None: all) -> how many. 0: there is nothing to draw from."""
+        """Take the tokens that are in both sets (None: all); return how many. 0: there is nothing to draw from."""
         if allowed is None and permitted is None:
             return self._fill_all(logits)
         words = self._both(allowed, permitted)
@@ -98,9 +98,9 @@ class Candidates:
         return self._fill_all_but(logits, bits, size)
 
     def choose(self, chain: int, *, slow: bool = False) -> int:
-        """Apply the sampler chain at `chain` to what was filled in, at least one token. It has yet to accept it.
+        """Return the token that the sampler chain at `chain` chooses from the candidates; there must be at least one.
 
-        `slow`: give the interpreter lock away meanwhile.
+        The chain has yet to accept it. `slow`: release the interpreter lock meanwhile.
         """
         fields = self._fields
         fields[:] = (self._address, self.size, -1, 0)
@@ -115,11 +115,11 @@ class Candidates:
         self._accept(chain, token)
 
     def probability(self) -> float:
-        """Of the token just chosen, by the chain; a chain that ends greedily has none."""
+        """Return the chain's probability of the token just chosen; a chain that ends greedily has none."""
         return float(self._p[self._chosen])
 
     def likeliest(self, count: int) -> list[tuple[int, float]]:
-        """After `choose`: up to `count` candidates by falling probability, those with none left out."""
+        """Return up to `count` candidates by falling probability, without those of probability 0, after `choose`."""
         end = self._first + self.size
         tokens, p = self._id[self._first : end], self._p[self._first : end]
         if 0 < count < len(p):
@@ -150,7 +150,7 @@ class Candidates:
         return self.size
 
     def _fill_all_but(self, logits: Logits, allowed: NDArray[np.bool_], size: int) -> int:
-        """The places of those that are left out are taken by the last ones, so that no others lose theirs."""
+        """Fill in the allowed tokens: the last ones take the places of those left out, and all others keep theirs."""
         self._fill_all(logits)
         holes = np.flatnonzero(~allowed[:size])
         last = np.flatnonzero(allowed[size:]) + size
@@ -161,6 +161,6 @@ class Candidates:
 
 
 def _opened(words: Words, numbers: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The tokens, rising, whose bits are set in the words of these numbers."""
+    """Return the tokens, in rising order, whose bits are set in the words of these numbers."""
     rows, bits = np.nonzero(words[numbers, None] >> _BIT & np.uint32(1))
     return numbers[rows] * 32 + bits

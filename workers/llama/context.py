@@ -29,14 +29,14 @@ MAX_SEQUENCES = 256
 _REASONS = {1: "no free cells in the KV cache", 2: "aborted", -1: "invalid batch"}
 
 PROMPT_LOGITS = 32
-"""Rows of a prompt whose logits a step may ask for, beside one of each sequence: memory is reserved for them."""
+"""Most rows of a prompt whose logits a step may ask for, beside one of each sequence: memory is reserved for them."""
 
 
 class Context:
-    """`slots` sequences over `kv_tokens` shared cells. Close it before its model."""
+    """A context for `slots` calls over `kv_tokens` shared cells. Close it before its model."""
 
     def __init__(self, model: Model, settings: LlamaSettings, *, slots: int, kv_tokens: int) -> None:
-        """Allocates the KV cache and the compute buffers. Raises ModelError, ModelTooLarge."""
+        """Allocate the KV cache and the compute buffers. Raises ModelError, ModelTooLarge."""
         log = native_log()
         log.clear()
         params = c.llama_context_default_params()
@@ -58,7 +58,7 @@ class Context:
         self.model = model
         self.memory = Memory(self.pointer, kind, cache_type_k=settings.cache_type_k)
         self.slots = slots
-        # Beside the slots: what is cached and idle, and one to move cells through.
+        # Beside the slots there are sequences for idle prefixes, and one to move cells through.
         self.num_sequences: int = c.llama_n_seq_max(self.pointer)
         self.kv_tokens: int = c.llama_n_ctx(self.pointer)
         self.n_batch: int = c.llama_n_batch(self.pointer)
@@ -75,7 +75,7 @@ class Context:
         return Batch(self.n_batch, self.num_sequences, self.kv_tokens, padding_token=max(self.model.vocab.bos, 0))
 
     def decode(self, batch: Batch) -> None:
-        """Compute the batch to its end; gives the interpreter lock away meanwhile. Raises DecodeFailed."""
+        """Compute the batch to its end; releases the interpreter lock meanwhile. Raises DecodeFailed."""
         batch.native.n_tokens = batch.num_tokens
         status = self._decode(self.pointer, batch.native)
         if status:
@@ -89,7 +89,7 @@ class Context:
         return self._sample(chain, self.pointer, row)
 
     def likeliest(self, row: int) -> int:
-        """The token with the highest logit in batch row `row`: what a greedy chain draws, ten times as quickly."""
+        """Return the token with the highest logit in batch row `row`: ten times as quick as a greedy chain."""
         address = self._logits(self.pointer, row)
         if address is None:
             raise ValueError(f"batch row {row} has no logits")
@@ -97,12 +97,12 @@ class Context:
         return int(np.frombuffer(logits, np.float32).argmax())
 
     def is_number(self, row: int, token: int) -> bool:
-        """Whether the logit of `token` in batch row `row` is one: where a cell holds none, no logit of the row is."""
+        """Return whether a token's logit in a batch row is a number: with NaN in a cell, no logit of the row is one."""
         address = self._logits(self.pointer, row)
         return address is not None and not math.isnan(ctypes.c_float.from_address(address + 4 * token).value)
 
     def warm_up(self) -> None:
-        """Compute one token, so that the first call does not pay for first use of weights and buffers."""
+        """Compute one token, so that the first call does not wait for the first use of weights and buffers."""
         vocab = self.model.vocab
         batch = Batch(1, 1, 1)
         batch.add_token(max(vocab.bos, 0), 0, 0)

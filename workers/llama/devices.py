@@ -1,6 +1,6 @@
-"""What memory the devices have that llama.cpp computes on. Source: ggml-backend.h.
+"""The memory of the devices that llama.cpp computes on. Source: ggml-backend.h.
 
-Of the main memory ggml knows the total only and calls all of it free (ggml-cpu.cpp), so somebody else is asked.
+ggml knows only the total of the main memory and reports all of it as free (ggml-cpu.cpp), so the caller tells what is.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _CPU = 0  # ggml_backend_dev_type in ggml-backend.h
 
 
 class Devices:
-    """Asks at each call, which takes some microseconds on a CPU and a driver's call on a GPU. For any thread."""
+    """Asks the devices at each call: some microseconds on a CPU, a call of the driver on a GPU. For any thread."""
 
     def __init__(self, main_memory: Callable[[], int | None]) -> None:
-        """`main_memory`: how many bytes of it are free; None: not known."""
+        """`main_memory` returns the free bytes of main memory; None: not known."""
         self._main_memory = main_memory
         native_log()  # starts the backend
         self._count = _bound("ggml_backend_dev_count", ctypes.c_size_t)
@@ -32,7 +32,7 @@ class Devices:
         self._memory = _bound("ggml_backend_dev_memory", None, ctypes.c_void_p, *sizes)
 
     def memory(self) -> tuple[DeviceMemory, ...]:
-        """Devices without memory of their own, which some accelerators of the CPU are, are left out."""
+        """Return the memory of each device, without devices that have none, such as some accelerators of the CPU."""
         found = (self._memory_of(self._get(number)) for number in range(self._count()))
         return tuple(one for one in found if one.total)
 
@@ -46,7 +46,7 @@ class Devices:
 
 
 def _bound(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of ggml's; the bindings have no names for these."""
+    """Return a function of ggml that the bindings have no name for."""
     function = getattr(c._lib, name)
     function.restype, function.argtypes = result, list(arguments)
     return function

@@ -1,4 +1,4 @@
-"""DRY stages, kept ready to be copied.
+"""A store of DRY sampler stages, which are copied for each call.
 
 Making one walks the whole vocabulary once per sequence breaker (50 ms at 152k tokens and four breakers); copying one
 takes 0.3 ms.
@@ -19,7 +19,7 @@ from workers.llama.vocab import Vocab
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 
 MAX_KEPT = 4
-"""Each has up to some megabytes."""
+"""Most stages that are kept; each has up to some megabytes."""
 
 USUAL = frozenset(Settings().dry_sequence_breakers)
 
@@ -27,7 +27,7 @@ _Key = tuple[float, float, int, int, tuple[str, ...]]
 
 
 class DryStages:
-    """The DRY stages that were asked for last. Safe to call from any thread; close it once nobody does any more."""
+    """The DRY stages that were used last. Any thread may call it; close it when none does any more."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -35,9 +35,9 @@ class DryStages:
         self._lock = threading.Lock()
 
     def stage(self, settings: Settings) -> Any:
-        """A new stage that belongs to the caller. Gives the interpreter lock away where it must be made anew.
+        """Return a new stage that belongs to the caller. Releases the interpreter lock where it must be made anew.
 
-        Raises CallFailed for breakers that stand in too many tokens.
+        Raises CallFailed for breakers that occur in too many tokens.
         """
         check_breakers(self._vocab, settings)
         key = (
@@ -64,15 +64,15 @@ class DryStages:
         return copy
 
     def close(self) -> None:
-        """Free what is kept. Calling it again does nothing."""
+        """Free the kept stages. Calling it again does nothing."""
         with self._lock:
             while self._kept:
                 held().sampler_free(self._kept.popitem()[1])
 
 
 def check_breakers(vocab: Vocab, settings: Settings) -> None:
-    """Raise CallFailed where the breakers stand in more tokens than the vocabulary has: llama.cpp keeps each token for
-    each of them. Sixteen single letters took 19 MiB a call, and 42 ms to free.
+    """Raise CallFailed where the breakers occur in more tokens than the vocabulary has: llama.cpp keeps each token for
+    each breaker in it. Sixteen single letters took 19 MiB a call, and 42 ms to free.
     """
     own = set(settings.dry_sequence_breakers) - USUAL
     num_tokens = sum(vocab.num_met_by(breaker.encode("utf-8", "replace")) for breaker in own if breaker)

@@ -1,6 +1,6 @@
-"""Why a model can't be served, or a step can't be computed.
+"""The errors of this package: a model can't be served, or a step can't be computed.
 
-The tree, with the exit code of a worker that can't start because of it:
+The tree, with the exit code of a worker that can't start because of the error:
 
     ModelError            the file is missing, damaged or of a kind that is not served     BAD_MODEL
     └─ ModelTooLarge      the weights or the KV cache do not fit this machine              NO_MEMORY
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 
 class ModelError(Exception):
-    """One clear line: the file, what is wrong with it, the remedy."""
+    """A model can't be served. The message is one line: the file, what is wrong with it, the remedy."""
 
 
 class ModelTooLarge(ModelError):
@@ -21,12 +21,12 @@ class ModelTooLarge(ModelError):
 
 
 class DecodeFailed(RuntimeError):
-    """`llama_decode` refused a batch. The engine reserves cells before it decodes, so this is never ordinary."""
+    """`llama_decode` refused a batch. The engine reserves cells before it decodes, so this is never expected."""
 
 
 class StateUnusable(RuntimeError):
-    """A sequence's state could not be saved, or not be brought back; the sequence is empty afterwards."""
+    """A sequence's state could not be saved or restored; a sequence to be restored is empty afterwards."""
 
 
 class AdapterError(Exception):
-    """One clear line: the adapter's file, what is wrong with it, the remedy."""
+    """An adapter can't be used. The message is one line: the file, what is wrong with it, the remedy."""

@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read before llama.cpp sees the file, so that a damaged one gets a clear line.
+"""The header of a GGUF file, read before llama.cpp sees the file, so that a damaged one gets a clear error.
 
 Source of the layout: docs/gguf.md of ggml; of block sizes: ggml-common.h of the llama.cpp that the bindings carry.
 """
@@ -19,7 +19,7 @@ Scalar = int | float | bool | str
 Value = Scalar | list[Scalar]
 
 MAX_KEPT_ARRAY = 4096
-"""Longer arrays (vocabularies) are walked over, not kept."""
+"""Most elements of an array that is kept; longer ones (vocabularies) are skipped."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING = 8
@@ -41,19 +41,19 @@ BLOCKS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor by the header; what it is called is the key that it is found under."""
+    """One tensor in the header, where its name is the key."""
 
     shape: tuple[int, int, int, int]
     """Elements per dimension, the innermost first; 1 where the tensor has fewer dimensions."""
     kind: int
-    """ggml's number of the type."""
+    """ggml's number of the tensor's type."""
     offset: int
     """Bytes from the beginning of the tensor data."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What the header says. Keys of `metadata` are GGUF's own; arrays longer than `MAX_KEPT_ARRAY` are left out."""
+    """The contents of a header. Keys of `metadata` are GGUF's own; arrays longer than `MAX_KEPT_ARRAY` are left out."""
 
     path: Path
     version: int
@@ -62,11 +62,11 @@ class GgufHeader:
     tensor_bytes: int
     """Bytes of all tensors of this file whose type is known."""
     tensors: Mapping[str, TensorInfo]
-    """By name, those of a split model's other parts included."""
+    """Tensors by name, those of a split model's other parts included."""
     types: Mapping[str, int]
-    """GGUF's number of each metadata value's type, of those that are left out too."""
+    """GGUF's number of each metadata value's type, of values that are left out too."""
     data_offset: int
-    """Where the tensor data begins, bytes."""
+    """Bytes before the tensor data."""
 
     def text(self, key: str) -> str | None:
         value = self.metadata.get(key)
@@ -77,14 +77,14 @@ class GgufHeader:
         return value if isinstance(value, int) else None
 
     def numbers(self, key: str) -> list[int]:
-        """An array of integers, or one integer as an array of one; empty if there is none."""
+        """Return an array of integers, or one integer as an array of one; empty if there is none."""
         value = self.metadata.get(key)
         values = value if isinstance(value, list) else [value]
         return [one for one in values if isinstance(one, int)]
 
 
 class _Cut(Exception):
-    """The header goes on behind the end of the file."""
+    """The header continues beyond the end of the file."""
 
 
 class _Reader:
@@ -115,7 +115,7 @@ class _Reader:
         return self._data[start : start + length].decode("utf-8", "replace")
 
     def value(self, kind: int) -> Value | None:
-        """One metadata value; None for an array that is not kept."""
+        """Return one metadata value; None for an array that is not kept."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
@@ -152,9 +152,9 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def parse_header(path: Path, data: bytes, size: int) -> GgufHeader:
-    """The header of a file of `size` bytes that begins with `data`; `path` is for messages. Raises ModelError.
+    """Return the header of a file of `size` bytes that begins with `data`. Raises ModelError, which names `path`.
 
-    For files that others may still write to: a mapped file that shrinks ends the process.
+    Use it for files that others may still write to: a mapped file that shrinks ends the process.
     """
     return _guarded(path, data, size)
 
@@ -224,7 +224,7 @@ def _parse(path: Path, data: mmap.mmap | bytes, size: int) -> GgufHeader:
 
 
 def _walk_tensors(path: Path, reader: _Reader, num_tensors: int, tensors: dict[str, TensorInfo]) -> tuple[int, int]:
-    """-> bytes of all tensors, and where the last of them ends behind the start of the tensor data."""
+    """Return the bytes of all tensors, and the offset in the tensor data where the last of them ends."""
     total = extent = 0
     for _ in range(num_tensors):
         name, num_dims = reader.string(), reader.count("<I")

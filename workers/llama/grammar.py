@@ -1,12 +1,11 @@
-"""GBNF by llama.cpp's grammar code, as masks of tokens.
+"""Masks of GBNF grammars, by llama.cpp's grammar code.
 
-llama.cpp asks its grammar about every token of the vocabulary, which takes 11 to 46 ms for 152,000 of them. So a token
-that was drawn is checked alone, as llama-server does it, and where a whole mask is needed the tokens of one byte are
-asked first: those that begin with a byte that can't come are not asked at all.
+llama.cpp checks every token of the vocabulary against its grammar, which takes 11 to 46 ms for 152,000 of them. So a
+token that was drawn is checked alone, as llama-server does it. Where a whole mask is needed, the tokens of one byte are
+checked first: tokens that begin with a byte that can't come are not checked at all.
 
-A grammar may abort the process or keep it busy for ever: a caller's runs in a process of its own only
-(`workers.llama.grammar_forks`). Nothing here gives llama.cpp a token that the
-grammar refuses, because it throws on those.
+A grammar may abort the process or keep it busy for ever: a caller's grammar runs in a process of its own only
+(`workers.llama.grammar_forks`). Nothing here gives llama.cpp a token that the grammar refuses: it throws on those.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class _Tables:
 
 
 class GbnfGrammars:
-    """Compiles for one vocabulary; safe to use from several threads."""
+    """Compiles grammars for one vocabulary; safe to use from several threads."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -65,7 +64,7 @@ class GbnfGrammars:
         return _Tables(self._vocab)
 
     def compile(self, text: str) -> GbnfGrammar:
-        """Raises Unusable with llama.cpp's reason."""
+        """Compile a grammar. Raises Unusable with llama.cpp's reason."""
         check(text)
         log = native_log()
         log.clear()
@@ -89,7 +88,7 @@ class GbnfGrammar:
         return GbnfMask(c.llama_sampler_clone(self._pointer), self._vocab, self._tables, self._names_tokens)
 
     def mask_after(self, begun: bytes) -> GbnfMask | None:
-        """A mask for what follows `begun`; None if no answer begins so."""
+        """Return a mask for what follows `begun`; None if no answer begins so."""
         mask = self.mask()
         for token in self._vocab.tokenize(begun.decode(), add_special=False, parse_special=True):
             if not mask.permits(token):
@@ -98,7 +97,7 @@ class GbnfGrammar:
         return mask
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first of them that no answer begins with, if there is one."""
+        """Return the first beginning that no answer begins with, if there is one."""
         return next((begun for begun in beginnings if self.mask_after(begun) is None), None)
 
 
@@ -122,7 +121,7 @@ class GbnfMask:
         self._takes_all = takes_all
         self.eog = vocab.eog
         self._permitted: int | None = None
-        """A token that was asked about and may come."""
+        """The token that was checked last, if it may come."""
         self._one = _candidates([0])
         self._one_array = _array(self._one)
         weakref.finalize(self, held().sampler_free, pointer).atexit = False
@@ -132,7 +131,7 @@ class GbnfMask:
         if not self.eog or not self.permits(next(iter(self.eog))):
             return False
         if not self._takes_all and self._open_bytes():
-            return False  # a token of one byte may come: no need to ask about all others
+            return False  # a token of one byte may come: no need to check all others
         return self._open().size == len(self.eog)
 
     def permits(self, token: int) -> bool:
@@ -161,7 +160,7 @@ class GbnfMask:
         held().sampler_accept(self._pointer, token)
 
     def _open(self) -> NDArray[np.int32]:
-        """Ids of the tokens that may come next."""
+        """Return the ids of the tokens that may come next."""
         tables = self._tables
         if self._takes_all:
             return self._passing(tables.every.copy())
@@ -169,7 +168,7 @@ class GbnfMask:
         return self._passing(np.concatenate([tables.ends, *groups]))
 
     def _open_bytes(self) -> list[int]:
-        """Of the bytes that are tokens by themselves, those that may come next."""
+        """Return the bytes that may come next, of those that are tokens by themselves."""
         probes = self._tables.probes.copy()
         self._apply(probes)
         passes = probes["logit"] == 0.0
@@ -192,7 +191,7 @@ def _candidates(tokens: Any) -> Candidates:
 
 
 def _array(candidates: Candidates) -> Any:
-    """`llama_token_data_array` over the same memory."""
+    """Return a `llama_token_data_array` over the same memory."""
     array = c.llama_token_data_array()
     array.data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(c.llama_token_data))
     array.size, array.selected, array.sorted = len(candidates), -1, False
@@ -201,7 +200,7 @@ def _array(candidates: Candidates) -> Any:
 
 @functools.cache
 def _apply_held() -> Callable[[int, Any], None]:
-    """`llama_sampler_apply` without giving up the interpreter lock: right for one candidate, wrong for many."""
+    """Return `llama_sampler_apply` that keeps the interpreter lock: right for one candidate, wrong for many."""
     function = ctypes.PyDLL(c._lib._name).llama_sampler_apply
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     function.restype = None

@@ -1,10 +1,10 @@
-"""The process that forks another for each grammar of a caller's (`workers.constraint.forks` is its other end).
+"""The process that forks another for each caller's grammar (`workers.constraint.forks` is its other end).
 
     python -m workers.llama.grammar_forks MODEL.gguf
 
-Standard input is a socket: each two descriptors that come over it are those of a new process, one over which it is
-asked what `workers.constraint.forks` lists, and one whose end is its own. A question that takes too much processor time
-ends its process, whatever it is at. How a process ended is told over the second one.
+Standard input is a socket over which two descriptors come for each new process: over the first it gets the questions
+of `workers.constraint.forks`; when the second is closed, it ends. A question that takes too much processor time ends
+its process, whatever that does. How a process ended is sent over the second one.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from workers.protocol.failures import CallFailed
 EXERCISE_S = 0.1
 WALK_STEPS = 200
 STEP_S = 0.25
-"""Processor time for one question about a grammar that is followed; the mask of 150,000 tokens takes a fifth of it."""
+"""Processor seconds for one question about a grammar that is followed; a mask of 150,000 tokens takes a fifth of it."""
 
 TRIAL_CPU_S = 2.0
-"""To compile a grammar, and to try it."""
+"""Processor seconds to compile a grammar, and to try it."""
 
 BASE_CPU_S, TOKEN_CPU_S = 1.5, 0.06
-"""Of a whole answer: so much, and so much more with each of its tokens."""
+"""Processor seconds for a whole answer: a base, and more for each of its tokens."""
 
 EXTRA_BYTES = 256 << 20
-"""Memory beyond what the vocabulary takes: a grammar that grows without end meets this."""
+"""Most memory beyond the vocabulary's: it bounds a grammar that grows without end."""
 
 NICENESS = 5
-"""The worker's own threads go first."""
+"""Niceness of a forked process, so that the worker's own threads go first."""
 
 BROKEN = 1
-"""Exit code of a forked process over an error of its own, as the want of more memory than it may have."""
+"""Exit code of a forked process after an error of its own, such as needing more memory than it may have."""
 
 PARSE_ERROR = re.compile(r"error parsing grammar: (.{1,120})")
 MAX_SAID = 64 << 10
@@ -61,12 +61,12 @@ WARM = 'root ::= "a" [0-9]* | "b"'
 
 
 class Said:
-    """What llama.cpp prints to stdout and stderr, which says why it can't read a grammar."""
+    """The output of llama.cpp on stdout and stderr, which says why it can't read a grammar."""
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe()
         for end in (self._reader, writer):
-            os.set_blocking(end, False)  # what does not fit is lost, and nobody waits
+            os.set_blocking(end, False)  # output that does not fit is lost, and nothing waits
         with suppress(OSError, AttributeError):
             fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 2 * MAX_SAID)
         os.dup2(writer, sys.stdout.fileno())
@@ -74,7 +74,7 @@ class Said:
         os.close(writer)
 
     def reason(self) -> str:
-        """Return what llama.cpp's parser printed, in brackets."""
+        """Return the error that llama.cpp's parser printed, in brackets; empty: none."""
         with suppress(BlockingIOError):
             found = PARSE_ERROR.search(os.read(self._reader, MAX_SAID).decode("utf-8", "replace"))
             return f" ({found[1]})" if found else ""
@@ -82,7 +82,7 @@ class Said:
 
 
 class Forked:
-    """One forked process: the grammar that it was given, and where the answer in it stands."""
+    """One forked process: its grammar, and the state of the answer in it."""
 
     def __init__(self, grammars: GbnfGrammars, words: LLTokenizer, end: int) -> None:
         self._grammars = grammars
@@ -94,7 +94,7 @@ class Forked:
         self._num_tokens = 0
 
     def serve(self) -> None:
-        """Answer until nobody asks any more."""
+        """Answer questions until nobody asks any more."""
         while (asked := forks.receive(self._end)) is not None:
             what, body = asked
             limit = TRIAL_CPU_S if what in (forks.COMPILE, forks.TRY, forks.BEGIN) else STEP_S
@@ -109,9 +109,9 @@ class Forked:
             forks.answer(self._end, kind, answer)
 
     def _answer(self, what: int, body: bytes) -> bytes:
-        """Raises Unusable, CallFailed."""
+        """Return the answer to one question. Raises Unusable, CallFailed."""
         if what == forks.TRY:
-            os.nice(NICENESS)  # once more: nobody's tokens wait for it
+            os.nice(NICENESS)  # once more: no call's tokens wait for it
             return self._try(*json.loads(body))
         if what == forks.COMPILE:
             kind, text = json.loads(body)
@@ -137,7 +137,7 @@ class Forked:
             Grammar(self._words, text)
             return b""
         grammar = self._grammars.compile(text)
-        # Which tokens are tried is of no importance; that they are the same ones each time is.
+        # It does not matter which tokens are tried, only that they are the same ones each time.
         chance = random.Random(text)  # noqa: S311
         end = time.monotonic() + EXERCISE_S
         while time.monotonic() < end:
@@ -145,7 +145,7 @@ class Forked:
         return b""
 
     def _begin(self, tokens: list[int]) -> bytes:
-        """Whether an answer may begin with these tokens, and whether only its end can follow them."""
+        """Return whether an answer may begin with these tokens, and whether only its end can follow, a byte each."""
         assert self._grammar is not None  # noqa: S101 - for the type checker
         mask = self._mask = self._grammar.mask()
         self._num_tokens = len(tokens)
@@ -156,13 +156,13 @@ class Forked:
         return bytes([True, mask.is_done])
 
     def _charge(self) -> None:
-        """End the answer whose grammar takes more than its share, though each step is within its bound."""
+        """Raise Unusable for an answer whose grammar takes more than its share, with each step within its bound."""
         if time.process_time() > BASE_CPU_S + TOKEN_CPU_S * self._num_tokens:
             raise Unusable("the grammar has become too costly to follow; make it less ambiguous")
 
 
 class Children:
-    """The forked processes that have not ended yet, each with the socket over which its end is told."""
+    """The forked processes that have not ended yet, each with the socket over which its exit code is sent."""
 
     def __init__(self) -> None:
         self._lives: dict[int, int] = {}
@@ -177,7 +177,7 @@ class Children:
         self._lives[pid] = life
 
     def wait(self, control: socket.socket) -> None:
-        """Tell how processes ended until `control` has something to read."""
+        """Send how processes ended, until `control` has something to read."""
         events = select.poll()
         for one in (control.fileno(), self._wakes):
             events.register(one, select.POLLIN)
@@ -189,7 +189,7 @@ class Children:
             self._tell()
 
     def leave(self) -> None:
-        """Forget them, in a process that is forked itself: whoever asks sees the end of sockets when they end."""
+        """Close a new forked process's copies of the others' sockets, so that the asking side sees when those end."""
         signal.set_wakeup_fd(-1)
         for one in (*self._lives.values(), self._wakes, self._waker):
             os.close(one)
@@ -204,7 +204,7 @@ class Children:
 
 def tell_ending(life: int, code: int) -> None:
     """Send how a process ended, and close the socket."""
-    with suppress(OSError):  # nobody may be left to hear of it
+    with suppress(OSError):  # the other side may be gone
         os.write(life, forks.ENDING.pack(code))
     os.close(life)
 
@@ -234,8 +234,8 @@ def main(path: Path) -> None:
 
 
 def fork(children: Children, life: int) -> bool:
-    """Return whether this is the new process. `life`: tells how it ended, or that it could not be forked; it is closed
-    then.
+    """Fork; return whether this is the new process. `life`: socket for how it ended, or that it could not be forked; it
+    is closed then.
     """
     try:
         pid = os.fork()
@@ -250,12 +250,12 @@ def fork(children: Children, life: int) -> bool:
 
 
 def _serve(grammars: GbnfGrammars, words: LLTokenizer, control: socket.socket, end: int, life: int) -> None:
-    """Never returns."""
+    """Serve one grammar in the forked process. Never returns."""
     code = forks.NOT_BEGUN
     try:
         control.close()
         os.nice(NICENESS)
-        # The end of this socket is a signal that ends the process, also within llama.cpp.
+        # Closing the other end of this socket sends a signal that ends the process, also within llama.cpp.
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
         forked = Forked(grammars, words, end)
@@ -269,7 +269,7 @@ def _serve(grammars: GbnfGrammars, words: LLTokenizer, control: socket.socket, e
 
 
 def walk(mask: GbnfMask, chance: random.Random, end: float) -> None:
-    """One answer of random tokens, as far as time allows. Raises CallFailed, Unusable."""
+    """Follow one answer of random tokens, as far as time allows. Raises CallFailed, Unusable."""
     for _ in range(WALK_STEPS):
         start = time.process_time()
         bits = mask.allowed()

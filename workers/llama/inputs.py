@@ -1,4 +1,4 @@
-"""The tokens of what is embedded or ranked, as llama-server makes them.
+"""The tokens of inputs that are embedded or ranked, as llama-server makes them.
 
 Source: `tokenize_input_prompts` and `format_prompt_rerank` in server-common.cpp of llama.cpp.
 """
@@ -21,10 +21,10 @@ _PLACEHOLDER = re.compile(r"\{(query|document)\}")
 
 
 class PooledInputs:
-    """Safe from any thread; lives as long as its model. Tokens are arrays: lists of millions take ten times as much."""
+    """Tokenises inputs. For any thread; valid as long as its model. Tokens are arrays: lists take ten times as much."""
 
     def __init__(self, model: Model, pooling: Pooling, tokenizer: Tokenizer) -> None:
-        """Raises ModelError for a ranking model that says nothing of how query and document are told apart."""
+        """Raise ModelError for a ranking model whose file does not say how to separate query and document."""
         self._tokenizer = tokenizer
         vocab = model.vocab.pointer
         template = c.llama_model_chat_template(model.pointer, b"rerank")
@@ -43,16 +43,15 @@ class PooledInputs:
             )
 
     def of_text(self, text: str, *, add_special: bool = True) -> Sequence[int]:
-        """For embedding: with begin and end tokens as the model asks; control tokens in the text count as such.
+        """Return the tokens of a text for embedding, with begin and end tokens as the model asks.
 
-        `add_special` False: without those, for a text behind others of one input.
-
-        Raises CallFailed.
+        Control tokens in the text count as such. `add_special` False: no begin and end tokens, for a text that follows
+        others in one input. Raises CallFailed.
         """
         return array("i", self._tokenizer.tokenize(text, add_special=add_special, parse_special=True))
 
     def of_pair(self, query: str, document: str) -> Sequence[int]:
-        """For ranking: query and document in the model's form for pairs. Raises CallFailed."""
+        """Return the tokens of query and document for ranking, in the model's form for pairs. Raises CallFailed."""
         if self._template is not None:
             texts = {"query": query, "document": document}
             text = _PLACEHOLDER.sub(lambda match: texts[match[1]], self._template)

@@ -1,8 +1,8 @@
-"""What a context remembers of its sequences: the KV cache, and for some models a recurrent state.
+"""A context's memory of its sequences: the KV cache, and for some models a recurrent state.
 
 Positions are tokens from the beginning of a sequence; ranges are [start, end). Everything belongs to the context's
-thread. Source: llama.h, llama-kv-cache.cpp and llama-memory-recurrent.cpp of llama.cpp; what of it is surprising is a
-test in tests/integration/engine/test_memory.py.
+thread. Source: llama.h, llama-kv-cache.cpp and llama-memory-recurrent.cpp of llama.cpp; the surprising parts have tests
+in tests/integration/engine/test_memory.py.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from workers.llama.native import held, native_log
 
 _WHOLE, _PART = 0, c.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _COMPRESSED = ("deepseek4",)
-"""Attention that also keeps a running summary of the past, which no range of can be taken."""
+"""Architectures whose attention also keeps a running summary of the past, of which no range can be taken."""
 _PLAIN_ROPE = (c.LLAMA_ROPE_TYPE_NORM, c.LLAMA_ROPE_TYPE_NEOX)
 
 _unfilled_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-"""Called with None and a size: bytes that whoever asked for them fills before anybody sees them (C API, bytes)."""
+"""Called with None and a size, returns bytes that the caller fills before anybody sees them (C API, bytes)."""
 _unfilled_bytes.argtypes, _unfilled_bytes.restype = (ctypes.c_char_p, ctypes.c_ssize_t), ctypes.py_object
 
 
 class MemoryKind(Enum):
-    """What llama.cpp allows to be done with a sequence's memory."""
+    """The kinds of memory, by the operations on a sequence that llama.cpp allows."""
 
     ATTENTION = "attention"
-    """One cell per token: any range can be shared, cut, saved and brought back."""
+    """One cell per token: any range can be shared, cut, saved and restored."""
     WINDOW = "window"
-    """Attention over a sliding window: cells behind it go when others need room, so a range can be shared or cut only
-    as far as the window's part is there, or is brought back with `load_part`."""
+    """Attention over a sliding window: cells behind it are dropped when others need room, so a range can be shared or
+    cut only as far as the window's part is there, or is restored with `load_part`."""
     RECURRENT = "recurrent"
-    """One state for all that was read: it can be copied, saved and brought back whole, never cut."""
+    """One state for all tokens: it can be copied, saved and restored whole, never cut."""
     HYBRID = "hybrid"
     """Layers of attention and recurrent ones. A shared range is right only with `load_part` of a state that was saved
-    at its end: the recurrent part is shared as a whole, and that wrong mix is computed on without complaint."""
+    at its end: the recurrent part is shared as a whole, and llama.cpp computes on that wrong mix without an error."""
 
     @property
     def by_range(self) -> bool:
-        """Whether ranges of tokens can be shared and moved."""
+        """Return whether ranges of tokens can be shared and moved."""
         return self is MemoryKind.ATTENTION
 
 
 def kind_of(model: int, *, swa_full: bool) -> MemoryKind:
-    """`model`: a `llama_model *`."""
+    """Return the kind of a model's memory. `model`: a `llama_model *`."""
     if c.llama_model_is_hybrid(model) or _metadata(model, "general.architecture") in _COMPRESSED:
         return MemoryKind.HYBRID
     if c.llama_model_is_recurrent(model):
@@ -58,7 +58,7 @@ def kind_of(model: int, *, swa_full: bool) -> MemoryKind:
 
 
 class Memory:
-    """The memory of the context at `context`; valid as long as that is."""
+    """The memory of the context at `context`; valid as long as the context is."""
 
     def __init__(self, context: int, kind: MemoryKind, *, cache_type_k: str = "f16") -> None:
         self.kind = kind
@@ -69,9 +69,9 @@ class Memory:
         self.window: int = c.llama_model_n_swa(model) if kind is not MemoryKind.ATTENTION else 0
         """Tokens that a layer with a sliding window sees; 0: there is none, or its cells are all kept.
 
-        Where there is one, a `decode` must be one micro-batch. llama.cpp finds cells for all micro-batches before it
-        computes the first, and to find those of a later one it forgets what only the earlier ones still see. `HYBRID`
-        memory cuts a batch into micro-batches of sequences with as many rows each.
+        With a window, a `decode` must be one micro-batch. llama.cpp finds cells for all micro-batches before it
+        computes the first, and to find those of a later one it drops cells that only the earlier ones still see.
+        `HYBRID` memory cuts a batch into micro-batches of sequences with as many rows each.
         """
         self.can_shift: bool = (
             kind is MemoryKind.ATTENTION
@@ -79,10 +79,10 @@ class Memory:
             and _keys_turn_freely(model)
             and bool(c.llama_memory_can_shift(self._pointer))
         )
-        """Whether positions can be moved without harm to anybody (narrower than what llama.cpp says)."""
+        """Whether positions can be moved without harm to other sequences (narrower than llama.cpp's own answer)."""
 
     def can_continue(self, sequence: int, num_tokens: int) -> bool:
-        """Whether the sequence holds all that computing the token at position `num_tokens` needs.
+        """Return whether the sequence holds all that computing the token at position `num_tokens` needs.
 
         Ask after `share`, `cut`, `load` and `load_part`: llama.cpp computes on with what is there.
         """
@@ -102,60 +102,60 @@ class Memory:
         self._held.memory_seq_rm(self._pointer, sequence, -1, -1)
 
     def cut(self, sequence: int, start: int, end: int) -> bool:
-        """Forget a range; `end` -1 is the end -> whether this memory can.
+        """Forget a range, up to the end if `end` is -1; return whether this memory can do that.
 
-        A recurrent state is cut nowhere but behind its end; cutting its beginning says True and does nothing, so ask
-        for the tail only. Of a sliding window the tail goes, but what the window needs then may be gone already.
+        A recurrent state can only be cut behind its end; cutting its beginning returns True and does nothing, so cut
+        the tail only. With a sliding window the tail goes, but cells that the window needs then may be gone already.
         """
         return bool(self._held.memory_seq_rm(self._pointer, sequence, start, end))
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
-        """`target` holds the cells of `source`'s range too. Nothing is copied where one cache serves all.
+        """Have `target` hold the cells of `source`'s range too. Nothing is copied where one cache serves all.
 
-        A recurrent state is shared as a whole, whatever the range; the two go apart with the next token.
+        A recurrent state is shared as a whole, whatever the range; the two diverge with the next token.
         """
         self._held.memory_seq_cp(self._pointer, source, target, start, end)
 
     def shift(self, sequence: int, start: int, end: int, by: int) -> None:
-        """Move a range's positions, for every sequence that holds the cells: see that nobody shares them.
+        """Move a range's positions, for every sequence that holds the cells: make sure that none shares them.
 
-        Keys turn with the next `decode` of whatever: do not `save` the sequence before it. Raises ValueError where
-        `can_shift` is False: llama.cpp would end the process, or change other sequences' keys.
+        Keys are rotated in the next `decode` of any batch: do not `save` the sequence before it. Raises ValueError
+        where `can_shift` is False: llama.cpp would end the process, or change other sequences' keys.
         """
         if not self.can_shift:
             raise ValueError("positions of this model can't be moved; see Memory.can_shift")
         c.llama_memory_seq_add(self._pointer, sequence, start, end, by)
 
     def first_position(self, sequence: int) -> int:
-        """Lowest position that the sequence holds; -1 if it holds none.
+        """Return the lowest position that the sequence holds; -1 if it holds none.
 
         Above 0 with sliding windows; equal to the last one with recurrent states.
         """
         return self._held.memory_seq_pos_min(self._pointer, sequence)
 
     def last_position(self, sequence: int) -> int:
-        """Highest position that the sequence holds; -1 if it holds none.
+        """Return the highest position that the sequence holds; -1 if it holds none.
 
         With a sliding window -1 may also mean that cells are held in some layers only: `remove` frees them.
         """
         return self._held.memory_seq_pos_max(self._pointer, sequence)
 
     def state_size(self, sequence: int) -> int:
-        """Bytes that `save` would return: grows with the number of cells that the sequence holds."""
+        """Return the bytes that `save` would take; they grow with the number of cells that the sequence holds."""
         return int(c.llama_state_seq_get_size(self._context, sequence))
 
     def save(self, sequence: int) -> bytes:
-        """Everything that the sequence holds, its number included. Raises StateUnusable."""
+        """Return everything that the sequence holds, its number included. Raises StateUnusable."""
         return self._save(sequence, _WHOLE)
 
     def save_part(self, sequence: int) -> bytes:
-        """What can't be cut or shared by range: the recurrent state, the cells in the window; everything for
+        """Return the part that can't be cut or shared by range: the recurrent state, the cells in the window; all for
         `ATTENTION`. With the rest still in the cache it brings the sequence back to this length. Raises StateUnusable.
         """
         return self._save(sequence, _PART)
 
     def load(self, sequence: int, state: bytes) -> None:
-        """Bring a saved state back into cells of the sequence's own; what it held before is forgotten.
+        """Restore a saved state into cells of the sequence's own; cells that it held before are forgotten.
 
         Raises StateUnusable, with the sequence empty: no free cells, or a state of another model or setting. llama.cpp
         checks counts and sizes, not positions or values: give it only what `save` returned, and ask `can_continue`.
@@ -163,10 +163,10 @@ class Memory:
         self._load(sequence, state, _WHOLE)
 
     def load_part(self, sequence: int, state: bytes) -> None:
-        """Bring back what `save_part` returned, in place of the same part; the rest stays.
+        """Restore what `save_part` returned, in place of the same part; the rest stays.
 
-        To continue `target` behind `num_tokens` of `source`: `share` that range, then this. To take a sequence back:
-        this, then `cut` from `num_tokens`. Raises StateUnusable, with the sequence empty.
+        To continue `target` after `num_tokens` of `source`: `share` that range, then call this. To take a sequence
+        back: call this, then `cut` from `num_tokens`. Raises StateUnusable, with the sequence empty.
         """
         self._load(sequence, state, _PART)
 
@@ -217,11 +217,11 @@ class Memory:
 
 
 def _keys_turn_freely(model: int) -> bool:
-    """Whether moving one sequence leaves all others' keys as they are.
+    """Return whether moving one sequence leaves all others' keys as they are.
 
-    llama.cpp turns the whole cache, by nothing where nothing moved. A rotary embedding that scales as well (YaRN, an
-    attention factor) then scales every key once more; without a rotary embedding there is nothing to turn and the
-    positions stay where they were learned; with one in several parts llama.cpp ends the process.
+    llama.cpp rotates the whole cache, by zero where nothing moved. A rotary embedding that scales as well (YaRN, an
+    attention factor) then scales every key once more; without a rotary embedding there is nothing to rotate and the
+    positions stay as they were learned; with one in several parts llama.cpp ends the process.
     """
     if c.llama_model_rope_type(model) not in _PLAIN_ROPE:
         return False
@@ -231,7 +231,7 @@ def _keys_turn_freely(model: int) -> bool:
 
 
 def _metadata(model: int, key: str) -> str:
-    """Empty if the file does not say."""
+    """Return a value of the model's metadata; empty if the file has none."""
     value = ctypes.create_string_buffer(64)
     length = c.llama_model_meta_val_str(model, key.encode(), value, len(value))
     return value.value.decode("utf-8", "replace") if length >= 0 else ""

@@ -21,16 +21,16 @@ from workers.protocol.heartbeat import ModelFacts
 __all__ = ["Model", "ModelError", "ModelTooLarge"]
 
 RERANK = "rerank"
-"""This template is no Jinja: `workers.llama.inputs` reads it."""
+"""Name of the template for ranking, which is no Jinja: `workers.llama.inputs` reads it."""
 
 _ENCODERS = ("gemma-embedding",)
-"""Architectures that attend both ways whatever their file says."""
+"""Architectures with attention in both directions, whatever their file says."""
 
 _NO_MEMORY = re.compile(r"alloc|out of memory", re.IGNORECASE)
 
 
 class Model:
-    """Weights and vocabulary. Tokenising is safe from any thread; close it after every context made from it."""
+    """A model's weights and vocabulary. Any thread may tokenise; close it after every context made from it."""
 
     def __init__(self, pointer: int, header: GgufHeader) -> None:
         self.pointer = pointer
@@ -40,13 +40,13 @@ class Model:
         self.name = header.text("general.name") or header.path.stem
         self.architecture = header.text("general.architecture") or ""
         self.encoder_only = _is_encoder(pointer, header, self.architecture)
-        """Whether it reads text and writes none: a model for pooled work only."""
+        """Whether it reads text and generates none: a model for pooled work only."""
         template = c.llama_model_chat_template(pointer, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         self.bos_text = self.vocab.text(self.vocab.bos)
         self.eos_text = self.vocab.text(self.vocab.eos)
         self.ftype: str = (c.llama_ftype_name(c.llama_model_ftype(pointer)) or b"").decode()
-        """How the weights are quantised, in llama.cpp's words."""
+        """llama.cpp's name for the quantisation of the weights."""
         self.n_embd: int = c.llama_model_n_embd(pointer)
         self.facts = ModelFacts(
             n_ctx_train=c.llama_model_n_ctx_train(pointer),
@@ -72,12 +72,12 @@ class Model:
         return cls(pointer, header)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> list[int]:
-        """As `Vocab.tokenize`."""
+        """Return the tokens of a text, as `Vocab.tokenize` does."""
         return self.vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     @property
     def chat_templates(self) -> dict[str, str]:
-        """Jinja sources by name; the one without a name is `default`."""
+        """Return the Jinja sources by name; the one without a name is `default`."""
         prefix = "tokenizer.chat_template"
         named = {
             key.removeprefix(f"{prefix}."): self.header.text(key)

@@ -1,8 +1,8 @@
 """llama.cpp's functions as the hot path calls them, and its log.
 
-The bindings' own functions (`ctypes.CDLL`) give the interpreter lock away for the length of each call. That is right
-for `llama_decode` and wrong for calls of a microsecond: with a busy thread beside it, each of them may wait one switch
-interval to get the lock back. `held()` binds those few a second time so that they keep it.
+The bindings' own functions (`ctypes.CDLL`) release the interpreter lock for the length of each call. That is right for
+`llama_decode` and wrong for calls of a microsecond: beside a busy thread, each of them may wait one switch interval to
+get the lock back. `held()` binds those few a second time so that they keep it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class NativeLog:
             self._lines.clear()
 
     def reason(self) -> str:
-        """The last error lines as one line; for the message of an error. Empty if llama.cpp named no error."""
+        """Return the last error lines as one line, for the message of an error; empty if llama.cpp logged none."""
         with self._lock:
             errors = [line for level, line in self._lines if level == _ERROR]
         return "; ".join(dict.fromkeys(errors[-3:]))
@@ -113,24 +113,24 @@ class NativeLog:
 
 @functools.cache
 def native_log() -> NativeLog:
-    """The process's one log; the first call starts llama.cpp's backend and makes it quiet."""
+    """Return the process's one log; the first call starts llama.cpp's backend and makes it quiet."""
     one = NativeLog()
     c.llama_backend_init()
     return one
 
 
 def version() -> str:
-    """Which llama.cpp this is, for callers."""
+    """Return the version of llama.cpp's bindings, for callers."""
     return f"llama-cpp-python {__version__}"
 
 
 @functools.cache
 def build_id() -> str:
-    """Names this llama.cpp: what its saved states may depend on beside the model and the settings.
+    """Return an id of this llama.cpp: all that its saved states may depend on beside the model and the settings.
 
-    The version of the bindings, the contents of the libraries that lay out states and tensor types, what the build and
-    this processor can do, and the one variable that changes what is in the KV cache (llama-kv-cache.cpp). Reads a few
-    megabytes.
+    It has the version of the bindings, a hash of the libraries that lay out states and tensor types, the abilities of
+    the build and this processor, and the one variable that changes the contents of the KV cache (llama-kv-cache.cpp).
+    Reads a few megabytes.
     """
     library = Path(c._lib._name).resolve()
     beside = {path.resolve() for path in library.parent.glob("*ggml-base.*")}

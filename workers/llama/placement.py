@@ -1,4 +1,4 @@
-"""Where a model's weights and its cache lie, and what computes them: `LlamaSettings` as llama.cpp's parameters.
+"""`LlamaSettings` as llama.cpp's parameters: where a model's weights and cache lie, and which device computes them.
 
 Names and meanings are llama.cpp's own. Source: llama.h, and common/arg.cpp for the experts that stay in main memory.
 """
@@ -16,7 +16,7 @@ from workers.protocol.catalog import LlamaSettings
 
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
-"""(use_mmap, use_mlock) -> `llama_load_mode`."""
+"""`llama_load_mode` by (use_mmap, use_mlock)."""
 
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 CACHE_TYPES = {
@@ -32,7 +32,7 @@ CACHE_TYPES = {
 }
 
 EXPERTS = r"ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""The tensors that hold the experts of one layer."""
+"""Pattern of the names of tensors that hold the experts of one layer."""
 
 
 class BufferOverride(ctypes.Structure):
@@ -45,7 +45,7 @@ class ModelParams:
     """`llama_model_params`; keep this object until the model is loaded, as it holds what the pointers point to."""
 
     def __init__(self, settings: LlamaSettings) -> None:
-        """Raises ModelError: more shares than llama.cpp can use devices."""
+        """Raise ModelError for more shares than llama.cpp can use devices."""
         params: Any = c.llama_model_default_params()
         params.n_gpu_layers = settings.n_gpu_layers
         params.split_mode = SPLIT_MODES[settings.split_mode]
@@ -64,7 +64,7 @@ class ModelParams:
 
 
 def fill_context(params: Any, settings: LlamaSettings) -> None:
-    """Sets all of a `llama_context_params` that these settings decide, but its size."""
+    """Set all fields of a `llama_context_params` that these settings decide, except its size."""
     params.n_ubatch = settings.n_ubatch
     params.n_threads = settings.n_threads or os.cpu_count() or 1
     params.n_threads_batch = settings.n_threads_batch or params.n_threads
@@ -78,7 +78,7 @@ def fill_context(params: Any, settings: LlamaSettings) -> None:
 
 
 def _shares(settings: LlamaSettings) -> ctypes.Array[ctypes.c_float]:
-    """llama.cpp reads one number per device that it could use, however many there are."""
+    """Return the shares in an array as long as llama.cpp reads: one per device that it could use, present or not."""
     room: int = c.llama_max_devices()
     if len(settings.tensor_split) > room:
         raise ModelError(
@@ -89,7 +89,7 @@ def _shares(settings: LlamaSettings) -> ctypes.Array[ctypes.c_float]:
 
 
 def _overrides(settings: LlamaSettings) -> ctypes.Array[BufferOverride]:
-    """Experts that stay in main memory; an entry without a pattern ends the list."""
+    """Return the overrides for experts that stay in main memory; an entry without a pattern ends the list."""
     layers = [rf"\.{EXPERTS}"] if settings.cpu_moe else [rf"blk\.{n}\.{EXPERTS}" for n in range(settings.n_cpu_moe)]
     main_memory = c._lib.ggml_backend_cpu_buffer_type
     main_memory.restype = ctypes.c_void_p

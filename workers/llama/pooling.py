@@ -1,7 +1,7 @@
 """A llama.cpp context that turns inputs into vectors or scores: owner of its `llama_context` pointer.
 
 One call of `compute` is one micro-batch: parts of many inputs, each under a sequence of its own. Encoders read a whole
-input at once and remember nothing; decoders may read one over several calls. Everything but construction belongs to
+input at once and have no KV cache; decoders may read one over several calls. Everything but construction belongs to
 one thread. Source: llama.h, llama-context.cpp and llama-graph.cpp (`build_pooling`) of llama.cpp.
 """
 
@@ -30,13 +30,13 @@ Vectors = NDArray[np.float32]
 AUTO = "auto"
 
 GRAIN = 32
-"""A micro-batch is a multiple of this, and of the number of sequences: llama.cpp ends the process where it is not."""
+"""Number of which a micro-batch is a multiple, as of the number of sequences: else llama.cpp ends the process."""
 
 _HEADS = ("cls.weight", "cls.output.weight")
 
 
 class Pooling(Enum):
-    """How the vectors of an input's tokens become one; the numbers are `llama_pooling_type`."""
+    """The ways to make one vector of those of an input's tokens; the numbers are `llama_pooling_type`."""
 
     NONE = 0
     MEAN = 1
@@ -46,7 +46,7 @@ class Pooling(Enum):
 
 
 def is_pooled(model: Model, settings: LlamaSettings) -> bool:
-    """Whether a model is served for pooled work: as the settings say, else if it was made for that.
+    """Return whether a model is served for pooled work: as the settings say, else if it was made for that.
 
     Raises ModelError where it can't do what the settings want.
     """
@@ -58,8 +58,8 @@ def is_pooled(model: Model, settings: LlamaSettings) -> bool:
 
 
 def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
-    """The settings' pooling, else the file's, else rank for a model with a ranking head, mean for other encoders, last
-    for decoders.
+    """Return the settings' pooling, else the file's, else rank for a model with a ranking head, mean for other
+    encoders, last for decoders.
 
     Raises ModelError for rank without a head.
     """
@@ -79,7 +79,7 @@ def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
 
 
 def _divisor(number: int, most: int) -> int:
-    """The largest divisor up to `most`. Of a multiple of `GRAIN`: at least that, or over half of a smaller `most`."""
+    """Return the largest divisor up to `most`; for a multiple of `GRAIN` at least `GRAIN`, or over half of `most`."""
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
 
 
@@ -92,7 +92,7 @@ class PooledBatch(Batch):
     """The rows of one micro-batch, every one of them an output."""
 
     def add_input(self, tokens: Tokens, position: int, sequence: int) -> int:
-        """A run of an input that starts at `position` -> its first row."""
+        """Add a run of an input that starts at `position`; return its first row."""
         start = self.num_tokens
         self.add_prompt(tokens, position, sequence, num_logits=1)
         self._logits_view[start : self.num_tokens] = 1
@@ -100,14 +100,14 @@ class PooledBatch(Batch):
 
 
 class PooledContext:
-    """Close it before its model."""
+    """A context for pooled work. Close it before its model."""
 
     def __init__(
         self, model: Model, settings: LlamaSettings, *, pooling: Pooling, n_ctx: int, kv_tokens: int, num_sequences: int
     ) -> None:
-        """Allocates the compute buffers, and for decoders the KV cache. Raises ModelError, ModelTooLarge.
+        """Allocate the compute buffers, and for decoders the KV cache. Raises ModelError, ModelTooLarge.
 
-        `n_ctx`: longest input, tokens, where the micro-batch does not allow less. `kv_tokens`: cells that all inputs in
+        `n_ctx`: longest input, tokens, unless the micro-batch allows less. `kv_tokens`: cells that all inputs in
         progress share; encoders need none. `num_sequences`: inputs at a time, where each costs memory.
         """
         log = native_log()
@@ -130,7 +130,7 @@ class PooledContext:
             raise _refusal(model, params.n_ctx, log.reason())
         encodes = not c.llama_model_has_decoder(model.pointer) or not c.llama_get_memory(self.pointer)
         self.memory = None if encodes else Memory(self.pointer, kind)
-        """None: nothing is remembered between two calls of `compute`."""
+        """The KV cache; None: nothing is kept between two calls of `compute`."""
         self.can_split = not encodes and bool(c.llama_get_causal_attn(self.pointer))
         """Whether an input may be read over several calls."""
         self.num_sequences: int = params.n_seq_max
@@ -138,9 +138,9 @@ class PooledContext:
         self.n_ctx = n_ctx
         self.kv_tokens: int = c.llama_n_ctx(self.pointer) if self.memory else 0
         self.longest = n_ctx if self.can_split else min(n_ctx, self.n_ubatch)
-        """Tokens in one input."""
+        """Most tokens in one input."""
         self.width: int = 1 if pooling is Pooling.RANK else c.llama_model_n_embd_out(model.pointer)
-        """Numbers in one vector; of several classes' scores only the first is a relevance."""
+        """Numbers in one vector; if a model scores several classes, only the first score is a relevance."""
         self._compute = c.llama_encode if encodes else c.llama_decode
         self._held = _Bound()
         self._queues = bool(c.llama_supports_gpu_offload())
@@ -149,7 +149,7 @@ class PooledContext:
         return PooledBatch(self.n_ubatch, self.num_sequences, max(self.n_ctx, 1))
 
     def compute(self, batch: PooledBatch) -> None:
-        """Read the batch; gives the interpreter lock away meanwhile. Raises DecodeFailed."""
+        """Compute the batch; releases the interpreter lock meanwhile. Raises DecodeFailed."""
         batch.native.n_tokens = batch.num_tokens
         status = self._compute(self.pointer, batch.native)
         if status:
@@ -159,21 +159,21 @@ class PooledContext:
             c.llama_synchronize(self.pointer)
 
     def vector(self, sequence: int) -> Vectors:
-        """What the last batch's part of a sequence was pooled to -> float32 [1, width], a copy."""
+        """Return the vector to which the last batch's part of a sequence was pooled: float32 [1, width], a copy."""
         address = self._held.seq(self.pointer, sequence)
         if not address:
             raise DecodeFailed(f"llama.cpp has no pooled vector of sequence {sequence}")
         return self._copy(address, 1)
 
     def rows(self, start: int, end: int) -> Vectors:
-        """Vectors of the last batch's rows, with pooling none -> float32 [end - start, width], a copy."""
+        """Return the vectors of the last batch's rows, with pooling none: float32 [end - start, width], a copy."""
         address = self._held.row(self.pointer, start)
         if not address:
             raise DecodeFailed(f"llama.cpp has no vector of row {start}")
         return self._copy(address, end - start)
 
     def warm_up(self) -> None:
-        """Compute one token, so that the first call does not pay for first use of weights and buffers."""
+        """Compute one token, so that the first call does not wait for the first use of weights and buffers."""
         batch = PooledBatch(1, 1, 1)
         batch.add_input(np.array([max(self.model.vocab.bos, 0)], dtype=np.int32), 0, 0)
         c.llama_set_warmup(self.pointer, True)
@@ -203,7 +203,7 @@ class PooledContext:
 
 
 class _Bound:
-    """Reading a result takes a microsecond: bound so that the interpreter lock is kept (see `native`)."""
+    """llama.cpp's functions for reading a result, which take a microsecond and keep the interpreter lock (`native`)."""
 
     def __init__(self) -> None:
         library = ctypes.PyDLL(c._lib._name)

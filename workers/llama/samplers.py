@@ -1,7 +1,7 @@
-"""How the next token is drawn: a llama.cpp sampler chain in llama-server's order and with its defaults.
+"""The sampler of a call: a llama.cpp sampler chain in llama-server's order and with its defaults.
 
-Source of what is built from which settings: common/sampling.cpp of llama.cpp. Stages that would change nothing are left
-out; ranges are checked at the gateway's door, except where a value would bring the process down.
+Source of the stages and their settings: common/sampling.cpp of llama.cpp. Stages that would change nothing are left
+out. The gateway checks ranges, except where a value would crash the process.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import SamplerName, Sampling
 
 MAX_INFILL = 256
-"""The `infill` stage compares every candidate with every other one."""
+"""Most candidates of the `infill` stage, which compares every candidate with every other one."""
 
 MIROSTAT_M = 100
 """Tokens from which Mirostat 1 estimates the distribution's shape; llama-server's number."""
 
 Biases = tuple[NDArray[np.int32], NDArray[np.float32]]
-"""Tokens, and what is added to their logits."""
+"""Tokens, and the numbers that are added to their logits."""
 
 
 class SamplerChain:
-    """One call's sampler; made on any thread, then used and closed by one."""
+    """The sampler chain of one call; made on any thread, then used and closed by one."""
 
     __slots__ = ("_num_remembered", "biases", "draw_s", "greedy", "permitted", "pointer", "ruled_out", "slow")
 
@@ -58,11 +58,11 @@ class SamplerChain:
         masked: bool = False,
         dry: DryStages | None = None,
     ) -> None:
-        """Raises CallFailed (INVALID_REQUEST).
+        """Make the chain. Raises CallFailed (INVALID_REQUEST).
 
-        `banned` tokens are never drawn. `n_ctx` is what a "last n" of -1 stands for. `masked`: who draws sees to
+        `banned` tokens are never drawn. `n_ctx`: the meaning of a "last n" of -1. `masked`: the drawing code applies
         `biases` and `permitted`, because the chain's own way of adding a bias is slow once candidates have lost their
-        places. `dry`: where DRY stages are kept; without it each is made anew.
+        places. `dry`: the store of DRY stages; without it each is made anew.
         """
         settings = Settings.of(sampling, n_ctx)
         stages = working_stages(settings)
@@ -70,14 +70,14 @@ class SamplerChain:
         biases = _added(vocab, settings.logit_bias, banned)
         self.greedy = is_greedy(settings, stages)
         self.draw_s = draw_s(settings, stages, vocab.num_tokens)
-        """Expected of a token."""
+        """Expected seconds of drawing a token."""
         self.slow = looks_far(settings, stages) or (not self.greedy and sorts_all(settings, stages))
-        """It takes so long that other threads should run meanwhile."""
+        """Whether drawing takes so long that other threads should run meanwhile."""
         simple = self.greedy and PENALTIES.isdisjoint(stages) and all(bias == -math.inf for bias in biases.values())
         self.ruled_out: frozenset[int] | None = frozenset(biases) if simple else None
-        """The likeliest token is what it draws, unless that is one of these; None: the chain must be asked."""
+        """The chain draws the likeliest token unless that is one of these; None: the chain must be asked."""
         self.biases: Biases | None = None
-        """With `masked`: what to add to the logits beforehand."""
+        """With `masked`: the biases to add to the logits beforehand."""
         self.permitted: Words | None = None
         """With `masked`: the tokens that may be drawn at all; None: all of them."""
         self._num_remembered = 0
@@ -92,7 +92,7 @@ class SamplerChain:
         self._build(vocab, settings, stages, dry)
 
     def accept_prompt(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
-        """Let the penalties and DRY see the prompt, as llama-server does; no more of it than they can remember."""
+        """Let the penalties and DRY see the prompt, as llama-server does, but no more of it than they can remember."""
         if not self._num_remembered:
             return
         accept, pointer = held().sampler_accept, self.pointer
@@ -125,7 +125,7 @@ class SamplerChain:
 
 
 def _stage(name: SamplerName, vocab: Vocab, settings: Settings, seed: int) -> Any:
-    """One stage but DRY; None where it is not a stage of its own."""
+    """Make a stage other than DRY; None where the name is not a stage of its own."""
     s = settings
     match name:
         case "penalties":
@@ -167,7 +167,7 @@ def _drawing_stage(vocab: Vocab, settings: Settings, stages: Sequence[SamplerNam
 
 
 def _check_infill(vocab: Vocab, settings: Settings, stages: Sequence[SamplerName]) -> None:
-    """llama.cpp's stage aborts without an end token, and on a whole vocabulary it takes minutes per token."""
+    """Raise CallFailed where `infill` would abort (no end token), or take minutes per token (a whole vocabulary)."""
     if "infill" not in stages:
         return
     if vocab.eos == NO_TOKEN:
@@ -180,7 +180,7 @@ def _check_infill(vocab: Vocab, settings: Settings, stages: Sequence[SamplerName
 
 
 def _added(vocab: Vocab, asked: Iterable[tuple[int | str, float | None]], banned: Sequence[int]) -> dict[int, float]:
-    """What is added to which token's logit, in one number each. Raises CallFailed for a token that is none."""
+    """Return the number that is added to each token's logit. Raises CallFailed for a token that does not exist."""
     added: dict[int, float] = {}
     for what, bias in asked:
         tokens = [what] if isinstance(what, int) else vocab.tokenize(what, add_special=False, parse_special=False)

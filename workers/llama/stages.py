@@ -1,4 +1,4 @@
-"""Which stages a call's sampler has, in which order: pure decisions over its settings.
+"""The stages of a call's sampler and their order: pure decisions over its settings.
 
 Source of names, order and defaults: common/common.h and common/sampling.cpp of llama.cpp.
 """
@@ -27,31 +27,31 @@ ORDER: tuple[SamplerName, ...] = (
 
 PENALTIES = frozenset({"penalties", "dry"})
 NARROWING = frozenset({"top_n_sigma", "top_k", "top_p", "min_p"})
-"""They drop tokens, never the likeliest one."""
+"""Stages that drop tokens, but never the likeliest one."""
 
 FEW = 4096
-"""So many candidates are sorted in less time than other calls notice."""
+"""Most candidates that are sorted so quickly that other calls do not notice."""
 
 FAR, FAR_BROKEN = 4096, 512
-"""DRY that looks back over more tokens takes milliseconds; with a caller's own breakers it compares each with up to 112
-others."""
+"""Tokens beyond which DRY's look back takes milliseconds: with usual breakers, and with a caller's own, where it
+compares each token with up to 112 others."""
 
 PENALTY_S, PASS_S, SORT_S, FAR_S = 1e-8, 3e-8, 1e-7, 7e-7
-"""What stages take of a draw, at most: penalties, all others and sorting for each token of the vocabulary, and DRY that
-looks far for each token it looks back over. Measured with 152k and 262k tokens, and at 32k of context."""
+"""Most seconds of stages in a draw: penalties, all others, and sorting, for each token of the vocabulary; DRY that
+looks far, for each token it looks back over. Measured with 152k and 262k tokens, and at 32k of context."""
 
 COLDEST = 1e-20
-"""Below this, logits divided by the temperature could overflow; the limit is greedy anyway."""
+"""Lowest temperature: below it, logits divided by it could overflow; the limit is greedy anyway."""
 
 DEFAULT_DRY_BASE = 1.75
 
 MAX_SEED = 0xFFFFFFFE
-"""llama.cpp takes the next one as "choose one"; a caller who asks for that one means it, and gets its neighbour."""
+"""Largest seed. llama.cpp takes the next number as "choose one"; a caller who asks for that number gets this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A caller's `Sampling` with llama-server's defaults in place of what nobody set."""
+    """A caller's `Sampling`, with llama-server's defaults for values that are not set."""
 
     temperature: float = 0.8
     dynatemp_range: float = 0.0
@@ -84,7 +84,7 @@ class Settings:
 
     @classmethod
     def of(cls, sampling: Sampling, n_ctx: int) -> Self:
-        """`n_ctx`: what -1 stands for where recent tokens are counted, and the most that makes sense."""
+        """Return the settings. `n_ctx`: what -1 means where recent tokens are counted, and the largest such count."""
         asked = {name: value for name, value in asdict(sampling).items() if value is not None}
         for name in ("repeat_last_n", "dry_penalty_last_n"):
             if name in asked:
@@ -104,7 +104,7 @@ class Settings:
 
 
 def settled(sampling: Sampling, n_ctx: int) -> Sampling:
-    """Every parameter as a call with these runs with it; `seed` stays None where none was asked for."""
+    """Return all parameters with which a call with these runs; `seed` stays None where none was asked for."""
     settings = Settings.of(sampling, n_ctx)
     every = {field.name: getattr(settings, field.name) for field in fields(settings)}
     if settings.seed is not None:
@@ -113,7 +113,7 @@ def settled(sampling: Sampling, n_ctx: int) -> Sampling:
 
 
 def working_stages(settings: Settings) -> tuple[SamplerName, ...]:
-    """Return the stages that change something, each once, in order, without what draws the token in the end."""
+    """Return the stages that change something, each once, in order, without the stage that draws the token."""
     if settings.mirostat:
         return ("temperature",)
     at_work: dict[SamplerName, bool] = {
@@ -133,7 +133,7 @@ def working_stages(settings: Settings) -> tuple[SamplerName, ...]:
 
 
 def is_greedy(settings: Settings, stages: Sequence[SamplerName]) -> bool:
-    """Whether the likeliest token after the penalties is what these stages can only end in."""
+    """Return whether these stages can only draw the token that is likeliest after the penalties."""
     if settings.temperature > COLDEST or "temperature" not in stages:
         return False
     if settings.mirostat:
@@ -145,7 +145,7 @@ def is_greedy(settings: Settings, stages: Sequence[SamplerName]) -> bool:
 
 
 def looks_far(settings: Settings, stages: Sequence[SamplerName]) -> bool:
-    """Whether DRY compares so many tokens for each one drawn that others would notice: 24 ms at 32k tokens."""
+    """Return whether DRY compares so many tokens per draw that other calls would notice: 24 ms at 32k tokens."""
     if "dry" not in stages:
         return False
     is_usual = set(settings.dry_sequence_breakers) <= set(Settings().dry_sequence_breakers)
@@ -153,13 +153,13 @@ def looks_far(settings: Settings, stages: Sequence[SamplerName]) -> bool:
 
 
 def sees_all(settings: Settings, stages: Sequence[SamplerName]) -> bool:
-    """Whether stages other than penalties go through the whole vocabulary for each token: 1 to 8 ms at 152k tokens."""
+    """Return whether stages beside penalties go through the whole vocabulary per draw: 1 to 8 ms at 152k tokens."""
     others = [name for name in stages if name not in PENALTIES]
     return bool(settings.mirostat) or not others or others[0] != "top_k"
 
 
 def draw_s(settings: Settings, stages: Sequence[SamplerName], num_tokens: int) -> float:
-    """Return the seconds that drawing a token from a vocabulary of `num_tokens` may take, as long as none was timed."""
+    """Return the seconds that drawing from a vocabulary of `num_tokens` may take, an estimate until a draw is timed."""
     seconds = PENALTY_S * num_tokens if "penalties" in stages else 0.0
     if looks_far(settings, stages):
         seconds += FAR_S * settings.dry_penalty_last_n
@@ -171,7 +171,7 @@ def draw_s(settings: Settings, stages: Sequence[SamplerName], num_tokens: int) -
 
 
 def sorts_all(settings: Settings, stages: Sequence[SamplerName]) -> bool:
-    """Whether the whole vocabulary is put in order for each token: 10 to 50 ms at 152k tokens."""
+    """Return whether the whole vocabulary is sorted for each token: 10 to 50 ms at 152k tokens."""
     if settings.mirostat:
         return True
     for name in stages:

@@ -4,8 +4,8 @@
 
 The first process loads the vocabulary and does nothing but fork others, which share its memory: each takes texts from
 a socket of its own, and a new one is there within some milliseconds. It reads orders from the socket DESCRIPTOR until
-that ends: `FORK` with a socket (-> the child's process id), `END` with a process id (-> its exit code, negative: the
-signal that ended it).
+that ends: `FORK` with a socket is answered with the child's process id, `END` with a process id with its exit code
+(negative: the signal that ended it).
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from workers.llama.vocab_file import VocabFile
 READY = b"+"
 FORK, END = 1, 2
 ORDER, REPLY = struct.Struct("=ii"), struct.Struct("=i")
-"""An order and a process id; what is answered."""
+"""An order: the order and a process id. Its reply: a process id or an exit code."""
 
 TEXT, TOKENS = struct.Struct("=QiqBB"), struct.Struct("=qB")
-"""Bytes of text, seconds of processor time, most tokens that would do (or `ANY`), `add_special`, `parse_special`; the
-number of tokens (negative: at least so many, none of which follow), whether the process wants to be replaced."""
+"""A text: its bytes, seconds of processor time, most tokens allowed (or `ANY`), `add_special`, `parse_special`. Its
+reply: the number of tokens (negative: at least so many, none follow), whether the process is to be replaced."""
 
 ANY = -1
 
 NOT_BEGUN, BROKEN = 75, 1
-"""Exit codes: the process could not get what it needs to take texts; it broke down over one, or its worker has left."""
+"""Exit codes: the process could not get what it needs to take texts; it broke down over one, or its worker has gone."""
 
 STACK_BYTES = 192 << 20
-"""For the recursion of std::regex: 320 bytes for each character of a run, measured over all of llama.cpp's
-pre-tokenizers. Pages are taken when they are touched."""
+"""Stack for the recursion of std::regex: 320 bytes for each character of a run, measured over all of llama.cpp's
+pre-tokenizers. Pages are allocated when they are touched."""
 
 EXTRA_BYTES = 384 << 20
-"""Memory beyond what the process takes itself."""
+"""Most memory beyond what the process takes itself."""
 
 GROWN_BYTES = 48 << 20
-"""A process that has taken so much for a text gives it back by its end."""
+"""Growth over a text after which a process is replaced, which frees the memory."""
 
 SOCKET_BYTES = 1 << 20
 
 NICENESS = 5
-"""Where a processor is wanted by both, the engine's steps come before a text that nobody reads yet."""
+"""Niceness of the processes: where both want a processor, the engine's steps come before a text."""
 
 
 def main(path: Path, descriptor: int) -> None:
@@ -62,7 +62,7 @@ def main(path: Path, descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as orders, VocabFile.load(path) as file:
         children: set[int] = set()
         floor = TokenFloor.of(file)
-        gc.freeze()  # what the children share is not written to
+        gc.freeze()  # so that memory shared with the children is not written to
         try:
             orders.sendall(READY)
             while _obey(orders, file.vocab, floor, children):
@@ -73,7 +73,7 @@ def main(path: Path, descriptor: int) -> None:
 
 
 def _obey(orders: socket.socket, vocab: Vocab, floor: TokenFloor, children: set[int]) -> bool:
-    """Carry out one order; False: there are no more."""
+    """Carry out one order; return False where there are no more."""
     data, descriptors, _, _ = socket.recv_fds(orders, ORDER.size, 1)
     if len(data) < ORDER.size:
         return False
@@ -92,15 +92,15 @@ def _obey(orders: socket.socket, vocab: Vocab, floor: TokenFloor, children: set[
 
 
 def _ended(pid: int) -> int:
-    """End a child; -> its exit code. It may have ended: until it is waited for, the number stays its own."""
+    """End a child and return its exit code. It may have ended: until it is waited for, its process id stays its own."""
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
 
 
 def _child(vocab: Vocab, floor: TokenFloor, orders: socket.socket, descriptor: int) -> None:
-    """Never returns. The socket stays open until the end: when the worker sees it close, it is settled how the process
-    ended, and a signal that comes then changes nothing.
+    """Take texts in a child process. Never returns. The socket stays open until the end: when the worker sees it close,
+    the exit code is settled, and a signal that comes then changes nothing.
     """
     code = NOT_BEGUN
     try:
@@ -136,7 +136,7 @@ def _serve(vocab: Vocab, floor: TokenFloor, texts: socket.socket) -> None:
 
 
 def read_exactly(source: socket.socket, num_bytes: int) -> bytearray:
-    """Raises EOFError, and what the socket raises (TimeoutError where it has a time)."""
+    """Return so many bytes. Raises EOFError, and what the socket raises (TimeoutError where it has a timeout)."""
     data = bytearray(num_bytes)
     view, have = memoryview(data), 0
     while have < num_bytes:

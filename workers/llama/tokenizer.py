@@ -1,9 +1,9 @@
-"""Text to tokens where the text is a caller's: whatever it is, the worker lives, and its other calls go on.
+"""Tokenising callers' texts safely: whatever the text is, the worker survives, and its other calls go on.
 
 llama.cpp splits text by std::regex for many models, which calls itself for every character of a match: a run of 27,000
-like characters overflows a thread's stack and ends the process (ggml-org/llama.cpp#27783). For others time grows with
-the square of a run. So only short texts are tokenised in the worker's process. Longer ones go to processes that hold
-nothing but the vocabulary, have stacks of their own size, are killed at a deadline and replaced at once.
+like characters overflows a thread's stack and ends the process (ggml-org/llama.cpp#27783). For other models, time grows
+with the square of a run. So only short texts are tokenised in the worker's process. Longer ones go to processes that
+hold nothing but the vocabulary, have stacks of their own size, are killed at a deadline and replaced at once.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.stoppable import NotStarted, Process, ProcessEnded, TookTooLong, ending, launched
 
 IN_PROCESS_CHARS = 4096
-"""No run of so many needs more than 1.3 MiB of stack, or a few hundredths of a second."""
+"""Most characters tokenised in the worker: a run of so many needs at most 1.3 MiB of stack and some 1/100 s."""
 
 NUM_PROCESSES = 2
 NUM_READY = 2
-"""So many are there from the beginning: one that works, and the next one's. Others are forked when they are needed."""
+"""Processes that are there from the beginning: one that works, and the next one. Others are forked when needed."""
 START_S = 60.0
 ORDER_S = 5.0
-"""Forking, or ending what is forked, takes some milliseconds."""
+"""Seconds to wait for forking or ending a process, which takes some milliseconds."""
 
 
 class GuardedTokenizer:
-    """A model's vocabulary for callers' texts. May be used from several threads."""
+    """Tokenises callers' texts with a model's vocabulary. May be used from several threads."""
 
     def __init__(self, vocab: Vocab, processes: TokenProcesses) -> None:
-        """`processes`: of the same model."""
+        """`processes`: the processes of the same model."""
         self._vocab = vocab
         self._processes = processes
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
-        """As `Vocab.tokenize`. Blocks, for seconds at most. Raises CallFailed for a text that takes too long or that
-        llama.cpp can't take, TooManyTokens for one that is seen to have more than `most` before it is tokenised.
+        """Return the tokens as `Vocab.tokenize` does. Blocks, for seconds at most. Raises CallFailed for a text that is
+        too slow or that llama.cpp can't take, TooManyTokens for one that is known beforehand to have more than `most`.
         """
         if len(text) <= IN_PROCESS_CHARS:
             return self._vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
@@ -87,10 +87,10 @@ class GuardedTokenizer:
 
 
 class TokenProcesses:
-    """Processes for long texts. May be used from several threads; begins to start with its making."""
+    """The processes for long texts, which start when this is made. May be used from several threads."""
 
     def __init__(self, model: Path, *, number: int = NUM_PROCESSES, start_s: float = START_S) -> None:
-        """`model`: the GGUF file. `number`: of texts at once."""
+        """`model`: the GGUF file. `number`: texts that are tokenised at once."""
         self._keeper = _Keeper(model, start_s)
         self._seats: queue.LifoQueue[_Seat] = queue.LifoQueue()
         for _ in range(number):
@@ -101,7 +101,7 @@ class TokenProcesses:
     def tokens(
         self, data: bytes, seconds: float, *, add_special: bool, parse_special: bool, most: int | None = None
     ) -> Sequence[int]:
-        """Return the tokens of UTF-8. Blocks for `seconds` at most, beside the time in which a process starts.
+        """Return the tokens of UTF-8 text. Blocks for `seconds` at most, beside the time in which a process starts.
 
         Raises TookTooLong, ProcessEnded, NotStarted, TooManyTokens.
         """
@@ -118,11 +118,11 @@ class TokenProcesses:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that the others come from."""
+        """Return the process id of the process that forks the others."""
         return self._keeper.pid
 
     def close(self) -> None:
-        """End all processes; texts under way fail."""
+        """End all processes; texts in progress fail."""
         self._keeper.close()
         self._warming.join(ORDER_S)
         with contextlib.suppress(queue.Empty):
@@ -131,7 +131,7 @@ class TokenProcesses:
 
     def _warm_up(self) -> None:
         seats: list[_Seat] = []
-        with contextlib.suppress(NotStarted, queue.Empty):  # who needs one will hear of it
+        with contextlib.suppress(NotStarted, queue.Empty):  # the first text that needs one gets the error
             self._keeper.start()
             while len(seats) < NUM_READY:
                 seats.append(self._seats.get_nowait())
@@ -141,7 +141,7 @@ class TokenProcesses:
 
 
 class _Seat:
-    """One process, and the one that follows it. For one thread at a time."""
+    """A place for one process at a time, and for the one that replaces it. Used by one thread at a time."""
 
     def __init__(self, keeper: _Keeper) -> None:
         self._keeper = keeper
@@ -149,7 +149,7 @@ class _Seat:
         self._pid = 0
 
     def tokens(self, header: bytes, data: bytes, seconds: float) -> Sequence[int]:
-        """Raises TookTooLong, ProcessEnded, NotStarted, TooManyTokens."""
+        """Return the tokens of a text. Raises TookTooLong, ProcessEnded, NotStarted, TooManyTokens."""
         asked_of = self.begin()
         try:
             tokens, grown = self._asked(asked_of, header, data, time.monotonic() + seconds)
@@ -171,7 +171,7 @@ class _Seat:
         return tokens
 
     def begin(self) -> socket.socket:
-        """Return the socket of a process that is there. Raises NotStarted."""
+        """Return the socket of the process, forked if there is none. Raises NotStarted."""
         if self._texts is None:
             self._texts, self._pid = self._keeper.fork()
         return self._texts
@@ -193,10 +193,10 @@ class _Seat:
         return tokens, bool(grown)
 
     def _replace(self) -> str:
-        """End the process and begin the next one, so that no other text waits for it; -> how it ended."""
+        """End the process and begin the next one, so that no other text waits for it; return how it ended."""
         self.close()
         how = self._keeper.end(self._pid)
-        with contextlib.suppress(NotStarted):  # the next text will hear of it
+        with contextlib.suppress(NotStarted):  # the next text gets the error
             self.begin()
         return how
 
@@ -217,7 +217,7 @@ class _Keeper:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Raises NotStarted."""
+        """Start the process, if none runs. Raises NotStarted."""
         with self._lock:
             self._running()
 
@@ -244,7 +244,7 @@ class _Keeper:
         return ours, pid
 
     def end(self, pid: int) -> str:
-        """End a forked process; -> how it ended, or had ended before."""
+        """End a forked process; return how it ended, now or before."""
         with self._lock:
             if self._orders is None:
                 return signal.SIGKILL.name
@@ -265,7 +265,7 @@ class _Keeper:
             self._end()
 
     def _running(self) -> socket.socket:
-        """Raises NotStarted."""
+        """Return the socket of the running process, started if need be. Raises NotStarted."""
         if self._closed:
             raise NotStarted("the worker is stopping")
         if self._orders is not None and self._process is not None and self._process.poll() is None:
@@ -321,7 +321,7 @@ def _send(texts: socket.socket, data: bytes, end: float) -> None:
 
 
 def _read(texts: socket.socket, num_bytes: int, end: float) -> bytearray:
-    """Raises EOFError, TimeoutError."""
+    """Return so many bytes. Raises EOFError, TimeoutError."""
     data = bytearray(num_bytes)
     view, have = memoryview(data), 0
     while have < num_bytes:
@@ -334,7 +334,7 @@ def _read(texts: socket.socket, num_bytes: int, end: float) -> bytearray:
 
 
 def _left(end: float) -> float:
-    """Raises TimeoutError."""
+    """Return the seconds left. Raises TimeoutError where there are none."""
     left = end - time.monotonic()
     if left <= 0:
         raise TimeoutError

@@ -14,16 +14,16 @@ NO_TOKEN = -1
 
 
 def encoded(text: str) -> bytes:
-    """Return the text as UTF-8; what is half a character becomes a question mark."""
+    """Return the text as UTF-8; half a character becomes a question mark."""
     return text.encode("utf-8", "replace")
 
 
 _BETWEEN = b"\xff\xfe"
-"""Stands between pieces; no text has it."""
+"""Separator of pieces, which no text contains."""
 
 
 class Vocab:
-    """Lives as long as its model; `pointer` is a `llama_vocab *`."""
+    """A vocabulary, valid as long as its model; `pointer` is a `llama_vocab *`."""
 
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer
@@ -40,16 +40,16 @@ class Vocab:
         self.suppressed = self._read_suppressed()
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> list[int]:
-        """`add_special`: begin and end tokens as the model asks; `parse_special`: control tokens in the text. All
-        tokens are found, also beyond `most`.
+        """Return the tokens of a text, all of them, also beyond `most`. `add_special`: with begin and end tokens as the
+        model asks; `parse_special`: with control tokens in the text.
 
         llama.cpp may need 320 bytes of stack for each character, and time that grows with the square of a run of like
-        ones: what callers send goes through `workers.llama.tokenizer`.
+        ones: callers' texts go through `workers.llama.tokenizer`.
         """
         return self.token_array(encoded(text), add_special=add_special, parse_special=parse_special).tolist()
 
     def token_array(self, data: bytes, *, add_special: bool, parse_special: bool) -> memoryview:
-        """The same for UTF-8, as int32 of this machine."""
+        """Return the same for UTF-8, as int32 of this machine."""
         room = len(data) + 8
         while True:
             tokens = (ctypes.c_int32 * room)()
@@ -59,14 +59,14 @@ class Vocab:
             room = -count
 
     def piece(self, token: int) -> bytes:
-        """Bytes that the token adds to a text: empty for control tokens, any cut of a character otherwise."""
+        """Return the bytes that the token adds to a text, perhaps a part of a character; empty for control tokens."""
         known = self._pieces[token]
         if known is None:
             known = self._pieces[token] = self._render(token, special=False)
         return known
 
     def special_piece(self, token: int) -> bytes:
-        """The same with control tokens written out, as in a template."""
+        """Return the same with control tokens written out, as in a template."""
         piece = self.piece(token)
         if piece:
             return piece
@@ -76,7 +76,7 @@ class Vocab:
         return known
 
     def num_met_by(self, text: bytes) -> int:
-        """Return about how many tokens the text stands in, or begins in: those that DRY keeps for a breaker."""
+        """Return about how many tokens contain the text, or end in its beginning: DRY keeps these for a breaker."""
         beginnings = (text[:length] + _BETWEEN for length in range(1, len(text)))
         return self._all_pieces.count(text) + sum(map(self._all_pieces.count, beginnings))
 
@@ -85,15 +85,15 @@ class Vocab:
         return b"".join(self.piece(token) + _BETWEEN for token in range(self.num_tokens))
 
     def text(self, token: int) -> str:
-        """The token as it is written in a template, control tokens included; empty for `NO_TOKEN`."""
+        """Return the token as it is written in a template, control tokens included; empty for `NO_TOKEN`."""
         return "" if token == NO_TOKEN else self._render(token, special=True).decode("utf-8", "replace")
 
     def join(self, tokens: Iterable[int]) -> bytes:
-        """The text of tokens, control tokens written out; as llama-server's `/detokenize`."""
+        """Return the text of tokens, control tokens written out, as llama-server's `/detokenize` does."""
         return b"".join(map(self.special_piece, tokens))
 
     def infill_tokens(self) -> dict[str, int]:
-        """Fill-in-the-middle tokens by the names pre, suf, mid, rep, sep; those that the model has."""
+        """Return the fill-in-the-middle tokens that the model has, by the names pre, suf, mid, rep, sep."""
         pointer = self.pointer
         tokens = {
             "pre": c.llama_vocab_fim_pre(pointer),

@@ -18,7 +18,7 @@ MAX_TEXT = 256
 
 
 class VocabFile:
-    """`vocab` lives until `close`."""
+    """The vocabulary of a file; `vocab` is valid until `close`."""
 
     def __init__(self, pointer: int) -> None:
         self._pointer = pointer
@@ -26,7 +26,7 @@ class VocabFile:
 
     @classmethod
     def load(cls, path: Path) -> VocabFile:
-        """Takes some tenths of a second for 150,000 tokens. Raises ModelError."""
+        """Load a file's vocabulary; takes some tenths of a second for 150,000 tokens. Raises ModelError."""
         log = native_log()
         params = c.llama_model_default_params()
         params.vocab_only = True
@@ -37,7 +37,7 @@ class VocabFile:
         return cls(pointer)
 
     def text_of(self, key: str) -> str:
-        """Return what the file says of itself by this name; empty: nothing, or no text."""
+        """Return the text of a metadata key; empty: there is none, or it is no text."""
         buffer = ctypes.create_string_buffer(MAX_TEXT)
         count = c.llama_model_meta_val_str(self._pointer, key.encode(), buffer, MAX_TEXT)
         return buffer.value.decode("utf-8", "replace") if count > 0 else ""
