@@ -71,7 +71,7 @@ class Disjoint:
         return any(self.two(parts_a[name], parts_b[name], hops - 1) for name in shared)
 
     def _target(self, schema: Any) -> Any:
-        """Return the schema behind a schema that is only a reference; else the schema itself."""
+        """Return the schema that a schema with `$ref` refers to, else itself; None: there is none, or it is too far."""
         for _ in range(MAX_HOPS):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema

@@ -20,7 +20,7 @@ PLAIN_TEXT = frozenset({"type", "enum", "const"})
 
 
 MAX_READ_BYTES = 1 << 20
-"""Most bytes of definitions times parameters: they are read for each one, and 1,000 by ten thousands take minutes."""
+"""Most bytes of definitions times parameters: each parameter reads them all, and 1,000 by 10,000s take minutes."""
 
 
 @dataclass(frozen=True, slots=True)

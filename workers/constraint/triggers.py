@@ -67,7 +67,7 @@ class Triggers:
 
 
 class TriggeredMask:
-    """A mask that permits all tokens until a trigger has appeared, and then asks the mask that `begin` makes for it."""
+    """A mask that permits all tokens until a trigger has appeared, and then follows the mask that `begin` makes."""
 
     def __init__(self, triggers: Triggers, begin: Callable[[bytes], Mask | None]) -> None:
         self._triggers = triggers

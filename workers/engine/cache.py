@@ -65,7 +65,7 @@ class Idle:
 
     since_step: int
     last_used: float
-    """`time.monotonic` seconds."""
+    """Time of the last use, `time.monotonic` seconds."""
 
 
 class PrefixCache:
@@ -211,7 +211,7 @@ class PrefixCache:
         """
         id_, num_cells = sequence.id, sequence.num_cells
         first_moved = 0 if start else end  # dropped cells need no copy if nothing before them stays
-        has_room = not self._num_shared(id_) or self.make_room(0)  # `num_used` counts what is to be copied
+        has_room = not self._num_shared(id_) or self.make_room(0)  # `num_used` counts the cells to be copied
         num_shared = self._num_shared(id_)
         while has_room and num_shared > first_moved and time.perf_counter() < until:
             first = max(first_moved, (num_shared - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
@@ -284,7 +284,7 @@ class PrefixCache:
         """Copy a part of an idle prefix to RAM, ahead of need; return whether more can be copied now."""
         for id_ in self._idle:
             for start, end in self._unsaved(id_):
-                # Only into free room: what is dropped for it would be idle and unsaved in its turn.
+                # Only into free room: blocks dropped for it would leave other idle prefixes unsaved.
                 if self.ram.num_free < (end - start) * self._token_bytes:
                     return False
                 if self._save(id_, start, end) is not None:

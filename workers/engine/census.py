@@ -18,10 +18,10 @@ from workers.engine.prefix import Path
 from workers.engine.sequence import Sequence
 
 LOOK_S = 0.0005
-"""Most seconds of looking at once, beside the last conversation: a 16k one takes 30 us, with a disk tier up to 2 ms."""
+"""Most seconds of lookups at once, beside the last one: a 16k conversation takes 30 us, with a disk tier up to 2 ms."""
 
 PASS_S = 1.0
-"""Least seconds between two passes over all conversations; a pass needs something to be lost since the last one."""
+"""Minimum seconds between two passes over all conversations, where something was lost since the last one."""
 
 DISK_S = 30.0
 """Seconds for which a look at the disk is believed: a look costs a digest per block, and others write there too."""

@@ -70,7 +70,7 @@ class ConversationFiles:
     """The configured folder, with one folder per team, made when needed. Methods block for as long as a file takes."""
 
     def __init__(self, path: Path, keys: CacheKeys, bounds: SaveBounds) -> None:
-        """Raises CacheFolderUnusable."""
+        """Open the folder. Raises CacheFolderUnusable."""
         self._folder = CacheFolder(path)
         self._keys = keys
         self._bounds = bounds

@@ -129,7 +129,7 @@ class EngineCounters:
     """Bytes of saved prefixes in RAM now."""
     ram_blocks: int = 0
     disk: DiskStats | None = None
-    """None: there is no disk tier."""
+    """Counters of the disk tier; None: there is none."""
     num_switches: int = 0
     """Steps before which llama.cpp had to change adapters."""
     adapters_loaded: int = 0

@@ -29,7 +29,7 @@ CLOSE_S = 5.0
 """Seconds that `close` waits for a file system that does not answer."""
 
 TOUCH_S = 60.0
-"""Least seconds between two renewals of a file's time of last use by reading it."""
+"""Minimum seconds between two renewals of a file's time of last use, which reading it renews."""
 
 SYNC_FILES = 32
 """New file names that are synced together; fewer when nothing is left to write."""
@@ -38,7 +38,7 @@ LEFT_LOOK_S = 0.5
 """Seconds between two looks whether another worker has left."""
 
 COMPLAIN_S = 60.0
-"""Least seconds between two log lines of one kind of trouble."""
+"""Minimum seconds between two log lines about one kind of trouble."""
 
 _WEIGHT = 0.2
 """Weight of the newest measurement in a rate."""
@@ -127,7 +127,7 @@ class DiskTier:
 
     @property
     def closed(self) -> bool:
-        """Return whether the tier has stopped: asked to, or since the model can't be told for sure (see the log)."""
+        """Return whether the tier has stopped: it was asked to, or the model can't be identified (the log says why)."""
         return self._ended
 
     @property

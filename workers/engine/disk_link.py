@@ -35,7 +35,7 @@ class DiskLink:
     """Moves blocks between RAM and disk tier. Belongs to the engine's thread; the tier's thread only posts to it."""
 
     def __init__(self, tier: DiskTier, pace: MovePace, by_range: bool, post: Post) -> None:
-        """`by_range`: saved are blocks of tokens, not whole states."""
+        """`by_range`: blocks of tokens are saved, not whole states."""
         self.num_fetched = 0
         """Tokens that came back from disk so far."""
         self._tier = tier

@@ -73,22 +73,22 @@ class Drawer(Protocol):
 
     @property
     def num_predicted(self) -> int:
-        """Tokens of its answer so far."""
+        """Return the tokens of its answer so far."""
         ...
 
     @property
     def num_prompt_left(self) -> int:
-        """Tokens of its prompt that are still to be computed."""
+        """Return the tokens of its prompt that are still to be computed."""
         ...
 
     @property
     def token_at(self) -> float:
-        """When its newest token came, seconds of any clock."""
+        """Return when its newest token came, seconds of any clock."""
         ...
 
     @property
     def started_at(self) -> float:
-        """When it was given its slot, by the same clock."""
+        """Return when it was given its slot, by the same clock."""
         ...
 
 

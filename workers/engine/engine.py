@@ -116,7 +116,7 @@ class Engine:
         self._check_request(request)
         self._door.enter(request.key)
         try:
-            # Not under the door's lock, which the engine's thread needs: a DRY sampler takes a tenth of a second.
+            # Not under the door's lock, which the engine's thread needs: making a DRY sampler takes 0.1 s.
             sequence = self._sequence(request)
         except BaseException:
             self._door.leave(request.key)

@@ -175,7 +175,7 @@ class ModelHashes:
 def _sha256(path: Path, size: int, stop: Callable[[], bool]) -> str | None:
     digest, left = hashlib.sha256(), size
     with path.open("rb", buffering=0) as file:
-        # A file that grows is not followed for ever; that it has grown is found afterwards.
+        # A file that grows is not read for ever; the caller finds out afterwards that it has grown.
         while left and (chunk := file.read(min(CHUNK_BYTES, left))):
             if stop():
                 return None

@@ -62,7 +62,7 @@ class Job:
 
     @property
     def num_cells(self) -> int:
-        """KV cells that are promised to the input in progress."""
+        """Return the KV cells that are reserved for the input in progress."""
         return self.lengths[self.index] if self.offset else 0
 
     def take(self, part: Part[Job], vectors: Vectors, pooling: Pooling) -> None:

@@ -26,7 +26,7 @@ MAX_FORKS = 256
 """Most forks that saved blocks keep on one way down from the root: a lookup along it takes 5 us for each."""
 
 MANY_PATHS = 8
-"""Most children of a node that counts as crowded; where more fork, as after a template, one more adds to no way."""
+"""Most children of a node that can be crowded; where more fork, as after a template, one more makes no way longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class EngineRequest:
     adapters: tuple[AdapterUse, ...] = ()
     priority: int = 0
     deadline: float = math.inf
-    """`time.monotonic` seconds; orders calls of one priority."""
+    """Deadline, `time.monotonic` seconds; orders calls of one priority."""
     context_shift: bool = False
     n_keep: int = 0
     n_probs: int = 0

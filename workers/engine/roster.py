@@ -27,7 +27,7 @@ from workers.protocol.events import CallEvent
 from workers.protocol.failures import CallFailed, Failure
 
 MIN_WAIT_TOKENS = 16
-"""Least tokens that a call must save to wait for another call's prefix; computing fewer is quicker than waiting."""
+"""Fewest tokens for which a call waits for another call's prefix; computing fewer is quicker than waiting."""
 
 SPARE_CELLS = 3
 """Cells for the empty rows of a padded step."""
@@ -221,7 +221,7 @@ class Roster:
             raise ValueError("a waiting call holds a slot or cells")
 
     def _free_slot(self, wanted: int) -> int:
-        """Take a free slot, `wanted` if it is free. No call waits for a slot: all slots find all cached prompts."""
+        """Take a free slot, `wanted` if it is free. No call waits for a certain one: all find all cached prompts."""
         if wanted not in self._free_slots:
             return self._free_slots.pop()
         self._free_slots.remove(wanted)
@@ -264,7 +264,7 @@ class Roster:
         """Preempt calls that owe a call room for its adapters; return whether these are loaded now. Raises CallFailed.
 
         A team's share counts its calls with adapters only. A call stays behind those that found no room if they are of
-        its own team, or of one that has less. It passes others: a call may wait for calls of its own team only.
+        its own team, or of one that has less. It passes others: else a call waiting for its own team would block all.
         """
         users = [one for one in self.running if one.adapter_set.uses]
 

@@ -84,7 +84,7 @@ class Limits:
     n_ubatch: int
     """Tokens that the device computes at once: a step is filled up to this with prompts."""
     min_prefill: int
-    """Least prompt tokens of every step, however many sequences decode."""
+    """Fewest prompt tokens by which prompts advance in every step, however many sequences decode."""
 
 
 @dataclass(frozen=True, slots=True)

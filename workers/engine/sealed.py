@@ -57,7 +57,7 @@ class Label:
     fingerprint: bytes
     """Fingerprint of model, llama.cpp and settings, 32 bytes."""
     digest: bytes
-    """Digest of the tokens and scope that the contents are computed from, 32 bytes."""
+    """Digest of the inputs that the contents are computed from, 32 bytes."""
     start: int
     end: int
     """Tokens [start, end)."""

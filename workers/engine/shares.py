@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 SLICE_TOKENS = 64
-"""A slice: least tokens of an answer before its call gives way, if they come sooner than `SLICE_S`."""
+"""A slice: tokens of an answer after which its call may give way, if they come sooner than `SLICE_S`."""
 SLICE_S = 1.0
-"""A slice: least seconds of an answer before its call gives way, if they pass sooner than `SLICE_TOKENS`."""
+"""A slice: seconds of an answer after which its call may give way, if they pass sooner than `SLICE_TOKENS`."""
 FIRST_SLICE = 0.1
 """Part of a slice after which a call gives way to a team that has no slot, whose first token waits for it."""
 RETURN_SHARE = 0.2
 """Part of a slice's time that coming back may take: where that takes long, slices are longer."""
 LONGEST_SLICE_S = 10.0
 MIN_OVERDRAFT = 8
-"""Least calls that an engine takes beyond its slots, for teams to take turns; more if it has more slots."""
+"""Calls that an engine takes beyond its slots, for teams to take turns; as many as slots if it has more slots."""
 
 
 class Sharer(Protocol):
@@ -49,7 +49,7 @@ class Sharer(Protocol):
 
     @property
     def num_predicted(self) -> int:
-        """Tokens of its answer so far."""
+        """Return the tokens of its answer so far."""
         ...
 
 

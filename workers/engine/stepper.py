@@ -279,7 +279,7 @@ class Stepper:
         return 0 if alone or not fits else self._layouts.num_empty(plan.num_tokens)
 
     def _decode(self, plan: Plan[Sequence]) -> None:
-        """A step without prompts, in the layout that is quickest for so many rows."""
+        """Run a step without prompts, in the layout that is quickest for so many rows."""
         num_rows = len(plan.decode)
         layout = self._layouts.choose(num_rows)
         start = time.perf_counter()
@@ -327,7 +327,7 @@ class Stepper:
         self._num_switches += switched
 
     def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return the calls of one adapter turn; only one that wants its prompt's logits: memory is for one's only."""
+        """Return the calls of one adapter turn, at most one of which wants its prompt's logits: memory is for one."""
         ready = chosen(self._turns, ready, time.perf_counter())
         later = [one for one in ready if one.tells_prompt][1:]
         return [one for one in ready if one not in later] if later else ready

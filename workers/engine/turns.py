@@ -1,4 +1,4 @@
-"""Adapter turns: the choice of the adapters of the next step, since all rows of one `llama_decode` share them; pure.
+"""Adapter turns: a pure choice of the next step's adapters, since all rows of one `llama_decode` share them.
 
 Calls with the same adapters and scales are a group. Teams take turns, and a team's turn goes to its group that has
 waited longest: however many groups a team makes, it bears their cost. All calls of a group are computed in its turn,
@@ -22,7 +22,7 @@ SHARE = 0.1
 """Share of a turn's time that its switch may take."""
 
 FEWEST_STEPS = 2
-"""Least steps of a turn: the first one pays for the switch, the second tells how much that was."""
+"""Fewest steps of a turn: the first one pays for the switch, the second tells how much that was."""
 
 MOST_STEPS = 16
 """Most steps of a turn that others wait for; with k groups of one team none waits for more than (k - 1) times that."""
@@ -31,7 +31,7 @@ WAIT_S = 0.25
 """Seconds that the turns of all groups of one team may take: past that a turn ends early, after at least one step."""
 
 TEAM_WAIT_S = 0.06
-"""The same where other teams wait: a turn ends before a step that would bring all of their turns past it."""
+"""`WAIT_S` where other teams wait: a turn ends before a step with which all of their turns would take longer."""
 
 _WEIGHT = 0.3
 """Weight of the newest measurement, against all before it."""

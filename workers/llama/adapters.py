@@ -146,7 +146,7 @@ Uses = tuple[tuple[Adapter, float], ...]
 
 
 class AppliedAdapters:
-    """The adapters that one context computes with. After a change llama.cpp lays out its graphs anew in a step."""
+    """The adapters that one context computes with. llama.cpp lays out its graphs anew in the step after a change."""
 
     def __init__(self, context: int) -> None:
         """`context`: a `llama_context *` that lives at least as long."""

@@ -21,7 +21,7 @@ from workers.protocol.heartbeat import ModelFacts
 __all__ = ["Model", "ModelError", "ModelTooLarge"]
 
 RERANK = "rerank"
-"""Name of the template for ranking, which is no Jinja: `workers.llama.inputs` reads it."""
+"""Name of the template for ranking, which is not Jinja: `workers.llama.inputs` reads it."""
 
 _ENCODERS = ("gemma-embedding",)
 """Architectures with attention in both directions, whatever their file says."""

@@ -79,7 +79,7 @@ def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
 
 
 def _divisor(number: int, most: int) -> int:
-    """Return the largest divisor up to `most`; for a multiple of `GRAIN` at least `GRAIN`, or over half of `most`."""
+    """Return the largest divisor up to `most`: for multiples of `GRAIN` at least that, or over half a lower `most`."""
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
 
 
