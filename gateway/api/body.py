@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from io import BytesIO
 from math import isfinite
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope
 
+from gateway.api.decoding import let_loop_run
 from gateway.api.presence import ClientGone
 from gateway.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
 
@@ -35,6 +37,16 @@ def _read_float(text: str) -> float:
     return value
 
 
+class Numbers(list[int]):
+    """Integers of an array of arrays, each value one object: a million tokens take 8 MB so, and 40 MB otherwise."""
+
+
+LONG_BYTES = 64 << 10
+"""Bytes from which on a body is decoded in parts, and an array of arrays of it an array at a time."""
+
+_ARRAYS = re.compile(rb"\s*\[\s*\[")
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 decode_json = msgspec.json.Decoder(float_hook=_read_float).decode
 """Decodes every body. Raises msgspec.DecodeError, UnicodeDecodeError, RecursionError."""
 
@@ -97,7 +109,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not body.strip():
         raise InvalidRequest("The request has no body. Send a JSON object.")
     try:
-        document = decode_json(body)
+        document = _decoded(body)
     except UnicodeDecodeError:
         raise InvalidRequest(_not_utf8(body)) from None
     except RecursionError:
@@ -109,6 +121,39 @@ def read_object(body: bytes) -> dict[str, Any]:
     if len(document) > MAX_FIELDS:
         raise InvalidRequest(f"The body has {len(document)} fields. Send at most {MAX_FIELDS}.")
     return document
+
+
+def _decoded(body: bytes) -> Any:
+    """Decode a body. Raises as `decode_json`.
+
+    Half a million token ids in seventeen prompts held the interpreter for 25 ms in one call, and the 16 MB of their
+    objects lay beside others' that live on, so that 40 MB never went back to the system.
+    """
+    if len(body) <= LONG_BYTES:
+        return decode_json(body)
+    try:
+        return {name: _value(raw) for name, raw in _decode_fields(body).items()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return decode_json(body)  # it says where the body breaks, or what it is
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    data = memoryview(raw)
+    if len(data) <= LONG_BYTES or _ARRAYS.match(data) is None:
+        return decode_json(data)
+    values = []
+    for item in _decode_items(data):
+        values.append(_shared(decode_json(item)))
+        let_loop_run()
+    return values
+
+
+def _shared(value: Any) -> Any:
+    """Return an array of integers as `Numbers`, anything else as it is."""
+    if not isinstance(value, list) or set(map(type, value)) != {int}:
+        return value
+    known: dict[int, int] = {}
+    return Numbers(map(known.setdefault, value, value))
 
 
 def _too_large(size: str, limit: int) -> BodyTooLarge:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
+from gateway.api.decoding import let_loop_run
 from gateway.telemetry.ignored import Ignored
 
 TAG = "<"
@@ -87,6 +88,7 @@ class Entry(Loose):
     @model_validator(mode="before")
     @classmethod
     def _let_others_run(cls, value: Any) -> Any:
+        let_loop_run()
         return value
 
 

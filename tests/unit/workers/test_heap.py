@@ -96,3 +96,38 @@ def test_small_blocks_that_are_free_go_back_now_and_then() -> None:
     full, kept, after = (int(word) for word in done.stdout.split())
     assert full - kept < 8 << 20, "nothing is tested where the C library gives it back by itself"
     assert after < full - (24 << 20)
+
+
+IN_A_RING = """
+import asyncio, gc
+from workers import heap
+
+heap.GIVE_BACK_EVERY_S = 0.05
+gc.disable()
+freed = []
+
+class Prompt:
+    def __del__(self):
+        freed.append("prompt")
+
+def refuse(prompt):
+    try:
+        raise ValueError
+    except ValueError as error:
+        failure = error
+    return failure
+
+async def main():
+    refuse(Prompt())
+    held = not freed
+    upkeep = asyncio.create_task(heap.HeapUpkeep().run())
+    await asyncio.sleep(0.5)
+    print(held, freed)
+
+asyncio.run(main())
+"""
+
+
+def test_what_an_error_holds_that_knows_itself_is_freed_in_a_quiet_process() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_A_RING], capture_output=True, text=True, check=True)
+    assert done.stdout.split(maxsplit=1) == ["True", "['prompt']\n"]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 import tracemalloc
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.body import read_body
+from gateway.api import body as body_module
+from gateway.api.body import LONG_BYTES, Numbers, decode_json, read_body, read_object
 from gateway.api.door import Door
 from gateway.api.drain import Attendance
-from gateway.errors import BodyTooSlow
+from gateway.errors import BodyTooSlow, InvalidRequest
 from gateway.telemetry.metrics import Metrics
 
 TIMEOUT_S = 0.1
@@ -79,3 +81,53 @@ async def test_its_sender_is_told_and_the_connection_closed() -> None:
     assert (b"connection", b"close") in sent[0]["headers"]
     assert json.loads(sent[1]["body"])["error"]["code"] == "request_body_timeout"
     assert sender.num_sent == NUM_PARTS, "the rest is read away, so that the refusal is not lost to a reset"
+
+
+LONG = [list(range(20_000)), [1, 2.5, True, None, "x", [3]], [], list(range(20_000))]
+VALUES: list[object] = [LONG, [LONG], {"a": LONG}, ["x" * LONG_BYTES], "x" * LONG_BYTES, [[{"a": [1]}], *LONG], None]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_long_body_is_what_it_would_be_in_one_call(value: object) -> None:
+    raw = json.dumps({"prompt": value, "pad": " " * LONG_BYTES, "n": 1}, indent=1).encode()
+    assert read_object(raw) == decode_json(raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"prompt": [[1, 2], [3, x]], "pad": "%b"}',
+        b'{"prompt": [[1, 2], [3, 4]], "pad": "%b"',
+        b'{"pad": "%b", "prompt": [["\\ud800"]]}',
+        b'{"pad": "%b", "prompt": [[1e999]]}',
+        b'[[1], "%b"]',
+        b'{"pad": "%b", "prompt": ' + b"[" * 5000 + b"}",
+    ],
+)
+def test_a_long_body_is_refused_in_the_words_of_a_short_one(raw: bytes) -> None:
+    told = []
+    for pad in (b"", b" " * LONG_BYTES):
+        with pytest.raises(InvalidRequest) as refused:
+            read_object(raw % pad)
+        told.append(refused.value.message)
+    # Where it breaks is counted from its beginning, so that number differs.
+    short, long = (re.sub(r"byte \d+", "byte N", each) for each in told)
+    assert short == long
+
+
+def test_prompts_of_tokens_are_decoded_one_at_a_time_and_hold_each_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = [100_000 + number % 600 for number in range(30_000)]
+    raw = json.dumps({"prompt": [prompt] * 17}).encode()
+    lengths: list[int] = []
+
+    def counted(data: bytes) -> object:
+        lengths.append(len(data))
+        return decode_json(data)
+
+    monkeypatch.setattr(body_module, "decode_json", counted)
+    prompts = read_object(raw)["prompt"]
+    assert len(lengths) == 17
+    assert max(lengths) < len(raw) / 16
+    assert all(type(each) is Numbers for each in prompts)
+    assert [len(set(map(id, each))) for each in prompts] == [600] * 17
+    assert prompts == [prompt] * 17

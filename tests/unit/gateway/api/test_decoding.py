@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from gateway.api.decoding import DecodingLane
+from gateway.api.decoding import DecodingLane, let_loop_run
 
 
 async def test_teams_take_turns() -> None:
@@ -57,3 +57,39 @@ async def test_what_fails_is_raised_and_the_lane_goes_on() -> None:
     with pytest.raises(ZeroDivisionError):
         await lane.run("red", lambda: 1 // 0)
     assert await lane.run("red", lambda: 5) == 5
+
+
+def compute(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+async def test_a_long_job_lets_the_loop_run_for_as_long_as_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests = list[float]()
+    monkeypatch.setattr("gateway.api.decoding.sleep", rests.append)
+
+    def work() -> None:
+        for _ in range(3):
+            compute(0.01)
+            let_loop_run()
+            let_loop_run()
+
+    work()
+    assert rests == [], "it is no job of the lane"
+    await DecodingLane().run("red", work)
+    assert len(rests) == 3, "there is nothing to rest for at once again"
+    assert all(0.01 <= rest < 0.1 for rest in rests)
+
+
+async def test_what_a_job_rested_meanwhile_is_not_rested_for_once_more() -> None:
+    lane, began = DecodingLane(), time.monotonic()
+
+    def work() -> None:
+        compute(0.1)
+        let_loop_run()
+
+    await lane.run("red", work)
+    first_s = time.monotonic() - began
+    await lane.run("red", lambda: None)
+    assert time.monotonic() - began < 1.8 * first_s
