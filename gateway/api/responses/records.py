@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gateway.api.answers import EncodedArray
 from gateway.api.responses.items import Item
+from workers.protocol.json_floats import read_float
 
 LONG_BYTES = 256 << 10
 """Bytes of an input beyond which its record is encoded on a thread: 32 MiB take 20 ms."""
@@ -51,7 +52,7 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _encoded = msgspec.json.Encoder(enc_hook=EncodedArray.raw).encode
-decode_record = msgspec.json.Decoder(Record).decode
+decode_record = msgspec.json.Decoder(Record, float_hook=read_float).decode
 
 
 def encode_record(record: Record | NewRecord) -> bytes:

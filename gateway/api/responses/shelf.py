@@ -9,6 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
+from gateway.api.decoding import INLINE_BYTES
 from gateway.api.dialect import StreamWriter, WholeWriter
 from gateway.api.intake import Body
 from gateway.api.responses import whole
@@ -31,6 +32,8 @@ HELD_PER_BYTE = 3
 """Bytes of memory that a stored response takes when it is decoded, for each of its bytes."""
 ITEM_BYTES = 256
 """Bytes of text that take as long to go through as an item without any."""
+PART_BYTES = 32
+"""Bytes of text that take as long to decode as a number or a name."""
 PATIENCE_S = 60.0
 RETRY_S = 0.2
 
@@ -142,7 +145,15 @@ class Shelf:
         async with body.loading(num_bytes):
             records = await self._store.find(body.team, ids)
             with reading():
-                return await body.aside(num_bytes, partial(_decoded, ids, records)), num_before + num_bytes
+                decoded = await body.aside(_decoded_bytes(num_bytes, records), partial(_decoded, ids, records))
+            return decoded, num_before + num_bytes
+
+
+def _decoded_bytes(num_bytes: int, records: Sequence[bytes | None]) -> int:
+    """Return how much text takes as long to decode as these records, which have so many bytes."""
+    if num_bytes > INLINE_BYTES:
+        return num_bytes
+    return max(num_bytes, PART_BYTES * sum(raw.count(b",") for raw in records if raw is not None))
 
 
 def _decoded(ids: Sequence[str], records: Sequence[bytes | None]) -> dict[str, Record]:

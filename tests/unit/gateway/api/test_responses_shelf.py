@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, cast
@@ -10,7 +11,7 @@ from typing import Any, cast
 import pytest
 from starlette.types import Scope
 
-from gateway.api.decoding import DecodingLane, ResultT
+from gateway.api.decoding import INLINE_BYTES, DecodingLane, ResultT
 from gateway.api.intake import Intake
 from gateway.api.memory_budget import MemoryBudget
 from gateway.api.responses.events import EventWriter
@@ -118,6 +119,35 @@ async def test_references_count_as_what_they_stand_for(num_references: int, is_m
     assert (trail.held_bytes > INLINE_HELD_BYTES) == is_much
     if is_much:
         assert trail.held_bytes > 6300 * num_references
+
+
+@pytest.mark.parametrize("text", ["5e-324", "1e308", "2.2250738585072011e-308"])
+def test_floats_at_the_limits_take_no_longer_in_a_record_than_python_reading_them(text: str) -> None:
+    """Bodies of 16 KiB are not checked, so fourteen records had 32,000 of them: a quarter of a second of the loop."""
+    examples = [float(text)] * 20_000
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object", "examples": examples}}
+    response = {"id": new_response_id(), "output": [], "text": {"format": schema}}
+    raw = encode_record(Record(response=response, input=()))
+    texts = [text] * len(examples)
+    began = time.process_time()
+    floats = [float(one) for one in texts]
+    read = time.process_time()
+    record = decode_record(raw)
+    assert time.process_time() - read < 8 * (read - began)
+    assert record.response["text"]["format"]["schema"]["examples"] == floats
+
+
+@pytest.mark.parametrize(("num_floats", "is_much"), [(4_000, False), (40_000, True)])
+async def test_records_of_many_floats_are_decoded_on_a_thread(num_floats: int, is_much: bool) -> None:
+    """Reading one by Python takes ten times as long as msgspec's reading of most."""
+    one = new_response_id()
+    record = encode_record(Record(response={"id": one, "output": [], "metadata": [0.5] * num_floats}, input=()))
+    assert len(record) <= INLINE_BYTES
+    raw = json.dumps({"model": "m", "input": "hi", "previous_response_id": one}).encode()
+    lane, shelf = Lane(), Shelf(Kept(record), 16 << 20)
+    with closing(Intake(8 << 20, MemoryBudget(1 << 30), lane, lambda: 0).message(CALL.principal, raw)) as taken:
+        assert await shelf.get(one, taken) == decode_record(record)
+    assert lane.num_runs == is_much
 
 
 @pytest.mark.parametrize("num_items", [500, 2000])
