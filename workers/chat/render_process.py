@@ -19,6 +19,7 @@ from workers.chat.abilities import Abilities
 from workers.chat.conversation import Conversation
 from workers.chat.template import ChatTemplate, TemplateSet, TemplateUnusable
 from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.json_floats import read_float
 from workers.protocol.requests import Message
 
 EXTRA_BYTES = 768 << 20
@@ -47,7 +48,7 @@ class Unusable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Answer = str | Failure
 
 decode_setup = msgspec.json.Decoder(Setup).decode
-decode_conversation = msgspec.json.Decoder(Conversation).decode
+decode_conversation = msgspec.json.Decoder(Conversation, float_hook=read_float).decode
 encode = msgspec.json.Encoder().encode
 
 

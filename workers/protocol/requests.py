@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from workers.protocol.json_floats import read_float
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -286,3 +288,6 @@ class Cancel(msgspec.Struct, frozen=True):
 
     gateway: str
     calls: tuple[int, ...]
+
+
+decode_submit = msgspec.json.Decoder(Submit, float_hook=read_float).decode

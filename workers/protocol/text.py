@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from workers.protocol.heartbeat import ModelFacts, WorkerKind
+from workers.protocol.json_floats import read_float
 from workers.protocol.requests import GenerateRequest, Sampling
 
 TOKENIZE_PATH = "/v1/tokenize"
@@ -150,6 +151,6 @@ decode_tokenize = msgspec.json.Decoder(Tokenize).decode
 decode_tokenized = msgspec.json.Decoder(Tokenized).decode
 decode_detokenize = msgspec.json.Decoder(Detokenize).decode
 decode_detokenized = msgspec.json.Decoder(Detokenized).decode
-decode_render = msgspec.json.Decoder(Render).decode
+decode_render = msgspec.json.Decoder(Render, float_hook=read_float).decode
 decode_rendered = msgspec.json.Decoder(Rendered).decode
 decode_props = msgspec.json.Decoder(Props).decode

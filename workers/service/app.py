@@ -27,7 +27,7 @@ from workers.protocol.framing import (
 from workers.protocol.metrics.page import Page
 from workers.protocol.pooled import POOL_PATH, decode_request
 from workers.protocol.proofs import CHALLENGE_HEADER, MAX_CHALLENGE_CHARS, PROOF_HEADER
-from workers.protocol.requests import Accepted, Cancel, Submit
+from workers.protocol.requests import Accepted, Cancel, decode_submit
 from workers.service.access import WorkerAccess
 from workers.service.bodies import PeerGone, answer, answer_of_parts, received, refusal, while_peer_stays
 from workers.service.desk import CallDesk
@@ -53,7 +53,6 @@ LOOK_S = 0.25
 
 MAX_GATEWAY_ID_CHARS = 128
 
-_decode_submit = msgspec.json.Decoder(Submit).decode
 _decode_cancel = msgspec.json.Decoder(Cancel).decode
 
 
@@ -101,7 +100,7 @@ class CallRoutes:
 
     async def submit(self, request: Request) -> Response:
         try:
-            submit = await received(request, MAX_SUBMIT_BYTES, _decode_submit)
+            submit = await received(request, MAX_SUBMIT_BYTES, decode_submit)
             begun = await self._desk.submit(submit)
         except CallFailed as failed:
             return refusal(failed.failure)

@@ -15,6 +15,8 @@ NUM_SEEDS = 2**32 - 1
 """Seeds are below this; llama.cpp takes the next number as "choose one"."""
 
 MAX_BIAS = 100
+LEAST_BIAS = 1e-45
+"""What is nearer to 0 is 0 in the 32 bits that a worker has for it, and may take long to read on the way there."""
 MAX_BIAS_CHARS = 512
 MAX_ALL_BIAS_CHARS = 16_384
 """Most characters of all biased texts: a worker tokenises each."""
@@ -121,4 +123,4 @@ def _bias(path: str, what: Any, value: Any) -> Bias:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_BIAS <= value <= MAX_BIAS:
         message = f"`{path}` is {shown(value)}. Send a number from -{MAX_BIAS} to {MAX_BIAS}, or false to rule it out."
         raise InvalidRequest(message, param=path)
-    return what, float(value)
+    return what, float(value) if abs(value) >= LEAST_BIAS else 0.0

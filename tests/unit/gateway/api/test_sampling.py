@@ -97,6 +97,7 @@ def test_how_many_probabilities_are_wanted(parameters: dict[str, Any], n_probs: 
         ({"5": 100, "007": -100}, ((5, 100.0), (7, -100.0))),
         ({"5": False, " cat": 1}, ((5, None), (" cat", 1.0))),
         ([[5, 1], ["5", 2], ["x", False]], ((5, 1.0), ("5", 2.0), ("x", None))),
+        ([[5, 5e-324], [6, -1e-290], [7, 1e-45]], ((5, 0.0), (6, 0.0), (7, 1e-45))),
         ({}, None),
         ([], None),
     ],
