@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gateway.api.responses.records import NewRecord, Record, written
 from gateway.api.responses.shelf import Store
@@ -71,6 +72,16 @@ class Memories:
         return True
 
 
+@dataclass(slots=True)
+class _Remembered:
+    """A response that is remembered: as long as a conversation ends with it, or another one goes on from it."""
+
+    record: bytes
+    before: str | None
+    """Id of the latest one before it that is remembered as well."""
+    num_users: int = 0
+
+
 class Memory:
     """A store (`gateway.api.responses.shelf.Store`) of one connection, over that of all. Close it with the connection.
 
@@ -82,10 +93,11 @@ class Memory:
         self._memories = memories
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._records: dict[tuple[str, str], bytes] = {}
-        """Records by team and id: a key may become another team's while its connection lasts."""
-        self._conversations: dict[str, tuple[str, frozenset[str]]] = {}
-        """Id of the last response -> its team, and the ids that are remembered here; the latest one comes last."""
+        self._records: dict[tuple[str, str], _Remembered] = {}
+        """By team and id: a key may become another team's while its connection lasts."""
+        self._conversations: dict[str, tuple[str, str]] = {}
+        """Id of its last response -> its team, and id of the last one that is remembered here; the latest one comes
+        last."""
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
         return await self._store.keep(team, id, record, before, again=again)
@@ -94,13 +106,13 @@ class Memory:
         stored: dict[str, bytes | None] = {}
         if missing := [id_ for id_ in ids if (team, id_) not in self._records]:
             stored = dict(zip(missing, await self._store.find(team, missing), strict=True))
-        return [self._records.get((team, id_)) or stored.get(id_) for id_ in ids]
+        return [known.record if (known := self._records.get((team, id_))) else stored.get(id_) for id_ in ids]
 
     async def sizes(self, team: str, ids: Sequence[str]) -> list[int]:
         stored: dict[str, int] = {}
         if missing := [id_ for id_ in ids if (team, id_) not in self._records]:
             stored = dict(zip(missing, await self._store.sizes(team, missing), strict=True))
-        return [len(self._records.get((team, id_), b"")) or stored.get(id_, 0) for id_ in ids]
+        return [len(known.record) if (known := self._records.get((team, id_))) else stored.get(id_, 0) for id_ in ids]
 
     async def drop(self, team: str, id: str) -> bool:
         return await self._store.drop(team, id)
@@ -108,15 +120,18 @@ class Memory:
     async def note(self, team: str, record: Record | NewRecord, *, is_stored: bool) -> None:
         """Remember a complete response, unless it is stored; its conversation is the latest one now."""
         id_ = str(record.response["id"])
-        if not is_stored:
-            self._add(team, id_, await written(record))
-        if record.chain and record.chain[-1] in self._conversations:
-            self._end(record.chain[-1])
-        # A stored response is found by its record's chain: its ids, hundreds for each conversation, are not kept here.
-        remembered = frozenset(one for one in (*record.chain, id_) if (team, one) in self._records)
-        if remembered:
-            self._conversations[id_] = (team, remembered)
+        raw = None if is_stored else await written(record)
+        # What is stored is found by its record's chain: ids of it, hundreds for each conversation, are not kept here.
+        last = next((one for one in reversed(record.chain) if (team, one) in self._records), None)
+        if raw is not None:
+            self._add(team, id_, raw, last)
+            last = id_
+        if last is not None:
+            self._records[team, last].num_users += 1
+            self._conversations[id_] = (team, last)
             self._memories.went_on(team, (self, id_))
+        if record.chain and record.chain[-1] in self._conversations:
+            self.forget(record.chain[-1])
         while self._conversations and (
             len(self._conversations) > MAX_CONVERSATIONS or self._num_bytes > self._max_bytes
         ):
@@ -124,29 +139,34 @@ class Memory:
         self._memories.keep_bounds(team)
 
     def forget(self, id_: str) -> None:
-        """Forget the conversation that ends with this response, but for what others go on from as well."""
-        self._end(id_)
-        known = frozenset[str]().union(*(ids for _, ids in self._conversations.values()))
-        for team, other in [key for key in self._records if key[1] not in known]:
-            self._drop(team, other)
+        """Forget the conversation that ends with this response, but for what others go on from as well.
+
+        It takes as long as what is forgotten is: thousands of them may have to make room at once.
+        """
+        team, last = self._conversations.pop(id_)
+        self._memories.ended(team, (self, id_))
+        left: str | None = last
+        while left is not None:
+            known = self._records[team, left]
+            known.num_users -= 1
+            if known.num_users:
+                return
+            self._drop(team, left)
+            left = known.before
 
     def close(self) -> None:
         """Forget everything."""
         for id_ in [*self._conversations]:
-            self._end(id_)
-        for key in [*self._records]:
-            self._drop(*key)
+            self.forget(id_)
 
-    def _add(self, team: str, id_: str, record: bytes) -> None:
-        self._records[team, id_] = record
+    def _add(self, team: str, id_: str, record: bytes, before: str | None) -> None:
+        self._records[team, id_] = _Remembered(record, before)
+        if before is not None:
+            self._records[team, before].num_users += 1
         self._num_bytes += len(record)
         self._memories.add(team, len(record))
 
     def _drop(self, team: str, id_: str) -> None:
-        num_bytes = len(self._records.pop((team, id_)))
+        num_bytes = len(self._records.pop((team, id_)).record)
         self._num_bytes -= num_bytes
         self._memories.add(team, -num_bytes)
-
-    def _end(self, id_: str) -> None:
-        team, _ = self._conversations.pop(id_)
-        self._memories.ended(team, (self, id_))

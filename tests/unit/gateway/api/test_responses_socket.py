@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -236,10 +238,57 @@ async def test_ids_of_stored_conversations_are_not_kept() -> None:
     assert not memory._conversations
     await memory.note("team", record("u", *chain), is_stored=False)
     await memory.note("team", record("v", *chain, "u"), is_stored=True)
-    assert [ids for _, ids in memory._conversations.values()] == [frozenset({"u"})]
+    assert [*memory._conversations.items()] == [("v", ("team", "u"))]
+    assert [id_ for _, id_ in memory._records] == ["u"]
     assert await known(memory, "u") == ["u"]
     await memory.note("team", record("w", *chain, "u", "v"), is_stored=True)
     assert list(memory._conversations) == ["w"]
+    memory.close()
+    assert memories.num_bytes == 0
+
+
+async def test_forgetting_a_conversation_costs_what_is_forgotten() -> None:
+    """A hundred that went on from one of 300 took 1.6 ms each, and hundreds may have to make room in one go."""
+    memory = Memory(Shared(), Memories(64 << 20), 64 << 20)
+    chain = tuple(f"c{number}" for number in range(300))
+    for number, id_ in enumerate(chain):
+        await memory.note("team", record(id_, *chain[:number]), is_stored=False)
+    began = time.process_time()
+    for number in range(MAX_CONVERSATIONS):
+        await memory.note("team", record(f"b{number}", *chain), is_stored=False)
+    noted = time.process_time()
+    for number in range(MAX_CONVERSATIONS - 1):
+        memory.forget(f"b{number}")
+    assert time.process_time() - noted < (noted - began) / 4
+    assert len(memory._records) == len(chain) + 1
+    memory.forget(f"b{MAX_CONVERSATIONS - 1}")
+    assert not memory._records
+
+
+async def test_what_is_remembered_is_what_conversations_consist_of() -> None:
+    chosen, memories = random.Random(7), Memories(1 << 20)
+    memory = Memory(Shared(), memories, 1 << 20)
+    paths: dict[str, list[str]] = {}
+    """Of each conversation that may be gone on from, by the id of its last response."""
+    unstored: set[str] = set()
+    for number in range(2_000):
+        id_, before = f"r{number}", chosen.choice([None, *paths])
+        chain = [] if before is None else paths[before]
+        chain = chain[: chosen.randrange(len(chain) + 1)] if chosen.random() < 0.5 else chain
+        is_stored = chosen.random() < 0.3
+        await memory.note("team", record(id_, *chain), is_stored=is_stored)
+        unstored |= set() if is_stored else {id_}
+        if chain:
+            paths.pop(chain[-1], None)
+        paths[id_] = [*chain, id_]
+        if len(paths) > 20:
+            gone = chosen.choice([*paths])
+            del paths[gone]
+            if gone in memory._conversations:
+                memory.forget(gone)
+        remembered = {one for path in paths.values() for one in path if one in unstored}
+        assert {one for _, one in memory._records} == remembered
+        assert memory._conversations.keys() == {last for last, path in paths.items() if unstored & {*path}}
     memory.close()
     assert memories.num_bytes == 0
 
