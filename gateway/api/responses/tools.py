@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Set
 from typing import Any
 
@@ -14,6 +15,7 @@ from workers.protocol.requests import Tool
 
 CUSTOM = "custom"
 INPUT = "input"
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 INPUT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {INPUT: {"type": "string"}},
@@ -72,13 +74,18 @@ def arguments_of(text: str) -> str:
 
 
 def input_of(arguments: str) -> str:
-    """Return the input of a custom tool's call; arguments that were cut off are returned as they are."""
+    """Return the input of a custom tool's call; of arguments that were cut off what there is, as it is.
+
+    Half a surrogate pair stays the escape that the model wrote: it is JSON but can't be sent as UTF-8.
+    """
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
     text = value.get(INPUT) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
+    if not isinstance(text, str):
+        return arguments
+    return _HALF_PAIR.sub(lambda half: f"\\u{ord(half.group()):04x}", text)
 
 
 def _tool_object(tool: ToolBody) -> dict[str, Any]:

@@ -295,6 +295,27 @@ def test_a_custom_tools_input_is_a_text() -> None:
     assert json.loads(b"".join(writer.parts()))["output"][0]["input"] == "ls\n-l"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (r'{"input":"a\ud800b"}', r"a\ud800b"),
+        (r'{"input":"\uDE00\uD83D"}', r"\ude00\ud83d"),
+        (r'{"input":"\uD83D\uDE00"}', "\U0001f600"),
+    ],
+)
+def test_half_a_surrogate_pair_in_a_custom_tools_input_stays_an_escape(arguments: str, text: str) -> None:
+    """It can't be told as UTF-8: the call failed, its stream broke off, and in the background it never ended."""
+    told: list[CallEvent] = [
+        ToolCallDelta(1, 0, "call_a", "run", arguments),
+        Finished(1, FinishReason.TOOL_CALLS, Usage(7, 2, 3), Timings(0, 7, 8.0, 2, 10.0)),
+    ]
+    writer = WholeWriter(asked(**CUSTOM), CALL)
+    writer.add(told, 0)
+    assert json.loads(b"".join(writer.parts()))["output"][0]["input"] == text
+    done = [event for event in streamed(told, **CUSTOM) if event["type"] == "response.custom_tool_call_input.done"]
+    assert [event["input"] for event in done] == [text]
+
+
 def test_a_custom_tools_call_and_result_are_read_again() -> None:
     call = {"type": "custom_tool_call", "call_id": "c", "name": "run", "input": 'say "hi"'}
     result = {"type": "custom_tool_call_output", "call_id": "c", "output": "hi"}
