@@ -86,10 +86,14 @@ class SamplerChain:
         params = c.llama_sampler_chain_default_params()
         params.no_perf = True
         self.pointer: int = c.llama_sampler_chain_init(params)
-        if biases and not masked:
-            pairs = (c.llama_logit_bias * len(biases))(*biases.items())
-            self._add(c.llama_sampler_init_logit_bias(vocab.num_tokens, len(biases), pairs))
-        self._build(vocab, settings, stages, dry)
+        try:
+            if biases and not masked:
+                pairs = (c.llama_logit_bias * len(biases))(*biases.items())
+                self._add(c.llama_sampler_init_logit_bias(vocab.num_tokens, len(biases), pairs))
+            self._build(vocab, settings, stages, dry)
+        except BaseException:
+            self.close()  # nobody else can: the stages before the one that was refused go with it
+            raise
 
     def accept_prompt(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
         """Let the penalties and DRY see the prompt, as llama-server does, but no more of it than they can remember."""

@@ -7,9 +7,11 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from llama_cpp import llama_cpp as c
 
 from tests.support.lone_context import LoneContext, lone_context
 from workers.engine.picker import PickerTools
@@ -18,6 +20,7 @@ from workers.engine.sequence import Sequence
 from workers.llama.candidates import MAX_SPARSE_WORDS, MOST, Candidates, Words, all_tokens
 from workers.llama.dry import MAX_KEPT, DryStages
 from workers.llama.model import Model
+from workers.llama.native import held
 from workers.llama.samplers import SamplerChain
 from workers.llama.stages import ORDER
 from workers.protocol.events import CallEvent, Logprobs, Text
@@ -346,6 +349,39 @@ def test_breakers_that_stand_in_most_tokens_are_refused(row: Row) -> None:
     for breakers in (("\n", ":", '"', "*"), ("\n\n", "User:", "<|im_start|>", " "), ()):
         sampling = Sampling(dry_multiplier=1.0, dry_sequence_breakers=breakers)
         SamplerChain(row.vocab, sampling, n_ctx=N_CTX, dry=kept).close()
+    kept.close()
+
+
+def test_a_chain_whose_last_stage_is_refused_is_freed(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its penalties hold 4 bytes for each token of the context: 500 kB a refused call at 131,072 tokens."""
+    chains: list[int] = []
+    freed: list[int] = []
+    make, functions = c.llama_sampler_chain_init, held()
+
+    def making(params: Any) -> int:
+        chains.append(make(params))
+        return chains[-1]
+
+    def freeing(pointer: int) -> None:
+        freed.append(pointer)
+        functions.sampler_free(pointer)
+
+    monkeypatch.setattr(c, "llama_sampler_chain_init", making)
+    monkeypatch.setattr("workers.llama.samplers.held", lambda: replace(functions, sampler_free=freeing))
+    kept = DryStages(row.vocab)
+    refused = Sampling(
+        repeat_penalty=1.1,
+        repeat_last_n=-1,
+        dry_multiplier=1.0,
+        dry_sequence_breakers=tuple("etaoinshrdlucmfw"),
+        samplers=("penalties", "dry"),
+        logit_bias=((9, 1.0),),
+    )
+    for _ in range(8):
+        with pytest.raises(CallFailed, match="leave out single letters"):
+            SamplerChain(row.vocab, refused, n_ctx=N_CTX, dry=kept)
+    assert len(chains) == 8
+    assert freed == chains
     kept.close()
 
 
