@@ -57,7 +57,8 @@ class _Place(Enum):
 class ThoughtMask:
     """The mask of a thought and of the answer after it, or from the first token if there is none, which `begin` makes.
 
-    Where both the opening tag and the constraint allow the first text, it is a thought once the tag is complete.
+    Made where the call may wait: it tokenises the thought's message, which a step of the engine has no time for.
+    Where the opening tag and the constraint both allow what is said first, it is a thought as soon as the tag is whole.
     """
 
     def __init__(self, thought: Thought, words: Words, begin: Callable[[], Mask] | None) -> None:
@@ -68,7 +69,9 @@ class ThoughtMask:
         self._budget, self._again = thought.budget, thought.again
         self._open, self._close = thought.open.encode(), thought.close.encode()
         self._closing = thought.closing.encode() or self._close
-        self._message = thought.message.encode()
+        said = thought.message if thought.budget != UNBOUNDED else ""
+        self._ending = tuple(self._tokens(said.encode() + self._closing)) if said else ()
+        """The message and what closes the thought; a caller's takes milliseconds to tokenise, which no step has."""
         self._ends = tuple(mark.encode() for mark in thought.ends)
         self._reach = max(map(len, (self._close, self._closing, b"1234", *self._ends))) - 1
         """Bytes at the end of the text that may belong to an unfinished mark or character."""
@@ -173,9 +176,9 @@ class ThoughtMask:
             self._end_budget()
 
     def _end_budget(self) -> None:
-        """Close the thought, with the message before if the model has not begun to close it itself."""
-        if self._message and not any(_overlap(self._tail, way) for way in (self._closing, self._close)):
-            self._forced.extend(self._tokens(self._message + self._closing))
+        """Close the thought, with the message before it where the model has not begun to close it itself."""
+        if self._ending and not any(_overlap(self._tail, way) for way in (self._closing, self._close)):
+            self._forced.extend(self._ending)
         else:
             self._close_thought()
 
