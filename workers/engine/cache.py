@@ -191,8 +191,7 @@ class PrefixCache:
         id_, sequence.id = sequence.id, NOWHERE
         del self._live[id_]
         sequence.restores.clear()
-        kept = keep and sequence.request.cache_prompt and sequence.can_be_kept
-        if not kept or not self._settle(id_, sequence):
+        if not (keep and sequence.can_be_kept and self._settle(id_, sequence)):
             self._free(id_)
             return
         self._idle[id_] = Idle(self._step, time.monotonic())
@@ -414,9 +413,7 @@ class PrefixCache:
                 self.index.extend(id_, one.path(), one.num_cells)
 
     def _match(self, sequence: Sequence) -> Match:
-        """Return the longest known prefix; at least one token is left to compute, since its logits are wanted."""
-        if not sequence.request.cache_prompt:
-            return Match(0, NOWHERE, ())
+        """At least one token is left to compute: its logits are wanted."""
         match = self.index.match(sequence.path(), sequence.num_known - 1)
         return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())
 

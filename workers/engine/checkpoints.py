@@ -107,7 +107,7 @@ class CheckpointCache(PrefixCache):
     def _find(self, sequence: Sequence) -> Checkpoint:
         self._enter_live(sequence)
         nothing = Checkpoint(0, NOWHERE, None)
-        if not sequence.request.cache_prompt or sequence.shifted:
+        if sequence.shifted:
             return nothing
         found = self.index.match_checkpoint(sequence.path(), sequence.num_known - 1)
         return found if found.holder != NOWHERE or self._pace.restore_pays else nothing

@@ -192,7 +192,7 @@ class DiskLink:
             return None
         node, end = max(block.nodes, key=lambda node: node.end), block.end
         scope = node.scope
-        if scope is None or scope.shift:
+        if scope is None or scope.own:
             return None
         digest = digest_at(node, end)
         if self._by_range:

@@ -135,15 +135,15 @@ class Roster:
         if sequence.slot == NOWHERE:
             self.waiting.remove(sequence)
             sequence.fetching = False
-            if sequence.shifted:
+            if sequence.is_alone:
                 self._cache.erase(sequence.path())
             return
         if sequence.num_predicted:
             if sequence.num_predicted > 1:  # nobody reads along with a single token
                 self._ended_at[sequence.team] = time.perf_counter()
             self._answer_tokens += 0.1 * (sequence.num_predicted - self._answer_tokens)
-        self._step_down(sequence, keep=keep and not sequence.shifted)
-        if sequence.shifted:
+        self._step_down(sequence, keep=keep and not sequence.is_alone)
+        if sequence.is_alone:
             self._cache.erase(sequence.path())
 
     def admit(self, events: list[CallEvent], may_enter: Callable[[Sequence], bool]) -> None:
@@ -237,7 +237,7 @@ class Roster:
         part = 1.0 if any(one.team == newcomer.team for one in running) else FIRST_SLICE
 
         def has_had_slice(one: Sequence) -> bool:
-            keeps_prompt = keeps_parts and one.request.cache_prompt and not one.shifted
+            keeps_prompt = keeps_parts and not one.shifted
             return one.turn.is_over(now, one.num_predicted, keeps_prompt=keeps_prompt, part=part)
 
         return gives_way(running, newcomer, has_had_slice)

@@ -18,8 +18,8 @@ class Scope:
     """The caller's `cache_salt`."""
     adapters: bytes = b""
     """Contents and scales of the adapters that the KV was computed with."""
-    shift: str = ""
-    """Id of the one context shift of the one call whose cells these are; such KV never goes to disk."""
+    own: str = ""
+    """Names the one call whose cells these are, since its last shift; such KV never goes to disk."""
 
     @property
     def seed(self) -> bytes:

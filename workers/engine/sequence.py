@@ -74,9 +74,9 @@ class Sequence:
         "_num_prompt_told",
         "_num_untold",
         "_num_unturned",
+        "_own",
         "_piece",
         "_ruled_out",
-        "_shift",
         "_since",
         "_text",
         "_watch",
@@ -170,9 +170,9 @@ class Sequence:
         self.decoding = False
         """Whether all its tokens but the newest are in the cache."""
         self.shifted = False
-        """Whether its context was shifted: no call may share its cells, as they are not what its tokens alone give."""
-        self._shift = ""
-        """Id of the last shift, by which this call finds its cells again."""
+        """The cells are no longer what these tokens alone would give: nobody may share them."""
+        self._own = "" if request.cache_prompt else token_hex(16)
+        """Where this call alone finds its cells again: without `cache_prompt`, and after its last shift."""
         self._num_unturned = 0
         """Cells at the last shift, whose keys are rotated in the next step."""
         self.row = self.token = 0
@@ -235,6 +235,11 @@ class Sequence:
         """Return whether its cells may be saved: keys that are still to be rotated may not."""
         return self.num_cells > self._num_unturned
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else may share its cells, so that they are kept for as long as the call lives."""
+        return bool(self._own)
+
     def tokens(self) -> Tokens:
         """Return the conversation's tokens so far. The array must not be written to."""
         if self._since:
@@ -247,8 +252,8 @@ class Sequence:
         return np.asarray(self.request.tokens, dtype=np.int32)
 
     def path(self) -> Path:
-        if self._shift:
-            return Path(self.tokens(), replace(self.scope, shift=self._shift))
+        if self._own:
+            return Path(self.tokens(), replace(self.scope, own=self._own))
         return Path(self.tokens(), self.scope, self.request.num_public)
 
     def start(self, slot: int, now: float, events: list[CallEvent]) -> None:
@@ -298,7 +303,7 @@ class Sequence:
         self._base = np.concatenate((tokens[:start], tokens[end:]))
         self.num_cells -= end - start
         self.shifted = True
-        self._shift = token_hex(16)
+        self._own = token_hex(16)
         self._num_unturned = self.num_cells
 
     def pick(self, context: Context, events: list[CallEvent]) -> Outcome:

@@ -10,6 +10,7 @@ that has most, the call that has the longest answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -84,8 +85,10 @@ class Turn:
         `keeps_prompt`: nothing computed of a prompt would be lost. `part`: the part of a slice that is enough.
         """
         if not self.resumed_at:
-            # Twice as long each time: if something is lost after all, it still gets to its answer some day.
-            return keeps_prompt and now - self.entered_at >= SLICE_S * part * 2**self.num_cut
+            # Twice as long each time: whatever is lost and read again, it gets to its answer some day, and reads less
+            # than three times as much as it has to.
+            slice_s = SLICE_S * part if keeps_prompt else LONGEST_SLICE_S
+            return now - self.entered_at >= math.ldexp(slice_s, self.num_cut)
         ran_s = now - self.resumed_at
         if ran_s < min(LONGEST_SLICE_S, self.return_s / RETURN_SHARE):
             return False

@@ -124,7 +124,7 @@ def test_a_shifted_conversation_that_gives_way_is_not_read_again(demo: Model, ra
         assert max(read) == 1, "the newest token"
         assert bench.heard.text(again) == alone
         index = bench.engine._stepper._cache.index
-        assert not [node for node in index._all() if node.scope is not None and node.scope.shift]
+        assert not [node for node in index._all() if node.scope is not None and node.scope.own]
 
 
 @contextmanager

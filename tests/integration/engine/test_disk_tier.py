@@ -65,11 +65,11 @@ def test_a_conversation_goes_on_after_a_restart(any_model: Model, tmp_path: Path
             assert bench.engine.counters.num_fetched == whole_blocks(num_prompt - 1)
 
 
-def test_what_belongs_to_one_shifted_call_never_goes_to_disk(tmp_path: Path) -> None:
+def test_what_belongs_to_one_call_never_goes_to_disk(tmp_path: Path) -> None:
     tokens = np.arange(BLOCK_TOKENS, dtype=np.int32)
     with tier(tmp_path / "cache") as disk:
         link = DiskLink(disk, MovePace(PrefillPace(32, 512)), by_range=True, post=lambda act: act())
-        for scope, num_files in ((Scope("red", shift="one"), 0), (Scope("red"), 1)):
+        for scope, num_files in ((Scope("red", own="one"), 0), (Scope("red"), 1)):
             block = Block(0, BLOCK_TOKENS, b"state")
             PrefixIndex().put(PrefixPath(tokens, scope), block)
             link.evicted(block)

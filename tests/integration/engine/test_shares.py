@@ -17,7 +17,8 @@ from workers.engine.scheduler import ROWS_MULTIPLES, Plan
 from workers.engine.sequence import Sequence
 from workers.engine.shares import SLICE_TOKENS
 from workers.llama.model import Model
-from workers.protocol.events import Text
+from workers.protocol.catalog import LlamaSettings
+from workers.protocol.events import PromptLogprobs, Text
 
 LONG = 300
 
@@ -65,6 +66,7 @@ def test_others_are_served_while_one_team_holds_every_slot(demo: Model, ram_byte
 def test_who_comes_back_and_reads_again_makes_no_long_steps(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two endless answers that nothing is kept of give way again and again, beside another team's streams."""
     monkeypatch.setattr("workers.engine.pace.AGAIN_S", 0.0)  # a slow machine, on any
+    monkeypatch.setattr("workers.engine.cache.PrefixCache._settle", lambda *_: False)
     with running(demo, slots=2, n_ctx=1024, ram_bytes=0) as bench:
         read: list[int] = []
         run = bench.engine._stepper._run
@@ -75,8 +77,7 @@ def test_who_comes_back_and_reads_again_makes_no_long_steps(demo: Model, monkeyp
             run(plan, num_empty)
 
         bench.engine._stepper._run = look  # type: ignore[method-assign]
-        requests = [replace(endless(bench, "red", n, 600), cache_prompt=False) for n in range(2)]
-        red = [bench.submit(request) for request in requests]
+        red = [bench.submit(endless(bench, "red", n, 600)) for n in range(2)]
         bench.heard.until(lambda: all(len(bench.heard.calls[key]) > 300 for key in red))
         for end in ENDS[:6]:
             bench.answer(of_team("blue", bench.request(end, 8, ignore_eos=True)))
@@ -140,6 +141,53 @@ def test_a_less_urgent_team_gets_one_slot_of_a_more_urgent_one(demo: Model) -> N
         assert not any(bench.heard.has_ended(key) for key in urgent)
         assert max(held) == 1
         bench.wait(*urgent)
+
+
+@pytest.mark.parametrize("kv_tokens", [2048, 512], ids=["idle", "in RAM"])
+@pytest.mark.parametrize("tells_prompt", [False, True])
+def test_a_prompt_that_is_not_cached_gives_way_while_it_is_read_and_loses_nothing(
+    demo: Model, monkeypatch: pytest.MonkeyPatch, kv_tokens: int, tells_prompt: bool
+) -> None:
+    """`cache_prompt: false`, or `echo` with `logprobs`: in the only slot it kept others waiting until all was read."""
+    monkeypatch.setattr("workers.engine.shares.SLICE_S", 0.0)
+    llama = LlamaSettings(n_threads=1, n_batch=64, n_ubatch=64)
+    with running(demo, slots=1, n_ctx=512, kv_tokens=kv_tokens, llama=llama) as bench:
+        read: list[int] = []
+        comes: list[int] = []
+        blue = of_team("blue", bench.request([7] * 300, 8, ignore_eos=True))
+        plain = bench.request([5, *range(300, 700)], 8)
+        probed = replace(plain, n_probs=1, tells_prompt=tells_prompt) if tells_prompt else plain
+        asked = of_team("red", replace(probed, cache_prompt=False))
+        alone = bench.submit(bench.again(asked))
+        bench.wait(alone)
+        run = bench.engine._stepper._run
+
+        def look(plan: Plan[Sequence], num_empty: int = 0) -> None:
+            mine = [chunk for chunk in plan.prefill if chunk.sequence.key == asked.key]
+            read.extend(chunk.num_tokens for chunk in mine if not chunk.sequence.num_predicted)
+            if len(read) == 2 and not comes:
+                comes.append(bench.submit(blue))
+            run(plan, num_empty)
+
+        bench.engine._stepper._run = look  # type: ignore[method-assign]
+        bench.submit(asked)
+        bench.wait(asked.key, blue.key)
+        assert first_step(bench, blue.key) < next(
+            step
+            for step, events in bench.heard.steps
+            if any(e.call == asked.key and isinstance(e, Text) for e in events)
+        )
+        assert bench.heard.finished(asked.key).num_preempted > 0
+        assert sum(read) == len(asked.tokens)
+        assert bench.heard.text(asked.key) == bench.heard.text(alone)
+        told = [[e for e in bench.heard.calls[key] if isinstance(e, PromptLogprobs)] for key in (alone, asked.key)]
+        tokens = [[one[0].token for event in events for one in event.tokens] for events in told]
+        assert tokens[0] == tokens[1] == (list(asked.tokens) if tells_prompt else [])
+        index = bench.engine._stepper._cache.index
+        assert not [node for node in index._all() if node.scope is not None and node.scope.own]
+        again = of_team("red", replace(plain, key=1000))
+        bench.answer(again)
+        assert bench.heard.finished(again.key).usage.cached_tokens == 0, "nothing of it is kept once it is over"
 
 
 @pytest.mark.parametrize("name", ["window", "recurrent", "hybrid"])

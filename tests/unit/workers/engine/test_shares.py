@@ -95,10 +95,14 @@ def test_cells_are_given_up_by_the_team_that_has_most() -> None:
 def test_a_slice_is_so_many_tokens_or_so_long() -> None:
     turn = Turn()
     turn.enter(10.0, 5)
-    assert not turn.is_over(10.0 + 100, 5, keeps_prompt=False), "what it has read of its prompt would be lost"
+    assert not turn.is_over(9.9 + LONGEST_SLICE_S, 5, keeps_prompt=False), (
+        "what it has read of its prompt would be lost"
+    )
+    assert turn.is_over(10.0 + LONGEST_SLICE_S, 5, keeps_prompt=False, part=0.1), "others wait for it no longer"
     assert turn.is_over(10.0 + SLICE_S, 5, keeps_prompt=True)
     turn.num_cut = 3
     assert not turn.is_over(10.0 + 4 * SLICE_S, 5, keeps_prompt=True)
+    assert not turn.is_over(10.0 + 4 * LONGEST_SLICE_S, 5, keeps_prompt=False)
     turn.resume(10.5, again=False)
     assert not turn.is_over(10.6, 5 + SLICE_TOKENS - 1, keeps_prompt=True)
     assert turn.is_over(10.6, 5 + SLICE_TOKENS, keeps_prompt=True)
