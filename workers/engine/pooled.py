@@ -18,6 +18,7 @@ from workers.engine.door import Door
 from workers.engine.pooled_job import NO_SEQUENCE, Job, PooledRequest
 from workers.engine.pooled_plan import Part, Room, plan_batch
 from workers.engine.request import EngineLoad
+from workers.engine.shares import overdraft_of
 from workers.engine.thread import EngineThread, Work
 from workers.engine.vectors import Vectors
 from workers.engine.watchdog import Watchdog
@@ -37,7 +38,7 @@ Tell = Callable[[int, Outcome], None]
 
 
 class PooledEngine:
-    """Serves all admitted calls at once, in turns; admits `slots` of them and some more (`workers.engine.door`).
+    """Serves every call that is in at once, teams in turn; takes `slots` of them and some more (`workers.engine.door`).
 
     `submit`, `cancel`, `drain` and `load` may be called from any thread and do not block. `tell(key, outcome)` is
     called on the engine thread, once per call that is not cancelled; it must be quick and must not raise.
@@ -60,7 +61,7 @@ class PooledEngine:
         self._tell = tell
         watchdog = watchdog or Watchdog()
         self._black_box = watchdog.black_box
-        self._door = Door(slots)
+        self._door = Door(slots, beyond=overdraft_of(slots))
         self._thread = EngineThread(
             Work(self._step, self._rest, self._end_all, self._check), self._door, watchdog, on_crash
         )
@@ -101,7 +102,8 @@ class PooledEngine:
         jobs = list(self._jobs)
         used = sum(job.offset for job in jobs) if self._context.memory is not None else 0
         busy = min(num_open, self.slots)
-        return EngineLoad(self.slots, busy, num_open - busy, self._context.kv_tokens, used)
+        kv_tokens, overdraft = self._context.kv_tokens, overdraft_of(self.slots)
+        return EngineLoad(self.slots, busy, num_open - busy, kv_tokens, used, overdraft=overdraft)
 
     @property
     def counters(self) -> EngineCounters:
@@ -177,7 +179,10 @@ class PooledEngine:
             self._check()
 
     def _enter(self, job: Job) -> None:
-        job.served = min((other.served for other in self._jobs), default=0)
+        accounts = {other.account.team: other.account for other in self._jobs}
+        job.account.served = min((account.served for account in accounts.values()), default=0)
+        job.account = accounts.get(job.account.team, job.account)
+        job.served = min((other.served for other in self._jobs if other.account is job.account), default=0)
         self._jobs.append(job)
         self._black_box.began(job.key, job.label)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.engine.pooled_plan import Part
+from workers.engine.pooled_plan import Account, Part
 from workers.engine.vectors import Vectors, normalized
 from workers.llama.batch import Tokens
 from workers.llama.pooling import Pooling
@@ -25,7 +25,9 @@ class PooledRequest:
     normalize: int = 2
     """The norm, as in `workers.engine.vectors.normalized`; unused for scores and single tokens' vectors."""
     label: str = ""
-    """Name of the call in log lines."""
+    """For log lines."""
+    tenant: str = ""
+    """Team; teams take turns."""
 
 
 class Job:
@@ -33,6 +35,7 @@ class Job:
 
     __slots__ = (
         "_parts",
+        "account",
         "index",
         "inputs",
         "key",
@@ -48,6 +51,7 @@ class Job:
     def __init__(self, request: PooledRequest) -> None:
         self.key = request.key
         self.label = request.label
+        self.account = Account(request.tenant)
         self.inputs: list[Tokens] = [np.asarray(tokens, dtype=np.int32) for tokens in request.inputs]
         self.lengths = [len(tokens) for tokens in self.inputs]
         self.normalize = request.normalize
@@ -69,6 +73,7 @@ class Job:
         """Take the `vectors` to which a part of the next input was pooled."""
         num_tokens = part.end - part.start
         self.served += num_tokens
+        self.account.served += num_tokens
         if pooling is Pooling.NONE:
             self._parts.append(vectors)
         elif pooling is Pooling.MEAN:

@@ -1,7 +1,8 @@
 """The plan of one micro-batch of pooled work: a pure decision from the progress of the jobs.
 
-The job that has had the fewest tokens is served first, input by input. A new job counts as level with the least served:
-so a short job beside a huge one is in the next micro-batch, and neither starves.
+Teams take turns: the one that has had the fewest tokens is served first, and of its jobs the one that has, input by
+input. A new team or job counts as level with the least served: a short job beside huge ones, however many another team
+has, is in the next micro-batch, and nobody starves.
 """
 
 from __future__ import annotations
@@ -13,8 +14,21 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
+@dataclass(slots=True)
+class Account:
+    """What one team's jobs have had, while there are any."""
+
+    team: str
+    served: int = 0
+    """Tokens, and where the team came in."""
+
+
 class Progress(Protocol):
     """A job, as far as the plan must know it."""
+
+    @property
+    def account(self) -> Account:
+        """Its team's."""
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -71,22 +85,33 @@ def plan_batch(jobs: Iterable[J], room: Room) -> list[Part[J]]:
     parts: list[Part[J]] = []
     num_tokens, num_sequences, num_cells = room.num_tokens, room.num_sequences, room.num_cells
     may_begin = True
-    queue = [(job.served, number, job, job.index, job.offset) for number, job in enumerate(jobs)]
-    heapq.heapify(queue)
-    while queue and num_tokens:
+    queues: dict[str, list[tuple[int, int, J, int, int]]] = {}
+    turns: list[tuple[int, int, str]] = []
+    for number, job in enumerate(jobs):
+        team = job.account.team
+        if team not in queues:
+            queues[team] = []
+            turns.append((job.account.served, number, team))
+        queues[team].append((job.served, number, job, job.index, job.offset))
+    heapq.heapify(turns)
+    for queue in queues.values():
+        heapq.heapify(queue)
+    while turns and num_tokens:
+        team_served, first, team = heapq.heappop(turns)
+        queue = queues[team]
         served, number, job, index, offset = heapq.heappop(queue)
         length = job.lengths[index]
-        if not room.can_split and length > num_tokens:
-            continue  # it comes first in one of the next micro-batches
-        if not offset:
-            may_begin = may_begin and num_sequences > 0 and length <= num_cells
-            if not may_begin:
-                continue
-            num_sequences -= 1
-            num_cells -= length
-        end = min(length, offset + num_tokens)
-        parts.append(Part(job, index, offset, end))
-        num_tokens -= end - offset
-        if end == length and index + 1 < len(job.lengths):
-            heapq.heappush(queue, (served + end - offset, number, job, index + 1, 0))
+        fits = room.can_split or length <= num_tokens  # else it comes first in one of the next micro-batches
+        if fits and not offset:
+            fits = may_begin = may_begin and num_sequences > 0 and length <= num_cells
+            num_sequences, num_cells = num_sequences - 1, num_cells - length
+        if fits:
+            end = min(length, offset + num_tokens)
+            parts.append(Part(job, index, offset, end))
+            num_tokens -= end - offset
+            team_served += end - offset
+            if end == length and index + 1 < len(job.lengths):
+                heapq.heappush(queue, (served + end - offset, number, job, index + 1, 0))
+        if queue:
+            heapq.heappush(turns, (team_served, first, team))
     return parts

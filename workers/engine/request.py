@@ -117,4 +117,5 @@ class EngineLoad:
     prefill_s: float = 0.0
     """Seconds of computing a prompt token; 0: not known yet."""
     overdraft: int = 0
-    """Calls beyond its slots that the engine takes where teams share the slots in turns (`workers.engine.shares`)."""
+    """Calls beyond its slots that may be in it, where teams share them: it slices (`workers.engine.shares`), or serves
+    all that are in, teams in turn (`workers.engine.pooled_plan`)."""

@@ -127,7 +127,8 @@ class PooledDesk:
         try:
             tokens = await self._tokens(key, request)
             if not future.done():
-                self._engine.submit(PooledRequest(key, tokens, request.normalize, request.request_id))
+                asked = PooledRequest(key, tokens, request.normalize, request.request_id, request.tenant)
+                self._engine.submit(asked)
             outcome = await future
             told = True
             story.num_prompt_tokens = sum(map(len, tokens))

@@ -41,10 +41,10 @@ class PooledBench:
     def tokens(tokens: Sequence[int]) -> Tokens:
         return np.asarray(tokens, dtype=np.int32)
 
-    def submit(self, inputs: Sequence[str | Sequence[int]], normalize: int = 2) -> int:
+    def submit(self, inputs: Sequence[str | Sequence[int]], normalize: int = 2, team: str = "") -> int:
         key = next(self._keys)
         tokens = [self.inputs.of_text(one) if isinstance(one, str) else one for one in inputs]
-        self.engine.submit(PooledRequest(key, tokens, normalize))
+        self.engine.submit(PooledRequest(key, tokens, normalize, tenant=team))
         return key
 
     def outcome(self, key: int) -> Outcome:

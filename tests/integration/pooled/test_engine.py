@@ -11,6 +11,7 @@ import pytest
 from tests.integration.pooled.bench import PooledBench, running, settings
 from workers.engine.cache import IntegrityError
 from workers.engine.pooled import MAX_RESULT_BYTES, PooledRequest
+from workers.engine.shares import MIN_OVERDRAFT
 from workers.llama.errors import ModelError
 from workers.llama.inputs import PooledInputs
 from workers.llama.model import Model
@@ -37,6 +38,25 @@ def test_a_short_call_does_not_wait_for_a_huge_one(demo: Model) -> None:
         bench.engine.cancel(huge)
         assert len(bench.vectors([[300]])) == 1
         assert huge not in bench.ended
+
+
+def test_one_team_with_many_huge_calls_leaves_another_its_turn(demo: Model) -> None:
+    """All slots and more are red's: blue's call of 40 inputs takes twice the steps that it takes alone, and a few."""
+    with running(demo, settings("mean", n_ubatch=128), slots=2, start=False) as bench:
+        assert bench.engine.load().overdraft == MIN_OVERDRAFT, "gateways may place it beyond the slots"
+        red = [bench.submit([[300] * 100] * 200, team="red") for _ in range(6)]
+        blue = bench.submit([[301] * 100] * 40, team="blue")
+        steps: list[int] = []
+        bench.on_end = lambda key: steps.append(bench.engine.counters.num_decodes)
+        bench.engine.start()
+        bench.outcome(blue)
+        assert bench.ended == [blue]
+        alone = 40 * 100 / 128
+        assert steps[0] <= 2 * alone + 6, steps
+        for key in red:
+            bench.engine.cancel(key)
+        late = bench.submit([[302]], team="green")
+        bench.outcome(late)
 
 
 def test_taking_millions_of_tokens_in_holds_the_loop_for_a_moment(demo: Model) -> None:
@@ -87,18 +107,18 @@ def test_a_cancelled_call_is_told_nothing_and_holds_nothing(demo: Model) -> None
 
 def test_an_encoder_needs_no_cells(bert: Model) -> None:
     with running(bert, settings(), slots=2, start=False) as bench:
-        for _ in range(5):
+        for _ in range(13):
             bench.submit([[300]])
         load = bench.engine.load()
-        assert (load.slots, load.slots_busy, load.waiting) == (2, 2, 3)
+        assert (load.slots, load.slots_busy, load.waiting) == (2, 2, 11)
         assert (load.kv_tokens, load.kv_tokens_used) == (0, 0)
         bench.submit([[300]])
         failure = refusal(bench, [300])
         assert failure.code is FailureCode.BUSY
-        assert "waiting room for 4" in failure.message
+        assert "waiting room for 12" in failure.message
         bench.engine.start()
-        bench.outcome(6)
-        assert bench.ended == [1, 2, 3, 4, 5, 6]
+        bench.outcome(14)
+        assert bench.ended == list(range(1, 15))
 
 
 def test_what_is_refused_says_why(demo: Model) -> None:

@@ -19,6 +19,7 @@ import pytest
 from tests.integration.pooled.conftest import BERT, DEMO, RERANKER
 from tests.integration.service.conftest import Process, RedisServer
 from tests.integration.service.wire import Gateway
+from workers.engine.shares import MIN_OVERDRAFT
 from workers.engine.vectors import Vectors
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, Exit
@@ -77,6 +78,7 @@ def embedder(start: Start, redis_server: RedisServer) -> Process:
     process = start(DEMO, "embedder", {"embeddings": True, "n_ubatch": 64}, *flags)
     beat = beat_of(redis_server, process, "embedder")
     assert (beat.kind, beat.slots, beat.n_ctx, beat.kv_tokens) == ("embed", 2, 512, 1024)
+    assert beat.overdraft == MIN_OVERDRAFT
     return process
 
 

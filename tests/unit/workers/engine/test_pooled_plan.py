@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
-from workers.engine.pooled_plan import Part, Room, plan_batch
+from workers.engine.pooled_plan import Account, Part, Room, plan_batch
 
 
 @dataclass(eq=False)
@@ -15,6 +15,7 @@ class Job:
     index: int = 0
     offset: int = 0
     served: int = 0
+    account: Account = field(default_factory=lambda: Account("red"))
 
 
 def cut(parts: Sequence[Part[Job]]) -> list[tuple[int, int, int]]:
@@ -26,6 +27,7 @@ def advance(parts: Sequence[Part[Job]]) -> None:
         job = part.job
         assert (part.index, part.start) == (job.index, job.offset)
         job.served += part.end - part.start
+        job.account.served += part.end - part.start
         job.offset = part.end
         if part.is_last:
             job.index, job.offset = job.index + 1, 0
@@ -55,6 +57,22 @@ def test_a_short_job_beside_a_huge_one_is_in_the_next_batch() -> None:
     huge, short = Job([50] * 1000, index=500, served=25_000), Job([20, 20], served=25_000)
     parts = plan_batch([huge, short], Room(100, 10))
     assert [(part.job, part.index) for part in parts] == [(huge, 500), (short, 0), (short, 1)]
+
+
+@pytest.mark.parametrize("can_split", [False, True])
+def test_teams_take_turns_however_many_jobs_they_have(can_split: bool) -> None:
+    """One team's eight requests of 2,048 inputs leave half of the work to one request of another."""
+    red, blue = Account("red"), Account("blue")
+    jobs = [Job([40] * 2048, account=red) for _ in range(8)] + [Job([50] * 100, account=blue)]
+    had = {"red": 0, "blue": 0}
+    for _ in range(60):
+        parts = plan_batch(jobs, Room(100, 8 - sum(job.offset > 0 for job in jobs), 10_000, can_split))
+        for part in parts:
+            had[part.job.account.team] += part.end - part.start
+        advance(parts)
+        assert abs(had["red"] - had["blue"]) <= 100, had
+    assert had["blue"] > 2000
+    assert len({job.index for job in jobs if job.account is red}) <= 2, "a team's own jobs are level as before"
 
 
 def test_sequences_are_bounded() -> None:

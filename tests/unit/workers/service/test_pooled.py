@@ -51,6 +51,19 @@ async def test_a_query_that_is_too_long_is_read_once() -> None:
     assert inputs.num_read == 1
 
 
+async def test_the_engine_hears_whose_a_call_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    submit = FakePooledEngine.submit
+
+    def hearing(engine: FakePooledEngine, request: PooledRequest) -> None:
+        heard.append(request.tenant)
+        submit(engine, request)
+
+    monkeypatch.setattr(FakePooledEngine, "submit", hearing)
+    await desk_of(FakeInputs()).pool(PoolRequest(kind="rank", query="q", inputs=("a",), tenant="red"))
+    assert heard == ["red"], "teams take turns in it"
+
+
 async def test_a_query_is_read_with_so_many_documents() -> None:
     """One of half a context, with two thousand documents of a letter, had gigabytes of tokens."""
     inputs = CountedInputs()
