@@ -369,8 +369,8 @@ class Roster:
                 self._enter(sequence)
 
     def _restore(self) -> None:
-        """Restore saved prefixes; beside running streams only for `MOVE_S`, so that they don't notice."""
-        until = time.perf_counter() + MOVE_S if any(one.decoding for one in self.running) else float("inf")
+        """Bring back saved prefixes: in one step as much as neither running streams nor newcomers notice."""
+        until = time.perf_counter() + MOVE_S
         for sequence in self.running:
             while sequence.restores:
                 self._cache.restore(sequence)

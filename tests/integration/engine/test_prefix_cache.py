@@ -13,6 +13,8 @@ import pytest
 from tests.integration.engine.listener import Bench, running
 from workers.engine import cache
 from workers.engine.disk_names import BLOCK_TOKENS
+from workers.engine.pace import MovePace
+from workers.engine.sequence import Sequence as Call
 from workers.llama.memory import Memory
 from workers.llama.model import Model
 from workers.protocol.catalog import MAX_SLOTS
@@ -210,6 +212,36 @@ def test_an_idle_prefix_goes_to_ram_early_and_comes_back(stories: Model) -> None
         assert bench.answer(again) == text
         assert cached(bench, again.key) == len(call.tokens) - 1
         assert bench.engine.counters.num_restored >= len(call.tokens) - 2
+
+
+def test_who_comes_while_a_long_prefix_comes_back_does_not_wait_for_all_of_it(
+    demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody decodes: one step brought back everything, up to all of RAM, and the newcomer met the next one."""
+    monkeypatch.setattr("workers.engine.roster.MOVE_S", 0.0)  # a slow machine, on any
+    monkeypatch.setattr(MovePace, "restore_pays", True)
+    with running(demo, slots=2, n_ctx=512, kv_tokens=512) as bench:
+        long = replace(bench.request([300 + number for number in range(440)], 4), tenant="red")
+        text = bench.answer(long)
+        bench.answer(replace(bench.request([7] * 440, 4), cache_prompt=False))
+        again, short = bench.again(long), replace(bench.request("The dog", 1), tenant="blue")
+        seen: list[str] = []
+        store = bench.engine._stepper._cache
+        restore = store.restore
+
+        def restoring(call: Call) -> None:
+            if not seen:
+                bench.submit(short)
+            seen.append("restored")
+            restore(call)
+
+        monkeypatch.setattr(store, "restore", restoring)
+        bench.heard.on_step = lambda _, events: seen.extend("told" for one in events if one.call == short.key)
+        bench.submit(again)
+        bench.wait(again.key, short.key)
+        assert bench.heard.text(again.key) == text
+        assert seen.count("restored") >= 440 // BLOCK_TOKENS
+        assert "restored" in seen[seen.index("told") :], seen
 
 
 def test_when_cells_run_out_one_waits_and_loses_nothing(any_model: Model) -> None:
