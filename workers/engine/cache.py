@@ -413,7 +413,7 @@ class PrefixCache:
                 self.index.extend(id_, one.path(), one.num_cells)
 
     def _match(self, sequence: Sequence) -> Match:
-        """At least one token is left to compute: its logits are wanted."""
+        """Return the longest known prefix; at least one token is left to compute, since its logits are wanted."""
         match = self.index.match(sequence.path(), sequence.num_known - 1)
         return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())
 

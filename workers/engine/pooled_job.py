@@ -25,9 +25,9 @@ class PooledRequest:
     normalize: int = 2
     """The norm, as in `workers.engine.vectors.normalized`; unused for scores and single tokens' vectors."""
     label: str = ""
-    """For log lines."""
+    """Name of the call in log lines."""
     tenant: str = ""
-    """Team; teams take turns."""
+    """Team of the caller; teams take turns."""
 
 
 class Job:

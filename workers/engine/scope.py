@@ -19,7 +19,7 @@ class Scope:
     adapters: bytes = b""
     """Contents and scales of the adapters that the KV was computed with."""
     own: str = ""
-    """Names the one call whose cells these are, since its last shift; such KV never goes to disk."""
+    """Name of the one call whose cells these are, since its last shift; such KV never goes to disk."""
 
     @property
     def seed(self) -> bytes:

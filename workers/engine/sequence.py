@@ -170,9 +170,9 @@ class Sequence:
         self.decoding = False
         """Whether all its tokens but the newest are in the cache."""
         self.shifted = False
-        """The cells are no longer what these tokens alone would give: nobody may share them."""
+        """Whether its context was shifted: no call may share its cells, as they are not what its tokens alone give."""
         self._own = "" if request.cache_prompt else token_hex(16)
-        """Where this call alone finds its cells again: without `cache_prompt`, and after its last shift."""
+        """Name by which this call alone finds its cells again: without `cache_prompt`, and after its last shift."""
         self._num_unturned = 0
         """Cells at the last shift, whose keys are rotated in the next step."""
         self.row = self.token = 0

@@ -94,7 +94,7 @@ class Memory:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._records: dict[tuple[str, str], _Remembered] = {}
-        """By team and id: a key may become another team's while its connection lasts."""
+        """Records by team and id: a key may become another team's while its connection lasts."""
         self._conversations: dict[str, tuple[str, str]] = {}
         """Id of its last response -> its team, and id of the last one that is remembered here; the latest one comes
         last."""

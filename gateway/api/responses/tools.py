@@ -74,7 +74,7 @@ def arguments_of(text: str) -> str:
 
 
 def input_of(arguments: str) -> str:
-    """Return the input of a custom tool's call; of arguments that were cut off what there is, as it is.
+    """Return the input of a custom tool's call; arguments that were cut off are returned as they are.
 
     Half a surrogate pair stays the escape that the model wrote: it is JSON but can't be sent as UTF-8.
     """
