@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 @dataclass(slots=True)
 class Account:
-    """What one team's jobs have had, while there are any."""
+    """The tokens that one team's jobs have had, kept while it has jobs."""
 
     team: str
     served: int = 0
