@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -70,7 +71,8 @@ class Standing(msgspec.Struct, frozen=True):
     """When the prefills that it has are done."""
     prefill_ms: float
     adapter_load_ms: float
-    kv_free: int
+    kv_free: float
+    """KV cells; infinite where it has none at all, as an encoder, which needs none."""
     known: bool
     """Whether the worker measured all of its figures; those that it did not are typical of the pool."""
 
@@ -97,7 +99,7 @@ def standing(number: int, beat: Heartbeat, heard_at: float, typical: Typical) ->
         backlog_at=backlog_at,
         prefill_ms=prefill_ms,
         adapter_load_ms=beat.adapter_load_ms or typical.adapter_load_ms,
-        kv_free=beat.kv_tokens - load.kv_tokens_used,
+        kv_free=beat.kv_tokens - load.kv_tokens_used if beat.kv_tokens else math.inf,
         known=load.hold_ms > 0 and load.prefill_ms > 0 and (beat.adapter_load_ms > 0 or not beat.adapters),
     )
 

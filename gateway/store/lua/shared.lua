@@ -114,6 +114,7 @@ local function worker_record(worker)
   -- What leases reckon with is a prediction, what the worker reports is late: the larger one holds.
   record.kv = tonumber(fields[5]) or 0
   record.kv_free = record.kv - math.max(record.kv_leased, tonumber(fields[6]) or 0)
+  if record.kv == 0 then record.kv_free = math.huge end -- an encoder: it has no cells, and needs none
   return record
 end
 

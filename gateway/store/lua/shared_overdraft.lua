@@ -39,7 +39,7 @@ local function may_lend(record, holders, ticket, kv)
         and (in_all == 0 or (in_all + 1) / ticket.weight <= held_in_all(team) / held.weight) then
       -- The cells of what gives way come free.
       local room = (record.kv - record.kv_free) * math.max(beyond, 1) / record.leases
-      if kv <= record.kv_free + room then return true end
+      if kv <= record.kv_free or kv <= record.kv_free + room then return true end
     end
   end
   return false

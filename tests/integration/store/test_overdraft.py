@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 import redis.asyncio
 
@@ -53,6 +54,14 @@ async def test_what_a_team_at_its_share_holds_stays(client: redis.asyncio.Redis,
     for team in ("red", "blue"):
         assert isinstance(await asked(one, f"{team}-more", team), Filed)
     assert (await one.store.sweep("g1", "m")).granted == 0
+
+
+async def test_an_encoder_has_no_cells_to_run_out_of(client: redis.asyncio.Redis, one: Caller) -> None:
+    """Its calls keep nothing: it was given one at a time, whatever slots it had, and lent none beyond."""
+    await beat(client, msgspec.structs.replace(heartbeat("w1", slots=4, overdraft=8), kv_tokens=0))
+    await hold(one, "red", 4, kv=300)
+    assert isinstance(await asked(one, "blue", "blue", offers("w1", kv=300)), Lease)
+    assert isinstance(await asked(one, "more", "red", offers("w1", kv=300)), Filed)
 
 
 async def test_one_team_alone_never_goes_beyond(client: redis.asyncio.Redis, one: Caller) -> None:

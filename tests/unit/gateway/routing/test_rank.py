@@ -116,6 +116,10 @@ def test_a_worker_without_cells_for_it_is_waited_for() -> None:
     assert totals(ranking) == {"b": 50, "a": 1050}
 
 
+def test_an_encoder_has_no_cells_to_wait_for() -> None:
+    assert totals(ranked(book_of([worker("a", kv_tokens=0)]), prompt(50))) == {"a": 50}
+
+
 def test_a_free_worker_is_taken_before_a_cached_prompt_that_is_waited_for_longer() -> None:
     book = book_of([worker("a", load=full(500.0)), worker("b")], {"a": [1]})
     short, long = ranked(book, prompt(200, {1: 190})), ranked(book, prompt(900, {1: 890}))
