@@ -46,6 +46,9 @@ FRESH_S = 0.5
 ROUNDS = 3
 """Most times that a command is sent."""
 
+NODE_CONNECTIONS = 4096
+"""At which redis-py raises: never, for commands are bounded before."""
+
 AWAY = (ConnectionError, TimeoutError, OSError)
 
 Command = tuple[tuple[Any, ...], dict[str, Any]]
@@ -57,18 +60,26 @@ class ClusterClient(RedisCluster):
     """A client whose commands raise only RedisErrors or OSErrors and take no longer than twice `timeout_s`."""
 
     def __init__(
-        self, hosts: Sequence[tuple[str, int]], timeout_s: float, retries: int, options: dict[str, Any]
+        self,
+        hosts: Sequence[tuple[str, int]],
+        timeout_s: float,
+        retries: int,
+        max_under_way: int,
+        options: dict[str, Any],
     ) -> None:
+        """`max_under_way`: commands, each with one connection to a node; others wait, as a part of their bound."""
         super().__init__(
             startup_nodes=[ClusterNode(host, port) for host, port in hosts],
             # Where some slots have no server, models in the other slots go on.
             require_full_coverage=False,
             retry=Retry(NoBackoff(), retries),
+            max_connections=NODE_CONNECTIONS,
             **options,
         )
         self.retries = retries
         self._gate = Gate()
         self._bound_s = 2 * timeout_s
+        self._under_way = asyncio.Semaphore(max_under_way)
         self._table_lock = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
         self._read_at = float("-inf")
@@ -149,7 +160,7 @@ class ClusterClient(RedisCluster):
     async def bounded(self) -> AsyncIterator[None]:
         """Have the block raise RedisErrors and OSErrors only; it raises TimeoutError after the bound."""
         try:
-            async with asyncio.timeout(self._bound_s):
+            async with asyncio.timeout(self._bound_s), self._under_way:
                 yield
         except RedisClusterException as error:
             raise ConnectionError(str(error)) from error

@@ -7,6 +7,8 @@ closed commands fail at once instead of waiting for a connection that can't be h
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import os
 from typing import Any, cast
 
@@ -27,12 +29,17 @@ from redis.asyncio.sentinel import (
     SentinelManagedSSLConnection,
 )
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError, TimeoutError
 
 from workers.dead_peers import tcp_options
 from workers.redis_cluster import ClusterClient
 from workers.redis_gate import Gate
 from workers.redis_url import Login, RedisUrl, Tls, checked
+
+MAX_CONNECTIONS = 100
+"""Of one client to a server; who wants one more waits for it."""
+UNBOUNDED = 2**31
+"""For redis-py, which raises at its own bound."""
 
 SENTINEL_TIMEOUT_S = 0.5
 """Most seconds for one Sentinel. They are asked one after the other; the first that answers counts."""
@@ -41,8 +48,8 @@ SENTINEL_TIMEOUT_S = 0.5
 def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
     """Return a client for any URL of `workers.redis_url`; nothing is sent yet.
 
-    `timeout_s` bounds connecting, and one answer. `retries`: how often a command is sent again after a
-    connection broke, so it may run more than once. Raises BadRedisUrl.
+    `timeout_s` bounds the wait for a connection, its making, and one answer. `retries`: how often a command is sent
+    again after a connection broke, so it may run more than once. Raises BadRedisUrl.
     """
     place = checked(url)
     options = {
@@ -55,8 +62,8 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
     match place.kind:
         case "cluster":
             options["ssl"] = place.tls is not None
-            # It has the commands of a single server's client, and behaves like one (`workers.redis_cluster`).
-            return cast(redis.asyncio.Redis, ClusterClient(place.hosts, timeout_s, retries, options))
+            # It has a Redis's commands, and where it differs does as one would (`workers.redis_cluster`).
+            return cast(redis.asyncio.Redis, ClusterClient(place.hosts, timeout_s, retries, MAX_CONNECTIONS, options))
         case "sentinel":
             return _behind_sentinels(place, {**options, "retry": _retry(retries), "db": place.db})
         case _:
@@ -166,11 +173,37 @@ class _Sentinels(Sentinel):
 
 
 class _Pool(ConnectionPool):
-    """A connection pool that connects only while its gate is open."""
+    """Behind a gate, and of `MAX_CONNECTIONS`, for which commands wait in the order in which they came.
+
+    Else a wave of commands would be told that there are too many connections, which is taken for a Redis that is away.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, **{**options, "max_connections": UNBOUNDED})
         self._gate = Gate()
+        self._free = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._wait_s: float = options["socket_timeout"]
+
+    async def get_connection(self, command_name: str | None = None, *keys: Any, **options: Any) -> Any:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._free.acquire()
+        except builtins.TimeoutError:
+            message = f"none of {MAX_CONNECTIONS} connections to Redis was free within {self._wait_s:g} s"
+            raise TimeoutError(message) from None
+        connection = self.get_available_connection()  # type: ignore[no-untyped-call]
+        try:
+            await self.ensure_connection(connection)
+        except BaseException:
+            await self.release(connection)
+            raise
+        return connection
+
+    async def release(self, connection: Any) -> None:
+        try:
+            await super().release(connection)
+        finally:
+            self._free.release()
 
     async def ensure_connection(self, connection: Any) -> None:
         if connection.is_connected:
