@@ -63,7 +63,9 @@ MAX_EARLY_CANCELS = 1024
 QUICK_LAST_N = 1024
 """Most recent tokens that penalties read in a fraction of a millisecond."""
 
-BROKEN = Failure(FailureCode.INTERNAL, "the worker could not tell the answer on; its log says why")
+BROKEN = Failure(
+    FailureCode.INTERNAL, "the worker could not pass the answer on; its log says why. Send the request again"
+)
 """The end of a call whose answer can't be parsed or encoded."""
 
 Result = TypeVar("Result")
@@ -566,7 +568,7 @@ def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) 
 def _log_broken(whose: str, error: Exception) -> None:
     """Log where an answer broke off, without the error's message, which may quote the answer."""
     where = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("%s ends, its answer can't be told on: %s at\n%s", whose, type(error).__name__, where)
+    logger.error("%s ends, its answer can't be passed on: %s at\n%s", whose, type(error).__name__, where)
 
 
 def takes_long(sampling: Sampling) -> bool:

@@ -100,7 +100,7 @@ class Texts:
             return None
         if len(text) > MAX_TEXT_BYTES:
             message = (
-                f"the prompt has {len(text)} characters, and at most {MAX_TEXT_BYTES} are told; send a shorter one"
+                f"the prompt has {len(text)} characters, and at most {MAX_TEXT_BYTES} can be shown; send a shorter one"
             )
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages"))
         return text.removeprefix(self._bos_text)

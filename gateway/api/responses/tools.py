@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Set
 from typing import Any
 
@@ -15,7 +14,6 @@ from workers.protocol.requests import Tool
 
 CUSTOM = "custom"
 INPUT = "input"
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
 INPUT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {INPUT: {"type": "string"}},
@@ -85,7 +83,7 @@ def input_of(arguments: str) -> str:
     text = value.get(INPUT) if isinstance(value, dict) else None
     if not isinstance(text, str):
         return arguments
-    return _HALF_PAIR.sub(lambda half: f"\\u{ord(half.group()):04x}", text)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _tool_object(tool: ToolBody) -> dict[str, Any]:

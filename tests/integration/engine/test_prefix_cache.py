@@ -14,6 +14,7 @@ from tests.integration.engine.listener import Bench, running
 from workers.engine import cache
 from workers.engine.disk_names import BLOCK_TOKENS
 from workers.engine.pace import MovePace
+from workers.engine.request import EngineRequest
 from workers.engine.sequence import Sequence as Call
 from workers.llama.memory import Memory
 from workers.llama.model import Model
@@ -279,18 +280,24 @@ def test_the_lowest_priority_is_thrown_out_and_the_highest_goes_first(stories: M
         assert ends[middle] < ends[low]
 
 
+def behind_others(bench: Bench, long: EngineRequest) -> int:
+    """Answer a call that begins above others, which soon leave; return its key."""
+    prompts = [[*bench.tokens(ENDS[number]), *bench.tokens(STORY)[1 + number : 110]] * 4 for number in range(3)]
+    gate = held(bench)
+    short = [bench.submit(bench.request(prompt[:400], 2)) for prompt in prompts]
+    key = bench.submit(bench.again(long))
+    gate.set()
+    bench.wait(key, *short)
+    return key
+
+
 def test_running_calls_move_down_when_others_leave(any_model: Model) -> None:
     """Attention scans up to the highest cell: a call that began above idle prefixes does not stay there."""
     with running(any_model, slots=4, n_ctx=512, kv_tokens=2048) as bench:
         long = bench.request("The dog", 300, ignore_eos=True)
         alone = bench.answer(replace(long, cache_prompt=False))
         assert bench.engine.counters.num_packed == 0
-        prompts = [[*bench.tokens(ENDS[number]), *bench.tokens(STORY)[1 + number : 110]] * 4 for number in range(3)]
-        gate = held(bench)
-        short = [bench.submit(bench.request(prompt[:400], 2)) for prompt in prompts]
-        key = bench.submit(bench.again(long))
-        gate.set()
-        bench.wait(key, *short)
+        key = behind_others(bench, long)
         assert bench.engine.counters.num_packed > 0
         assert bench.heard.text(key) == alone
 
@@ -305,16 +312,11 @@ def test_what_moves_down_at_once_is_bounded_in_bytes(stories: Model, monkeypatch
         return relocate(memory, holders, scratch, start, end)
 
     monkeypatch.setattr(Memory, "relocate", counted)
-    monkeypatch.setattr(cache, "PACK_BYTES", 1, raising=False)
+    monkeypatch.setattr(cache, "PACK_BYTES", 1)
     with running(stories, slots=4, n_ctx=512, kv_tokens=2048) as bench:
         long = bench.request(bench.tokens(STORY)[:200], 250, ignore_eos=True)
         alone = bench.answer(replace(long, cache_prompt=False))
-        prompts = [[*bench.tokens(ENDS[number]), *bench.tokens(STORY)[1 + number : 110]] * 4 for number in range(3)]
-        gate = held(bench)
-        short = [bench.submit(bench.request(prompt[:400], 2)) for prompt in prompts]
-        key = bench.submit(bench.again(long))
-        gate.set()
-        bench.wait(key, *short)
+        key = behind_others(bench, long)
         assert bench.heard.text(key) == alone
     assert len(parts) > 1
     assert max(parts) <= BLOCK_TOKENS

@@ -125,7 +125,7 @@ async def test_what_no_engine_may_say_of_a_call_ends_that_call_and_not_the_worke
             assert end.failure.code is FailureCode.INTERNAL
     worker.signal(signal.SIGTERM)
     assert worker.wait() == Exit.OK
-    assert "can't be told on" in worker.errors()
+    assert "can't be passed on" in worker.errors()
 
 
 async def test_an_answer_that_fails_in_the_middle(session: aiohttp.ClientSession, spawn: Spawn) -> None:

@@ -9,7 +9,6 @@ and thoughts.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Callable
 from enum import Enum
@@ -26,7 +25,6 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 MIN_MARK_CHARS = 4
 """Least characters of a call's mark that count as one, not as text, at the end of an answer that was cut off."""
 _OTHER_KEYS = ("type", "id", "tool_call_id")
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class Gap(Enum):
@@ -387,7 +385,7 @@ class Reader(Scanner):
 
     def _is_name(self, name: str | None, *, known: bool = False) -> bool:
         """Return whether it can be a call's name. `known`: only the name of a tool can."""
-        if not name or _HALF_PAIR.search(name):
+        if not name or any("\ud800" <= character <= "\udfff" for character in name):
             return False  # it is JSON but can't be sent as UTF-8
         return not known or any(tool.name == name for tool in self._ask.tools)
 
@@ -488,4 +486,4 @@ def _held(value: str) -> str:
         return ""
     if not isinstance(held, str) or not held.lstrip().startswith("{"):
         return ""
-    return _HALF_PAIR.sub(lambda half: f"\\u{ord(half.group()):04x}", held)
+    return held.encode("utf-8", "backslashreplace").decode()

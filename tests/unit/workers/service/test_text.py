@@ -180,7 +180,7 @@ async def test_no_more_of_a_prompt_is_told_than_of_other_texts(client: httpx2.As
     )
     assert len((await rendered(client, long, count=False)).prompt or "") == MAX_TEXT_BYTES >> 1
     failure = await refused(client, RENDER_PATH, Render(request=longer, count=False))
-    assert (failure.param, f"at most {MAX_TEXT_BYTES} are told" in failure.message) == ("messages", True)
+    assert (failure.param, f"at most {MAX_TEXT_BYTES} can be shown" in failure.message) == ("messages", True)
 
 
 async def test_props(client: httpx2.AsyncClient) -> None:
