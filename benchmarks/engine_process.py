@@ -33,27 +33,30 @@ import aiohttp
 import msgspec
 import uvicorn
 import uvloop
+from prometheus_client import CollectorRegistry
 
+from tests.support.desks import call_desk
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
+from workers.engine.cache.prompt import Prompt
+from workers.engine.counters import EngineCounters
 from workers.engine.engine import Engine
 from workers.engine.request import EngineLoad, EngineRequest
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.metrics.worker import WorkerMetrics
+from workers.models.spec import LlamaSettings
+from workers.process.sockets import listen
+from workers.protocol.control import access_token
 from workers.protocol.events import CallEvent, Finished, decode_step
 from workers.protocol.framing import EVENTS_PATH, SUBMIT_PATH, FrameReader, parse_event_id
-from workers.protocol.proofs import access_token
 from workers.protocol.requests import GenerateRequest, Message, Sampling, Submit
-from workers.service.access import WorkerAccess
-from workers.service.app import build_app
-from workers.service.desk import CallDesk
-from workers.service.desk import Engine as DeskEngine
-from workers.service.mailbox import Mailbox
-from workers.service.metrics import WorkerMetrics
-from workers.service.server import listen
+from workers.service.calls.desk import Engine as DeskEngine
+from workers.service.calls.mailbox import Mailbox
+from workers.service.calls.stream import EventHub
+from workers.service.lifecycle import Lifecycle
+from workers.service.routes.app import CallRoutes, WorkerAccess, build_app
 from workers.service.shortage import Shortage
-from workers.service.stream import EventHub
 
 WAYS = {"alone": 0.005, "shared, 5 ms": 0.005, "shared, 0.5 ms": 0.0005, "own process": 0.005}
 """Name -> switch interval of the process that holds the engine, seconds."""
@@ -114,6 +117,9 @@ class PipedEngine:
     def cancel(self, key: int) -> None:
         """Nobody cancels here."""
 
+    def end(self, key: int, num_tokens: int) -> None:
+        """Nobody ends an answer here."""
+
 
 def run_piped_engine(options: argparse.Namespace) -> None:
     """The engine's own process: requests come on stdin, steps leave on stdout; the steps' times go to `--times`."""
@@ -150,7 +156,8 @@ async def read_steps(stdout: IO[bytes], deliver: Emit) -> None:
 async def serve(options: argparse.Namespace) -> None:
     """The service around an engine, in this process or behind a pipe, until stdin is closed."""
     loop = asyncio.get_running_loop()
-    mailbox = Mailbox(loop)
+    life = Lifecycle()
+    mailbox = Mailbox(loop, life.crashed)
     host: EngineHost | None = None
     child: subprocess.Popen[bytes] | None = None
     engine: DeskEngine
@@ -171,17 +178,22 @@ async def serve(options: argparse.Namespace) -> None:
     else:
         host = EngineHost(options, mailbox.put)
         engine, model = host.engine, host.model
-    metrics = WorkerMetrics("bench", lambda: EngineLoad(options.slot_count, 0, 0, 1, 0))
+    metrics = WorkerMetrics(
+        CollectorRegistry(), "bench", lambda: EngineLoad(options.slot_count, 0, 0, 1, 0), EngineCounters
+    )
     hub = EventHub(BOOT, grace_s=60)
     prompts = Prompts(ChatTemplate(model.chat_template), model)
-    desk = CallDesk(hub, engine, prompts, metrics, Sampling())
-    mailbox.connect(desk.deliver)
+    desk = call_desk(hub, engine, prompts, metrics, mailbox=mailbox, life=life)
     steps = None
     if child is not None:
         assert child.stdout is not None
         steps = asyncio.create_task(read_steps(child.stdout, desk.deliver))
     app = build_app(
-        shortage=Shortage(lambda: None), desk=desk, hub=hub, metrics=metrics, access=WorkerAccess(SECRET, WORKER, BOOT)
+        hub=hub,
+        metrics=metrics,
+        access=WorkerAccess(SECRET, WORKER, BOOT),
+        shortage=Shortage(),
+        routes=CallRoutes(desk, BOOT).routes(),
     )
     sock = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_level="error", access_log=False))
@@ -222,8 +234,9 @@ def alone(options: argparse.Namespace) -> Result:
 
     host = EngineHost(options, emit)
     prompt = host.model.tokenize("Tell me a story about a cat.", add_special=True, parse_special=True)
+    asked = GenerateRequest(max_tokens=options.tokens, ignore_eos=True)
     for key in range(options.slot_count):
-        host.engine.submit(EngineRequest(key, prompt, options.tokens, (), Sampling(temperature=0.0), True))
+        host.engine.submit(EngineRequest(key, asked, Prompt(prompt), Sampling(temperature=0.0)))
     host.engine.start()
     for _ in range(options.slot_count):
         done.acquire()

@@ -23,13 +23,13 @@ from pathlib import Path
 
 from llama_cpp import llama_cpp as c
 
+from workers.engine.cache.prompt import Prompt
 from workers.engine.engine import Engine, EngineRequest
-from workers.llama.batch import Batch
-from workers.llama.context import Context
+from workers.llama.context import Batch, Context
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 from workers.protocol.events import CallEvent, Finished, Text
-from workers.protocol.requests import Sampling
+from workers.protocol.requests import GenerateRequest, Sampling
 
 PROMPT = "Once upon a time there was a little"
 
@@ -127,8 +127,9 @@ def measure(model: Model, settings: LlamaSettings, arguments: argparse.Namespace
         clock.clear()
         engine = Engine(model, context, slots=slots, n_ctx=n_ctx, emit=emit)
         sampling = Sampling(temperature=arguments.temperature, seed=1)
+        asked = GenerateRequest(max_tokens=num_tokens, ignore_eos=True)
         for key in range(slots):
-            engine.submit(EngineRequest(key, prompt, num_tokens, (), sampling, ignore_eos=True))
+            engine.submit(EngineRequest(key, asked, Prompt(prompt), sampling))
         with busy_thread(arguments.busy):
             start = time.perf_counter()
             engine.start()

@@ -29,7 +29,7 @@ from workers.llama.adapters import Adapter, AppliedAdapters, inspect
 from workers.llama.context import Context
 from workers.llama.gguf import GgufHeader
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 DEMO = Path(__file__).resolve().parents[1] / "deploy" / "demo" / "paddock-demo.gguf"
 ADAPTED = ("attn_q.weight", "attn_v.weight", "ffn_down.weight")

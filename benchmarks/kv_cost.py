@@ -22,10 +22,9 @@ import numpy as np
 from benchmarks.reference import bench_dir
 from benchmarks.synthetic_model import synthetic_model, write
 from benchmarks.table import Row, print_rows
-from workers.llama.batch import Batch
-from workers.llama.context import Context
+from workers.llama.context import Batch, Context
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 STREAMS = 8
 BLOCK = 64

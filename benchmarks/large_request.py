@@ -24,12 +24,12 @@ from typing import Any
 from benchmarks.kv_cost import toy
 from benchmarks.reference import sdist_source
 from benchmarks.table import Row, print_rows
-from gateway.api.openai.chat_request import read_chat
+from gateway.api.openai.requests import read_chat
 from tests.support.stack import Process, Stack
 from workers.chat.conversation import conversation_of
 from workers.chat.renderer import Renderer
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 TOOLS, MESSAGES = 100, 200
 BAR_MS = 10.0

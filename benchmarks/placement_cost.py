@@ -25,17 +25,16 @@ import redis.asyncio
 import uvloop
 
 from benchmarks.table import Row
-from gateway.admission.placements import Placements
+from gateway.admission.local_queue import Placements
 from gateway.registry.fleet import Fleet
-from gateway.routing.ask import Ask
+from gateway.routing.placement import Ask
 from gateway.routing.pool import PoolBook
 from gateway.routing.rank import rank
 from gateway.store.client import Filed, Lease, Offer, Offers, Order, Store, connect
 from tests.support.pool import SECRET, heartbeat
 from tests.support.redis_server import RedisServer
 from workers.protocol import keys
-from workers.protocol.heartbeat import Heartbeat, record_of
-from workers.protocol.news import FIELD, Load, News, pack_heads, sealed_news
+from workers.protocol.heartbeat import FIELD, Heartbeat, Load, News, pack_heads, record_of, sealed_news
 from workers.protocol.prefixes import Prefix
 
 MODEL = "m"

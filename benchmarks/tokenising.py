@@ -16,9 +16,8 @@ from collections.abc import Callable
 
 from benchmarks.reference import sdist_source
 from benchmarks.table import Row
-from workers.llama.tokenizer import GuardedTokenizer, TokenProcesses
-from workers.llama.vocab import Vocab
-from workers.llama.vocab_file import VocabFile
+from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
+from workers.llama.tokens.vocab import Vocab, VocabFile
 
 VOCABULARIES = ("qwen2", "deepseek-llm")
 NUM_TOKENS = (1_000, 3_000, 10_000, 30_000, 100_000)

@@ -1,12 +1,13 @@
 """Every check of `make test`, in order, with the time each took. Goes on after a failure, exits with its status.
 
     python deploy/check.py [--long]
-        [--only tools,format,lint,types,imports,house,sources,tests,clients,upstream,attacks]
+        [--only tools,format,lint,types,imports,house,sources,tests,serial,clients,upstream,attacks]
 
-pytest runs last, so that its summary is the end of the output. `make test-full` unpacks llama.cpp's sources before it,
-since tests of well-known vocabularies and templates skip where there are none. After it `make test-full` prints the
-table of clients, with versions and results, runs llama.cpp's own tests of its server, and tries the attacks, alone on
-the machine: what they may take from others is promised for a quiet one.
+pytest runs last, so that its summary is the end of the output: side by side, then the tests marked `serial`, alone in
+one process. `make test-full` unpacks llama.cpp's sources before it, since tests of well-known vocabularies and
+templates skip where there are none. After it `make test-full` prints the table of clients, with versions and results,
+runs llama.cpp's own tests of its server, and tries the attacks, alone on the machine: what they may take from others
+is promised for a quiet one.
 """
 
 from __future__ import annotations
@@ -21,9 +22,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
+PYTEST = [sys.executable, "-m", "pytest", "-q"]
 SOME_FAILED = 1
 """pytest's exit code."""
-FEW = 20
+RUN_AGAIN = {
+    "tests/security/test_attacks.py::test_an_area_takes_nothing_from_others[demo]": (
+        "takes more than a minute, too long to run alone, and bounds gaps to a second while other tests compute"
+    ),
+    "tests/unit/workers/engine/test_disk_folder.py::"
+    "test_what_another_process_wrote_is_found_at_once_and_known_after_a_scan": (
+        "the folder is scanned again where the other process takes seconds to start"
+    ),
+    "tests/unit/workers/engine/test_disk_folder.py::test_erasing_while_a_worker_writes": (
+        "the writer may be done before the eraser has had a turn"
+    ),
+}
+"""Tests that may fail side by side if they then pass alone -> why they are not marked `serial`."""
 IN_ORDER = ("--dist", "loadfile", "--no-loadscope-reorder")
 """Whole files, in the order of `tests/conftest.py`: those with the most tests are not those that take longest."""
 HOUSE = ROOT.parent / "shared" / "tools" / "house.py"
@@ -31,7 +45,7 @@ UNPACK_SOURCES = "from benchmarks.reference import sdist_source; sdist_source()"
 
 
 def stages(long: bool) -> dict[str, list[str]]:
-    chosen = [] if long else ["-m", "not long"]
+    chosen = "" if long else " and not long"
     commands = {
         "tools": [sys.executable, "-m", "tests.support.go_tools", *go_tools(long)],
         "format": [str(BIN / "ruff"), "format", "--check", "--output-format", "concise", "."],
@@ -40,7 +54,8 @@ def stages(long: bool) -> dict[str, list[str]]:
         "imports": [str(BIN / "lint-imports")],
         "house": [sys.executable, str(HOUSE), ".", "--strict"],
         "sources": [sys.executable, "-c", UNPACK_SOURCES],
-        "tests": [sys.executable, "-m", "pytest", "-q", "-n", str(num_at_once()), *IN_ORDER, *chosen],
+        "tests": [*PYTEST, "-n", str(num_at_once()), *IN_ORDER, "-m", f"not serial{chosen}"],
+        "serial": [*PYTEST, "-m", f"serial{chosen}", *serial_files()],
     }
     if long:
         commands["clients"] = [sys.executable, "-m", "tests.clients"]
@@ -56,6 +71,12 @@ def stages(long: bool) -> dict[str, list[str]]:
 def num_at_once() -> int:
     """Test files that run side by side: most of a test's time is processes that start and waits that pass."""
     return max(3, min(4, len(os.sched_getaffinity(0))))
+
+
+def serial_files() -> list[str]:
+    """Return the files with marked tests: collecting all of them takes longer than many of these tests."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(file.relative_to(ROOT)) for file in files if "pytest.mark.serial" in file.read_text()]
 
 
 def go_tools(long: bool) -> list[str]:
@@ -75,13 +96,13 @@ def main() -> int:
         if only and name not in only:
             continue
         started = time.monotonic()
-        if name == "tests":
-            # Before pytest, not after: its own summary ends the output.
-            report(results)
-            num_reported = len(results) + 1
+        if name in ("tests", "serial"):
+            report(results[num_reported:])
+            num_reported = len(results)
         code = RUN.get(name, run_quietly)(command)
         results.append((name, code, time.monotonic() - started))
-    report(results[num_reported:])
+    if [name for name, _, _ in results][-1:] != ["serial"]:  # whose own summary ends the output
+        report(results[num_reported:])
     return next((code for _, code, _ in results if code), 0)
 
 
@@ -97,18 +118,18 @@ def run_openly(command: list[str]) -> int:
 
 
 def run_tests(command: list[str]) -> int:
-    """Side by side; where a few fail so, these once more, alone: tests that compute may make each other late."""
+    """Run tests side by side; where none fails but some of `RUN_AGAIN`, run these once more, alone."""
     with tempfile.TemporaryDirectory() as folder:
-        failed = Path(folder) / "failed"
-        code = subprocess.run([*command, f"--failed-to={failed}"], cwd=ROOT).returncode
-        ids = failed.read_text().splitlines() if failed.exists() else []
-        if code != SOME_FAILED or not 0 < len(ids) <= FEW:
-            return code
-        print(f"check: {len(ids)} failed side by side, and are run alone: {', '.join(ids)}", flush=True)
-        return subprocess.run([sys.executable, "-m", "pytest", "-q", f"@{failed}"], cwd=ROOT).returncode
+        to = Path(folder) / "failed"
+        code = run_openly([*command, f"--failed-to={to}"])
+        failed = to.read_text().splitlines() if to.exists() else []
+    if code != SOME_FAILED or not failed or not set(failed) <= RUN_AGAIN.keys():
+        return code
+    print(f"check: these failed side by side, and are run alone: {', '.join(failed)}", flush=True)
+    return run_openly([*PYTEST, *failed])
 
 
-RUN = {"tests": run_tests, "clients": run_openly, "upstream": run_openly, "attacks": run_openly}
+RUN = {"tests": run_tests, "serial": run_openly, "clients": run_openly, "upstream": run_openly, "attacks": run_openly}
 """The others say nothing unless they fail."""
 
 

@@ -1,4 +1,4 @@
-"""Writes the users of `workers/protocol/redis_users.py` into compose and the chart; --check says what is out of date.
+"""Writes the users of `workers/protocol/keys.py` into compose and the chart; --check says what is out of date.
 
 python deploy/write_redis_users.py [--check]
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from workers.protocol.redis_users import ROLES, rules_of, user_of  # noqa: E402 - found beside this folder
+from workers.protocol.keys import ROLES, rules_of, user_of  # noqa: E402 - found beside this folder
 
 FILES = (ROOT / "docker-compose.yml", ROOT / "helm" / "templates" / "redis" / "redis.yaml")
 

@@ -10,71 +10,69 @@ from dataclasses import dataclass
 from functools import partial
 
 import redis.asyncio
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from gateway.access import first_key
+from gateway.access.control import AccessControl, RouteToken
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
 from gateway.access.records import read_records
-from gateway.adapter_keeper import AdapterKeeper
+from gateway.adapters.choice import CallAdapters
+from gateway.adapters.desired import AdapterWishes
+from gateway.adapters.reconciler import AdapterKeeper
 from gateway.admission.admission import Admission
-from gateway.api.admin.explain import ExplainRoute
-from gateway.api.anthropic.count_tokens import CountTokens
-from gateway.api.anthropic.messages import MessagesDialect
+from gateway.api.anthropic.messages import CountTokens, MessagesDialect
 from gateway.api.anthropic.models import ModelInfos
-from gateway.api.decoding import DecodingLane
-from gateway.api.door import Door
-from gateway.api.drain import Attendance, DrainRoute
-from gateway.api.generation import Generation
-from gateway.api.handshake import connection_bounds
-from gateway.api.health import Health, Ready, Version
-from gateway.api.intake import Intake
-from gateway.api.memory_budget import MemoryBudget
-from gateway.api.metrics import MetricsPage, NoMetrics, ScrapeAccess, Targets
-from gateway.api.models import SpokenModels
-from gateway.api.native.assembly import native_apps
+from gateway.api.dialect import Handler
+from gateway.api.generation import Generation, Pooled, TokenCount
+from gateway.api.http.root_app import Door
+from gateway.api.http.sockets import Sockets
+from gateway.api.http.streaming import Pings
+from gateway.api.http.websocket_protocol import connection_bounds
+from gateway.api.intake.decoding import DecodingLane
+from gateway.api.intake.intake import Intake
+from gateway.api.intake.memory_budget import MemoryBudget
+from gateway.api.native.assembly import native_handlers
 from gateway.api.native.props import Offered
 from gateway.api.native.reception import Reception
-from gateway.api.openai.chat import ChatDialect
-from gateway.api.openai.completion import CompletionDialect
-from gateway.api.openai.embeddings import EmbeddingsDialect
-from gateway.api.openai.input_tokens import ChatInputTokens
+from gateway.api.openai.dialects import ChatDialect, ChatInputTokens, CompletionDialect
+from gateway.api.openai.error_shape import unserved_handlers
 from gateway.api.openai.models import Models
-from gateway.api.openai.rerank import RerankDialect
-from gateway.api.openai.unserved import unserved_apps
-from gateway.api.pooled import Pooled
-from gateway.api.responses.assembly import responses_apps
-from gateway.api.responses.connection import Bounds
-from gateway.api.responses.memory import Memories
+from gateway.api.openai.pooled import EmbeddingsDialect, RerankDialect
+from gateway.api.operations.drain import Attendance, DrainRoute, drain_route_token
+from gateway.api.operations.explain import ExplainRoute
+from gateway.api.operations.health import Ready, health, version
+from gateway.api.operations.metrics import METRICS_PATHS, MetricsPage, Targets, metrics_route_token, refuse_metrics
+from gateway.api.responses.assembly import responses_handlers
+from gateway.api.responses.socket.connection import Bounds
+from gateway.api.responses.socket.memory import Memories
 from gateway.api.resumable import Resumable
-from gateway.api.routes import Routes
-from gateway.api.sockets import Sockets
-from gateway.api.streaming import Pings
-from gateway.api.token_count import TokenCount
+from gateway.api.routes import Routes, answer_models
 from gateway.catalog.names import Names
-from gateway.gauges import Sight
-from gateway.inquiries import Inquiries
-from gateway.pipeline import Limits, Pipeline
-from gateway.registry.adapter_wishes import AdapterWishes
-from gateway.registry.first_workers import FirstWorkers
+from gateway.dispatch.call_state import Limits
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.pipeline import Pipeline
+from gateway.gauges import GaugeCollector
 from gateway.registry.fleet import Fleet, FleetSnapshot
 from gateway.registry.model_wishes import ModelWishes
+from gateway.registry.snapshot import FirstWorkers
+from gateway.relay.queries import WorkerQueries
 from gateway.relay.relay import Relay
 from gateway.resume.recordings import Recordings
 from gateway.settings import GatewaySettings
 from gateway.store.client import Store
-from gateway.store.look import LineReader
-from gateway.store.outage import Outage
+from gateway.store.outage import Outage, Unreadable
+from gateway.store.queue_inspector import LineReader
 from gateway.store.responses import ResponseStore
-from gateway.store.stream_log import StreamLog
-from gateway.store.stream_quota import StreamBounds, StreamQuota
-from gateway.store.unreadable import Unreadable
+from gateway.store.streams import StreamBounds, StreamLog, StreamQuota
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
-from workers import catalog_file, secret_file
-from workers.heap import HeapUpkeep
+from workers import secret_file
 from workers.http_server.callers import KnownCallers
-from workers.protocol.drain import left_s
+from workers.models import catalog
+from workers.process.memory import HeapUpkeep
+from workers.protocol.control import DRAIN_PATH, left_s
 from workers.protocol.framing import gateway_process
 from workers.protocol.heartbeat import Heartbeat
 from workers.tracing.tracer import OFF, Tracer
@@ -101,7 +99,7 @@ class App:
     key_store: KeyStore
     redis: redis.asyncio.Redis
     sockets: Sockets
-    sight: Sight
+    gauges: GaugeCollector
     attendance: Attendance
     callers: KnownCallers
 
@@ -121,7 +119,7 @@ class App:
                 self.recordings,
                 self.wishes,
                 self.keeper,
-                self.sight,
+                self.gauges,
                 HeapUpkeep(),
             )
             background = [tasks.create_task(part.run()) for part in parts]
@@ -165,14 +163,15 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     """Build a gateway. Raises CatalogError, KeysInvalid, RedisError, OSError (the state folder can't be written)."""
     own_secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     core = _core(settings, redis)
-    router = Routes(_apps(settings, redis, core, own_secret))
-    key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)
-    keeper = AdapterKeeper(core.fleet, core.inquiries, core.wishes)
-    core.fleet.listen(lambda _: keeper.hurry())
     most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
+    access = AccessControl(core.keys, most_per_key, _route_tokens(settings, own_secret))
+    router = Routes(_handlers(settings, redis, core, access), access)
+    key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)
+    keeper = AdapterKeeper(core.fleet, core.queries, core.wishes)
+    core.fleet.listen(lambda _: keeper.hurry())
     refuses = settings.unknown_parameters == "refuse"
     return App(
-        asgi=Door(router, core.metrics, core.attendance, tracer, most_per_key, refuses_unknown=refuses),
+        asgi=Door(router, core.metrics, core.attendance, access, tracer, refuses_unknown=refuses),
         pipeline=core.pipeline,
         fleet=core.fleet,
         admission=core.admission,
@@ -184,7 +183,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         key_store=key_store,
         redis=redis,
         sockets=core.sockets,
-        sight=core.sight,
+        gauges=core.gauges,
         attendance=core.attendance,
         callers=core.callers,
     )
@@ -202,13 +201,14 @@ class _Core:
     wishes: AdapterWishes
     fleet: Fleet
     relay: Relay
-    inquiries: Inquiries
+    queries: WorkerQueries
     admission: Admission
+    dispatcher: Dispatcher
     pipeline: Pipeline
     recordings: Recordings
     sockets: Sockets
     attendance: Attendance
-    sight: Sight
+    gauges: GaugeCollector
     is_leaving: Callable[[], bool]
     first: FirstWorkers
 
@@ -216,26 +216,33 @@ class _Core:
 def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     """Build the parts beneath the routes. Raises CatalogError."""
     gateway_id = settings.gateway_id or secrets.token_hex(6)
-    names = Names(catalog_file.load(settings.catalog) if settings.catalog else None)
+    names = Names(catalog.load(settings.catalog) if settings.catalog else None)
     callers = KnownCallers()
     keys = Keys(verified=callers.verified)
-    metrics, attendance = Metrics(), Attendance()
-    unreadable = Unreadable(metrics.unreadable.inc)
+    metrics, attendance = Metrics(CollectorRegistry()), Attendance()
+    unreadable = Unreadable(lambda kind: metrics.unreadable.labels(kind).inc())
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
     process = gateway_process(gateway_id, secrets.token_hex(4))
     relay = Relay(process, settings.worker_secret, settings.stream_buffer_events)
     wishes = AdapterWishes(redis, lambda: fleet.snapshot.models, unreadable, names.scales)
-    refused = metrics.refused_records.inc
-    fleet = Fleet(redis, settings.worker_secret, registered=wishes.contents, refused=refused, unreadable=unreadable)
+    fleet = Fleet(
+        redis,
+        settings.worker_secret,
+        registered=wishes.contents,
+        refused=lambda kind: metrics.refused_records.labels(kind).inc(),
+        unreadable=unreadable,
+    )
     fleet.listen(lambda snapshot: relay.follow(_beats(snapshot)))
     first = FirstWorkers(names.meant, settings.ready_wait_s)
     fleet.listen(first.follow)
     of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
-    store = Store(redis, took=metrics.redis_time.observe)
+    store = Store(redis, took=lambda seconds, script: metrics.redis_time.labels(script).observe(seconds))
     admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases, unreadable=unreadable)
     fleet.keep_unless(admission.takes_writes)
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
-    pipeline = Pipeline(names, fleet, admission, relay, metrics, _limits(settings), wishes, prompts)
+    limits, adapters = _limits(settings), CallAdapters(fleet, wishes)
+    dispatcher = Dispatcher(fleet, admission, relay, metrics, limits, adapters)
+    pipeline = Pipeline(names, fleet, dispatcher, adapters, metrics, limits, prompts)
     leaving = partial(_is_leaving, attendance, pipeline)
     sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
     return _Core(
@@ -247,53 +254,65 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         wishes=wishes,
         fleet=fleet,
         relay=relay,
-        inquiries=Inquiries(fleet, relay),
+        queries=WorkerQueries(fleet, relay),
         admission=admission,
+        dispatcher=dispatcher,
         pipeline=pipeline,
         recordings=_recordings(settings, redis, gateway_id),
         sockets=sockets,
         attendance=attendance,
-        sight=Sight(metrics, fleet, admission, pipeline.attempts, names.models, leaving, sockets),
+        gauges=GaugeCollector(metrics, fleet, admission, dispatcher.workers, names.models, leaving, sockets),
         is_leaving=leaving,
         first=first,
     )
 
 
-def _apps(settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, own_secret: str) -> Mapping[str, ASGIApp]:
-    """Return the ASGI app of each route, named as in `gateway.api.routes`."""
-    keys, pipeline, fleet, inquiries = core.keys, core.pipeline, core.fleet, core.inquiries
+def _route_tokens(settings: GatewaySettings, own_secret: str) -> dict[str, RouteToken]:
+    """Return the tokens of routes that are no API keys, by path."""
+    tokens = {DRAIN_PATH: drain_route_token(own_secret)}
+    if settings.metrics_key and settings.metrics_endpoint:
+        tokens |= dict.fromkeys(METRICS_PATHS, metrics_route_token(settings.metrics_key))
+    return tokens
+
+
+def _handlers(
+    settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, access: AccessControl
+) -> Mapping[str, Handler]:
+    """Return the handler of each route, named as in `gateway.api.routes`."""
+    pipeline, fleet, queries = core.pipeline, core.fleet, core.queries
     intake, model_wishes = _intake(settings, fleet, core.names), ModelWishes(redis)
     resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)
-    answers = (keys, pipeline, intake, Pings(settings.ping_interval_s, settings.ping == "event"), resumable)
-    counting = (keys, pipeline, inquiries, intake)
-    models = SpokenModels(Models(keys, core.names, fleet, model_wishes), ModelInfos(keys, core.names, fleet))
-    reception = Reception(keys, pipeline, fleet, intake)
+    answers = (pipeline, intake, Pings(settings.ping_interval_s, settings.ping == "event"), resumable)
+    counting = (pipeline, queries, intake)
+    models = partial(answer_models, Models(core.names, fleet, model_wishes), ModelInfos(core.names, fleet))
+    reception, circuits = Reception(pipeline, fleet, intake), core.dispatcher.workers.circuits
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)
     responses = ResponseStore(redis, settings.response_ttl_s, settings.responses_bytes_per_team)
-    scrapes = ScrapeAccess(keys, settings.metrics_key)
     return {
         "chat": Generation(ChatDialect(), *answers),
         "chat_input_tokens": TokenCount(ChatInputTokens(), *counting),
         "completion": Generation(CompletionDialect(), *answers),
-        "embeddings": Pooled(EmbeddingsDialect(), keys, pipeline, intake),
-        "rerank": Pooled(RerankDialect(), keys, pipeline, intake),
-        **responses_apps(*answers, core.recordings, responses, inquiries, *of_sockets, core.metrics),
+        "embeddings": Pooled(EmbeddingsDialect(), pipeline, intake),
+        "rerank": Pooled(RerankDialect(), pipeline, intake),
+        **responses_handlers(access, *answers, core.recordings, responses, queries, *of_sockets, core.metrics),
         "messages": Generation(MessagesDialect(), *answers),
         "count_tokens": TokenCount(CountTokens(), *counting),
         "models": models,
         "model": models,
-        "native_models": Models(keys, core.names, fleet, model_wishes, merged=True),
-        **unserved_apps(keys),
-        "health": Health(),
-        "version": Version(),
+        "native_models": Models(core.names, fleet, model_wishes, merged=True),
+        **unserved_handlers(),
+        "health": health,
+        "version": version,
         "ready": Ready(redis, fleet, core.admission, core.is_leaving, core.names.models, core.first, model_wishes),
-        "drain": DrainRoute(core.attendance, keys, own_secret, pipeline, core.sockets),
-        "explain": ExplainRoute(reception, pipeline, fleet, core.admission, LineReader(redis), ChatDialect()),
-        "metrics": MetricsPage(core.metrics.book, core.sight.look, scrapes),
-        "targets": Targets(fleet, scrapes),
-        **native_apps(answers, fleet, inquiries, core.wishes, model_wishes, ChatDialect(), _offered(settings)),
-        **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), NoMetrics())),
+        "drain": DrainRoute(core.attendance, pipeline, core.sockets),
+        "explain": ExplainRoute(
+            reception, pipeline.adapters, circuits, fleet, core.admission, LineReader(redis), ChatDialect()
+        ),
+        "metrics": MetricsPage(core.metrics.registry, core.gauges.update),
+        "targets": Targets(fleet),
+        **native_handlers(answers, fleet, queries, core.wishes, model_wishes, ChatDialect(), _offered(settings)),
+        **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
     }
 
 

@@ -7,13 +7,14 @@ from importlib import import_module
 
 from gateway import __version__
 from workers import cli as workers_cli
-from workers import command, lifeline
-from workers.command import Command
+from workers.commands import command
+from workers.commands.command import Command
+from workers.process import parent_death
 
 COMMANDS = {
     "up": Command(
         "gateway.settings:UpSettings",
-        "gateway.up:run",
+        "gateway.commands.up:run",
         "everything on this machine: Redis, workers, gateway",
         "gateway,worker",
     ),
@@ -38,7 +39,7 @@ def main() -> int:
 
 
 def _main() -> int:
-    lifeline.hold()
+    parent_death.hold()
     name, *args = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):
         print(overview())
@@ -47,7 +48,7 @@ def _main() -> int:
         print(f"paddock {__version__}")
         return 0
     if name == "config":
-        return int(import_module("gateway.config").main(args))
+        return int(import_module("gateway.commands.config").main(args))
     if name == "cache":
         known = import_module("gateway.settings").known_settings()
         return int(import_module(workers_cli.CACHE_MODULE).main(args, known))
@@ -57,15 +58,15 @@ def _main() -> int:
         return int(drain.main(args, settings.known_settings(), parts))
     if name == "key":
         known = import_module("gateway.settings").known_settings()
-        return int(import_module("gateway.key_command").main(args, known))
+        return int(import_module("gateway.commands.key").main(args, known))
     if name == "redis":
-        return int(import_module("gateway.redis_command").main(args))
+        return int(import_module("gateway.commands.redis_acl").main(args))
     if name == "bench":
         known = import_module("gateway.settings").known_settings()
         return int(import_module("gateway.bench.command").main(args, known))
     if name == "chat":
         known = import_module("gateway.settings").known_settings()
-        return int(import_module("gateway.chat_command").main(args, known))
+        return int(import_module("gateway.commands.chat").main(args, known))
     if name not in COMMANDS:
         nearest = import_module("workers.sources").nearest(
             name, [*COMMANDS, "bench", "cache", "chat", "config", "drain", "key", "redis"]

@@ -1,20 +1,27 @@
-"""Sets this gateway's gauges: the fleet and the line at a scrape, workers that come and go, the event loop's lag."""
+"""Sets this gateway's gauges: the fleet and the queue at a scrape, workers that come and go, the event loop's lag.
+
+Measures how late the event loop is: all streams wait for whatever holds it up.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from gateway.registry.snapshot import FleetSnapshot
-from gateway.registry.turnover import Turnover
-from gateway.telemetry.loop_lag import watch_loop
+from gateway.registry.snapshot import FleetView, Turnover
 from gateway.telemetry.metrics import Metrics
 
+EVERY_S = 0.1
 
-class Fleet(Protocol):
-    @property
-    def snapshot(self) -> FleetSnapshot: ...
-    def listen(self, on_change: Callable[[FleetSnapshot], None]) -> None: ...
+
+async def watch_loop(note: Callable[[float], None]) -> None:
+    """Call `note` ten times a second with the seconds that a timer was late, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + EVERY_S
+        await asyncio.sleep(EVERY_S)
+        note(max(0.0, loop.time() - due))
 
 
 class Places(Protocol):
@@ -59,13 +66,13 @@ class Sockets(Protocol):
     def num_open(self) -> int: ...
 
 
-class Sight:
-    """Collects the gauges. A `look` takes some milliseconds of the event loop for a fleet of a thousand workers."""
+class GaugeCollector:
+    """Collects the gauges. An `update` takes some milliseconds of the event loop for a fleet of a thousand workers."""
 
     def __init__(
         self,
         metrics: Metrics,
-        fleet: Fleet,
+        fleet: FleetView,
         places: Places,
         aside: Aside,
         named: frozenset[str],
@@ -85,22 +92,27 @@ class Sight:
     def follow(self, connections: Connections) -> None:
         """Show the connections of the server, which is made later."""
         self._connections = connections
-        connections.on_beyond = self._metrics.beyond.inc
+        connections.on_beyond = lambda reason: self._metrics.beyond.labels(reason).inc()
 
     async def run(self) -> None:
-        """Counts the workers that come and go, and measures the event loop, until cancelled."""
-        came, went = self._metrics.worker_starts.inc, self._metrics.worker_losses.inc
-        self._fleet.listen(Turnover(self._fleet.snapshot, came, went).changed)
+        """Count the workers that come and go, and measure the event loop, until cancelled."""
+        starts, losses = self._metrics.worker_starts, self._metrics.worker_losses
+        turnover = Turnover(
+            self._fleet.snapshot,
+            came=lambda model: starts.labels(model).inc(),
+            went=lambda model, how: losses.labels(model, how).inc(),
+        )
+        self._fleet.listen(turnover.changed)
         await watch_loop(self._metrics.loop_lag.observe)
 
-    def look(self) -> None:
-        """Sets the gauges."""
-        snapshot, now = self._fleet.snapshot, self._metrics.now
+    def update(self) -> None:
+        """Set the gauges."""
+        snapshot, now = self._fleet.snapshot, self._metrics
         aside = self._aside.set_aside()
         models = sorted(self._named | snapshot.models | set(self._places.models) | aside.keys())
         self._metrics.announce(models)
-        self._look_at_line(models, aside)
-        self._look_at_fleet(models)
+        self._update_queue(models, aside)
+        self._update_fleet(models)
         alone_for, places = self._places.alone_for, self._places
         now.leases.replace({model: places.in_flight(model) for model in models})
         now.without_redis.replace({model: model in alone_for for model in models})
@@ -111,7 +123,7 @@ class Sight:
         now.connections.set(self._connections.num_open if self._connections is not None else 0)
         self._metrics.process.count_tasks()
 
-    def _look_at_line(self, models: Iterable[str], aside: Mapping[str, tuple[int, float]]) -> None:
+    def _update_queue(self, models: Iterable[str], aside: Mapping[str, tuple[int, float]]) -> None:
         length, oldest, predicted = dict[str, float](), dict[str, float](), dict[str, float]()
         waits, served = self._places.oldest_wait_s(), self._fleet.snapshot.workers
         for model in models:
@@ -120,12 +132,12 @@ class Sight:
             oldest[model] = max(waits.get(model, 0.0), aside_s)
             # Nobody knows when the first worker will be there: the wait is at least what it has been so far.
             predicted[model] = self._places.predicted_wait_s(model) if model in served else oldest[model]
-        now = self._metrics.now
+        now = self._metrics
         now.queue_length.replace(length)
         now.queue_oldest.replace(oldest)
         now.predicted_wait.replace(predicted)
 
-    def _look_at_fleet(self, models: Iterable[str]) -> None:
+    def _update_fleet(self, models: Iterable[str]) -> None:
         workers, draining, slots, busy = (dict[str, float]() for _ in range(4))
         for model in models:
             beats = self._fleet.snapshot.of(model)
@@ -133,7 +145,7 @@ class Sight:
             workers[model], draining[model] = len(beats), len(beats) - len(serving)
             slots[model] = sum([beat.slots for beat in serving])
             busy[model] = sum([beat.slots_busy for beat in serving])
-        now = self._metrics.now
+        now = self._metrics
         for gauge, values in (
             (now.workers, workers),
             (now.workers_draining, draining),

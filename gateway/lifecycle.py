@@ -27,16 +27,16 @@ from redis.exceptions import RedisError
 
 from gateway import __version__
 from gateway.access.records import KeysInvalid
-from gateway.api.handshake import WebSocketProtocol, connection_bounds, refusal_body
-from gateway.api.presence import beside
+from gateway.api.http.websocket_protocol import WebSocketProtocol, connection_bounds, refusal_body
+from gateway.api.intake.presence import beside
 from gateway.app import App, build
 from gateway.settings import GatewaySettings
 from gateway.store.client import connect
-from gateway.telemetry import logs
-from workers.heap import keep_little
+from gateway.telemetry import finish
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
-from workers.protocol.catalog import CatalogError
+from workers.models.catalog import CatalogError
+from workers.process.memory import keep_little, started_threads
 from workers.protocol.exits import Exit
 from workers.tracing.opened import TracingUnusable, tracing
 from workers.tracing.tracer import Tracer
@@ -44,6 +44,8 @@ from workers.tracing.tracer import Tracer
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+ASIDE = 8
+"""Threads for work that the event loop must not wait for."""
 CLOSE_S = 2.0
 """Seconds that open connections may take to close once every answer is complete."""
 KEEP_ALIVE_S = 75
@@ -72,11 +74,13 @@ class CannotStart(Exception):
 
 def run(settings: GatewaySettings) -> int:
     """Serve until told to stop; returns the exit code."""
-    logs.configure(settings.log_level, settings.log_format)
+    finish.configure(settings.log_level, settings.log_format)
     keep_little(LARGE_BLOCK_BYTES)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         with _tracing(settings) as tracer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            # Where one is started later, and none can be had, a part that wants it ends, and the gateway with it.
+            runner.get_loop().set_default_executor(started_threads("paddock-aside", ASIDE))
             return int(runner.run(_live(settings, tracer)))
     except CannotStart as error:
         print(f"paddock gateway: {error}", file=sys.stderr)
@@ -152,7 +156,7 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
         connection_bounds(settings),
         app.callers,
     )
-    app.sight.follow(server.state.bounded)
+    app.gauges.follow(server.state.bounded)
     host, port = listener.getsockname()[:2]
     gc.collect()
     gc.freeze()

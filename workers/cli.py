@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from workers import command, lifeline
-from workers.command import Command
+from workers.commands import command
+from workers.commands.command import Command
+from workers.process import parent_death
 
 COMMANDS = {
     "worker": Command(
@@ -14,20 +15,20 @@ COMMANDS = {
     ),
     "supervisor": Command(
         "workers.settings:SupervisorSettings",
-        "workers.supervisor.station:run",
+        "workers.commands.supervisor:run",
         "this machine's workers against a given Redis",
         "worker",
     ),
     "fetch": Command(
         "workers.settings:SupervisorSettings",
-        "workers.supervisor.fetch:run",
+        "workers.commands.fetch:run",
         "fetches the models that a catalog or --hf names, tells where they lie",
         "worker",
     ),
 }
 
-CACHE_MODULE = "workers.cache_command"
-DRAIN_MODULE = "workers.drain_command"
+CACHE_MODULE = "workers.commands.cache"
+DRAIN_MODULE = "workers.commands.drain"
 DRAIN = "takes a gateway or a worker out of service and waits: drain gateway|worker"
 CACHE = "cached prompts on disk: cache show|erase"
 
@@ -37,7 +38,7 @@ def main() -> int:
 
 
 def _main() -> int:
-    lifeline.hold()
+    parent_death.hold()
     name, *args = sys.argv[1:] or [""]
     if name == "cache":
         return int(import_module(CACHE_MODULE).main(args))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from workers import secret_file
-from workers.engine.conversation_file import ConversationFiles, SaveBounds
-from workers.engine.disk import DiskTier
-from workers.engine.disk_folder import CacheFolder, CacheFolderUnusable
-from workers.engine.disk_names import CacheKeys
-from workers.engine.fingerprint import KvIdentity, ModelHashes
+from workers.engine.disk.conversation_file import ConversationFiles, SaveBounds
+from workers.engine.disk.fingerprint import KvIdentity, ModelHashes
+from workers.engine.disk.folder import CacheFolder, CacheFolderUnusable
+from workers.engine.disk.keys import CacheKeys
+from workers.engine.disk.tier import DiskTier
 from workers.llama.gguf import GgufHeader
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 from workers.settings import WorkerSettings
 
 HASHES_FILE = "model-hashes.json"

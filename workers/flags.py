@@ -62,7 +62,7 @@ class FlagParser(ArgumentParser):
 
 def sections(settings_class: type[BaseSettings]) -> list[tuple[str, list[str]]]:
     """Return fields by declaring class: (first line of its docstring, field names), general classes last."""
-    rows: list[tuple[str, list[str]]] = []
+    rows: dict[str, list[str]] = {}
     taken: set[str] = set()
     for owner in reversed(settings_class.__mro__):
         names = [
@@ -71,9 +71,10 @@ def sections(settings_class: type[BaseSettings]) -> list[tuple[str, list[str]]]:
             if name in settings_class.model_fields and name not in taken
         ]
         if names and issubclass(owner, BaseSettings):
-            rows.append(((owner.__doc__ or owner.__name__).split("\n")[0].rstrip("."), names))
+            rows.setdefault((owner.__doc__ or owner.__name__).split("\n")[0].rstrip("."), []).extend(names)
             taken.update(names)
-    return rows[1:] + rows[:1]
+    general, *special = rows.items()
+    return [*special, general]
 
 
 def default_text(field: FieldInfo) -> str:

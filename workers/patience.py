@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.events import CallFailed, Failure, FailureCode
 
 LEAST_S = 5.0
 S_PER_MIB = 4.0

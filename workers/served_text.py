@@ -12,14 +12,14 @@ from workers.chat.renderer import Renderer
 from workers.chat.template import DEFAULT
 from workers.llama.model import Model
 from workers.llama.native import version
-from workers.llama.stages import Settings
-from workers.llama.vocab import Vocab
-from workers.protocol.catalog import LlamaSettings, is_template
+from workers.llama.sampling.stages import Settings
+from workers.llama.tokens.vocab import Vocab
+from workers.models.spec import LlamaSettings, is_template
 from workers.protocol.heartbeat import WorkerKind
+from workers.protocol.queries import Props
 from workers.protocol.requests import Sampling
-from workers.protocol.text import Props
-from workers.service.lanes import FairLane
-from workers.service.text import TextRoutes, Texts
+from workers.service.calls.lanes import FairLane
+from workers.service.routes.text import TextRoutes, Texts
 
 MAX_TEMPLATE_BYTES = 1 << 20
 

@@ -8,20 +8,27 @@ A value comes from the first of: a flag, a `PADDOCK_*` environment variable, the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import Field, field_validator
+import msgspec
+from msgspec import NODEFAULT, structs
+from pydantic import Field, create_model, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from workers import sources
-from workers.protocol.catalog import MAX_CTX, MAX_KV_TOKENS, MAX_SLOTS, ThinkingMode
-from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET
-from workers.redis_url import checked
+from workers.models.catalog import CatalogError
+from workers.models.spec import ChatDefaults, ModelSpec
+from workers.redis.url import checked
+
+
+class SettingUnusable(ValueError):
+    """A setting that only the worker can check can't be used; the message names it and the remedy."""
 
 
 class PaddockSettings(BaseSettings):
-    """What every process of Paddock needs."""
+    """Settings of every process of Paddock."""
 
     model_config = SettingsConfigDict(
         env_prefix=sources.PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, validate_default=True
@@ -128,133 +135,122 @@ class CacheSettings(PaddockSettings):
     ] = 256
 
 
+SPEC_FIELDS = {
+    field.name: field
+    for field in sorted(structs.fields(ModelSpec), key=lambda field: field.name in ChatDefaults.__struct_fields__)
+}
+"""Fields of a `ModelSpec`. Those that are settings too are declared there alone."""
+
+NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "gpus", "tags"})
+"""Fields that are settings by other names (`alias`, `model`), of a supervisor only, or of catalogs only."""
+
+Settings = TypeVar("Settings", bound=BaseSettings)
+
+
+def with_spec_fields(*names: str) -> Callable[[type[Settings]], type[Settings]]:
+    """Return a decorator that adds a setting for each of these fields; lists and objects are written as JSON."""
+
+    def extended(settings_class: type[Settings]) -> type[Settings]:
+        fields: dict[str, Any] = {name: _as_setting(SPEC_FIELDS[name]) for name in names}
+        name, module, doc = settings_class.__name__, settings_class.__module__, settings_class.__doc__
+        return create_model(name, __base__=settings_class, __module__=module, __doc__=doc, **fields)
+
+    return extended
+
+
+def _as_setting(field: structs.FieldInfo) -> tuple[Any, Any]:
+    """Return the type and the default of the setting for a field of a `ModelSpec`."""
+    kind, *metas = get_args(field.type)
+    said = next((meta.extra["setting"] for meta in metas if meta.extra), metas[0].description)
+    if _is_json(kind):
+        default = {} if field.default is NODEFAULT else field.default
+        return Annotated[str, Field(description=said)], msgspec.json.encode(default).decode()
+    # A word for true and false is the catalog's matter, where YAML makes a bool of it.
+    kind = next((one for one in get_args(kind) if get_origin(one) is Literal), kind)
+    bounds = {mark: bound for meta in metas for mark in ("ge", "le") if (bound := getattr(meta, mark)) is not None}
+    return Annotated[kind, Field(description=said, **bounds)], field.default
+
+
+def _is_json(kind: Any) -> bool:
+    return get_origin(kind) in (tuple, dict) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
+
+
+@with_spec_fields(*(name for name in SPEC_FIELDS if name not in NOT_OF_MODELS))
 class ModelSettings(PaddockSettings):
-    """What says which model to serve and how large, when there is no catalog file."""
+    """Settings of one model, where there is no catalog file: which it is, how large, how it chats."""
 
     model: Annotated[Path | None, Field(description="GGUF file to serve")] = None
     alias: Annotated[str, Field(description="name the model is served under; empty: the file's name")] = ""
-    slots: Annotated[int, Field(ge=1, le=MAX_SLOTS, description="conversations at once, per worker")] = 8
-    ctx: Annotated[
-        int,
-        Field(ge=0, le=MAX_CTX, description="longest single conversation, tokens; 0: what the model was trained for"),
-    ] = 0
-    kv_tokens: Annotated[
-        int,
-        Field(
-            ge=0, le=MAX_KV_TOKENS, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory"
-        ),
-    ] = 0
-    llama: Annotated[
-        str, Field(description="JSON object of llama.cpp settings, fields as in the catalog's `llama`")
-    ] = "{}"
-    sampling: Annotated[
-        str, Field(description="JSON object of default sampling, fields as in the catalog's `sampling`")
-    ] = "{}"
-    adapters: Annotated[
-        str,
-        Field(description="JSON list of LoRA adapters, known from the start; fields as in the catalog's `adapters`"),
-    ] = "[]"
-    tool_family: Annotated[
-        str,
-        Field(
-            description="form of the model's tool calls and thoughts, a name of docs/tool-calls.md; empty: found by "
-            "its chat template"
-        ),
-    ] = ""
-    open_objects: Annotated[
-        bool,
-        Field(
-            description="objects of a schema that does not say which other keys there may be go on after the keys that "
-            "it lists; off: they end there, as llama-server's do"
-        ),
-    ] = False
-    chat_template: Annotated[
-        str,
-        Field(
-            description="Jinja file, the template itself, or a name that llama-server takes, such as chatml, in place "
-            "of the model's own; empty: the model's own"
-        ),
-    ] = ""
-    thinking: Annotated[
-        ThinkingMode,
-        Field(description="whether the model thinks where a caller does not say; auto: as llama-server has it"),
-    ] = "auto"
-    thinking_budget: Annotated[
-        int,
-        Field(
-            ge=-1,
-            le=MAX_THINKING_BUDGET,
-            description="most tokens of thought where a caller does not say, then it is closed for the model; -1: no "
-            "bound; 0: at once",
-        ),
-    ] = -1
-    thinking_budget_message: Annotated[
-        str,
-        Field(
-            max_length=MAX_BUDGET_MESSAGE_CHARS,
-            description="what the model is made to say before its thought is closed at the budget, where a caller does "
-            "not say",
-        ),
-    ] = ""
-    chat_template_kwargs: Annotated[
-        str,
-        Field(description="JSON object of variables for the chat template, where a caller does not set them"),
-    ] = "{}"
-    shared_prompts: Annotated[
-        str,
-        Field(description="JSON list of system prompts that teams share cached, as in the catalog's `shared_prompts`"),
-    ] = "[]"
 
-    @field_validator("thinking", mode="before")
+    @field_validator("thinking", mode="before", check_fields=False)
     @classmethod
     def _word_of_yaml(cls, value: Any) -> Any:
         """Return the mode as a word: YAML takes a bare `on` for true, and a chart writes that as text."""
         return {True: "on", "true": "on", False: "off", "false": "off"}.get(value, value)
 
+    def entry(self, **more: object) -> dict[str, object]:
+        """Return these settings, and `more`, as a model's entry in a catalog. Raises CatalogError for bad JSON."""
+        return {name: self._value(name) for name in SPEC_FIELDS if name in type(self).model_fields} | more
 
-AdaptersDir = Annotated[
-    Path | None,
-    Field(description="folder that LoRA adapters may be loaded from while a worker runs; unset: none are"),
-]
-MaxAdapters = Annotated[
-    int,
-    Field(ge=1, le=256, description="LoRA adapters in a worker's memory; the one used longest ago makes room"),
-]
-MAX_ADAPTERS = 8
-AdaptersMib = Annotated[
-    int, Field(ge=1, le=2**20, description="MiB that the LoRA adapters in a worker's memory may take together")
-]
-ADAPTERS_MIB = 1024
-
-CacheRamMib = Annotated[
-    int,
-    Field(
-        ge=0,
-        le=2**24,
-        description="MiB of memory per worker for prompts that left the KV cache, taken as they come; 0: they are "
-        "computed anew",
-    ),
-]
-CACHE_RAM_MIB = 1024
-
-StepTimeout = Annotated[
-    float,
-    Field(
-        ge=0,
-        description="longest step of a worker's engine, seconds; one that takes longer counts as hung, and the worker "
-        "is ended and started again; 0: any length",
-    ),
-]
-STEP_TIMEOUT_S = 300.0
-"""Default bound on a step, seconds. A step computes up to 2,048 prompt tokens: 200 s on a CPU that does 10 tokens per
-second. Ended too early, it would be tried and ended again for ever. With a GPU no step takes 30 s."""
-
-CoreDumps = Annotated[
-    bool, Field(description="let a worker that crashes leave a core file; it holds prompts, answers and secrets")
-]
+    def _value(self, name: str) -> object:
+        value = getattr(self, name)
+        kind = get_args(SPEC_FIELDS[name].type)[0]
+        if not _is_json(kind):
+            return value
+        try:
+            document = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise CatalogError(f"{name}: not valid JSON: {error}") from None
+        wanted, example = (list, "list, such as []") if get_origin(kind) is tuple else (dict, "object, such as {}")
+        if not isinstance(document, wanted):
+            raise CatalogError(f"{name}: must be a JSON {example}")
+        return document
 
 
-class WorkerSettings(ModelSettings, CacheSettings):
+class EveryWorkerSettings(ModelSettings, CacheSettings):
+    """Settings of each worker of a machine, which a supervisor hands on to those that it starts."""
+
+    worker_host: Annotated[str, Field(description="address the worker listens on")] = "127.0.0.1"
+    worker_drain_s: Annotated[
+        float, Field(ge=0, description="how long a stopping worker lets running calls finish")
+    ] = 20.0
+    cache_ram_mib: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2**24,
+            description="MiB of memory per worker for prompts that left the KV cache, taken as they come; 0: they are "
+            "computed anew",
+        ),
+    ] = 1024
+    # A step computes up to 2,048 prompt tokens: 200 s on a CPU that does 10 tokens per second. Ended too early, it
+    # would be tried and ended again for ever. With a GPU no step takes 30 s.
+    step_timeout_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="longest step of a worker's engine, seconds; one that takes longer counts as hung, and the "
+            "worker is ended and started again; 0: any length",
+        ),
+    ] = 300.0
+    core_dumps: Annotated[
+        bool,
+        Field(description="let a worker that crashes leave a core file; it holds prompts, answers and secrets"),
+    ] = False
+    adapters_dir: Annotated[
+        Path | None,
+        Field(description="folder that LoRA adapters may be loaded from while a worker runs; unset: none are"),
+    ] = None
+    max_adapters: Annotated[
+        int,
+        Field(ge=1, le=256, description="LoRA adapters in a worker's memory; the one used longest ago makes room"),
+    ] = 8
+    adapters_mib: Annotated[
+        int, Field(ge=1, le=2**20, description="MiB that the LoRA adapters in a worker's memory may take together")
+    ] = 1024
+
+
+class WorkerSettings(EveryWorkerSettings):
     """One worker process."""
 
     worker_id: Annotated[
@@ -264,26 +260,16 @@ class WorkerSettings(ModelSettings, CacheSettings):
             description="id of this place in the fleet; empty: made from the host's name and process id",
         ),
     ] = ""
-    worker_host: Annotated[str, Field(description="address the worker listens on")] = "127.0.0.1"
     worker_port: Annotated[int, Field(ge=0, le=65535, description="port the worker listens on; 0: any free one")] = 0
     worker_address: Annotated[
         str, Field(description="URL that gateways reach the worker at; empty: http://worker_host:port")
     ] = ""
-    worker_drain_s: Annotated[
-        float, Field(ge=0, description="how long a stopping worker lets running calls finish")
-    ] = 20.0
     workers_on_machine: Annotated[
         int, Field(ge=1, description="workers that share this machine's memory; a supervisor sets it")
     ] = 1
     gateway_grace_s: Annotated[
         float, Field(ge=0, description="how long a worker keeps the calls of a gateway whose stream is gone")
     ] = 5.0
-    cache_ram_mib: CacheRamMib = CACHE_RAM_MIB
-    step_timeout_s: StepTimeout = STEP_TIMEOUT_S
-    core_dumps: CoreDumps = False
-    adapters_dir: AdaptersDir = None
-    max_adapters: MaxAdapters = MAX_ADAPTERS
-    adapters_mib: AdaptersMib = ADAPTERS_MIB
     black_box: Annotated[
         Path | None,
         Field(
@@ -291,9 +277,17 @@ class WorkerSettings(ModelSettings, CacheSettings):
             "supervisor, which sets it, or the next worker; empty: none"
         ),
     ] = None
+    model_spec: Annotated[
+        Path | None,
+        Field(
+            description="file with a model's entry of a catalog, as JSON, in place of all settings of the model; a "
+            "supervisor sets it"
+        ),
+    ] = None
 
 
-class SupervisorSettings(ModelSettings, CacheSettings):
+@with_spec_fields("gpus")
+class SupervisorSettings(EveryWorkerSettings):
     """The supervisor of one machine's workers."""
 
     catalog: Annotated[Path | None, Field(description="catalog file (YAML or JSON) that names the models to serve")] = (
@@ -312,14 +306,3 @@ class SupervisorSettings(ModelSettings, CacheSettings):
         Field(gt=0, description="longest download of a model; what has come is kept, and the next start goes on there"),
     ] = 7200.0
     workers: Annotated[int, Field(ge=1, le=256, description="worker processes for the model")] = 2
-    gpus: Annotated[int, Field(ge=1, le=16, description="GPUs that each worker gets, where `nvidia-smi` finds any")] = 1
-    worker_host: Annotated[str, Field(description="address the workers listen on")] = "127.0.0.1"
-    worker_drain_s: Annotated[
-        float, Field(ge=0, description="how long a stopping worker lets running calls finish")
-    ] = 20.0
-    cache_ram_mib: CacheRamMib = CACHE_RAM_MIB
-    step_timeout_s: StepTimeout = STEP_TIMEOUT_S
-    core_dumps: CoreDumps = False
-    adapters_dir: AdaptersDir = None
-    max_adapters: MaxAdapters = MAX_ADAPTERS
-    adapters_mib: AdaptersMib = ADAPTERS_MIB

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, PydanticBaseSettingsSource
 
 from workers.flags import FlagParser, UnknownFlag, flag
-from workers.redis_url import masked as masked_url
+from workers.redis.url import masked as masked_url
 
 PREFIX = "PADDOCK_"
 

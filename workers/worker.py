@@ -1,4 +1,4 @@
-"""The composition root of one worker process: model, context, engine, service. `run` runs it from start to end."""
+"""One worker process, from its settings to its exit code; `chat_worker` and `pooled_worker` wire its parts."""
 
 from __future__ import annotations
 
@@ -12,44 +12,42 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Coroutine
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
 
 import msgspec
 import uvloop
 
-from workers import log_lines
-from workers.black_box import BlackBox, describe, take
-from workers.chat.conversation import ChatDefaults
-from workers.chat.families import FamilyUnknown
+from workers.chat.answers import FamilyUnknown
 from workers.chat.template import TemplateUnusable
-from workers.early_end import ending_at_once
-from workers.engine.disk_folder import CacheFolderUnusable
-from workers.engine.fingerprint import parts_of, system_fingerprint
+from workers.chat_worker import open_chat_worker
+from workers.engine.disk.fingerprint import parts_of, system_fingerprint
+from workers.engine.disk.folder import CacheFolderUnusable
 from workers.engine.watchdog import Watchdog
-from workers.generating import generating_parts
-from workers.heap import keep_little
-from workers.isolation import isolate
 from workers.llama.errors import AdapterError
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.native import build_id
 from workers.llama.pooling import is_pooled
-from workers.model_file import first_part
-from workers.pooling import pooled_parts
-from workers.protocol.catalog import NAME_PATTERN, AdapterSpec, DefaultSampling, LlamaSettings, kwargs_fault
+from workers.models.catalog import CatalogError
+from workers.models.files import first_part
+from workers.models.spec import ModelSpec
+from workers.pooled_worker import open_pooled_worker
+from workers.process import log_lines
+from workers.process.black_box import BlackBox, describe, take
+from workers.process.isolation import isolate
+from workers.process.memory import keep_little, started_threads
+from workers.process.signals import ending_at_once
+from workers.process.sockets import PortTaken, listen
 from workers.protocol.exits import Exit
+from workers.protocol.requests import NAME_PATTERN
 from workers.served_text import TemplateFileUnusable
-from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
-from workers.service.server import Engine as ServerEngine
-from workers.service.services import Services
+from workers.service.calls.call_record import Stories
+from workers.service.lifecycle import Lifecycle
+from workers.service.server import WorkerIdentity, WorkerServer
 from workers.service.shortage import is_shortage
-from workers.settings import WorkerSettings
-from workers.threads import started_threads
+from workers.settings import SettingUnusable, WorkerSettings
 from workers.tracing.opened import TracingUnusable, tracing
 from workers.tracing.tracer import Tracer
-from workers.wishes import SettingUnusable, Wishes
 
 SWITCH_INTERVAL_S = 0.0005
 """Seconds that the event loop may keep the interpreter lock from the engine's thread; figures: docs/performance.md."""
@@ -61,20 +59,6 @@ logger = logging.getLogger(__name__)
 
 ASIDE = 8
 """Threads for work that the event loop must not wait for."""
-
-T = TypeVar("T")
-
-
-class Parts(Protocol):
-    """The parts of one kind of worker."""
-
-    def services(self) -> Services:
-        """Make the services; called on the loop that serves them."""
-
-    def engine(self, services: Services, emit: Emit, on_crash: OnCrash) -> ServerEngine: ...
-
-
-OpenParts = Callable[[contextlib.ExitStack, Model, Wishes, Watchdog, str], Parts]
 
 
 def main(settings: WorkerSettings) -> int:
@@ -89,7 +73,7 @@ def run(settings: WorkerSettings) -> int:
     log_lines.configure(settings.log_level, settings.log_format)
     try:
         return _run(settings)
-    except (SettingUnusable, TracingUnusable, FamilyUnknown, TemplateFileUnusable) as error:
+    except (SettingUnusable, CatalogError, TracingUnusable, FamilyUnknown, TemplateFileUnusable) as error:
         return _complain(error, Exit.USAGE)
     except PortTaken as error:
         return _complain(error, Exit.PORT_TAKEN)
@@ -106,32 +90,23 @@ def run(settings: WorkerSettings) -> int:
 
 
 def _run(settings: WorkerSettings) -> int:
-    path = _checked(settings)
-    wishes = Wishes(
-        settings,
-        path,
-        _parsed("llama", settings.llama, LlamaSettings),
-        _parsed("sampling", settings.sampling, DefaultSampling).sampling(),
-        tuple(_parsed("adapters", settings.adapters, list[AdapterSpec])),
-        tuple(_parsed("shared_prompts", settings.shared_prompts, list[str])),
-        _chat_defaults(settings),
-    )
+    spec = spec_of(settings)
+    path = Path(spec.path or "")
     with contextlib.ExitStack() as opened:
         tracer = opened.enter_context(_tracing(settings))
         sock = opened.enter_context(_listen(settings))
         with ending_at_once():
-            model = opened.enter_context(Model.load(path, wishes.llama))
-            place = _place(settings, path, model)
+            model = opened.enter_context(Model.load(path, spec.llama))
             black_box = opened.enter_context(kept_box(settings))
             watchdog = opened.enter_context(Watchdog(settings.step_timeout_s, black_box))
-            open_parts: OpenParts = pooled_parts if is_pooled(model, wishes.llama) else generating_parts
-            parts = open_parts(opened, model, wishes, watchdog, place.model)
+            open_worker = open_pooled_worker if is_pooled(model, spec.llama) else open_chat_worker
+            worker = open_worker(opened, model, settings, spec, watchdog)
+        identity = _identity(settings, spec.name, model)
 
         async def serve() -> Exit:
-            services = parts.services()
-            engine = partial(parts.engine, services)
-            server = WorkerServer(place, sock, services, engine, hung_s=watchdog.hung_s, tracer=tracer)
-            return await server.run()
+            life = Lifecycle()
+            served = worker.wire(identity, life, Stories(tracer, identity.worker, identity.model))
+            return await WorkerServer(identity, sock, life, served, hung_s=watchdog.hung_s).run()
 
         return _on_loop(serve)
 
@@ -144,18 +119,12 @@ def _on_loop(serve: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
         return runner.run(serve())
 
 
-def _chat_defaults(settings: WorkerSettings) -> ChatDefaults:
-    """Return the defaults for chats that the settings give. Raises SettingUnusable."""
-    values = _parsed("chat_template_kwargs", settings.chat_template_kwargs, dict[str, Any])
-    if fault := kwargs_fault(values):
-        raise SettingUnusable(f"chat_template_kwargs: {fault}")
-    budget, message = settings.thinking_budget, settings.thinking_budget_message
-    return ChatDefaults(thinking=settings.thinking, values=values, budget=budget, message=message)
+def spec_of(settings: WorkerSettings) -> ModelSpec:
+    """Return the model to serve: a supervisor's spec, else what the settings say. `path` is its file.
 
-
-def _checked(settings: WorkerSettings) -> Path:
-    """Return the model's file. Raises SettingUnusable for a needed setting that is unset."""
-    if settings.model is None:
+    Raises SettingUnusable for a needed setting that is unset, CatalogError for one that says what can't be.
+    """
+    if settings.model is None and settings.model_spec is None:
         raise SettingUnusable("model is unset: a worker serves one GGUF file; give --model FILE.gguf")
     if not settings.redis_url:
         raise SettingUnusable("redis_url is unset: gateways find a worker through Redis; give --redis-url")
@@ -163,12 +132,24 @@ def _checked(settings: WorkerSettings) -> Path:
         raise SettingUnusable(
             "worker_secret is unset: give gateways and workers the same PADDOCK_WORKER_SECRET, or use `paddock up`"
         )
-    name = settings.alias or settings.model.stem
+    if settings.model_spec is not None:
+        try:
+            return msgspec.json.decode(settings.model_spec.read_bytes(), type=ModelSpec)
+        except (OSError, msgspec.DecodeError) as error:
+            raise SettingUnusable(f"model_spec: {settings.model_spec}: {error}; leave it out") from None
+    path = first_part((settings.model or Path()).expanduser())
+    name = settings.alias or path.stem
     if not re.fullmatch(NAME_PATTERN, name):
         raise SettingUnusable(
             f"alias: {name!r} can't be a model's name: use at most 128 letters, digits and . _ : / @ + -, with --alias"
         )
-    return first_part(settings.model.expanduser())
+    try:
+        return msgspec.convert(settings.entry(name=name, path=str(path)), ModelSpec)
+    except msgspec.ValidationError as error:
+        found = re.search(r"\$\.(\w+)", str(error))
+        raise SettingUnusable(
+            f"{found[1] if found else 'settings'}: {error}; see docs/catalog.md for what it takes"
+        ) from None
 
 
 def kept_box(settings: WorkerSettings) -> BlackBox:
@@ -188,10 +169,10 @@ def kept_box(settings: WorkerSettings) -> BlackBox:
         ) from None
 
 
-def _place(settings: WorkerSettings, path: Path, model: Model) -> Place:
-    return Place(
+def _identity(settings: WorkerSettings, name: str, model: Model) -> WorkerIdentity:
+    return WorkerIdentity(
         worker=_name(settings),
-        model=settings.alias or path.stem,
+        model=name,
         address=settings.worker_address.rstrip("/"),
         secret=settings.worker_secret,
         redis_url=settings.redis_url,
@@ -222,13 +203,6 @@ def _listen(settings: WorkerSettings) -> socket.socket:
         raise
     except OSError as error:
         raise SettingUnusable(f"worker_host: cannot listen on {settings.worker_host}: {error.strerror}") from None
-
-
-def _parsed(name: str, text: str, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.DecodeError as error:
-        raise SettingUnusable(f"{name}: {error}; give a JSON object as docs/catalog.md describes it") from None
 
 
 def _version() -> str:

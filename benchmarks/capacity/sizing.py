@@ -12,7 +12,7 @@ from random import Random
 
 from benchmarks.capacity.costs import Costs, gateway_cpu, redis_cpu
 from workers.protocol import keys
-from workers.service.heartbeat import NEWS_RATE
+from workers.service.registration.heartbeat import NEWS_RATE
 
 GATEWAY_CPU = 0.6
 """Of its core: beyond it a token's wait for the loop grows."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.constraint.mask import Mask
-from workers.llama.vocab import Vocab
+from workers.llama.tokens.vocab import Vocab
 from workers.protocol.requests import Constraint
 
 FOLDER = Path(__file__).parents[1] / "schemas"

@@ -14,9 +14,8 @@ from tests.integration.engine.listener import Bench, running
 from tests.support.stack import DEMO_MODEL
 from workers.constraint.mask import Bits, Mask
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
-from workers.protocol.events import Failed, FinishReason
-from workers.protocol.failures import CallFailed
+from workers.models.spec import LlamaSettings
+from workers.protocol.events import CallFailed, Failed, FinishReason
 from workers.protocol.requests import Sampling
 
 PROMPT = "<|im_start|>user\nGive me an example as JSON.<|im_end|>\n<|im_start|>assistant\n"

@@ -12,14 +12,13 @@ from benchmarks.table import Row
 from tests.support.stack import DEMO_MODEL
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.compiler import Compiler
-from workers.constraint.failures import Unusable
 from workers.constraint.forks import Forks
+from workers.constraint.gbnf import Trial
+from workers.constraint.mask import Unusable
 from workers.constraint.tool_calls import CallForms
-from workers.constraint.trial import Trial
-from workers.llama.grammar import GbnfGrammars
-from workers.llama.vocab import Vocab
-from workers.llama.vocab_file import VocabFile
-from workers.protocol.failures import CallFailed
+from workers.llama.sampling.grammar import GbnfGrammars
+from workers.llama.tokens.vocab import Vocab, VocabFile
+from workers.protocol.events import CallFailed
 
 
 def measure(cases: list[Case]) -> list[Row]:

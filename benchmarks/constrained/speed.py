@@ -15,15 +15,13 @@ import numpy as np
 from benchmarks.constrained.cases import Case, tokens_of
 from benchmarks.synthetic_model import synthetic_model
 from benchmarks.table import Row
-from workers.constraint.failures import Unusable
 from workers.constraint.guidance import Grammar, schema_to_lark, tokenizer
-from workers.constraint.mask import Bits, Mask
+from workers.constraint.mask import Bits, Mask, Unusable
 from workers.constraint.schema import enforceable
-from workers.llama.candidates import Candidates
-from workers.llama.grammar import GbnfGrammars
-from workers.llama.samplers import SamplerChain
-from workers.llama.vocab import Vocab
-from workers.llama.vocab_file import VocabFile
+from workers.llama.sampling.candidates import Candidates
+from workers.llama.sampling.grammar import GbnfGrammars
+from workers.llama.sampling.samplers import SamplerChain
+from workers.llama.tokens.vocab import Vocab, VocabFile
 from workers.protocol.requests import Sampling
 
 BAR_US = 200.0

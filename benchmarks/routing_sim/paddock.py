@@ -20,18 +20,16 @@ import redis.asyncio
 from benchmarks.routing_sim.floor import Floor
 from benchmarks.routing_sim.machine import Job, Machine
 from benchmarks.routing_sim.reports import MODEL, Reporter, machine_number, prefix_of
-from gateway.admission.line import Line, Waiter
-from gateway.admission.offers import offers_of
-from gateway.admission.patience import Patience
+from gateway.admission.local_queue import Line, Patience, Waiter
+from gateway.admission.placing import offers_of
 from gateway.admission.upkeep import REFRESHED, REREAD_AT_ONCE
-from gateway.routing.ask import Ask, Ranking
+from gateway.routing.placement import Ask, Ranking
 from gateway.routing.pool import PoolBook
 from gateway.routing.rank import rank
 from gateway.store.client import Filed, Lease, Offers, Order, Store, Ticket
 from tests.support.pool import SECRET
 from workers.protocol import keys
-from workers.protocol.heartbeat import record_of
-from workers.protocol.news import News
+from workers.protocol.heartbeat import News, record_of
 
 FOREVER_S = 1e7
 
@@ -207,10 +205,10 @@ class Paddock:
     def _start(self, desk: Desk, waiter: Waiter, lease: Lease, now: float) -> None:
         job = desk.jobs.pop(waiter.id)
         desk.line.leave(waiter)
-        prefill_ms = next((bid.cost_ms for bid in waiter.ranking.bids if bid.worker == lease.worker), 0.0)
+        prefill_ms = next((bid.cost_ms for bid in waiter.ranking.bids if bid.worker == lease.at.worker), 0.0)
         desk.line.hold(lease, now, prefill_ms)
         desk.leases[job.number] = lease, waiter.order
-        self.floor.start(job, machine_number(lease.worker), now)
+        self.floor.start(job, machine_number(lease.at.worker), now)
 
     async def join(self) -> None:
         """All workers are there, with empty caches."""

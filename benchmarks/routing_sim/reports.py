@@ -7,8 +7,7 @@ from itertools import accumulate
 
 from benchmarks.routing_sim.machine import Job, Machine
 from benchmarks.routing_sim.traces import BLOCK_TOKENS, Arrival
-from workers.protocol.heartbeat import Heartbeat, ModelFacts
-from workers.protocol.news import Load, News
+from workers.protocol.heartbeat import Heartbeat, Load, ModelFacts, News
 from workers.protocol.prefixes import Prefix
 
 MODEL = "m"

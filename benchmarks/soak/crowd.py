@@ -56,9 +56,9 @@ FILLING: dict[Deed, int] = {
     deeds.slow_reader: 60,
     deeds.leaving: 120,
 }
-"""How many of which, before as many of all: 8,192 beginnings (`workers.protocol.news.MAX_HEADS`) for each of two
+"""How many of which, before as many of all: 8,192 beginnings (`workers.protocol.heartbeat.MAX_HEADS`) for each of two
 workers; 64 compiled forms (`workers.constraint.compiler`); large frames for the rings that gateways may read again
-(`workers.service.stream`); calls that were cut off, until each gateway's collector has run.
+(`workers.service.calls.stream`); calls that were cut off, until each gateway's collector has run.
 """
 FILLING_MIX = 1200
 """Of all deeds, as the load has them: 8,192 frames for each of four rings, and allocators that know every size."""

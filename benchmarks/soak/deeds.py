@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.soak.fleet import EMBEDDER, INFILLER, TOY
 from benchmarks.soak.visitor import Refused, Surprise, Visitor, events, is_last
-from gateway.access.records import AccessRecord, digest
-from gateway.access.sealed_records import seal_record
+from gateway.access.records import AccessRecord, digest, seal_record
 from workers.protocol import keys
 
 Deed = Callable[[Visitor], Awaitable[None]]

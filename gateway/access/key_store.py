@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import redis.asyncio
+from redis.exceptions import ResponseError
 
 from gateway.access.keys import Keys
-from gateway.access.records import FIRST_KEY_NAME, AccessRecord
-from gateway.access.sealed_records import open_record, seal_record
-from gateway.store.cancellation import raise_if_cancelled
-from gateway.store.outage import Outage
-from gateway.store.unreadable import Unreadable
+from gateway.access.records import FIRST_KEY_NAME, AccessRecord, open_record, seal_record
+from gateway.store.outage import Outage, Unreadable, raise_if_cancelled
+from gateway.store.packed import OF_ANOTHER_TYPE, unpacked_keys, unpacked_texts
+from gateway.store.pauses import Pauses
+from gateway.store.scripts import load_members_script
+from gateway.telemetry.metrics import Unread
 from workers.protocol import keys
-from workers.protocol.metrics.of_gateway import Unread
 
 REREAD_S = 3.0
+LONGEST_BYTES = 1 << 20
+"""Most bytes of a record; nobody has made a longer one."""
+AT_ONCE = 64
+"""Records that are read between two looks at the time."""
+NO_BOUND = 1 << 40
+"""Nobody but gateways and operators writes there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    value: bytes
+    record: AccessRecord | None
+    error: str | None
+    """Why it is no key."""
 
 
 class KeyStore:
@@ -42,22 +58,53 @@ class KeyStore:
         self._target = target
         self._fixed = {record.name: record for record in fixed}
         self._first = first
+        self._source = load_members_script().source
+        self._opened: dict[bytes, _Opened] | None = None
+        """What stood in Redis at the last reading: what has not changed is not opened again."""
+        self._found: dict[str, AccessRecord] = {}
 
     async def refresh(self) -> None:
-        """Read the keys in Redis once and replace the valid ones. Raises redis.RedisError when Redis is away."""
-        found: dict[str, AccessRecord] = {}
-        for name, value in (await self._redis.hgetall(keys.ACCESS_KEYS)).items():
-            try:
-                record = open_record(value, self._secret)
-            except ValueError as error:
-                self._unreadable.skip(Unread.KEYS, name, error)
-                continue
-            found[record.name] = record
-        if FIRST_KEY_NAME in found:
-            self._first = found[FIRST_KEY_NAME]
-        else:
+        """Read the keys in Redis once; where some have changed, replace the valid ones. Raises redis.RedisError when
+        Redis is away.
+        """
+        opened, has_changed = dict[bytes, _Opened](), self._opened is None
+        before, pauses = self._opened or {}, Pauses()
+        texts = unpacked_texts(await self._read(pauses))
+        next(texts)  # where it would go on
+        for number, (name, value) in enumerate(zip(texts, texts, strict=True)):
+            known = before.get(name)
+            if known is None or known.value != value:
+                known, has_changed = self._open(value), True
+            opened[name] = known
+            if known.error is not None:
+                self._unreadable.skip(Unread.KEYS, name, known.error)
+            if number % AT_ONCE == 0:
+                await pauses.rest()
+        if has_changed or len(opened) != len(before):
+            self._found = {one.record.name: one.record for one in opened.values() if one.record is not None}
+            self._first = self._found.get(FIRST_KEY_NAME, self._first)
+            self._target.replace(({FIRST_KEY_NAME: self._first} | self._found | self._fixed).values())
+        self._opened = opened
+        if FIRST_KEY_NAME not in self._found:
             await self._redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(self._first, self._secret))
-        self._target.replace(({FIRST_KEY_NAME: self._first} | found | self._fixed).values())
+
+    async def _read(self, pauses: Pauses) -> bytes:
+        """Return all fields and values, as the script tells them. In one go: a walk that changed servers on its way, as
+        after a failover, would miss some.
+        """
+        call = ("EVAL", self._source, 1, keys.ACCESS_KEYS, "hash", LONGEST_BYTES, NO_BOUND, NO_BOUND, "0")
+        answer = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]
+        pauses.begin()
+        ((what, packed),) = unpacked_keys(answer)
+        if what == OF_ANOTHER_TYPE:
+            raise ResponseError(packed.decode())
+        return packed
+
+    def _open(self, value: bytes) -> _Opened:
+        try:
+            return _Opened(value, open_record(value, self._secret), None)
+        except ValueError as error:
+            return _Opened(value, None, str(error))
 
     async def run(self) -> None:
         """Refresh the keys every REREAD_S seconds until cancelled."""

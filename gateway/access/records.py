@@ -1,8 +1,16 @@
-"""The record of an API key: all that is stored about it, with a hash in place of the key itself."""
+"""The record of an API key: all that is stored about it, with a hash in place of the key itself.
+
+Access records as they stand in Redis: each with the seal of the gateway secret, so that only its holders make keys.
+
+    <64 hexadecimal digits> <the record, JSON>
+
+The seal is of the JSON as it is written, so that a record outlives versions that add fields.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 from typing import Annotated
 
 import msgspec
@@ -80,3 +88,34 @@ def read_records(setting: str) -> tuple[AccessRecord, ...]:
         if names.count(name) > 1 or name == FIRST_KEY_NAME:
             raise KeysInvalid(f"api_keys: the name {name!r} is taken; give each key a name of its own")
     return records
+
+
+class NotSealed(ValueError):
+    """A record that no holder of the gateway secret wrote."""
+
+    def __init__(self) -> None:
+        super().__init__("no seal of PADDOCK_GATEWAY_SECRET, the same on all gateways; write it with `paddock key add`")
+
+
+def seal_record(record: AccessRecord, secret: str) -> bytes:
+    """Return the value of a field of `keys.ACCESS_KEYS`."""
+    encoded = encode_record(record)
+    return _seal(encoded, secret) + b" " + encoded
+
+
+def open_record(value: bytes | str, secret: str) -> AccessRecord:
+    """Return the record in such a value. Raises ValueError: NotSealed, or where the value is no record."""
+    raw = value if isinstance(value, bytes) else value.encode()  # as the client's types have it
+    seal, _, encoded = raw.partition(b" ")
+    if not hmac.compare_digest(seal, _seal(encoded, secret)):
+        raise NotSealed
+    return decode_record(encoded)
+
+
+def is_bare(value: bytes | str) -> bool:
+    """Return whether the value is a record without any seal, as versions before the seal wrote them."""
+    return value.lstrip()[:1] in (b"{", "{")
+
+
+def _seal(encoded: bytes, secret: str) -> bytes:
+    return hmac.digest(secret.encode(), b"paddock access record\0" + encoded, "sha256").hex().encode()

@@ -17,22 +17,21 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.admission.alone import Alone
-from gateway.admission.line import Line, Waiter
-from gateway.admission.patience import Patience
+from gateway.admission.degraded import Alone
+from gateway.admission.local_queue import Line, Patience, Waiter
 from gateway.admission.placing import Placing
-from gateway.admission.share import Roll
+from gateway.admission.slot_share import Roll
 from gateway.admission.upkeep import Upkeep
 from gateway.call import Call
 from gateway.errors import QueueFull, QueueTimeout, Stopping, StoreUnavailable
 from gateway.registry.fleet import Fleet
-from gateway.routing.ask import ANYWHERE, Ask, Ranking
 from gateway.routing.explain import Explanation
-from gateway.routing.urgency import urgency
+from gateway.routing.placement import ANYWHERE, Ask, Ranking, urgency
 from gateway.store.client import UNFENCED, Filed, Lease, LineFull, Order, Store
-from gateway.store.unreadable import Unreadable
+from gateway.store.outage import Unreadable
 from gateway.telemetry.standing import Standing
 from workers.protocol import keys
+from workers.protocol.heartbeat import WorkerAddress
 
 __all__ = ["Admission", "Held", "Lease"]
 
@@ -66,24 +65,9 @@ class Held:
         self.release(self.lease, None if took is None else took / self.weight)
 
     @property
-    def model(self) -> str:
-        return self.lease.model
-
-    @property
-    def worker(self) -> str:
-        return self.lease.worker
-
-    @property
-    def boot(self) -> str:
-        return self.lease.boot
-
-    @property
-    def address(self) -> str:
-        return self.lease.address
-
-    @property
-    def queue_ms(self) -> float:
-        return self.lease.queue_ms
+    def at(self) -> WorkerAddress:
+        """The worker process that has the slot."""
+        return self.lease.at
 
     @property
     def overtaken(self) -> int:
@@ -228,7 +212,7 @@ class Admission:
         now = time.monotonic()
         team, weight = waiter.order.team, waiter.order.weight
         lease = replace(taken, queue_ms=(now - asked_at) * 1000, team=team, weight=weight)
-        self._line.hold(lease, now, _prefill_ms(waiter.ranking, lease.worker))
+        self._line.hold(lease, now, _prefill_ms(waiter.ranking, lease.at.worker))
         held = Held(lease, waiter.ranking, call.principal.weight, self._give_back)
         try:
             yield held
@@ -240,12 +224,12 @@ class Admission:
         lease = self._line.held.get(lease.id, lease)  # it may have got its fencing token since
         if not self._line.let_go(lease, time.monotonic()):
             return
-        if self._alone.is_away(lease.model) or lease.fence == UNFENCED:
-            self._withdraw(lease.model, lease.id)
+        if self._alone.is_away(lease.at.model) or lease.fence == UNFENCED:
+            self._withdraw(lease.at.model, lease.id)
         else:
-            lost = partial(self._alone.unheard, lease.model, lease.id)
+            lost = partial(self._alone.unheard, lease.at.model, lease.id)
             self._store.post_release(self._gateway, lease, share, lost)
-        self._alone.offer(lease.model)
+        self._alone.offer(lease.at.model)
 
     def _withdraw(self, model: str, id: str) -> None:
         """Withdraw an id from Redis, whatever it is by now: a ticket, a grant or a lease."""

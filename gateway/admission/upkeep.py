@@ -13,21 +13,17 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from gateway.admission.alone import Alone
-from gateway.admission.line import Line, Waiter
+from gateway.admission.degraded import Alone
+from gateway.admission.local_queue import Line, Waiter
 from gateway.admission.placing import Placing
-from gateway.admission.share import Roll
+from gateway.admission.slot_share import Roll
 from gateway.errors import StoreUnavailable
 from gateway.registry.fleet import Fleet
-from gateway.store.cancellation import raise_if_cancelled
-from gateway.store.channel import follow
+from gateway.store.channel import GatewayBook, follow
 from gateway.store.client import Store, Ticket
-from gateway.store.gateways import GatewayBook
-from gateway.store.outage import Outage
-from gateway.store.trouble import NO_ANSWER
-from gateway.store.unreadable import Unreadable
+from gateway.store.outage import NO_ANSWER, Outage, Unreadable, raise_if_cancelled
+from gateway.telemetry.metrics import CROWDED, EXPIRED, VOID
 from workers.protocol import keys
-from workers.protocol.metrics.of_gateway import CROWDED, EXPIRED, VOID
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +35,10 @@ LOAN_AFTER_S = 0.3
 """Seconds after which a new ticket is looked at again, since it may be owed a loan (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
 """Most tickets per run of the script: a longer run would hold other callers up."""
+ASKING_AT_ONCE = 64
+"""Most waiting calls that ask a Redis that is back at the same time: where it goes away again, all of them turn to this
+gateway's share in one turn of the event loop."""
+ASKED_POLL_S = 0.002
 
 
 class Upkeep:
@@ -117,7 +117,7 @@ class Upkeep:
             ids.setdefault(waiter.model, []).append(waiter.id)
             waiter.filed = None  # nothing to re-read any more
         for lease in list(self._line.held.values()):
-            ids.setdefault(lease.model, []).append(lease.id)
+            ids.setdefault(lease.at.model, []).append(lease.id)
             self._line.let_go(lease, time.monotonic())
         with suppress(StoreUnavailable, *NO_ANSWER):
             for model, given_up in ids.items():
@@ -198,7 +198,7 @@ class Upkeep:
             self._line.fenced(id, fence)
         for lease in leases:
             if lease.id in renewed.void and self._line.let_go(lease, time.monotonic()):
-                log.warning("lease %s on worker %s is void: the process it was for is gone", lease.id, lease.worker)
+                log.warning("lease %s on worker %s is void: the process it was for is gone", lease.id, lease.at.worker)
                 self._lost(model, VOID, 1)
         return renewed.crowded & self._line.held.keys()
 
@@ -221,6 +221,20 @@ class Upkeep:
         self._note_crowded(model, crowded)
         self._alone.back(model)
         self._reread_now.set()
+        await self._ask_again(model)
+
+    async def _ask_again(self, model: str) -> None:
+        """Have the model's waiting calls ask Redis, a few at a time, until all have or it is away again."""
+        waiters = self._line.of(model)
+        for first in range(0, len(waiters), ASKING_AT_ONCE):
+            asking = waiters[first : first + ASKING_AT_ONCE]
+            for waiter in asking:
+                waiter.woken.set()
+            while any(waiter.filed is None and self._line.has(waiter) for waiter in asking):
+                if self._alone.is_away(model):
+                    return
+                raise_if_cancelled()
+                await asyncio.sleep(ASKED_POLL_S)  # the calls' own tasks ask
 
     async def _withdraw_ended(self, model: str) -> None:
         """Tell Redis which ids are over, until none is left to tell."""

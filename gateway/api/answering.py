@@ -1,36 +1,104 @@
-"""Answers requests that have been read: takes them through the pipeline, and writes in the request's dialect."""
+"""Answers requests that have been read: takes them through the pipeline, and writes in the request's dialect.
+
+Ends an autocomplete that a newer one of the same session makes useless, and so gives its slot back.
+
+Counts the tokens of answers that have not ended yet, for those that are cut off (partial usage).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
 from typing import Generic, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.answers import JSON, send_parts
-from gateway.api.diagnostics import answer_headers, ping, trail_of
 from gateway.api.dialect import AskedIn, StreamWriter, WholeWriter, Writers
-from gateway.api.errors import note_error, send_error, shape_of
-from gateway.api.held_probs import HeldProbs, Holds
-from gateway.api.intake import held_while, holds_of
-from gateway.api.presence import ClientGone, while_present
+from gateway.api.http.answers import JSON, note_error, send_error, send_parts, shape_of
+from gateway.api.http.diagnostics import answer_headers, ping, trail_of
+from gateway.api.http.streaming import EventStream, Pings, Written, whole_events
+from gateway.api.intake.intake import held_while, holds_of
+from gateway.api.intake.memory_budget import HeldProbs, Holds
+from gateway.api.intake.presence import ClientGone, while_present
+from gateway.api.request_head import Wish
 from gateway.api.resumable import Resumable
-from gateway.api.streaming import EventStream, Pings, Written, whole_events
-from gateway.api.superseding import Superseding
-from gateway.api.wish import Wish
-from gateway.call import Call
-from gateway.choices import Choices, choices
-from gateway.errors import InternalError, PaddockError
-from gateway.pipeline import Pipeline
-from gateway.relay.failures import answer_to
+from gateway.call import Answer, Call, Cutoff
+from gateway.dispatch.fan_out import answers
+from gateway.dispatch.pipeline import Pipeline
+from gateway.dispatch.upstream import error_for
+from gateway.errors import InternalError, PaddockError, Superseded
 from gateway.resume.recording import Recording
 from gateway.telemetry.trail import Trail
-from gateway.telemetry.unended import OUTPUT, Unended
-from workers.protocol.events import CallEvent, Failed, Finished
+from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Started, Text, ToolCallDelta, Usage
+
+NEWER = "A newer request of this session took this one's place. Nothing is to be sent again."
+
+
+class Superseding:
+    """The calls under way of this gateway process, by key and session: each key has sessions of its own."""
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[str, str], Cutoff] = {}
+
+    @asynccontextmanager
+    async def turn(self, call: Call) -> AsyncIterator[None]:
+        """End the session's call before this one; the next one ends this one, and the block then raises Superseded."""
+        if not call.session:
+            yield
+            return
+        name = call.principal.key_id, call.session
+        older = self._latest.get(name)
+        if older is not None:
+            older.cut(Superseded(NEWER))
+        # The pipeline within ends by itself when the call's time is up.
+        cutoff = self._latest[name] = Cutoff(call.deadline + 1.0, "the time of its call")
+        try:
+            async with cutoff:
+                yield
+        finally:
+            if self._latest.get(name) is cutoff:
+                del self._latest[name]
+
+
+OUTPUT = (Text, Reasoning, ToolCallDelta)
+
+
+class Unended:
+    """The partial usage of one request's answers. `hear` is called once per token."""
+
+    __slots__ = ("_generated", "_started")
+
+    def __init__(self) -> None:
+        self._started: dict[int, Started] = {}
+        self._generated: dict[int, int] = {}
+        """Number of the answer -> its first event, its tokens; ended answers, which report their own, are left out."""
+
+    def hear(self, choice: int, events: Iterable[CallEvent]) -> None:
+        for event in events:
+            if isinstance(event, OUTPUT):
+                self._generated[choice] = self._generated.get(choice, 0) + event.num_tokens
+            elif type(event) is Started:
+                self._started[choice] = event
+
+    def ended(self, choice: int) -> None:
+        self._generated.pop(choice, None)
+        self._started.pop(choice, None)
+
+    def note(self, trail: Trail) -> None:
+        """Add the usage of the answers that have not ended to the trail: they were cut off."""
+        started = self._started.values()
+        left = Usage(
+            sum(event.num_prompt_tokens for event in started),
+            sum(self._generated.values()),
+            sum(event.num_cached_tokens for event in started),
+        )
+        if left.prompt_tokens or left.completion_tokens:
+            trail.used(left)
+
 
 LAST_WORD_S = 2.0
 """Seconds that a client which is cut off gets to read why."""
@@ -140,7 +208,7 @@ class Answering(Generic[AskedIn]):
     async def _whole(self, asked: AskedIn, call: Call, trail: Trail, holds: Holds, send: Send) -> None:
         writer, unended = self._writers.whole_writer(asked, call, trail), Unended()
         held = HeldProbs(asked.requests, holds, streams=False, repeats=self._repeats)
-        async with self._superseding.turn(call), choices(self._pipeline, call, asked.requests, trail) as answer:
+        async with self._superseding.turn(call), answers(self._pipeline, call, asked.requests, trail) as answer:
             try:
                 while not answer.ended:
                     events = await answer.take()
@@ -183,7 +251,7 @@ class Answering(Generic[AskedIn]):
         """Write all but the last events, which depend on what is returned: why the answer is not complete, or None."""
         held = HeldProbs(asked.requests, holds, streams=True, repeats=self._repeats)
         try:
-            async with self._superseding.turn(call), choices(self._pipeline, call, asked.requests, trail) as answer:
+            async with self._superseding.turn(call), answers(self._pipeline, call, asked.requests, trail) as answer:
                 await sink.start()
                 opening = writer.opening()
                 if opening:
@@ -198,7 +266,7 @@ class Answering(Generic[AskedIn]):
             await self._conclude(writer, failure)
 
 
-async def relay(answer: Choices, writer: StreamWriter, trail: Trail, sink: Sink, held: HeldProbs) -> None:
+async def relay(answer: Answer, writer: StreamWriter, trail: Trail, sink: Sink, held: HeldProbs) -> None:
     """Write every event of the answer; the body of the loop runs once per token. Raises PaddockError."""
     take, chunks, write = answer.take, writer.chunks, sink.write
     waits, unended = True, Unended()
@@ -230,7 +298,7 @@ def note_first(trail: Trail, events: list[CallEvent]) -> bool:
 def note_end(trail: Trail, end: Finished | Failed, choice: int, unended: Unended) -> None:
     """Note the end of one answer. Raises PaddockError where it failed."""
     if isinstance(end, Failed):
-        raise answer_to(end.failure)
+        raise error_for(end.failure)
     unended.ended(choice)
     trail.used(end.usage)
 

@@ -5,13 +5,13 @@ A dialect imports the canonical request and events and nothing of another dialec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol, TypeVar
 
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
-from gateway.api.streaming import Written
-from gateway.call import Call
+from gateway.api.http.streaming import Written
+from gateway.call import Call, Principal
 from gateway.errors import PaddockError
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent
@@ -24,6 +24,9 @@ ROUTE = "paddock.route"
 """Key of the ASGI scope for the route's path, with `{names}` for what differs; absent until one is found."""
 
 Headers = list[tuple[bytes, bytes]]
+
+Handler = Callable[[Principal, Scope, Receive, Send], Awaitable[None]]
+"""Answers a route's requests as an ASGI app does, with their caller, who may call the route (`gateway.api.routes`)."""
 
 
 class ErrorShape(Protocol):

@@ -1,33 +1,39 @@
-"""Generates text over HTTP, in any dialect: reads the request, then answers it."""
+"""The apps of routes in any dialect: they generate text, do pooled work, or count the tokens of a prompt."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Generic
+from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.keys import Keys
 from gateway.api.answering import Answering
-from gateway.api.caller import identified
 from gateway.api.dialect import AskedT, Dialect
-from gateway.api.intake import Intake
+from gateway.api.http.answers import JSON, send_json, send_parts
+from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.streaming import Pings
+from gateway.api.intake.intake import Intake
+from gateway.api.intake.presence import while_present
+from gateway.api.request_head import conversation, read_begin_by, read_wish, session_of, talk_of
 from gateway.api.resumable import Resumable
-from gateway.api.session import conversation, session_of
-from gateway.api.slo import read_begin_by
-from gateway.api.streaming import Pings
-from gateway.api.wish import read_wish
-from gateway.pipeline import Pipeline
-from workers.protocol.catalog import Job
+from gateway.api.shapes import answer_bytes
+from gateway.call import Call, Principal
+from gateway.catalog.kinds import JOB_OF
+from gateway.dispatch.pipeline import Pipeline
+from gateway.relay.queries import WorkerQueries
+from workers.models.catalog import Job
+from workers.protocol.events import Usage
+from workers.protocol.pooled import PoolRequest, PoolResult
+from workers.protocol.requests import GenerateRequest
 
 
 class Generation(Generic[AskedT]):
-    """The ASGI app of a route that generates text."""
+    """The handler of a route that generates text."""
 
     def __init__(
         self,
         dialect: Dialect[AskedT],
-        keys: Keys,
         pipeline: Pipeline,
         intake: Intake,
         pings: Pings,
@@ -40,7 +46,6 @@ class Generation(Generic[AskedT]):
         session (`x-session-id`).
         """
         self._dialect = dialect
-        self._keys = keys
         self._pipeline = pipeline
         self._intake = intake
         self._resumable = resumable
@@ -48,8 +53,8 @@ class Generation(Generic[AskedT]):
         self._supersedes = supersedes
         self._answering = Answering(dialect, pipeline, pings, resumable)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = await identified(self._keys, scope)
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail = trail_of(scope)
         async with self._intake.opened(principal, scope, receive) as body:
             wish = await read_wish(scope, body)
             if wish is not None and wish.stream:
@@ -62,3 +67,80 @@ class Generation(Generic[AskedT]):
             if self._supersedes:
                 call = replace(call, session=session_of(scope))
             await self._answering.answer(asked, call, wish, scope, receive, send)
+
+
+class PoolAsked(Protocol):
+    """One request of a dialect, parsed."""
+
+    @property
+    def model(self) -> str:
+        """The name that the caller gave; empty: none."""
+        ...
+
+    @property
+    def request(self) -> PoolRequest: ...
+
+
+PoolAskedT = TypeVar("PoolAskedT", bound=PoolAsked)
+
+
+class PoolDialect(Protocol[PoolAskedT]):
+    """A way to ask for pooled work. Stateless."""
+
+    def read(self, raw: bytes, scope: Scope) -> PoolAskedT:
+        """Return the parsed request. Raises PaddockError for what is invalid or not supported, naming the parameter."""
+        ...
+
+    def parts(self, asked: PoolAskedT, call: Call, result: PoolResult) -> Iterator[bytes]:
+        """Yield the answer as JSON, a large one some rows at a time. Raises PaddockError before the first part."""
+        ...
+
+
+class Pooled(Generic[PoolAskedT]):
+    """The handler of a route for pooled work."""
+
+    def __init__(self, dialect: PoolDialect[PoolAskedT], pipeline: Pipeline, intake: Intake) -> None:
+        self._dialect = dialect
+        self._pipeline = pipeline
+        self._intake = intake
+
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail = trail_of(scope)
+        async with self._intake.opened(principal, scope, receive) as body:
+            asked = await body.decoded(lambda raw: self._dialect.read(raw, scope))
+            begin_by, talk = read_begin_by(scope), talk_of(scope, trail.request_id)
+            call = self._pipeline.call(principal, asked.model, trail, JOB_OF[asked.request.kind], begin_by, talk)
+            async with while_present(receive):
+                result = await self._pipeline.pool(call, asked.request, trail)
+                trail.usage = Usage(sum(result.num_tokens), 0, 0)
+                body.holds(answer_bytes(result))
+                await send_parts(send, self._dialect.parts(asked, call, result), JSON, trail)
+
+
+class CountDialect(Protocol):
+    """Reads a dialect's question and writes the answer. Stateless."""
+
+    def read(self, raw: bytes, scope: Scope) -> tuple[str, GenerateRequest]:
+        """Return the model's name, and a request with the prompt. Raises PaddockError."""
+        ...
+
+    def told(self, num_tokens: int) -> dict[str, Any]: ...
+
+
+class TokenCount:
+    """The handler of the route."""
+
+    def __init__(self, dialect: CountDialect, pipeline: Pipeline, queries: WorkerQueries, intake: Intake) -> None:
+        self._dialect = dialect
+        self._pipeline = pipeline
+        self._queries = queries
+        self._intake = intake
+
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail = trail_of(scope)
+        async with self._intake.opened(principal, scope, receive) as body:
+            name, request = await body.decoded(lambda raw: self._dialect.read(raw, scope))
+            call = self._pipeline.call(principal, name, trail)
+            async with while_present(receive):
+                num_tokens = await self._queries.num_tokens(call.model, request, principal.team)
+        await send_json(send, self._dialect.told(num_tokens), trail)

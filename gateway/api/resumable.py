@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.diagnostics import answer_headers, ping, trail_of
-from gateway.api.errors import note_error, send_error, shape_of
-from gateway.api.intake import Body
-from gateway.api.presence import CLIENT_GONE_STATUS, ClientGone, while_present
-from gateway.api.streaming import EventStream
-from gateway.api.wish import Wish
+from gateway.api.http.answers import note_error, send_error, shape_of
+from gateway.api.http.diagnostics import answer_headers, ping, trail_of
+from gateway.api.http.streaming import EventStream
+from gateway.api.intake.intake import Body
+from gateway.api.intake.presence import CLIENT_GONE_STATUS, ClientGone, while_present
+from gateway.api.request_head import Wish
 from gateway.errors import PaddockError
 from gateway.resume.reading import LocalReading, Reading
 from gateway.resume.recording import Recording
 from gateway.resume.recordings import Owner, Produce, Recordings
-from gateway.telemetry.accounts import close_trail
+from gateway.telemetry.finish import close_trail
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
 from workers.tracing.context import read_context

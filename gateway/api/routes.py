@@ -1,142 +1,157 @@
-"""Every route of the gateway, declared once."""
+"""Every route of the gateway, declared once, with who may call it.
+
+`GET /v1/models` in the dialect of whoever asks: OpenAI's and Anthropic's APIs have it at the same address.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.access.control import ADMIN, KEY, OPEN, Access, AccessControl
 from gateway.api.anthropic.error_shape import ANTHROPIC
-from gateway.api.dialect import ROUTE, SHAPE, ErrorShape
+from gateway.api.dialect import ROUTE, SHAPE, ErrorShape, Handler
+from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.sockets import METHOD
 from gateway.api.native.error_shape import NATIVE
 from gateway.api.openai.error_shape import COMPLETIONS, OPENAI, RESPONSES
-from gateway.api.sockets import METHOD
+from gateway.call import Principal
 from gateway.errors import MethodNotAllowed, NotFound
-from workers.protocol.drain import DRAIN_PATH
+from workers.protocol.control import DRAIN_PATH
+
+VERSION_HEADER = b"anthropic-version"
+"""The header that every request of Anthropic's API has."""
+
+
+def shape_of_models(scope: Scope) -> ErrorShape:
+    return ANTHROPIC if any(name == VERSION_HEADER for name, _ in scope["headers"]) else OPENAI
+
+
+async def answer_models(
+    openai: Handler, anthropic: Handler, principal: Principal, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer with the list, or with one model."""
+    await (anthropic if scope[SHAPE] is ANTHROPIC else openai)(principal, scope, receive, send)
 
 
 class RouteRow(NamedTuple):
     method: str
     path: str
+    access: Access
+    """What a caller needs; an OPEN or ADMIN route may have a token of its own (`AccessControl`)."""
     name: str
-    """Name of the app that answers; several routes may have the same."""
+    """Name of the handler that answers; several routes may have the same."""
     about: str
     shape: ErrorShape = OPENAI
     """The form of its errors."""
+    shape_of: Callable[[Scope], ErrorShape] | None = None
+    """Returns the form that a request's errors have, where two APIs have the same path."""
+
+    @property
+    def shown_path(self) -> str:
+        """The path as docs and metrics tell it."""
+        return self.path.replace(":path", "")
 
 
 ROUTES = (
-    RouteRow("POST", "/v1/chat/completions", "chat", "an answer to a conversation, streamed or whole"),
-    RouteRow("POST", "/chat/completions", "chat", "the same, where clients of llama-server may look for it"),
-    RouteRow("POST", "/v1/chat/completions/input_tokens", "chat_input_tokens", "how many tokens it would have"),
-    RouteRow("POST", "/chat/completions/input_tokens", "chat_input_tokens", "the same"),
+    RouteRow("POST", "/v1/chat/completions", KEY, "chat", "an answer to a conversation, streamed or whole"),
+    RouteRow("POST", "/chat/completions", KEY, "chat", "the same, where clients of llama-server may look for it"),
+    RouteRow("POST", "/v1/chat/completions/input_tokens", KEY, "chat_input_tokens", "how many tokens it would have"),
+    RouteRow("POST", "/chat/completions/input_tokens", KEY, "chat_input_tokens", "the same"),
     RouteRow(
         "POST",
         "/v1/completions",
+        KEY,
         "completion",
-        "prompts that are continued as they are, streamed or whole",
+        "prompts that are continued, streamed or whole",
         COMPLETIONS,
     ),
-    RouteRow("POST", "/v1/embeddings", "embeddings", "vectors of texts"),
-    RouteRow("POST", "/v1/rerank", "rerank", "documents by how well they fit a query"),
-    RouteRow("POST", "/v1/reranking", "rerank", "the same"),
-    RouteRow("POST", "/rerank", "rerank", "the same"),
-    RouteRow("POST", "/reranking", "rerank", "the same"),
-    RouteRow(
-        "POST",
-        "/v1/responses",
-        "responses",
-        "an answer in typed items, whole, streamed or in the background",
-        RESPONSES,
-    ),
-    RouteRow(
-        METHOD, "/v1/responses", "responses_socket", "the same over a WebSocket, request after request", RESPONSES
-    ),
-    RouteRow("POST", "/responses", "responses", "the same, where clients of llama-server may look for it", RESPONSES),
-    RouteRow("POST", "/v1/responses/input_tokens", "input_tokens", "how many tokens a request would have", RESPONSES),
-    RouteRow("POST", "/responses/input_tokens", "input_tokens", "the same", RESPONSES),
-    RouteRow("POST", "/v1/responses/compact", "compact", "not served; says what to do instead"),
-    RouteRow("GET", "/v1/responses/{response_id}", "response", "a stored response, or the events of one that is made"),
-    RouteRow("DELETE", "/v1/responses/{response_id}", "delete_response", "forgets it"),
-    RouteRow("POST", "/v1/responses/{response_id}/cancel", "cancel_response", "ends a response in the background"),
-    RouteRow("GET", "/v1/responses/{response_id}/input_items", "response_input", "what it was asked"),
-    RouteRow("POST", "/v1/conversations", "conversations", "not served; says what to do instead"),
-    RouteRow("POST", "/v1/moderations", "moderations", "not served; says what to do instead"),
-    RouteRow("POST", "/v1/audio/transcriptions", "transcriptions", "not served; says what to do instead"),
-    RouteRow("POST", "/audio/transcriptions", "transcriptions", "the same", NATIVE),
-    RouteRow("POST", "/v1/chat/completions/control", "control", "not served; says what to do instead", NATIVE),
-    RouteRow("GET", "/v1/stream", "streams", "not served; says what to do instead", NATIVE),
-    RouteRow("DELETE", "/v1/stream", "streams", "the same", NATIVE),
-    RouteRow("POST", "/v1/streams/lookup", "streams", "the same", NATIVE),
-    RouteRow("GET", "/tools", "agent_tools", "not served; says what to do instead", NATIVE),
-    RouteRow("POST", "/tools", "agent_tools", "the same", NATIVE),
-    RouteRow("POST", "/models", "model_files", "not served; says what to do instead", NATIVE),
-    RouteRow("DELETE", "/models", "model_files", "the same", NATIVE),
-    RouteRow("GET", "/models/sse", "model_news", "not served; says what to do instead", NATIVE),
-    RouteRow("POST", "/v1/messages", "messages", "an answer in Anthropic's form, streamed or whole", ANTHROPIC),
-    RouteRow("POST", "/v1/messages/count_tokens", "count_tokens", "how many tokens a conversation has", ANTHROPIC),
-    RouteRow("GET", "/v1/models", "models", "the models that the key may use"),
-    RouteRow("GET", "/v1/models/{model:path}", "model", "one of them"),
-    RouteRow("POST", "/completion", "native_completion", "prompts that are continued, in llama-server's form", NATIVE),
-    RouteRow("POST", "/completions", "native_completion", "the same", NATIVE),
-    RouteRow("POST", "/infill", "infill", "code between a prefix and a suffix", NATIVE),
-    RouteRow("POST", "/tokenize", "tokenize", "the tokens of a text", NATIVE),
-    RouteRow("POST", "/detokenize", "detokenize", "the text of tokens", NATIVE),
-    RouteRow("POST", "/apply-template", "apply_template", "the prompt that a conversation becomes", NATIVE),
-    RouteRow("POST", "/embedding", "native_embedding", "vectors of texts, in llama-server's form", NATIVE),
-    RouteRow("POST", "/embeddings", "native_embedding", "the same", NATIVE),
-    RouteRow("GET", "/props", "props", "what a model is and how it is served", NATIVE),
-    RouteRow("POST", "/props", "props", "changes properties; there is none yet that can be changed", NATIVE),
-    RouteRow("GET", "/slots", "slots", "the slots of a model", NATIVE),
-    RouteRow("POST", "/slots/{id_slot}", "slot", "saves, restores or erases what lies in a slot", NATIVE),
-    RouteRow("GET", "/lora-adapters", "adapters", "the LoRA adapters of a model", NATIVE),
-    RouteRow("POST", "/lora-adapters", "adapters", "the scales that they have for everybody; for admins", NATIVE),
-    RouteRow("GET", "/models", "native_models", "the same, one entry for a model and its aliases", NATIVE),
-    RouteRow("POST", "/models/load", "load_model", "has a model's workers started; for admins", NATIVE),
-    RouteRow("POST", "/models/unload", "unload_model", "has them drained and stopped; for admins", NATIVE),
-    RouteRow("POST", "/v1/load_lora_adapter", "load_adapter", "loads an adapter on all workers; for admins"),
-    RouteRow("POST", "/v1/unload_lora_adapter", "unload_adapter", "takes it away; for admins"),
-    RouteRow("GET", "/admin/explain", "explain", "how a call of a model would be placed now; for admins"),
-    RouteRow("POST", "/admin/explain", "explain", "the same for a chat request, which is not sent; for admins"),
-    RouteRow("GET", "/v1/health", "health", "as `GET /health`; no key needed", NATIVE),
-    RouteRow("GET", "/health", "health", "the process is up; no key needed"),
-    RouteRow("GET", "/healthz", "health", "the same, where probes may look for it; no key needed"),
-    RouteRow("GET", "/version", "version", "which Paddock this is; no key needed"),
-    RouteRow("GET", "/ready", "ready", "calls would be answered; no key needed"),
-    RouteRow("POST", DRAIN_PATH, "drain", "has nobody new sent here and waits; for admins, and for `paddock drain`"),
-    RouteRow("GET", "/metrics", "metrics", "Prometheus text; no key needed", NATIVE),
-    RouteRow(
-        "GET",
-        "/metrics/targets",
-        "targets",
-        "the workers, as Prometheus' `http_sd_configs` reads it; no key needed",
-        NATIVE,
-    ),
+    RouteRow("POST", "/v1/embeddings", KEY, "embeddings", "vectors of texts"),
+    RouteRow("POST", "/v1/rerank", KEY, "rerank", "documents by how well they fit a query"),
+    RouteRow("POST", "/v1/reranking", KEY, "rerank", "the same"),
+    RouteRow("POST", "/rerank", KEY, "rerank", "the same"),
+    RouteRow("POST", "/reranking", KEY, "rerank", "the same"),
+    RouteRow("POST", "/v1/responses", KEY, "responses", "an answer in typed items, also in the background", RESPONSES),
+    RouteRow(METHOD, "/v1/responses", KEY, "responses_socket", "the same over a WebSocket", RESPONSES),
+    RouteRow("POST", "/responses", KEY, "responses", "the same, as llama-server has it", RESPONSES),
+    RouteRow("POST", "/v1/responses/input_tokens", KEY, "input_tokens", "how many tokens it would have", RESPONSES),
+    RouteRow("POST", "/responses/input_tokens", KEY, "input_tokens", "the same", RESPONSES),
+    RouteRow("POST", "/v1/responses/compact", KEY, "compact", "not served; says what to do instead"),
+    RouteRow("GET", "/v1/responses/{response_id}", KEY, "response", "a stored response, or the events of one"),
+    RouteRow("DELETE", "/v1/responses/{response_id}", KEY, "delete_response", "forgets it"),
+    RouteRow("POST", "/v1/responses/{response_id}/cancel", KEY, "cancel_response", "ends a response in the background"),
+    RouteRow("GET", "/v1/responses/{response_id}/input_items", KEY, "response_input", "what it was asked"),
+    RouteRow("POST", "/v1/conversations", KEY, "conversations", "not served; says what to do instead"),
+    RouteRow("POST", "/v1/moderations", KEY, "moderations", "not served; says what to do instead"),
+    RouteRow("POST", "/v1/audio/transcriptions", KEY, "transcriptions", "not served; says what to do instead"),
+    RouteRow("POST", "/audio/transcriptions", KEY, "transcriptions", "the same", NATIVE),
+    RouteRow("POST", "/v1/chat/completions/control", KEY, "control", "not served; says what to do instead", NATIVE),
+    RouteRow("GET", "/v1/stream", KEY, "streams", "not served; says what to do instead", NATIVE),
+    RouteRow("DELETE", "/v1/stream", KEY, "streams", "the same", NATIVE),
+    RouteRow("POST", "/v1/streams/lookup", KEY, "streams", "the same", NATIVE),
+    RouteRow("GET", "/tools", KEY, "agent_tools", "not served; says what to do instead", NATIVE),
+    RouteRow("POST", "/tools", KEY, "agent_tools", "the same", NATIVE),
+    RouteRow("POST", "/models", KEY, "model_files", "not served; says what to do instead", NATIVE),
+    RouteRow("DELETE", "/models", KEY, "model_files", "the same", NATIVE),
+    RouteRow("GET", "/models/sse", KEY, "model_news", "not served; says what to do instead", NATIVE),
+    RouteRow("POST", "/v1/messages", KEY, "messages", "an answer in Anthropic's form, streamed or whole", ANTHROPIC),
+    RouteRow("POST", "/v1/messages/count_tokens", KEY, "count_tokens", "how many tokens a conversation has", ANTHROPIC),
+    RouteRow("GET", "/v1/models", KEY, "models", "the models that the key may use", shape_of=shape_of_models),
+    RouteRow("GET", "/v1/models/{model:path}", KEY, "model", "one of them", shape_of=shape_of_models),
+    RouteRow("POST", "/completion", KEY, "native_completion", "the same, in llama-server's form", NATIVE),
+    RouteRow("POST", "/completions", KEY, "native_completion", "the same", NATIVE),
+    RouteRow("POST", "/infill", KEY, "infill", "code between a prefix and a suffix", NATIVE),
+    RouteRow("POST", "/tokenize", KEY, "tokenize", "the tokens of a text", NATIVE),
+    RouteRow("POST", "/detokenize", KEY, "detokenize", "the text of tokens", NATIVE),
+    RouteRow("POST", "/apply-template", KEY, "apply_template", "the prompt that a conversation becomes", NATIVE),
+    RouteRow("POST", "/embedding", KEY, "native_embedding", "vectors of texts, in llama-server's form", NATIVE),
+    RouteRow("POST", "/embeddings", KEY, "native_embedding", "the same", NATIVE),
+    RouteRow("GET", "/props", KEY, "props", "what a model is and how it is served", NATIVE),
+    RouteRow("POST", "/props", ADMIN, "change_props", "changes properties; none can be changed yet", NATIVE),
+    RouteRow("GET", "/slots", KEY, "slots", "the slots of a model", NATIVE),
+    RouteRow("POST", "/slots/{id_slot}", KEY, "slot", "saves, restores or erases what lies in a slot", NATIVE),
+    RouteRow("GET", "/lora-adapters", KEY, "adapters", "the LoRA adapters of a model", NATIVE),
+    RouteRow("POST", "/lora-adapters", ADMIN, "set_scales", "the scales that they have for everybody", NATIVE),
+    RouteRow("GET", "/models", KEY, "native_models", "the same, one entry for a model and its aliases", NATIVE),
+    RouteRow("POST", "/models/load", ADMIN, "load_model", "has a model's workers started", NATIVE),
+    RouteRow("POST", "/models/unload", ADMIN, "unload_model", "has them drained and stopped", NATIVE),
+    RouteRow("POST", "/v1/load_lora_adapter", ADMIN, "load_adapter", "loads an adapter on all workers"),
+    RouteRow("POST", "/v1/unload_lora_adapter", ADMIN, "unload_adapter", "takes it away"),
+    RouteRow("GET", "/admin/explain", ADMIN, "explain", "how a call of a model would be placed now"),
+    RouteRow("POST", "/admin/explain", ADMIN, "explain", "the same for a chat request, which is not sent"),
+    RouteRow("GET", "/v1/health", OPEN, "health", "as `GET /health`", NATIVE),
+    RouteRow("GET", "/health", OPEN, "health", "the process is up"),
+    RouteRow("GET", "/healthz", OPEN, "health", "the same, where probes may look for it"),
+    RouteRow("GET", "/version", OPEN, "version", "which Paddock this is"),
+    RouteRow("GET", "/ready", OPEN, "ready", "calls would be answered"),
+    RouteRow("POST", DRAIN_PATH, ADMIN, "drain", "has nobody new sent here and waits; also for `paddock drain`"),
+    RouteRow("GET", "/metrics", OPEN, "metrics", "Prometheus text", NATIVE),
+    RouteRow("GET", "/metrics/targets", OPEN, "targets", "the workers, for Prometheus' `http_sd_configs`", NATIVE),
 )
 
 PATHS = frozenset(row.path for row in ROUTES)
-LISTED = ", ".join(f"{row.method} {row.path.replace(':path', '')}" for row in ROUTES)
+LISTED = ", ".join(f"{row.method} {row.shown_path}" for row in ROUTES)
 """The routes as the answer to an unknown path lists them: anybody may ask for such a path, again and again."""
 
 
 class Routes:
-    """Hands a request to the app of its route: Starlette tries one pattern after the other, 123 in the worst case, so
-    paths without parameters are looked up first.
+    """Hands a request to the handler of its route, with its caller: Starlette tries one pattern after the other, 123 in
+    the worst case, so paths without parameters are looked up first.
 
     A bare router hands on `send` as it is; a whole Starlette application would add its wrappers to every token's cost.
     """
 
-    def __init__(self, apps: Mapping[str, ASGIApp]) -> None:
-        """`apps` by the rows' names, as objects: Starlette takes functions for request handlers."""
-        self._by_pattern = _router(apps, ROUTES)
-        self._with_names = _router(apps, [row for row in ROUTES if "{" in row.path])
+    def __init__(self, handlers: Mapping[str, Handler], access: AccessControl) -> None:
+        """`handlers` by the rows' names."""
+        served = [(row, _Endpoint(row, handlers[row.name], access)) for row in ROUTES]
+        self._by_pattern = _router(served)
+        self._with_names = _router([(row, app) for row, app in served if "{" in row.path])
         self._by_path: dict[tuple[str, str], ASGIApp] = {
-            (row.method, row.path): _Shaped(apps[row.name], row.path, row.shape)
-            for row in ROUTES
-            if row.method != METHOD and "{" not in row.path
+            (row.method, row.path): app for row, app in served if row.method != METHOD and "{" not in row.path
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,43 +163,48 @@ class Routes:
             await self._by_pattern(scope, receive, send)
 
 
-def _router(apps: Mapping[str, ASGIApp], rows: Sequence[RouteRow]) -> Router:
-    by_path: dict[str, list[RouteRow]] = defaultdict(list)
-    for row in rows:
+class _Endpoint:
+    """The ASGI app of one route: notes its path and the form of its errors, and identifies the caller."""
+
+    def __init__(self, row: RouteRow, handler: Handler, access: AccessControl) -> None:
+        self._path = row.shown_path
+        self._shape, self._shape_of = row.shape, row.shape_of
+        self._needs = row.access
+        self._access = access
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SHAPE] = self._shape if self._shape_of is None else self._shape_of(scope)
+        scope[ROUTE] = self._path
+        principal = await self._access.identify(scope, trail_of(scope), self._needs)
+        await self._handler(principal, scope, receive, send)
+
+
+def _router(served: Sequence[tuple[RouteRow, _Endpoint]]) -> Router:
+    by_path: dict[str, list[tuple[RouteRow, _Endpoint]]] = defaultdict(list)
+    for row, app in served:
         if row.method != METHOD:
-            by_path[row.path].append(row)
+            by_path[row.path].append((row, app))
     routes: list[BaseRoute] = []
     for path, there in by_path.items():
-        routes += [Route(path, _Shaped(apps[row.name], row.path, row.shape), methods=[row.method]) for row in there]
-        allowed = ", ".join(row.method for row in there)
-        routes.append(Route(path, _Shaped(_WrongMethod(allowed), path, there[0].shape)))
-    for row in rows:
-        if row.method == METHOD:
-            routes.append(WebSocketRoute(row.path, _Shaped(apps[row.name], row.path, row.shape)))
+        routes += [Route(path, app, methods=[row.method]) for row, app in there]
+        routes.append(Route(path, _WrongMethod([row for row, _ in there])))
+    routes += [WebSocketRoute(row.path, app) for row, app in served if row.method == METHOD]
     return Router(routes=routes, redirect_slashes=False, default=_unknown)
 
 
-class _Shaped:
-    """Sets the error shape of the route for whatever fails inside, and notes the route's path."""
+class _WrongMethod:
+    """Refuses the other methods of a path, whoever asks."""
 
-    def __init__(self, inside: ASGIApp, path: str, shape: ErrorShape) -> None:
-        self._inside = inside
-        self._path = path.replace(":path", "")
-        self._shape = shape
+    def __init__(self, rows: Sequence[RouteRow]) -> None:
+        self._path = rows[0].shown_path
+        self._shape = rows[0].shape
+        self._allowed = ", ".join(row.method for row in rows)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[SHAPE], scope[ROUTE] = self._shape, self._path
-        await self._inside(scope, receive, send)
-
-
-class _WrongMethod:
-    def __init__(self, allowed: str) -> None:
-        self._allowed = allowed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise MethodNotAllowed(
-            f"{scope['method']} {_shown(scope['path'])} does not exist. Use {self._allowed}.", allow=self._allowed
-        )
+        message = f"{scope['method']} {_shown(scope['path'])} does not exist. Use {self._allowed}."
+        raise MethodNotAllowed(message, allow=self._allowed)
 
 
 async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:

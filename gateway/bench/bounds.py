@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.bench.connection import Tape
 from gateway.bench.document import Document, Spread, Verdict
-from gateway.bench.tape import Tape
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

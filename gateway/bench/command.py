@@ -55,15 +55,14 @@ from gateway.bench.document import Document
 from gateway.bench.driver import Caller, Form
 from gateway.bench.options import BenchUnusable, Options
 from gateway.bench.page import page
-from gateway.bench.probe import KeyRefused
-from gateway.bench.progress import Progress
-from gateway.bench.runner import Plan, Runner
-from gateway.bench.table import table
-from gateway.bench.traces import Recorded, TraceUnusable, read
+from gateway.bench.runner import KeyRefused, Plan, Runner
+from gateway.bench.terminal import Progress, table
+from gateway.bench.workload import Recorded, TraceUnusable, read
 from gateway.client import AuthenticationFailed, Client, ClientError
-from gateway.reach import Access, find
+from gateway.commands.target import Access, find
 from gateway.settings import GatewaySettings
-from workers import command, sources
+from workers import sources
+from workers.commands import command
 from workers.protocol.exits import Exit
 
 BROKEN = 3

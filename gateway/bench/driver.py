@@ -13,10 +13,8 @@ from math import inf
 
 import msgspec
 
-from gateway.bench.asks import Ask, Source
-from gateway.bench.connection import Connections, Dropped, Target
-from gateway.bench.reading import Reading
-from gateway.bench.tape import UNFINISHED, Tape
+from gateway.bench.connection import UNFINISHED, Connections, Dropped, Reading, Tape, Target
+from gateway.bench.workload import Ask, Source
 
 LAG_EVERY_S = 0.02
 LEAST_SECRET = 6

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gateway.bench.bounds import Bound, BoundUnusable, of_calls, of_runs
-from gateway.bench.lengths import PRESETS
+from gateway.bench.workload import PRESETS
 
 FORM = "`paddock bench --help` lists the flags"
 DURATION_S = 60.0

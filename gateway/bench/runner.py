@@ -1,31 +1,172 @@
-"""Runs a whole benchmark: probe, run or search, document."""
+"""Runs a whole benchmark: probe, run or search, document.
+
+Searches for the highest rate of calls at which objectives hold: doubles it until they break, then narrows it.
+
+Probes the server before a run: whether it answers, takes the key, and how its model counts tokens.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
 
 import msgspec
+from msgspec import Struct
 
-from gateway.bench import probe
-from gateway.bench.arrivals import arrivals
-from gateway.bench.asks import Source
-from gateway.bench.connection import Target
-from gateway.bench.conversations import Conversations
-from gateway.bench.document import Document, Step
+from gateway.bench.bounds import Bound
+from gateway.bench.connection import Connections, Reading, Tape, Target
+from gateway.bench.document import Document, Limit, Step, Verdict
 from gateway.bench.driver import Caller, Driver, Form, Span
 from gateway.bench.findings import Frame, document
-from gateway.bench.lengths import PRESETS, Length, Preset
-from gateway.bench.limit import search
-from gateway.bench.options import Options
-from gateway.bench.progress import Progress
-from gateway.bench.traces import Recorded, Replay
-from gateway.bench.words import Words
+from gateway.bench.options import BenchUnusable, Options
+from gateway.bench.terminal import Progress
+from gateway.bench.workload import (
+    PRESETS,
+    Ask,
+    Conversations,
+    Length,
+    Preset,
+    Recorded,
+    Replay,
+    Source,
+    Words,
+    arrivals,
+)
+
+CLOSE_ENOUGH = 1.1
+"""Ratio of the lowest rate that broke to the highest that held at which the search ends."""
+MOST_STEPS = 20
+MOST_FAILED = 0.01
+
+
+async def search(
+    measured: Callable[[float], Awaitable[Document]],
+    objectives: tuple[Bound, ...],
+    first_rate: float,
+    tell: Callable[[Step], None],
+) -> tuple[Document, Limit]:
+    """Return the limit, and the document of the best step that held, or of the first one if none did."""
+    steps: list[Step] = []
+    told: Document | None = None
+    low, high, rate = 0.0, 0.0, first_rate
+    for _ in range(MOST_STEPS):
+        found = await measured(rate)
+        told = told or found
+        step = judged(found, objectives, rate)
+        if found.ended == "interrupted":
+            break
+        steps.append(step)
+        tell(step)
+        if step.held:
+            low, told = rate, found
+        else:
+            high = rate
+        if found.generator.saturated or (low and high and high / low <= CLOSE_ENOUGH):
+            break
+        rate = _next(low, high)
+        if rate < first_rate / 1_000:
+            break
+    if told is None:
+        raise AssertionError("a search has at least one step")
+    return told, Limit(",".join(bound.text for bound in objectives), low, tuple(steps))
+
+
+def judged(found: Document, objectives: tuple[Bound, ...], rate: float) -> Step:
+    """Return the step's result. Saturation of the generator breaks it too: it did not measure the server then."""
+    calls = found.calls
+    broken = [f"{verdict.expression}: {_value(verdict.value)}" for verdict in _verdicts(found, objectives)]
+    if calls.failed > MOST_FAILED * max(1, calls.sent):
+        broken.append(f"{calls.failed} of {calls.sent} calls failed")
+    if found.generator.saturated:
+        broken.append("the generator was saturated")
+    return Step(
+        rate=round(rate, 4),
+        held=not broken,
+        why="; ".join(broken),
+        sent=calls.sent,
+        ttft_p95_s=found.ttft_s.p95,
+        itl_p95_s=found.itl_s.p95,
+        tokens_per_s=found.rates.tokens_per_s,
+    )
+
+
+def _verdicts(found: Document, objectives: tuple[Bound, ...]) -> list[Verdict]:
+    return [verdict for bound in objectives if not (verdict := bound.verdict(found)).held]
+
+
+def _value(value: float | None) -> str:
+    return "nothing was measured" if value is None else f"{value:.3g}"
+
+
+def _next(low: float, high: float) -> float:
+    if not high:
+        return low * 2
+    return (low * high) ** 0.5 if low else high / 2
+
+
+TIMEOUT_S = 120.0
+"""Seconds for one probe: the model may have to be loaded."""
+LONG, SHORT = 160, 40
+"""Words of two prompts: the difference of their tokens does not include what a template adds."""
+
+
+async def calibrate(there: Target, form: Form, caller: Caller, words: Words) -> None:
+    """Ask the server for the tokens of two prompts, and set `words` by them. Raises BenchUnusable."""
+    connections = Connections(there)
+    try:
+        counts = [await _tokens(connections, there, form, caller, words, count) for count in (SHORT, LONG)]
+    finally:
+        connections.close()
+    if counts[1] > counts[0]:
+        words.calibrated(LONG - SHORT, counts[1] - counts[0])
+
+
+async def _tokens(connections: Connections, there: Target, form: Form, caller: Caller, words: Words, count: int) -> int:
+    """Return the tokens of a prompt of `count` words; 0 where the server does not tell."""
+    tape = Tape(time.perf_counter())
+    reading = Reading(tape)
+    text = words.text(round(count * words.tokens_per_word), Random(count))
+    request = there.request(form.body(Ask([{"role": "user", "content": text}], 2)), caller.key)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await connections.exchange(request, reading)
+    except TimeoutError:
+        raise BenchUnusable(f"{there.origin} gave no answer within {TIMEOUT_S:g} s; is a model loaded?") from None
+    except OSError as error:
+        raise BenchUnusable(
+            f"nothing answers at {there.origin} ({error}); start one with `paddock up`, or name another with --url"
+        ) from None
+    if tape.error in ("", "empty"):
+        return tape.prompt_tokens
+    detail = caller.covered(tape.detail)
+    kind = KeyRefused if tape.error in ("http_401", "http_403") else BenchUnusable
+    raise kind(f"{there.origin}: {_said(tape.error, detail)}")
+
+
+class KeyRefused(BenchUnusable):
+    """The server does not know the key."""
+
+
+class _Message(Struct):
+    message: str
+
+
+class _Refusal(Struct):
+    error: _Message
+
+
+def _said(kind: str, detail: str) -> str:
+    try:
+        return f"{msgspec.json.decode(detail, type=_Refusal).error.message} ({kind})"
+    except msgspec.MsgspecError:
+        return f"{kind}: {detail}"
+
 
 FIRST_RATE = 1.0
 """Calls per second at which a search for the limit begins."""
@@ -55,7 +196,7 @@ class Runner:
     async def run(self) -> Document:
         """Run the benchmark. SIGINT and SIGTERM end it; the results so far are returned. Raises BenchUnusable."""
         plan, options = self._plan, self._plan.options
-        await probe.calibrate(plan.there, plan.form, plan.callers[0], self._words)
+        await calibrate(plan.there, plan.form, plan.callers[0], self._words)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)

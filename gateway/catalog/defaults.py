@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 
 from gateway.catalog.kinds import KIND_OF
-from workers.protocol.catalog import Defaults, Job
+from workers.models.catalog import Defaults, Job
 from workers.protocol.heartbeat import Heartbeat
 
 Workers = Mapping[str, Iterable[Heartbeat]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from gateway.errors import NotSupported
-from workers.protocol.catalog import Job
+from workers.models.catalog import Job
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
 
 KIND_OF: dict[Job, WorkerKind] = {"chat": "generate", "embed": "embed", "rerank": "rank", "infill": "generate"}

@@ -11,7 +11,7 @@ from gateway.catalog.defaults import Workers, able, default_of, only
 from gateway.catalog.kinds import CANNOT, KIND_OF
 from gateway.catalog.shares import in_order
 from gateway.errors import InvalidRequest, ModelNotFound, NotSupported, PermissionDenied, Unavailable
-from workers.protocol.catalog import AliasChain, Catalog, Defaults, Job
+from workers.models.catalog import AliasChain, Catalog, Defaults, Job
 
 MAX_NAMES_TOLD = 20
 

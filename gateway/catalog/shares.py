@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
-from workers.protocol.catalog import Target
+from workers.models.catalog import Target
 from workers.protocol.requests import GenerateRequest, Infill
 
 OPENING_CHARS = 1024

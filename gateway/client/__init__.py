@@ -3,25 +3,33 @@
 Builds on msgspec and httpx only. docs/client.md shows how it is used.
 """
 
-from gateway.client.async_client import AsyncClient
-from gateway.client.chat_answers import (
+from gateway.client.answers import (
     ChatChunk,
     ChatCompletion,
     Choice,
     ChunkChoice,
+    CompletionChunk,
+    CompletionResponse,
     Delta,
+    Embedding,
+    EmbeddingsResponse,
     FunctionCall,
     Logprobs,
     Message,
     PromptProgress,
+    RerankResponse,
+    RerankResult,
+    StopType,
+    TextEmbedding,
     Timings,
+    TokenizeResponse,
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
     Usage,
 )
+from gateway.client.async_client import AsyncClient
 from gateway.client.client import Client
-from gateway.client.completion_answers import CompletionChunk, CompletionResponse, StopType
 from gateway.client.errors import (
     AnswerError,
     AuthenticationFailed,
@@ -42,14 +50,6 @@ from gateway.client.errors import (
     UnexpectedAnswer,
 )
 from gateway.client.parameters import ChatParameters, CompletionParameters
-from gateway.client.pooled_answers import (
-    Embedding,
-    EmbeddingsResponse,
-    RerankResponse,
-    RerankResult,
-    TextEmbedding,
-    TokenizeResponse,
-)
 from gateway.client.server_answers import (
     HealthStatus,
     LoraAdapter,

@@ -1,10 +1,17 @@
-"""One call as a value: the request to send, and how its answer is read. Nothing here touches a network."""
+"""One call as a value: the request to send, and how its answer is read. Nothing here touches a network.
+
+Makes methods of both clients from the functions that build calls: same keywords, types and documentation.
+
+`send` of a client for tasks returns an awaitable, that of a client for threads returns the answer; nothing here
+depends on which.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import msgspec
 
@@ -81,3 +88,40 @@ def unexpected(what: str, body: bytes, why: Exception) -> UnexpectedAnswer:
     return UnexpectedAnswer(
         f"the answer to {what} can't be read ({why}); it begins with {begin!r}. Check the base URL."
     )
+
+
+P = ParamSpec("P")
+
+Send = Callable[[Ask[Any]], Any]
+
+
+class Sender:
+    """The base of objects that have calls as methods. These raise ClientError."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+
+def sent(build: Callable[P, Ask[T]]) -> Callable[Concatenate[Sender, P], T]:
+    """Return a method that returns the call's answer."""
+    return _method(build)
+
+
+def sent_async(build: Callable[P, Ask[T]]) -> Callable[Concatenate[Sender, P], Awaitable[T]]:
+    """Return a method whose result, awaited, is the call's answer."""
+    return _method(build)
+
+
+def _method(build: Callable[P, Ask[Any]]) -> Callable[Concatenate[Sender, P], Any]:
+    def method(self: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self._send(build(*args, **kwargs))
+
+    method.__name__ = build.__name__
+    method.__doc__ = build.__doc__
+    signature = inspect.signature(build)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    answer = str(signature.return_annotation).removeprefix("Ask[").removesuffix("]")
+    shown = signature.replace(parameters=[own, *signature.parameters.values()], return_annotation=answer)
+    # `help` shows it; type checkers do not know this attribute of functions.
+    setattr(method, "__signature__", shown)  # noqa: B010
+    return method

@@ -10,17 +10,13 @@ from typing import Any, TypeVar
 import httpx2
 
 import gateway.client.calls as calls
-import gateway.client.readiness as readiness
-from gateway.client.ask import Ask, Pause, Script, StreamAsk, answer
-from gateway.client.chat_answers import ChatChunk, ChatCompletion
-from gateway.client.completion_answers import CompletionChunk, CompletionResponse
+from gateway.client.answers import ChatChunk, ChatCompletion, CompletionChunk, CompletionResponse
+from gateway.client.ask import Ask, Pause, Script, Sender, StreamAsk, answer, sent_async
 from gateway.client.errors import ClientError
-from gateway.client.exchange import exchange_async
 from gateway.client.generation import Chat, Completions
 from gateway.client.reception import Reception
-from gateway.client.sender import Sender, sent_async
-from gateway.client.server import DEFAULT_TIMEOUT_S, DEFAULT_URL, Server, VerifySsl
 from gateway.client.stream import AsyncStream
+from gateway.client.transport import DEFAULT_TIMEOUT_S, DEFAULT_URL, Server, VerifySsl, exchange_async
 
 T = TypeVar("T")
 
@@ -147,8 +143,8 @@ class AsyncClient(
 
     async def is_ready(self) -> bool:
         """Return whether calls would be answered now."""
-        return await self._connection.run(readiness.is_ready())
+        return await self._connection.run(calls.is_ready())
 
     async def wait_until_ready(self, timeout: float = 60.0, poll_interval: float = 0.25) -> None:
         """Wait until calls would be answered. Both parameters are in seconds. Raises NotReady."""
-        await self._connection.run(readiness.wait_until_ready(timeout, poll_interval))
+        await self._connection.run(calls.wait_until_ready(timeout, poll_interval))

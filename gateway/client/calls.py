@@ -1,21 +1,32 @@
 """The calls without streamed answers, each as a value. Their keywords are those of the clients' methods.
 
 Where a server has several models, `model` names one; a server that has one needs no name.
+
+Scripts that ask whether a server takes calls yet, at Paddock's `/ready` or llama-server's `/health`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-import gateway.client.pooled_answers as pooled_answers
+import gateway.client.answers as answers
 import gateway.client.server_answers as server_answers
-from gateway.client.ask import Ask, encoded
+from gateway.client.answers import EmbeddingsResponse, RerankResponse, TextEmbedding, TokenizeResponse
+from gateway.client.ask import Ask, Pause, Script, encoded
+from gateway.client.errors import (
+    AuthenticationFailed,
+    ConnectionFailed,
+    NotFound,
+    NotReady,
+    Timeout,
+    Unavailable,
+)
 from gateway.client.parameters import EncodingFormat, Lora, Messages
-from gateway.client.pooled_answers import EmbeddingsResponse, RerankResponse, TextEmbedding, TokenizeResponse
 from gateway.client.server_answers import (
     HealthStatus,
     LoraAdapter,
@@ -131,7 +142,7 @@ def create_embeddings(
     """Compute the embeddings of texts or token ids, in OpenAI's form."""
     values = {"input": input, "model": model, "encoding_format": encoding_format, "dimensions": dimensions}
     values |= {"embd_normalize": embd_normalize, **(extra_body or {})}
-    return _post("/v1/embeddings", pooled_answers.read_embeddings, values)
+    return _post("/v1/embeddings", answers.read_embeddings, values)
 
 
 def embed(
@@ -142,7 +153,7 @@ def embed(
 ) -> Ask[tuple[TextEmbedding, ...]]:
     """Embed as llama-server does. `embd_normalize`: -1 none, 0 by the largest, 1 taxicab, 2 Euclidean (default)."""
     values = {"content": content, "model": model, "embd_normalize": embd_normalize}
-    return _post("/embedding", pooled_answers.read_text_embeddings, values)
+    return _post("/embedding", answers.read_text_embeddings, values)
 
 
 def rerank(
@@ -155,7 +166,7 @@ def rerank(
 ) -> Ask[RerankResponse]:
     """Score how well each document fits the query, best first."""
     values = {"query": query, "documents": documents, "model": model, "top_n": top_n, **(extra_body or {})}
-    return _post("/v1/rerank", pooled_answers.read_ranks, values)
+    return _post("/v1/rerank", answers.read_ranks, values)
 
 
 def tokenize(
@@ -168,12 +179,12 @@ def tokenize(
 ) -> Ask[TokenizeResponse]:
     """Turn text into token ids; `with_pieces` adds the text of each token."""
     values = {"content": content, "model": model, "add_special": add_special, "parse_special": parse_special}
-    return _post("/tokenize", pooled_answers.read_tokens, values | {"with_pieces": with_pieces})
+    return _post("/tokenize", answers.read_tokens, values | {"with_pieces": with_pieces})
 
 
 def detokenize(tokens: Sequence[int], *, model: str | None = None) -> Ask[str]:
     """Turn token ids into text."""
-    return _post("/detokenize", pooled_answers.read_content, {"tokens": tokens, "model": model})
+    return _post("/detokenize", answers.read_content, {"tokens": tokens, "model": model})
 
 
 def apply_template(
@@ -190,7 +201,7 @@ def apply_template(
     values: dict[str, Any] = {"messages": messages, "model": model, "tools": tools}
     values |= {"add_generation_prompt": add_generation_prompt, "chat_template_kwargs": chat_template_kwargs}
     values |= {"reasoning_effort": reasoning_effort, **(extra_body or {})}
-    return _post("/apply-template", pooled_answers.read_prompt, values)
+    return _post("/apply-template", answers.read_prompt, values)
 
 
 def _post(path: str, read: Any, values: Mapping[str, Any]) -> Ask[Any]:
@@ -204,3 +215,32 @@ def _picked(model: str | None) -> dict[str, str]:
 def _slot(id_slot: int, action: str, read: Any, filename: str | None, model: str | None) -> Ask[Any]:
     body = encoded({"filename": filename, "model": model})
     return Ask("POST", f"/slots/{id_slot}", read, {"action": action, **_picked(model)}, body)
+
+
+def is_ready() -> Script[bool]:
+    """Return whether the server takes calls; False if nothing answers. Raises ClientErrors that waiting can't mend."""
+    return (yield from _obstacle()) is None
+
+
+def wait_until_ready(timeout: float, poll_interval: float) -> Script[None]:
+    """Wait until the server takes calls; both in seconds. Raises NotReady, and ClientErrors that waiting can't mend."""
+    deadline = time.monotonic() + timeout
+    while (obstacle := (yield from _obstacle())) is not None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise NotReady(f"not ready within {timeout:g} s: {obstacle}")
+        yield Pause(min(poll_interval, left))
+
+
+def _obstacle() -> Script[str | None]:
+    """Return the reason why the server takes no calls now; None: it takes them."""
+    try:
+        try:
+            yield readiness()
+        except (NotFound, AuthenticationFailed):
+            # A llama-server has no such route, and asks for a key before it says so.
+            state = yield health()
+            return None if state.ok else state.message or state.status
+    except (ConnectionFailed, Timeout, Unavailable) as error:
+        return error.message
+    return None

@@ -1,14 +1,19 @@
-"""The generating methods, declared once for both clients; type parameters stand for what `send` and `open` return."""
+"""The generating methods, declared once for both clients; type parameters stand for what `send` and `open` return.
+
+The calls that generate, each as a value: chat, completion, infill; whole or streamed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
-import gateway.client.generation_calls as generation_calls
-from gateway.client.ask import StreamAsk
+import msgspec
+
+import gateway.client.answers as answers
+from gateway.client.answers import ChatChunk, ChatCompletion, CompletionChunk, CompletionResponse
+from gateway.client.ask import Ask, Send, Sender, StreamAsk, encoded
 from gateway.client.parameters import ChatParameters, CompletionParameters, Messages, Prompt
-from gateway.client.sender import Send, Sender
 
 Whole = TypeVar("Whole")
 Many = TypeVar("Many")
@@ -51,9 +56,9 @@ class ChatCompletions(Sender, Generic[Whole, Streamed]):
         With `resume_grace` (1 to 60 seconds) a stream goes on after a broken connection.
         """
         if stream:
-            streamed: Streamed = self._open(generation_calls.chat_stream(messages, resume_grace, parameters))
+            streamed: Streamed = self._open(chat_stream(messages, resume_grace, parameters))
             return streamed
-        whole: Whole = self._send(generation_calls.chat(messages, parameters))
+        whole: Whole = self._send(chat(messages, parameters))
         return whole
 
 
@@ -93,16 +98,16 @@ class Completions(Sender, Generic[Whole, Many, Text, Streamed]):
         **parameters: Unpack[CompletionParameters],
     ) -> Whole | Streamed:
         """Continue a prompt. Raises ClientError; TypeError and ValueError for parameters that can't be sent."""
-        return self._generated(generation_calls.COMPLETION, {"prompt": prompt}, stream, resume_grace, parameters)
+        return self._generated(COMPLETION, {"prompt": prompt}, stream, resume_grace, parameters)
 
     def complete_many(self, prompts: Sequence[Prompt], **parameters: Unpack[CompletionParameters]) -> Many:
         """Continue several prompts, or each several times (`n_cmpl`); `index` is the number of each completion."""
-        answers: Many = self._send(generation_calls.complete_many(prompts, parameters))
+        answers: Many = self._send(complete_many(prompts, parameters))
         return answers
 
     def simple_completion(self, prompt: Prompt, **parameters: Unpack[CompletionParameters]) -> Text:
         """Continue a prompt and return only the text."""
-        text: Text = self._send(generation_calls.complete_text(prompt, parameters))
+        text: Text = self._send(complete_text(prompt, parameters))
         return text
 
     @overload
@@ -143,7 +148,7 @@ class Completions(Sender, Generic[Whole, Many, Text, Streamed]):
     ) -> Whole | Streamed:
         """Fill in code between a prefix and a suffix. `input_extra`: more files, each with `filename` and `text`."""
         gap = {"input_prefix": input_prefix, "input_suffix": input_suffix, "input_extra": input_extra, "prompt": prompt}
-        return self._generated(generation_calls.INFILL, gap, stream, resume_grace, parameters)
+        return self._generated(INFILL, gap, stream, resume_grace, parameters)
 
     def _generated(
         self,
@@ -154,7 +159,69 @@ class Completions(Sender, Generic[Whole, Many, Text, Streamed]):
         parameters: CompletionParameters,
     ) -> Whole | Streamed:
         if stream:
-            streamed: Streamed = self._open(generation_calls.complete_stream(path, values, resume_grace, parameters))
+            streamed: Streamed = self._open(complete_stream(path, values, resume_grace, parameters))
             return streamed
-        whole: Whole = self._send(generation_calls.complete(path, values, parameters))
+        whole: Whole = self._send(complete(path, values, parameters))
         return whole
+
+
+T = TypeVar("T")
+
+CHAT = "/v1/chat/completions"
+COMPLETION = "/completion"
+INFILL = "/infill"
+
+_read_chat = msgspec.json.Decoder(ChatCompletion).decode
+_read_chat_chunk = msgspec.json.Decoder(ChatChunk).decode
+
+
+def chat(messages: Messages, parameters: ChatParameters) -> Ask[ChatCompletion]:
+    body = encoded({"messages": messages, **_checked(ChatParameters, parameters)})
+    return Ask("POST", CHAT, _read_chat, body=body)
+
+
+def chat_stream(messages: Messages, resume_grace: int | None, parameters: ChatParameters) -> StreamAsk[ChatChunk]:
+    body = encoded({"messages": messages, "stream": True, **_checked(ChatParameters, parameters)})
+    return StreamAsk(CHAT, body, _read_chat_chunk, _never, resume_grace)
+
+
+def complete(path: str, values: Mapping[str, Any], parameters: CompletionParameters) -> Ask[CompletionResponse]:
+    """Return the call for a whole completion. `values`: the prompt, or the prefix and suffix of an infill."""
+    return _completion(path, values, parameters, answers.read_completion)
+
+
+def complete_many(prompts: Sequence[Prompt], parameters: CompletionParameters) -> Ask[tuple[CompletionResponse, ...]]:
+    return _completion(COMPLETION, {"prompt": prompts}, parameters, answers.read_completions)
+
+
+def complete_text(prompt: Prompt, parameters: CompletionParameters) -> Ask[str]:
+    return _completion(COMPLETION, {"prompt": prompt}, parameters, answers.read_completion_text)
+
+
+def complete_stream(
+    path: str, values: Mapping[str, Any], resume_grace: int | None, parameters: CompletionParameters
+) -> StreamAsk[CompletionChunk]:
+    body = encoded({**values, "stream": True, **_checked(CompletionParameters, parameters)})
+    return StreamAsk(path, body, answers.read_chunk, _stopped, resume_grace)
+
+
+def _completion(
+    path: str, values: Mapping[str, Any], parameters: CompletionParameters, read: Callable[[bytes], T]
+) -> Ask[T]:
+    return Ask("POST", path, read, body=encoded({**values, **_checked(CompletionParameters, parameters)}))
+
+
+def _checked(declared: type[Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters together with those in `extra_body`. Raises TypeError for a name that is not declared."""
+    unknown = sorted(parameters.keys() - declared.__optional_keys__)
+    if unknown:
+        raise TypeError(f"unknown parameter {unknown[0]!r}; what this client does not know goes into extra_body")
+    return {**parameters, "extra_body": None, **(parameters.get("extra_body") or {})}
+
+
+def _never(_: ChatChunk) -> bool:
+    return False
+
+
+def _stopped(chunk: CompletionChunk) -> bool:
+    return chunk.stop

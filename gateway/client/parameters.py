@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from gateway.client.chat_answers import Message
+from gateway.client.answers import Message
 from gateway.client.server_answers import LoraScale
 
 Prompt = str | Sequence[int | str] | Mapping[str, Any]

@@ -22,9 +22,8 @@ from gateway.client.errors import (
     UnexpectedAnswer,
     refusal,
 )
-from gateway.client.exchange import exchange, exchange_async
 from gateway.client.reception import Reception
-from gateway.client.server import Server
+from gateway.client.transport import Server, exchange, exchange_async
 
 T = TypeVar("T")
 

@@ -13,13 +13,12 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from gateway.registry.adapter_names import NOTHING, Contents, agreed, callable_adapters, contents_of
-from gateway.registry.records import Heads, Place
+from gateway.adapters.names import NOTHING, Contents, agreed, callable_adapters, contents_of
+from gateway.registry.records import Heads, WorkerKey
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.routing.pool import Pool, PoolBook
-from gateway.routing.standing import with_load
-from workers.protocol.heartbeat import Heartbeat
-from workers.protocol.news import News
+from gateway.routing.worker_state import with_load
+from workers.protocol.heartbeat import MAX_HEADS, Heartbeat, News
 
 REMEMBERED = 16
 """News kept per worker, some seconds of them, to bring heads up to date that were written before them."""
@@ -27,6 +26,14 @@ REMEMBERED = 16
 REMEMBERED_S = 300.0
 """Seconds for which a name is still known after its model left Redis or its last worker went: a moment ago it could be
 called, so it is unavailable, and not unknown."""
+
+MOST_NAMES = 20_000
+"""Most names that are remembered so; anything that may write to Redis may write names."""
+
+MOST_STRANGE_HEADS = 1 << 20
+"""Most heads, and as many as STRANGE_NEWS for each entry, in news of workers that are not known; later ones are not
+kept until all records were read."""
+STRANGE_NEWS = 64
 
 NO_POOL = Pool()
 NO_HEADS = Heads(0, {})
@@ -46,14 +53,16 @@ class Census:
         self._records: dict[str, dict[str, Heartbeat]] = {}
         """Model -> worker -> its record as it was read."""
         self._books: dict[str, PoolBook] = {}
-        self._lately: dict[Place, deque[News]] = {}
-        self._ill: dict[Place, None] = {}
+        self._lately: dict[WorkerKey, deque[News]] = {}
+        self._ill: dict[WorkerKey, None] = {}
         """Workers whose heads are not exact, in the order in which they fell ill."""
-        self._once_more: set[Place] = set()
+        self._once_more: set[WorkerKey] = set()
         """Workers that were read again and are still ill."""
-        self._strangers: set[Place] = set()
+        self._strangers: set[WorkerKey] = set()
         """Workers that told news, and had no record that can be read."""
-        self._behind: dict[Place, int] = {}
+        self._strange_heads = 0
+        """Of MOST_STRANGE_HEADS, since all records were read."""
+        self._behind: dict[WorkerKey, int] = {}
         """Worker whose record included news that had not been read yet -> the number of those news."""
         self._contents: dict[str, Contents] = {}
         self._is_read = False
@@ -62,6 +71,11 @@ class Census:
     @property
     def num_workers(self) -> int:
         return sum(map(len, self._records.values()))
+
+    @property
+    def records(self) -> Mapping[str, Mapping[str, Heartbeat]]:
+        """Model -> worker -> its record as it was read; not to be kept."""
+        return self._records
 
     @property
     def models(self) -> frozenset[str]:
@@ -73,12 +87,12 @@ class Census:
         """Models that have workers."""
         return frozenset(model for model, workers in self._records.items() if workers)
 
-    def records_of(self, models: Iterable[str]) -> dict[Place, Heartbeat]:
+    def records_of(self, models: Iterable[str]) -> dict[WorkerKey, Heartbeat]:
         """Return the records of these models' workers, as they were read last."""
         return {(model, worker): beat for model in models for worker, beat in self._records.get(model, {}).items()}
 
     @property
-    def ill(self) -> tuple[Place, ...]:
+    def ill(self) -> tuple[WorkerKey, ...]:
         """Workers to be healed, the longest ill first."""
         return tuple(self._ill)
 
@@ -93,71 +107,81 @@ class Census:
         book = self._books.get(model)
         return book.pool if book else NO_POOL
 
-    def read_all(self, models: frozenset[str], beats: Mapping[Place, Heartbeat], now: float) -> None:
-        """Take in all records there are. A worker without one is gone; names are remembered for REMEMBERED_S."""
+    def read_all(
+        self, models: frozenset[str], beats: Mapping[WorkerKey, Heartbeat], now: float, *, are_all: bool = True
+    ) -> None:
+        """Take in all records there are. A worker without one is gone; names are remembered for REMEMBERED_S.
+        `are_all`: whether there is no other model.
+        """
         self._named_at |= dict.fromkeys(models, now)
-        self._named_at = {model: at for model, at in self._named_at.items() if now - at < REMEMBERED_S}
+        named = sorted(self._named_at.items(), key=lambda item: (item[0] in self._records, item[1]), reverse=True)
+        self._named_at = {model: at for model, at in named[:MOST_NAMES] if now - at < REMEMBERED_S}
         self._models = frozenset(self._named_at)
-        self._is_read = True
+        self._is_read = self._is_read or are_all
         self._records = {}
         for (model, worker), beat in beats.items():
             self._records.setdefault(model, {})[worker] = beat
         for model in self._books.keys() | self._records.keys():
             self._settle(model, now)
-        for place in self._lately.keys() - beats.keys():
-            self._forget(place)
+        for key in self._lately.keys() - beats.keys():
+            self._forget(key)
         self._ill.update(dict.fromkeys(self._once_more))
         self._once_more.clear()
         self._strangers.clear()
+        self._strange_heads = 0
         self._agree(now)
 
-    def read_some(self, places: Iterable[Place], beats: Mapping[Place, Heartbeat], now: float) -> None:
+    def read_some(self, workers: Iterable[WorkerKey], beats: Mapping[WorkerKey, Heartbeat], now: float) -> None:
         """Take in the records of these workers; one without a record is gone."""
         touched = set()
-        for place in places:
-            model, worker = place
+        for key in workers:
+            model, worker = key
             touched.add(model)
             records = self._records.setdefault(model, {})
-            if place in beats:
-                records[worker] = beats[place]
+            if key in beats:
+                records[worker] = beats[key]
                 self._name(model, now)
             elif records.pop(worker, None):
-                self._forget(place)
+                self._forget(key)
         for model in touched:
             self._settle(model, now)
         self._agree(now)
 
     def hear(self, news: News, now: float) -> bool:
         """Apply an entry of news, told at `now`. Return True where it changed whether the worker drains."""
-        place = (news.model, news.worker)
-        lately = self._lately.setdefault(place, deque(maxlen=REMEMBERED))
+        key = (news.model, news.worker)
+        book = self._books.get(news.model)
+        known = book.beat(news.worker) if book else None
+        if known is None:
+            self._strange_heads += STRANGE_NEWS + len(news.added) + len(news.dropped)
+            if self._strange_heads > MOST_STRANGE_HEADS:
+                return False
+        lately = self._lately.setdefault(key, deque(maxlen=REMEMBERED))
         if lately and lately[-1].boot != news.boot:
             lately.clear()
         lately.append(news)
-        book = self._books.get(news.model)
-        known = book.beat(news.worker) if book else None
         if book is None or known is None or not book.apply(news, now):
-            if place not in self._strangers:
-                self._ill[place] = None
+            if key not in self._strangers:
+                self._ill[key] = None
             return False
         self._snapshot = None
         return known.draining != news.draining
 
-    def heal(self, place: Place, record: Heartbeat | None, heads: Heads | None, now: float) -> None:
+    def heal(self, key: WorkerKey, record: Heartbeat | None, heads: Heads | None, now: float) -> None:
         """Take in an ill worker's record and heads as written, None: there are none, and apply the news since then."""
-        model, worker = place
-        self._ill.pop(place, None)
+        model, worker = key
+        self._ill.pop(key, None)
         if record is None:
-            self._strangers.add(place)
+            self._strangers.add(key)
             return
         book = self._books.setdefault(model, PoolBook())
         self._records.setdefault(model, {})[worker] = record
         self._name(model, now)
-        news = [one for one in self._lately.get(place, ()) if one.boot == record.boot]
+        news = [one for one in self._lately.get(key, ()) if one.boot == record.boot]
         known = book.beat(worker)
         least = known.version if known is not None and known.boot == record.boot else 0
         if heads is not None and not _is_whole(heads.version, news, max(least, record.version)):
-            self._once_more.add(place)
+            self._once_more.add(key)
         (beat,) = agreed([record], self._contents.get(model, NOTHING))
         if news and news[-1].version > record.version:
             beat = with_load(beat, news[-1].load, news[-1].draining, news[-1].version)
@@ -179,24 +203,24 @@ class Census:
         if not records:
             del self._books[model]
 
-    def _renew(self, book: PoolBook, place: Place, beat: Heartbeat, now: float) -> None:
+    def _renew(self, book: PoolBook, key: WorkerKey, beat: Heartbeat, now: float) -> None:
         known = book.beat(beat.worker)
         if known is None or known.boot != beat.boot:
             book.join(beat, now=now)
-            self._ill[place] = None
+            self._ill[key] = None
             return
-        if known.version < self._behind.pop(place, 0):
-            self._ill[place] = None
+        if known.version < self._behind.pop(key, 0):
+            self._ill[key] = None
         if known.version < beat.version:
-            self._behind[place] = beat.version  # its news may be on their way; not for long
+            self._behind[key] = beat.version  # its news may be on their way; not for long
             beat = replace(beat, version=known.version)
         book.renew(beat, now=now)
 
-    def _forget(self, place: Place) -> None:
-        self._lately.pop(place, None)
-        self._ill.pop(place, None)
-        self._once_more.discard(place)
-        self._behind.pop(place, None)
+    def _forget(self, key: WorkerKey) -> None:
+        self._lately.pop(key, None)
+        self._ill.pop(key, None)
+        self._once_more.discard(key)
+        self._behind.pop(key, None)
 
     def _name(self, model: str, now: float) -> None:
         self._named_at[model] = now
@@ -233,10 +257,10 @@ def _is_whole(heads: int, news: Sequence[News], least: int) -> bool:
 
 
 def _followed(heads: Heads, news: Sequence[News]) -> set[int]:
-    """Return the heads after applying the news that they do not include yet."""
+    """Return the heads after applying the news that they do not include yet, unless no worker has so many."""
     there = set(heads.tokens)
     for one in news:
         if one.version > heads.version:
             there.difference_update(one.dropped)
             there.update(one.added)
-    return there
+    return there if len(there) <= MAX_HEADS else set(heads.tokens)

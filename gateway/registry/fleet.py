@@ -6,20 +6,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import redis.asyncio
 
-from gateway.registry.adapter_names import Contents
+from gateway.adapters.names import Contents
 from gateway.registry.census import Census
-from gateway.registry.news_reader import NewsReader
-from gateway.registry.records import Place, Records
+from gateway.registry.records import MOST_STRANGE_BYTES, NewsReader, Records, WorkerKey
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.routing.pool import Pool
-from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
-from gateway.store.outage import Outage
-from gateway.store.unreadable import Unreadable
+from gateway.store.outage import Outage, Unreadable, raise_if_cancelled
+from gateway.store.pauses import Pauses
 from workers.protocol import keys
 
 __all__ = ["Fleet", "FleetSnapshot"]
@@ -28,6 +26,12 @@ log = logging.getLogger(__name__)
 
 RECORD_S = 0.003
 """Least seconds between two readings of all records, per worker: reading takes a hundredth of a core."""
+WORK_REST = 10
+"""Least seconds between two such readings, per second of work: what others have written takes a tenth of a core."""
+HURRY = 0.1
+"""The part of either after which all records may be read again because somebody says so, which any worker may."""
+MOST_TOLD = 1024
+"""Most workers whose announced records are read one by one; with more all are read."""
 HEALED_AT_ONCE = 16
 """Most workers whose heads are read between two readings of news: a few thousand heads each, some ms together."""
 PATIENCE_S = 2 * keys.HEARTBEAT_INTERVAL_S
@@ -75,11 +79,13 @@ class Fleet:
         self._interval_s = interval_s
         self._read_at = 0.0
         """time.monotonic() when all records were last read."""
+        self._worked_s = 0.0
+        """Seconds that this took."""
         self._forgot_at: float | None = None
         """time.monotonic() when Redis turned out to have lost its data; None again when the workers have beaten."""
         self._read_all = True
         """Whether all records are to be read at once."""
-        self._told: set[Place] = set()
+        self._told: set[WorkerKey] = set()
         """Workers that have announced new records."""
         self._hurry = asyncio.Event()
         self._reading = asyncio.Lock()
@@ -121,11 +127,11 @@ class Fleet:
             tasks.create_task(self._poll())
 
     def _on_told(self, message: bytes) -> None:
-        place = _place(message.decode(errors="replace"))
-        if place is None:
+        key = _worker_key(message.decode(errors="replace"))
+        if key is None or len(self._told) >= MOST_TOLD:
             self._read_all_soon()
         else:
-            self._told.add(place)
+            self._told.add(key)
             self._hurry.set()
 
     def _read_all_soon(self) -> None:
@@ -148,7 +154,8 @@ class Fleet:
     async def _read_what_is_due(self) -> None:
         await self._read_news()
         since_s = time.monotonic() - self._read_at
-        if self._read_all or since_s >= max(self._interval_s, RECORD_S * self._census.num_workers):
+        rest_s = max(RECORD_S * self._census.num_workers, WORK_REST * self._worked_s)
+        if since_s >= (HURRY * rest_s if self._read_all else max(self._interval_s, rest_s)):
             await self._read_records()
         elif self._told:
             await self._read_told()
@@ -156,29 +163,40 @@ class Fleet:
 
     async def _read_news(self) -> None:
         serving_changed = False
-        # Not the time of the answer: calls that were placed meanwhile would count as included.
-        asked_at = time.monotonic() - BEFORE_S
-        for one in await self._news.read():
-            serving_changed |= self._census.hear(one.news, asked_at - one.age_s)
-        if serving_changed:
-            self._tell()
+        try:
+            async with aclosing(self._news.read()) as told:
+                async for one in told:
+                    serving_changed |= self._census.hear(one.news, one.at - BEFORE_S)
+        finally:
+            if serving_changed:
+                self._tell()
 
     async def _read_records(self) -> None:
         begun = time.monotonic()
         self._read_all = False
-        self._told.clear()
-        models = await self._records.models(self._census.models)
+        told, self._told = self._told, set()
+        listed = await self._records.models()
+        models, are_all = (listed.found, listed.are_all) if listed else (self._census.models, True)
+        if not are_all:
+            models |= self._census.served
         if self._forgot_at is None and not self._census.served <= models:
             self._forgot_at = begun
         if self._forgot_at is not None and begun - self._forgot_at < PATIENCE_S:
             self._read_all = True
             return
         self._forgot_at = None
-        found, unread = await self._records.all(models)
+        pauses = Pauses()
+        found, unread = await self._records.all(models, self._census.records, pauses)
+        # Where there are too many names, those who have announced themselves may not be among the ones that were read.
+        found |= await self._records.some(told - found.keys(), pauses, MOST_STRANGE_BYTES)
         kept = self._kept(begun) | unread
         beats = {**self._census.records_of(kept), **found}
-        self._census.read_all(models | kept, beats, begun - keys.HEARTBEAT_INTERVAL_S)
+        if not are_all:  # who knows what the others are
+            models = self._census.models
+        models |= kept | {model for model, _ in found}
+        self._census.read_all(models, beats, begun - keys.HEARTBEAT_INTERVAL_S, are_all=are_all)
         self._read_at = begun
+        self._worked_s = pauses.worked_s
         self._tell()
 
     def _kept(self, now: float) -> frozenset[str]:
@@ -189,21 +207,23 @@ class Fleet:
         return frozenset(self._kept_until)
 
     async def _read_told(self) -> None:
-        begun, places = time.monotonic(), sorted(self._told)
+        begun, workers = time.monotonic(), sorted(self._told)
         self._told.clear()
-        self._census.read_some(places, await self._records.some(places), begun - keys.HEARTBEAT_INTERVAL_S)
+        self._census.read_some(workers, await self._records.some(workers, Pauses()), begun - keys.HEARTBEAT_INTERVAL_S)
         self._tell()
 
-    async def _heal(self, places: tuple[Place, ...]) -> None:
-        if not places:
+    async def _heal(self, workers: tuple[WorkerKey, ...]) -> None:
+        if not workers:
             return
         heard_at = time.monotonic() - keys.HEARTBEAT_INTERVAL_S
         # In this order: a restarted worker writes both at once, and heads of another process than the record's would
         # be taken for its own the other way round.
-        records = await self._records.some(places)
-        heads = await self._records.heads(places)
-        for place in places:
-            self._census.heal(place, records.get(place), heads[place], heard_at)
+        pauses = Pauses()
+        records = await self._records.some(workers, pauses)
+        heads = await self._records.heads(workers, pauses)
+        for key in workers:
+            self._census.heal(key, records.get(key), heads.get(key), heard_at)
+            await pauses.rest()
         self._tell()
 
     def _tell(self) -> None:
@@ -215,7 +235,7 @@ class Fleet:
                 listener(snapshot)
 
 
-def _place(name: str) -> Place | None:
+def _worker_key(name: str) -> WorkerKey | None:
     """Return the model and worker of a record's key in Redis; None for any other text."""
     model, found, worker = name.removeprefix("pd:{").rpartition("}:worker:")
     return (model, worker) if found and keys.worker(model, worker) == name else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import redis.asyncio
 
 from gateway.errors import StoreUnavailable
-from gateway.store.trouble import answered
+from gateway.store.outage import answered
 from workers.protocol import keys
 
 

@@ -1,22 +1,43 @@
-"""Reads the records of workers, and the prefix hashes (heads) that they have written as a whole."""
+"""Reads the records of workers, and the prefix hashes (heads) that they have written as a whole.
+
+Reads the workers' news, which they write between heartbeats, for all models in one round trip.
+"""
 
 from __future__ import annotations
 
 import logging
+import random
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from struct import Struct
+from typing import TypeVar
 
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from gateway.store.trouble import NO_ANSWER, is_of_one_name
-from gateway.store.unreadable import Unreadable
+from gateway.store.outage import NO_ANSWER, Unreadable, is_of_one_name
+from gateway.store.packed import OF_ANOTHER_TYPE, THERE, TOO_LONG, unpacked_keys, unpacked_texts
+from gateway.store.pauses import Pauses
+from gateway.store.scripts import load_members_script, load_news_script, load_records_script
+from gateway.telemetry.metrics import Unread
 from workers.protocol import keys
-from workers.protocol.heartbeat import BEAT, PROTOCOL_VERSION, SEAL, Heartbeat, decode_heartbeat
-from workers.protocol.metrics.of_gateway import Unread
-from workers.protocol.news import unpack_heads
-from workers.protocol.proofs import fits, seal_heartbeat
+from workers.protocol.control import fits, seal_heartbeat
+from workers.protocol.heartbeat import (
+    BEAT,
+    MAX_HEADS_BYTES,
+    PROTOCOL_VERSION,
+    SEAL,
+    Heartbeat,
+    News,
+    NotSealed,
+    decode_heartbeat,
+    open_news,
+    unpack_heads,
+)
+from workers.redis.link import cluster_of
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +45,28 @@ MAX_NAMED = 256
 """Most workers left out that the log names; names are whatever stands in Redis."""
 MAX_NAME_CHARS = 512
 """Most characters of a model's or worker's name."""
+MOST_NAMES = 10_000
+"""Names in one set after which the rest is left to the next readings."""
+NAMES_AT_ONCE = 512
+"""Names that are read between two looks at the time."""
+MOST_STRANGERS = 10_000
+"""Most workers, of those that are not known yet, whose records are read at once."""
+MOST_STRANGE_BYTES = 32 << 20
+"""Most bytes of their records: many times those of the largest fleet."""
+LONGEST_RECORD = 1 << 20
+"""Most bytes of a record: one with 4,096 adapters has half of that."""
+ANSWER_BYTES = 2 << 20
+"""Bytes after which the answers of one round trip tell no more keys."""
+KEYS_AT_ONCE = 1000
+"""Most keys of one answer."""
+ANSWERS_AT_ONCE = 16
+"""Most answers in one round trip."""
 
-Place = tuple[str, str]
+Item = TypeVar("Item")
+WorkerKey = tuple[str, str]
 """The key of a worker: its model and its id."""
+
+_LENGTH = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +77,21 @@ class Heads:
     """Head -> tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names that were read from a set."""
+
+    found: frozenset[str]
+    are_all: bool = True
+    """False: there are too many to be read at once, and these are some of them, each time others."""
+
+
 class Records:
     """Reads workers' records and heads. Workers of another protocol version, and records that can't be read or that no
     holder of the worker secret wrote for this key, are left out, which is logged once.
 
-    Methods raise redis.RedisError.
+    A worker's login may write any number of names and bytes. A reading has bounds, within which workers that are known
+    come first, and rests after some ms of work. Methods raise redis.RedisError; they are not for two tasks at a time.
     """
 
     def __init__(
@@ -52,103 +102,186 @@ class Records:
         self._secret = secret
         self._refused = refused
         self._unreadable = unreadable
-        self._left_out: set[Place] = set()
+        self._is_cluster = cluster_of(redis) is not None
+        """Whether the keys that a script is given have to be of one model."""
+        self._left_out: set[WorkerKey] = set()
+        self._members = load_members_script().source
+        self._values_script = load_records_script().source
+        self._from: dict[str, bytes] = {}
+        """Set with too many names -> where the next reading goes on."""
 
-    async def models(self, known: frozenset[str]) -> frozenset[str]:
-        """Return every model that has ever had a worker on this Redis; `known` where the key has another type."""
-        try:
-            names = await self._redis.smembers(keys.MODELS)
-        except ResponseError as error:
-            if not is_of_one_name(error):
-                raise
-            self._unreadable.skip(Unread.MODELS, keys.MODELS, error)
-            return known
-        return frozenset(self._texts(Unread.MODELS, names))
+    async def models(self) -> Names | None:
+        """Return the models that have ever had a worker on this Redis; None where the key has another type."""
+        (listed,) = [one async for one in self._names(Unread.MODELS, [keys.MODELS], Pauses())]
+        return listed[1]
 
-    async def all(self, models: Iterable[str]) -> tuple[dict[Place, Heartbeat], frozenset[str]]:
-        """Return every worker's record, and the models whose list of workers can't be read. Takes two round trips."""
-        asked = sorted(models)
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for model in asked:
-                pipeline.smembers(keys.workers(model))
-            answers = await pipeline.execute(raise_on_error=False) if asked else []
-        places: list[Place] = []
+    async def all(
+        self, models: Iterable[str], known: Mapping[str, Collection[str]], pauses: Pauses
+    ) -> tuple[dict[WorkerKey, Heartbeat], frozenset[str]]:
+        """Return the records of these models' workers, and the models whose list of workers can't be read. `known`:
+        model -> the workers that it is known to have.
+        """
+        asked = {keys.workers(model): model for model in models}
+        there: list[WorkerKey] = []
+        strangers: list[WorkerKey] = []
         unread = set[str]()
-        for model, members in zip(asked, answers, strict=True):
-            if isinstance(members, NO_ANSWER):
-                if not is_of_one_name(members):
-                    raise members
-                self._unreadable.skip(Unread.WORKERS, keys.workers(model), members)
-                unread.add(model)
-                continue
-            places += [(model, id) for id in self._texts(Unread.WORKERS, members)]
-        return await self.some(places), frozenset(unread)
+        # In another order each time, and so below: where there is too much, each is among the first some time.
+        async with aclosing(self._names(Unread.WORKERS, _shuffled(asked), pauses)) as listed:
+            async for name, names in listed:
+                model = asked.pop(name)
+                if names is None:
+                    unread.add(model)
+                    continue
+                workers = known.get(model, ())
+                there += [(model, worker) for worker in workers if worker in names.found or not names.are_all]
+                strangers += [(model, worker) for worker in names.found if worker not in workers]
+                if len(strangers) >= MOST_STRANGERS:
+                    break
+                await pauses.rest()
+        there += [(model, worker) for model in asked.values() for worker in known.get(model, ())]
+        await pauses.rest()
+        strangers = _shuffled(strangers[: 2 * MOST_STRANGERS])[:MOST_STRANGERS]
+        await pauses.rest()
+        found = await self.some(there, pauses)
+        return {**found, **await self.some(strangers, pauses, MOST_STRANGE_BYTES)}, frozenset(unread)
 
-    async def some(self, places: Sequence[Place]) -> dict[Place, Heartbeat]:
-        """Return the records of these workers, of those that have one."""
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for model, worker in places:
-                pipeline.hmget(keys.worker(model, worker), BEAT, SEAL)
-            answers = await pipeline.execute(raise_on_error=False) if places else []
-        found: dict[Place, Heartbeat] = {}
-        for place, answer in zip(places, answers, strict=True):
-            if isinstance(answer, NO_ANSWER):
-                if not is_of_one_name(answer):
-                    raise answer
-                self._unreadable.skip(Unread.WORKER, keys.worker(*place), answer)
-                continue
-            record, seal = answer
-            beat = self._read(place, record, seal or b"") if isinstance(record, bytes) else None
-            if beat is not None:
-                found[place] = beat
+    async def some(
+        self, workers: Iterable[WorkerKey], pauses: Pauses, most_bytes: int | None = None
+    ) -> dict[WorkerKey, Heartbeat]:
+        """Return the records of these workers, of those that have one; of `most_bytes` or a little more in all."""
+        found: dict[WorkerKey, Heartbeat] = {}
+        left = most_bytes
+        async with aclosing(self._values(Unread.WORKER, workers, pauses)) as values:
+            async for key, packed in values:
+                (length,) = _LENGTH.unpack_from(packed)
+                record, seal = packed[_LENGTH.size : _LENGTH.size + length], packed[_LENGTH.size + length :]
+                beat = self._read(key, record, seal) if record else None
+                if beat is not None:
+                    found[key] = beat
+                if left is not None and (left := left - len(packed)) < 0:
+                    why = f"those of workers that are not known have more than {most_bytes} bytes"
+                    self._unreadable.skip(Unread.WORKER, "some records", why)
+                    break
         return found
 
-    async def heads(self, places: Sequence[Place]) -> dict[Place, Heads | None]:
-        """Return the heads of these workers. None: the worker has written none, or they can't be read."""
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for model, worker in places:
-                pipeline.get(keys.worker_heads(model, worker))
-            answers = await pipeline.execute(raise_on_error=False) if places else []
-        return {place: self._heads(place, packed) for place, packed in zip(places, answers, strict=True)}
+    async def heads(self, workers: Iterable[WorkerKey], pauses: Pauses) -> dict[WorkerKey, Heads]:
+        """Return the heads of these workers, of those that have written some that can be read."""
+        found: dict[WorkerKey, Heads] = {}
+        async for key, packed in self._values(Unread.HEADS, workers, pauses):
+            try:
+                found[key] = Heads(*unpack_heads(packed))
+            except (struct.error, ValueError) as error:
+                self._unreadable.skip(Unread.HEADS, keys.worker_heads(*key), error)
+        return found
 
-    def _read(self, place: Place, record: bytes, seal: bytes) -> Heartbeat | None:
+    async def _names(
+        self, kind: Unread, sets: Sequence[str], pauses: Pauses
+    ) -> AsyncGenerator[tuple[str, Names | None]]:
+        """Yield each of the sets with the names in it; None where the key has another type."""
+
+        def arguments(asked: Sequence[str], most_bytes: int) -> list[str | int | bytes]:
+            return ["set", 4 * MAX_NAME_CHARS, MOST_NAMES, most_bytes, *(self._from.get(name, b"0") for name in asked)]
+
+        groups = {name: [name] for name in sets} if self._is_cluster else {"": list(sets)}
+        async for name, what, text in self._told(self._members, groups, arguments, pauses):
+            begun_at = self._from.pop(name, b"0")
+            if what == OF_ANOTHER_TYPE:
+                self._unreadable.skip(kind, name, text)
+                yield name, None
+                continue
+            texts = unpacked_texts(text)
+            ends_at = next(texts)
+            if ends_at != b"0":
+                self._from[name] = ends_at
+            if not (are_all := ends_at == begun_at == b"0"):
+                why = "its names are too many to be read at once; delete it, and workers add theirs again"
+                self._unreadable.skip(kind, name, why)
+            names = set[str]()
+            for number, one in enumerate(self._texts(kind, texts)):
+                names.add(one)
+                if number % NAMES_AT_ONCE == 0:
+                    await pauses.rest()
+            yield name, Names(frozenset(names), are_all)
+
+    async def _values(
+        self, kind: Unread, workers: Iterable[WorkerKey], pauses: Pauses
+    ) -> AsyncGenerator[tuple[WorkerKey, bytes]]:
+        """Yield what stands under the names of these workers, of those that have something that is not too long."""
+        fields: tuple[str, ...] = (BEAT, SEAL)
+        name_of, longest = keys.worker, LONGEST_RECORD
+        if kind is Unread.HEADS:
+            name_of, longest, fields = keys.worker_heads, MAX_HEADS_BYTES, ()
+        asked = {name_of(*key): key for key in workers}
+        groups: dict[str, list[str]] = {}
+        for name, key in asked.items():
+            groups.setdefault(key[0] if self._is_cluster else "", []).append(name)
+
+        def arguments(asked: Sequence[str], most_bytes: int) -> list[str | int | bytes]:
+            return [longest, most_bytes, *fields]
+
+        async for name, what, text in self._told(self._values_script, groups, arguments, pauses):
+            if what == THERE:
+                yield asked[name], text
+            elif what in (TOO_LONG, OF_ANOTHER_TYPE):
+                why = f"{text.decode()} bytes are too many" if what == TOO_LONG else text
+                self._unreadable.skip(kind, name, why)
+
+    async def _told(
+        self,
+        script: str,
+        groups: dict[str, list[str]],
+        arguments: Callable[[Sequence[str], int], list[str | int | bytes]],
+        pauses: Pauses,
+    ) -> AsyncGenerator[tuple[str, int, bytes]]:
+        """Yield what a script tells of each key: the key, what it is and its bytes. `groups`: keys that one call may be
+        given, by any name. `arguments`: of a call, by its keys and most bytes. Rests between two of them.
+        """
+        while groups:
+            asked = {group: groups[group][:KEYS_AT_ONCE] for group in list(groups)[:ANSWERS_AT_ONCE]}
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for names in asked.values():
+                    given = arguments(names, ANSWER_BYTES // len(asked))
+                    pipeline.execute_command("EVAL", script, len(names), *names, *given)
+                answers = await pipeline.execute(raise_on_error=False)
+            pauses.begin()
+            for (group, names), answer in zip(asked.items(), answers, strict=True):
+                if isinstance(answer, NO_ANSWER):
+                    raise answer
+                told = 0
+                for name, (what, text) in zip(names, unpacked_keys(answer), strict=False):
+                    yield name, what, text
+                    told += 1
+                    await pauses.rest()
+                groups[group] = groups[group][max(told, 1) :]
+                if not groups[group]:
+                    del groups[group]
+
+    def _read(self, key: WorkerKey, record: bytes, seal: bytes) -> Heartbeat | None:
         try:
             beat = decode_heartbeat(record)
         except ValueError as error:  # msgspec's own, and UnicodeDecodeError
-            self._unreadable.skip(Unread.WORKER, place[1], error)
+            self._unreadable.skip(Unread.WORKER, key[1], error)
             return None
         if beat.protocol != PROTOCOL_VERSION:
-            self._leave_out(place, f"it speaks protocol {beat.protocol}, this gateway {PROTOCOL_VERSION}")
+            self._leave_out(key, f"it speaks protocol {beat.protocol}, this gateway {PROTOCOL_VERSION}")
             return None
         # A true record of one worker, copied to another's key, would have that one's calls sent to it.
-        if (beat.model, beat.worker) != place or not fits(seal, seal_heartbeat(self._secret, record)):
+        if (beat.model, beat.worker) != key or not fits(seal, seal_heartbeat(self._secret, record)):
             self._refused()
             self._leave_out(
-                place,
+                key,
                 "its record is not sealed with this gateway's worker secret, so something else wrote it",
                 "give gateways and workers the same PADDOCK_WORKER_SECRET, or see who may write to Redis",
             )
             return None
-        self._left_out.discard(place)
+        self._left_out.discard(key)
         return beat
 
-    def _leave_out(self, place: Place, why: str, remedy: str = "update the older of the two") -> None:
+    def _leave_out(self, key: WorkerKey, why: str, remedy: str = "update the older of the two") -> None:
         """Log that a worker is left out, once per worker: records are read again and again."""
-        if place not in self._left_out and len(self._left_out) < MAX_NAMED:
-            log.warning("worker %s is left out: %s; %s", place[1][:MAX_NAME_CHARS], why, remedy)
-            self._left_out.add(place)
-
-    def _heads(self, place: Place, packed: object) -> Heads | None:
-        if packed is None:
-            return None
-        try:
-            if isinstance(packed, bytes):
-                return Heads(*unpack_heads(packed))
-            why: object = packed
-        except (struct.error, ValueError) as error:
-            why = error
-        self._unreadable.skip(Unread.HEADS, keys.worker_heads(*place), why)
-        return None
+        if key not in self._left_out and len(self._left_out) < MAX_NAMED:
+            log.warning("worker %s is left out: %s; %s", key[1][:MAX_NAME_CHARS], why, remedy)
+            self._left_out.add(key)
 
     def _texts(self, kind: Unread, values: Iterable[object]) -> Iterator[str]:
         """Yield the values that are names of models or workers."""
@@ -162,3 +295,93 @@ class Records:
                 yield text
             else:
                 self._unreadable.skip(kind, text, "it is no name")
+
+
+def _shuffled(given: Iterable[Item]) -> list[Item]:
+    items = list(given)
+    return random.sample(items, len(items))
+
+
+FIRST_MS = 5000
+"""Milliseconds that the first reading goes back: the heads that a worker last wrote as a whole are about as old."""
+AT_ONCE = 2000
+"""Most entries of one answer of Redis; more are read in several."""
+MOST_BYTES = 2 << 20
+"""Bytes of entries after which an answer has no more: a worker that has fallen may write what it likes there."""
+LONGEST_BYTES = 256 << 10
+"""Most bytes of one entry; a longer one is left out. A worker that exchanges all its heads tells two thirds of that."""
+MOST_ANSWERS = 16
+"""Most answers in one reading, so that records are read whatever comes; the next reading goes on."""
+
+_NEWS_HEADER = Struct(">II")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    news: News
+    at: float
+    """time.monotonic() when it was written, or a little earlier."""
+
+
+class NewsReader:
+    """Reads the stream of news from where it last stopped. Not for two tasks at a time."""
+
+    def __init__(
+        self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
+    ) -> None:
+        """`secret`: seals what workers write. `refused` is told of each entry that is not sealed with it, `unreadable`
+        of those that are and can't be read.
+        """
+        self._redis = redis
+        self._secret = secret
+        self._refused = refused
+        self._unreadable = unreadable
+        self._source = load_news_script().source
+        self._last = ""
+
+    async def read(self) -> AsyncGenerator[Told]:
+        """Yield what is new, oldest first, as much as goes into MOST_ANSWERS. Entries dropped from the stream unread,
+        or that are no news, are left out, which versions show. Whatever is done with one entry counts as work, after
+        some ms of which the reader rests. Raises redis.RedisError.
+        """
+        pauses = Pauses()
+        for _ in range(MOST_ANSWERS):
+            # The whole script each time: it is short, and a server that has lost its scripts needs no second call.
+            call = ("EVAL", self._source, 1, keys.NEWS, self._last, AT_ONCE, FIRST_MS, LONGEST_BYTES, MOST_BYTES)
+            # Not the time of the answer: calls that are placed meanwhile would count as included.
+            asked_at = time.monotonic()
+            try:
+                last, packed, is_more = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]
+            except ResponseError as error:
+                if not is_of_one_name(error):
+                    raise
+                # Records and heads say the same, later.
+                self._unreadable.skip(Unread.NEWS, keys.NEWS, error)
+                return
+            self._last = last.decode()
+            pauses.begin()
+            for age_ms, value in _unpacked(packed):
+                news = self._open(value)
+                if news is not None:
+                    yield Told(news, asked_at - age_ms / 1000)
+                await pauses.rest()
+            if not is_more:
+                break
+
+    def _open(self, value: bytes) -> News | None:
+        try:
+            return open_news(value, self._secret)
+        except NotSealed:
+            self._refused()
+            return None
+        except ValueError as error:  # of another version: the worker's record says so
+            self._unreadable.skip(Unread.NEWS, value[:40], error)
+            return None
+
+
+def _unpacked(packed: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(packed):
+        age_ms, length = _NEWS_HEADER.unpack_from(packed, at)
+        at += _NEWS_HEADER.size + length
+        yield age_ms, packed[at - length : at]

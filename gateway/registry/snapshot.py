@@ -1,12 +1,21 @@
-"""The fleet as most of the gateway sees it: its workers, and the adapters that can be called. Values only."""
+"""The fleet as most of the gateway sees it: its workers, and the adapters that can be called. Values only.
+
+Tracks the models that have not had their first worker yet, as far as this gateway process has seen.
+
+Counts the worker processes that come and go.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
 
-from gateway.registry.adapter_names import Contents
+from gateway.adapters.names import Contents
+from gateway.telemetry.metrics import DRAINED, LOST
 from workers.protocol.heartbeat import Heartbeat
 
 
@@ -22,7 +31,6 @@ class FleetSnapshot:
     """Adapter -> its model, for those that can be called as `model`."""
     contents: Mapping[str, Contents] = field(default_factory=lambda: MappingProxyType({}))
     """Model -> its adapters by name -> SHA-256, registered ones that no worker has yet included."""
-
     is_read: bool = True
     """False until all records were read once: a worker that is not in the snapshot may exist."""
 
@@ -36,3 +44,76 @@ class FleetSnapshot:
             for model, workers in self.workers.items()
             for worker in workers
         )
+
+
+class FleetView(Protocol):
+    """The fleet, as the parts see it that do not read it from Redis themselves."""
+
+    @property
+    def snapshot(self) -> FleetSnapshot:
+        """The fleet as of now."""
+        ...
+
+    def listen(self, on_change: Callable[[FleetSnapshot], None]) -> None:
+        """Have `on_change` called when a worker joins, leaves, restarts, starts or stops draining, or is resized."""
+        ...
+
+
+class FirstWorkers:
+    """The models that are meant to have workers and whose first one is still awaited, for a bounded time.
+
+    A worker that was seen and is lost again counts as come: calls are held until it is back. So does a model that does
+    not come in time: a new gateway would otherwise not serve the models that are there, because of a broken one.
+    """
+
+    def __init__(self, models: frozenset[str], wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`models`: those that are meant to have workers. `wait_s`: how long to wait; 0: until they have come."""
+        self._missing = models
+        self._clock = clock
+        self._until = clock() + (wait_s or math.inf)
+
+    def follow(self, snapshot: FleetSnapshot) -> None:
+        """Take off the models that have a worker now; one that drains does not count."""
+        if self._missing:
+            self._missing -= {
+                model for model, beats in snapshot.workers.items() if any(not beat.draining for beat in beats)
+            }
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Return the models that are still waited for."""
+        return self._missing if self._clock() < self._until else frozenset()
+
+
+MOST_LOST = 1024
+
+
+class Turnover:
+    """Compares each new snapshot with the last. A process that was taken for lost and is back does not count as new."""
+
+    def __init__(self, first: FleetSnapshot, came: Callable[[str], None], went: Callable[[str, str], None]) -> None:
+        """Processes in `first` are not new. `came` is told the model, `went` the model and `DRAINED` or `LOST`."""
+        self._there = _processes(first)
+        self._came = came
+        self._went = went
+        self._lost: dict[tuple[str, str], None] = {}
+        """Processes that were lost last, oldest first, at most MOST_LOST."""
+
+    def changed(self, snapshot: FleetSnapshot) -> None:
+        before, self._there = self._there, _processes(snapshot)
+        for process in self._there.keys() - before.keys():
+            if process in self._lost:
+                del self._lost[process]
+            else:
+                self._came(process[0])
+        for process in before.keys() - self._there.keys():
+            self._went(process[0], DRAINED if before[process] else LOST)
+            if not before[process]:
+                self._lost[process] = None
+        while len(self._lost) > MOST_LOST:
+            del self._lost[next(iter(self._lost))]
+
+
+def _processes(snapshot: FleetSnapshot) -> dict[tuple[str, str], bool]:
+    """Return (model, boot id) -> whether the process drains."""
+    return {(model, beat.boot): beat.draining for model, beats in snapshot.workers.items() for beat in beats}

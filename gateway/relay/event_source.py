@@ -3,6 +3,10 @@
 An HTTP client library reads a body through a buffer, a task and a timer per chunk. With many workers a chunk carries
 few tokens, and those three cost as much as a token. So this one request is made on an asyncio protocol with httptools'
 parser.
+
+`check_step` bounds the values in one frame of the stream before it is decoded. A frame is the output of one engine step
+for this gateway's calls. Its length does not bound the work: 16 MiB are the text of one long prompt, or 800,000 events
+that take the event loop three seconds.
 """
 
 from __future__ import annotations
@@ -15,10 +19,19 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from workers.dead_peers import notice_dead_peer
+from workers.process.sockets import notice_dead_peer
 
 MAX_REFUSAL_BYTES = 2000
 MAX_HEAD_BYTES = 64 << 10
+
+_OTHERS = bytes(set(range(256)) - set(b"[]{},"))
+
+UNCHECKED_BYTES = 64 << 10
+"""Length up to which a frame is not checked: decoding it takes milliseconds at most. Nearly every frame is shorter."""
+ITEMS = 1 << 17
+"""Most brackets and commas of any frame; some 50 ms at worst. A token with a hundred alternatives has 500."""
+ITEMS_PER_CALL = 4096
+"""Brackets and commas allowed in addition for each call under way there: a few tokens with their alternatives."""
 
 
 class EventStreamRefused(Exception):
@@ -27,6 +40,10 @@ class EventStreamRefused(Exception):
 
 class EventStreamBroken(ConnectionError):
     """The stream ended, fell silent or was not HTTP."""
+
+
+class StepTooLarge(ValueError):
+    """A frame holds more than the steps of its calls can."""
 
 
 async def read_events(
@@ -68,6 +85,19 @@ async def read_events(
     finally:
         source.ended.cancel()
         transport.abort()
+
+
+def check_step(data: bytes, num_calls: int) -> None:
+    """Raise StepTooLarge for too many values, in 5 ms per MiB at most. `num_calls`: calls under way on the worker."""
+    if len(data) <= UNCHECKED_BYTES:
+        return
+    most = ITEMS + ITEMS_PER_CALL * num_calls
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # No event has more strings than brackets and commas, and taking strings out makes an object of each.
+    too_many = data.count(b'"') > 2 * most
+    if too_many or len(b"".join(data.split(b'"')[::2]).translate(None, _OTHERS)) > most:
+        raise StepTooLarge(f"a step of more than {most} values for {num_calls} calls")
 
 
 class _Source(asyncio.Protocol):

@@ -7,15 +7,14 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from time import monotonic, thread_time
 from urllib.parse import urlencode
 
-from gateway.relay.event_source import EventStreamRefused, read_events
+from gateway.relay.event_source import EventStreamRefused, check_step, read_events
 from gateway.relay.mailbox import Mailbox
-from gateway.relay.step_bounds import check_step
-from workers.protocol.events import Failed, decode_alive, decode_step
-from workers.protocol.failures import Failure, FailureCode
+from gateway.relay.worker_client import CONNECT_TIMEOUT_S, Credentials
+from workers.protocol.control import CHALLENGE_HEADER, PROOF_HEADER
+from workers.protocol.events import Failed, Failure, FailureCode, decode_alive, decode_step
 from workers.protocol.framing import (
     ALIVE_EVENT,
     EVENTS_PATH,
@@ -24,13 +23,11 @@ from workers.protocol.framing import (
     FrameReader,
     parse_event_id,
 )
-from workers.protocol.proofs import CHALLENGE_HEADER, PROOF_HEADER, access_token, proof
 
 log = logging.getLogger(__name__)
 
 SILENCE_S = 1.25 * KEEP_ALIVE_INTERVAL_S
 """Seconds of silence, once to twice, that mean a dead peer: a worker writes at least every KEEP_ALIVE_INTERVAL_S."""
-CONNECT_TIMEOUT_S = 1.0
 REFUSED_FOR_S = 0.2
 """Seconds of refused connections after which a process counts as lost: it is gone, not the network."""
 AWAY_FOR_S = 5.0
@@ -44,41 +41,13 @@ MAX_BACKLOG_FRAMES, MAX_BACKLOG_BYTES = 1 << 16, 64 << 20
 """Most of a worker's steps that wait to be read, some minutes of them; a worker that sends more is lost."""
 
 
-class TooMuchToldAtOnce(ValueError):
+class TooManySteps(ValueError):
     """A worker sends steps faster than they can be read."""
 
 
 UNREADABLE = (ValueError, RecursionError)
 """Errors of reading what is no event: frames without end, more than can be read or than a step can hold (all
 ValueErrors), no text, no JSON, none of the events, nested too deep."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The address of one worker process."""
-
-    worker: str
-    boot: str
-    address: str
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """The credentials between a gateway and one worker process: the access token, and the proof asked in return."""
-
-    secret: str
-    worker: str
-    boot: str
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of every request: a token that this process alone takes."""
-        return {"Authorization": f"Bearer {access_token(self.secret, self.worker, self.boot)}"}
-
-    def proof(self, challenge: str) -> str:
-        """Return the only right answer of the worker to a challenge."""
-        return proof(self.secret, self.worker, self.boot, challenge)
 
 
 class WorkerStream:
@@ -90,18 +59,17 @@ class WorkerStream:
 
     def __init__(
         self,
-        place: Place,
         gateway_id: str,
         credentials: Credentials,
         cancel: Callable[[list[int]], None],
         lost: set[str],
     ) -> None:
         """`lost`: boot ids of processes that are gone, kept for all streams of a gateway."""
-        self.place = place
+        self.at = at = credentials.at
         self.connected = asyncio.Event()
         """Set while the stream is open; calls are submitted only then."""
         self._lost = lost
-        self._url = f"{place.address}{EVENTS_PATH}?{urlencode({'gateway': gateway_id})}"
+        self._url = f"{at.url}{EVENTS_PATH}?{urlencode({'gateway': gateway_id})}"
         self._headers = {"Accept": "text/event-stream", **credentials.headers}
         self._credentials = credentials
         self._cancel = cancel
@@ -126,13 +94,9 @@ class WorkerStream:
         self._boxes.pop(call, None)
 
     @property
-    def num_calls(self) -> int:
-        return len(self._boxes)
-
-    @property
     def lost(self) -> bool:
         """Whether the process counts as gone; calls fail at once until it is heard from again."""
-        return self.place.boot in self._lost
+        return self.at.boot in self._lost
 
     def depart(self) -> None:
         """Note that the worker's record is gone from the fleet: the next trouble on the stream ends its calls."""
@@ -146,17 +110,15 @@ class WorkerStream:
 
     def lose(self, why: str) -> None:
         """End every call on this process."""
-        self._lost.add(self.place.boot)
+        self._lost.add(self.at.boot)
         self._changed.set()
         if self._boxes:
-            log.warning(
-                "worker lost", extra={"fields": {"worker": self.place.worker, "boot": self.place.boot, "why": why}}
-            )
+            log.warning("worker lost", extra={"fields": {"worker": self.at.worker, "boot": self.at.boot, "why": why}})
         calls = list(self._boxes)
         # If it is alive after all, it must not go on computing for nobody.
         self._cancel(calls)
         for call in calls:
-            self._fail(call, f"The worker {self.place.worker} {why}. Send the request again.")
+            self._fail(call, f"The worker {self.at.worker} {why}. Send the request again.")
 
     async def settled(self, timeout_s: float) -> bool:
         """Wait until the stream is open or the worker counts as lost. Return whether the stream is open."""
@@ -180,7 +142,7 @@ class WorkerStream:
             except ConnectionRefusedError:
                 self._trouble("cannot be reached", REFUSED_FOR_S)
             except EventStreamRefused as error:
-                log.error("event stream refused", extra={"fields": {"worker": self.place.worker, "why": str(error)}})
+                log.error("event stream refused", extra={"fields": {"worker": self.at.worker, "why": str(error)}})
                 self.lose(f"refused its event stream ({error})")
             except (OSError, TimeoutError) as error:
                 self._trouble(f"broke off its event stream ({error or type(error).__name__})")
@@ -193,7 +155,7 @@ class WorkerStream:
 
     def _garbled(self) -> None:
         """Log the current exception, since the worker's events can't be read, and end every call on it."""
-        log.exception("worker speaks another protocol", extra={"fields": {"worker": self.place.worker}})
+        log.exception("worker speaks another protocol", extra={"fields": {"worker": self.at.worker}})
         self.lose("sent events that this gateway cannot read")
 
     def _trouble(self, why: str, patience_s: float = AWAY_FOR_S) -> None:
@@ -225,7 +187,7 @@ class WorkerStream:
         )
 
     def _opened(self) -> None:
-        self._lost.discard(self.place.boot)
+        self._lost.discard(self.at.boot)
         self._attempts = 0
         self.connected.set()
         self._changed.set()
@@ -252,7 +214,7 @@ class WorkerStream:
             if len(self._backlog) > MAX_BACKLOG_FRAMES or self._backlog_bytes > MAX_BACKLOG_BYTES:
                 self._backlog.clear()
                 self._backlog_bytes = 0
-                raise TooMuchToldAtOnce("its steps come faster than they are read")
+                raise TooManySteps("its steps come faster than they are read")
 
     def _work_off(self) -> None:
         turn = [self._backlog.popleft() for _ in range(min(FRAMES_PER_TURN, len(self._backlog)))]
@@ -293,7 +255,7 @@ class WorkerStream:
     def _note(self, frame: Frame) -> None:
         """Have the next connection go on behind this frame."""
         parsed = parse_event_id(frame.id)
-        if parsed is not None and parsed[0] == self.place.boot:
+        if parsed is not None and parsed[0] == self.at.boot:
             self._last_id = frame.id
 
     def _end_all_but(self, alive: set[int]) -> None:
@@ -302,7 +264,7 @@ class WorkerStream:
         for call in missing:
             self._fail(
                 call,
-                f"The worker {self.place.worker} lost the call while the connection was down. Send the request again.",
+                f"The worker {self.at.worker} lost the call while the connection was down. Send the request again.",
             )
         # A call submitted while the list was made may be on the worker all the same; unknown calls hold slots there.
         strangers = missing + [call for call in alive if call not in self._boxes]

@@ -103,7 +103,7 @@ class MailboxWithSettings(Mailbox):
     submit has brought the settings, since events may overtake that answer.
     """
 
-    __slots__ = ("_early", "_early_bytes", "_settings", "_told")
+    __slots__ = ("_early", "_early_bytes", "_released", "_settings")
 
     def __init__(
         self,
@@ -115,17 +115,17 @@ class MailboxWithSettings(Mailbox):
         self._early: list[tuple[CallEvent, int]] = []
         self._early_bytes = 0
         self._settings: Settings | None = None
-        self._told = False
+        self._released = False
 
-    def tell(self, settings: Settings | None) -> None:
+    def release(self, settings: Settings | None) -> None:
         """Release the events that were held back, with these settings; None: the worker sent none."""
-        self._told, self._settings = True, settings
+        self._released, self._settings = True, settings
         early, self._early = self._early, []
         for event, num_bytes in early:
             self.put(event, num_bytes)
 
     def put(self, event: CallEvent, num_bytes: int = 0) -> None:
-        if not self._told and not isinstance(event, Failed):
+        if not self._released and not isinstance(event, Failed):
             self._early_bytes += num_bytes
             if len(self._early) >= self._limit or self._early_bytes > MAX_BYTES:
                 self._overflow()

@@ -12,23 +12,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from gateway.team_turns import TeamTurns, Turn
+from gateway.dispatch.request_size import INLINE_CHARS, num_chars
+from gateway.dispatch.team_turns import TeamTurns, Turn
 from workers.protocol.json_parts import json_parts
-from workers.protocol.pooled import PoolRequest
-from workers.protocol.requests import GenerateRequest, Message, Submit
-from workers.protocol.text import Detokenize, Render, Tokenize
 
-INLINE_CHARS = 256 << 10
-"""Characters of all texts of a message up to which it counts as short: encoding takes a millisecond or so."""
 AT_ONCE = 2
 """Most long messages under way to one worker."""
 SLICE_BYTES = 128 << 10
-TOKEN_CHARS, VALUE_CHARS, BIAS_CHARS = 6, 4, 256
-"""Characters that a token, a value in a schema and a bias (a text of a few hundred characters) count as."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -53,7 +46,7 @@ class Payloads:
 
         `known_bytes`: size of its conversation, tools included, where that has been counted already.
         """
-        if message is None or max(num_chars(message), known_bytes) <= INLINE_CHARS:
+        if message is None or (known_bytes <= INLINE_CHARS and num_chars(message) <= INLINE_CHARS):
             yield Payload(None if message is None else _encode(message), {})
             return
         team: str = getattr(message, "tenant", "")
@@ -71,74 +64,3 @@ async def _slices(parts: deque[bytes], turn: Turn) -> AsyncIterator[bytes]:
         for start in range(0, len(part), SLICE_BYTES):
             yield part[start : start + SLICE_BYTES]
     turn.leave()
-
-
-def num_chars(message: msgspec.Struct) -> int:
-    """Return about how many characters the texts of a message have; a token counts as six."""
-    match message:
-        case Submit():
-            return chars_of(message.request)
-        case Render():
-            request = message.request
-            return chars_of(request) + _of_value([tool.parameters for tool in request.tools], request.template_values)
-        case PoolRequest():
-            return sum(map(_of_part, message.inputs))
-        case Tokenize():
-            return _of_part(message.content)
-        case Detokenize():
-            return _of_part(message.tokens)
-    return 0
-
-
-def chars_of(request: GenerateRequest) -> int:
-    """Return about how many characters a request has: its prompt, tools' descriptions, constraint and biases.
-
-    The schemas of its tools are not counted: for the usual twenty that takes as long as encoding them.
-    """
-    number = sum(len(tool.description or "") + len(tool.name) for tool in request.tools)
-    if request.constraint is not None:
-        number += len(request.constraint.text)
-    if request.sampling.logit_bias:
-        number += BIAS_CHARS * len(request.sampling.logit_bias)
-    if request.prompt is not None:
-        return number + _of_part(request.prompt)
-    if request.infill is not None:
-        infill = request.infill
-        number += len(infill.prefix) + len(infill.suffix) + len(infill.prompt)
-        return number + sum(len(file.text) for file in infill.files)
-    return number + sum(map(chars_of_message, request.messages))
-
-
-def chars_of_message(message: Message) -> int:
-    """Return how many characters a message has, ids that no model reads included: they are encoded as well."""
-    number = len(message.content or "") + len(message.reasoning or "")
-    number += len(message.name or "") + len(message.tool_call_id or "")
-    if message.tool_calls:
-        number += sum(len(call.arguments) + len(call.id) + len(call.name) for call in message.tool_calls)
-    return number
-
-
-def _of_value(*values: Any) -> int:
-    """Return about how many characters free-form values have; counting stops where they are long already."""
-    number, left = 0, list(values)
-    while left and number <= INLINE_CHARS:
-        value = left.pop()
-        if isinstance(value, str):
-            number += len(value)
-        elif isinstance(value, dict):
-            number += sum(map(len, value))
-            left.extend(value.values())
-        elif isinstance(value, list):
-            left.extend(value)
-        number += VALUE_CHARS
-    return number
-
-
-def _of_part(part: str | tuple[int | str, ...]) -> int:
-    if isinstance(part, str):
-        return len(part)
-    number = TOKEN_CHARS * len(part)
-    if number > INLINE_CHARS:
-        return number
-    # This takes half a millisecond for as many tokens as get here; `isinstance` takes ten times as long.
-    return number + sum([len(one) for one in part if one.__class__ is str])

@@ -1,4 +1,4 @@
-"""Holds all event streams of this gateway process, and sends calls and questions to workers."""
+"""Carries calls and questions to workers, and holds one event stream per worker process: the worker `Upstream`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
 import msgspec
 
+from gateway.call import Call
 from gateway.errors import Stopping
-from gateway.relay.fanin import CONNECT_TIMEOUT_S, Credentials, Place, WorkerStream
+from gateway.relay.fanin import WorkerStream
 from gateway.relay.mailbox import Mailbox, MailboxWithSettings
-from gateway.relay.worker_asks import AtOnce, NotReached, Reading, ReplyT, ask
-from gateway.relay.worker_client import Cancellations, WorkerClient
-from workers.dead_peers import watched_socket
-from workers.protocol.events import Failed, Finished, Settings
-from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
+from gateway.relay.worker_client import (
+    ASK_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    AtOnce,
+    Cancellations,
+    Credentials,
+    NotReached,
+    ReplyT,
+    WorkerClient,
+)
+from workers.process.sockets import watched_socket
+from workers.protocol.events import CallFailed, Failed, Failure, FailureCode, Finished, Settings
+from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat, WorkerAddress
 from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, ResultReader
 from workers.protocol.requests import GenerateRequest, Submit
 from workers.tracing.context import TraceContext
@@ -30,27 +39,24 @@ log = logging.getLogger(__name__)
 
 SETTLE_TIMEOUT_S = 2 * CONNECT_TIMEOUT_S
 """Seconds that a call waits for the event stream of a worker that was seen only now."""
-ASK_TIMEOUT_S = 60.0
-HEARD_OF_S = 1.0
+RECORD_TIMEOUT_S = 1.0
 """Seconds that a call waits for the record of a worker process that it has a slot of before the record was read."""
 
 
 @dataclass(slots=True)
-class Line:
+class WorkerConnection:
     """The connection to one worker process: its event stream and its client."""
 
     stream: WorkerStream
-    headers: Mapping[str, str]
-    """Headers of every request to it."""
     client: WorkerClient
     cancellations: Cancellations
     group: asyncio.TaskGroup
 
 
 class Relay:
-    """Follows the fleet with one stream per worker process, and submits calls to workers (`passage`).
+    """Follows the fleet with one stream per worker process, and computes calls on workers (`start`, `pool`).
 
-    `run` must be running while passages are open; everything happens on its event loop.
+    `run` must be running while calls are open; everything happens on its event loop.
     """
 
     def __init__(self, gateway_id: str, secret: str, buffer_events: int) -> None:
@@ -58,12 +64,13 @@ class Relay:
         self._secret = secret
         self._buffer_events = buffer_events
         self._numbers = itertools.count(1)
-        self._lines: dict[str, Line] = {}
+        self._connections: dict[str, WorkerConnection] = {}
+        """Boot id -> connection."""
         self._lost: set[str] = set()
         """Boot ids of processes that are gone though the fleet may still show them."""
-        self._places: dict[str, Place] = {}
+        self._addresses: dict[str, WorkerAddress] = {}
         """Boot id -> address, of the fleet as last seen. Calls go to no other address than these, which are sealed."""
-        self._told = asyncio.Event()
+        self._fleet_changed = asyncio.Event()
         """Set, and replaced by a new one, when the fleet has changed."""
         self._group: asyncio.TaskGroup | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -75,57 +82,45 @@ class Relay:
             try:
                 async with asyncio.TaskGroup() as group:
                     self._session, self._group = session, group
-                    for place in self._places.values():
-                        self._open_line(place)
+                    for at in self._addresses.values():
+                        self._connect(at)
                     await asyncio.get_running_loop().create_future()
             finally:
                 self._session = self._group = None
-                self._lines.clear()
+                self._connections.clear()
 
     def follow(self, heartbeats: Iterable[Heartbeat]) -> None:
         """Take in the fleet as it is now: open streams to new processes, and note which are gone. Never waits."""
-        self._places = {
-            beat.boot: Place(beat.worker, beat.boot, beat.address.rstrip("/"), beat.model)
-            for beat in heartbeats
-            if beat.protocol == PROTOCOL_VERSION
-        }
-        self._told.set()
-        self._told = asyncio.Event()
+        self._addresses = {beat.boot: beat.at for beat in heartbeats if beat.protocol == PROTOCOL_VERSION}
+        self._fleet_changed.set()
+        self._fleet_changed = asyncio.Event()
         if self._group is None:
             return
-        successors = {place.worker: boot for boot, place in self._places.items()}
-        for boot, line in list(self._lines.items()):
-            if boot in self._places:
-                line.stream.stay()
+        successors = {at.worker: at.boot for at in self._addresses.values()}
+        for boot, connection in list(self._connections.items()):
+            if boot in self._addresses:
+                connection.stream.stay()
             else:
-                line.stream.depart()
-                if successors.get(line.stream.place.worker, boot) != boot:
-                    line.stream.lose("was restarted")
-        for place in self._places.values():
-            self._open_line(place)
+                connection.stream.depart()
+                if successors.get(connection.stream.at.worker, boot) != boot:
+                    connection.stream.lose("was restarted")
+        for at in self._addresses.values():
+            self._connect(at)
 
     @asynccontextmanager
-    async def passage(
+    async def start(
         self,
-        place: Place,
+        at: WorkerAddress,
+        call: Call,
         request: GenerateRequest,
-        tenant: str,
-        request_id: str,
-        on_overflow: Callable[[], None],
-        begin_by: float = 0.0,
-        context: TraceContext | None = None,
+        *,
         on_end: Callable[[Finished | Failed], None] = lambda end: None,
-        weight: float = 1.0,
+        on_overflow: Callable[[], None] = lambda: None,
+        context: TraceContext | None = None,
         known_bytes: int = 0,
     ) -> AsyncIterator[Mailbox]:
-        """Submit a call; leaving the block before its end cancels it on the worker, without waiting.
-
-        `on_end` is called with the answer's last event when it comes, which may be long before the caller takes it.
-        `weight`: of the tenant, where calls of several share the worker's slots. `known_bytes`: size of the
-        conversation, where it has been counted.
-        Raises CallFailed when the worker cannot be asked; a worker that refuses the call does so in a `Failed` event.
-        """
-        line = await self._line_to(place)
+        """Submit a call, as `Upstream.start`. A worker that refuses it does so in a `Failed` event."""
+        connection = await self._connected(at)
         number = next(self._numbers)
         box = MailboxWithSettings if "settings" in request.tell else Mailbox
         mailbox = box(self._buffer_events, on_overflow, on_end)
@@ -133,27 +128,41 @@ class Relay:
             gateway=self._gateway_id,
             call=number,
             request=request,
-            tenant=tenant,
-            weight=weight,
-            request_id=request_id,
-            deadline=begin_by,
+            tenant=call.principal.team,
+            weight=call.principal.weight,
+            request_id=call.request_id,
+            deadline=call.begin_by,
             traceparent="" if context is None else context.traceparent,
             tracestate="" if context is None else context.state,
         )
-        line.stream.attach(number, mailbox)
+        connection.stream.attach(number, mailbox)
         # The answer may overtake the 202, and the worker may die before it: one mailbox takes whatever comes first.
-        submitting = line.group.create_task(self._submit(line, submit, mailbox, known_bytes))
+        submitting = connection.group.create_task(self._submit(connection, submit, mailbox, known_bytes))
         try:
             yield mailbox
         finally:
-            line.stream.detach(number)
+            connection.stream.detach(number)
             submitting.cancel()
             if not mailbox.ended:
-                line.cancellations.add([number])
+                connection.cancellations.add([number])
+
+    async def pool(
+        self, at: WorkerAddress, call: Call, request: PoolRequest, context: TraceContext | None = None
+    ) -> PoolResult:
+        """Have one worker compute embeddings or ranks, as `Upstream.pool`. Raises CallFailed, Stopping."""
+        asked = msgspec.structs.replace(
+            request,
+            tenant=call.principal.team,
+            request_id=call.request_id,
+            traceparent="" if context is None else context.traceparent,
+            tracestate="" if context is None else context.state,
+        )
+        connection, reader = await self._connected(at), ResultReader()
+        return await connection.client.ask("POST", POOL_PATH, asked, reader, call.deadline - time.monotonic())
 
     async def ask(
         self,
-        place: Place,
+        at: WorkerAddress,
         method: str,
         path: str,
         message: msgspec.Struct | None,
@@ -161,27 +170,9 @@ class Relay:
         timeout_s: float = ASK_TIMEOUT_S,
     ) -> ReplyT:
         """Send one question to one worker and return the answer. Raises CallFailed, Stopping."""
-        return await self._ask(place, method, path, message, AtOnce(decode), timeout_s)
-
-    async def pool(self, place: Place, request: PoolRequest, timeout_s: float) -> PoolResult:
-        """Have one worker compute embeddings or ranks, and return them. Raises CallFailed, Stopping."""
-        return await self._ask(place, "POST", POOL_PATH, request, ResultReader(), timeout_s)
-
-    async def _ask(
-        self,
-        place: Place,
-        method: str,
-        path: str,
-        message: msgspec.Struct | None,
-        reading: Reading[ReplyT],
-        timeout_s: float,
-    ) -> ReplyT:
         # Questions have prompts in them, too: none is sent before the worker has shown that it knows the secret.
-        line = await self._line_to(place)
-        if self._session is None:
-            raise _stopping()
-        payloads, told = line.client.payloads, line.stream.place
-        return await ask(self._session, payloads, line.headers, told, method, path, message, reading, timeout_s)
+        connection = await self._connected(at)
+        return await connection.client.ask(method, path, message, AtOnce(decode), timeout_s)
 
     def is_lost(self, boot: str) -> bool:
         """Return whether the process is known to be gone though the fleet may still show it."""
@@ -191,58 +182,61 @@ class Relay:
     def any_lost(self) -> bool:
         return bool(self._lost)
 
-    async def _line_to(self, place: Place) -> Line:
+    async def _connected(self, at: WorkerAddress) -> WorkerConnection:
         """Return the connection to a process with a sealed record, its stream open. Raises CallFailed, Stopping."""
-        if place.boot not in self._lines and place.boot not in self._places:
+        if at.boot not in self._connections and at.boot not in self._addresses:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARD_OF_S):
-                    while place.boot not in self._places:
-                        await self._told.wait()
-        known = self._places.get(place.boot)
-        line = self._lines.get(place.boot) if known is None else self._open_line(known)
+                async with asyncio.timeout(RECORD_TIMEOUT_S):
+                    while at.boot not in self._addresses:
+                        await self._fleet_changed.wait()
+        sealed = self._addresses.get(at.boot)
+        connection = self._connections.get(at.boot) if sealed is None else self._connect(sealed)
         # A lease is only as true as Redis: it may be of another model's worker, or have another's address.
-        told = None if line is None else line.stream.place
-        if told is not None and (told.worker, told.model) != (place.worker, place.model):
-            line = None
-        if line is None or line.stream.lost or not await line.stream.settled(SETTLE_TIMEOUT_S):
-            message = f"The worker {place.worker} cannot be reached. Send the request again."
+        known = None if connection is None else connection.stream.at
+        if known is not None and (known.worker, known.model) != (at.worker, at.model):
+            connection = None
+        if connection is None or connection.stream.lost or not await connection.stream.settled(SETTLE_TIMEOUT_S):
+            message = f"The worker {at.worker} cannot be reached. Send the request again."
             raise NotReached(Failure(FailureCode.WORKER_LOST, message))
-        return line
+        if self._session is None:
+            raise _stopping()
+        return connection
 
-    def _open_line(self, place: Place) -> Line:
-        line = self._lines.get(place.boot)
-        if line is not None:
-            return line
+    def _connect(self, at: WorkerAddress) -> WorkerConnection:
+        """Return the connection to a process, a new one where there is none yet. Raises Stopping."""
+        connection = self._connections.get(at.boot)
+        if connection is not None:
+            return connection
         if self._group is None or self._session is None:
             raise _stopping()
-        credentials = Credentials(self._secret, place.worker, place.boot)
-        client = WorkerClient(self._session, credentials.headers, self._gateway_id)
-        cancellations = Cancellations(client, place, self._group)
-        stream = WorkerStream(place, self._gateway_id, credentials, cancellations.add, self._lost)
-        line = self._lines[place.boot] = Line(stream, credentials.headers, client, cancellations, self._group)
+        credentials = Credentials(self._secret, at)
+        client = WorkerClient(self._session, credentials, self._gateway_id)
+        cancellations = Cancellations(client, at.worker, self._group)
+        stream = WorkerStream(self._gateway_id, credentials, cancellations.add, self._lost)
+        connection = self._connections[at.boot] = WorkerConnection(stream, client, cancellations, self._group)
         self._group.create_task(self._hold(stream))
-        return line
+        return connection
 
-    async def _submit(self, line: Line, submit: Submit, mailbox: Mailbox, known_bytes: int) -> None:
+    async def _submit(self, connection: WorkerConnection, submit: Submit, mailbox: Mailbox, known_bytes: int) -> None:
         try:
-            accepted = await line.client.submit(line.stream.place, submit, known_bytes)
+            accepted = await connection.client.submit(submit, known_bytes)
             if isinstance(mailbox, MailboxWithSettings):
                 ran_with = accepted.sampling
-                mailbox.tell(None if ran_with is None else Settings(submit.call, accepted.prompt, ran_with))
+                mailbox.release(None if ran_with is None else Settings(submit.call, accepted.prompt, ran_with))
         except CallFailed as failed:
             mailbox.put(Failed(submit.call, failed.failure))
             if failed.failure.code is FailureCode.WORKER_LOST:
-                line.cancellations.add([submit.call])  # it may have arrived all the same
+                connection.cancellations.add([submit.call])  # it may have arrived all the same
 
     async def _hold(self, stream: WorkerStream) -> None:
         try:
             await stream.run()
         except Exception:  # one worker's stream must not end the others; its own calls are ended here
-            log.exception("event stream crashed", extra={"fields": {"worker": stream.place.worker}})
+            log.exception("event stream crashed", extra={"fields": {"worker": stream.at.worker}})
             stream.lose("broke its event stream")
         finally:
-            self._lines.pop(stream.place.boot, None)
-            self._lost.discard(stream.place.boot)
+            self._connections.pop(stream.at.boot, None)
+            self._lost.discard(stream.at.boot)
 
 
 def _stopping() -> Stopping:

@@ -1,91 +1,203 @@
-"""Submits a call to a worker and cancels many. Every outcome is an answer or a `CallFailed`."""
+"""Makes the requests to one worker process: submits and cancels calls, and asks questions that have one answer each.
+
+Every outcome is an answer or a `CallFailed`. The answer to a submit only says that the call is accepted; its events
+come on the worker's event stream (`gateway.relay.fanin`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import aiohttp
 import msgspec
 
-from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place
 from gateway.relay.payload import Payloads
-from gateway.relay.worker_asks import JSON_HEADERS, failure_in, read_bounded, unreadable
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.control import access_token, proof
+from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH
+from workers.protocol.heartbeat import WorkerAddress
+from workers.protocol.pooled import POOL_PATH
+from workers.protocol.queries import DETOKENIZE_PATH, RENDER_PATH, TOKENIZE_PATH
 from workers.protocol.requests import MAX_PROMPT_CHARS, Accepted, Cancel, Submit
 
 log = logging.getLogger(__name__)
 
+CONNECT_TIMEOUT_S = 1.0
 SUBMIT_TIMEOUT_S = 60.0
 """Seconds for a submit. A worker tokenises the prompt before it answers; the event stream notices its death sooner."""
 CANCEL_TIMEOUT_S = 5.0
-MAX_REPLY_BYTES = 64 << 10
+ASK_TIMEOUT_S = 60.0
+
+MAX_ACCEPTED_BYTES = 64 << 10
 """Most bytes of an answer with the few numbers of an accepted call, or of a failure."""
-MAX_TOLD_BYTES = (6 * MAX_PROMPT_CHARS) + (1 << 20)
+MAX_SETTINGS_BYTES = (6 * MAX_PROMPT_CHARS) + (1 << 20)
 """Most bytes of an answer with the prompt's text, of which a character may take six, and the call's settings."""
+MAX_REPLY_BYTES = 4 << 20
+"""Most bytes of an answer about a model, its slots or its adapters."""
+MAX_LONG_REPLY_BYTES = 128 << 20
+"""Most bytes of an answer whose length follows the question's: 2,048 vectors of 8,192 numbers, 8 million tokens."""
+LONG_REPLIES = frozenset({POOL_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, RENDER_PATH})
+
+NO_SUCH_ROUTE = (404, 405)
+"""Statuses of a worker of another kind: one for pooled work has no adapters."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_accepted = msgspec.json.Decoder(Accepted).decode
+_decode_failure = msgspec.json.Decoder(Failure).decode
+
+ReplyT = TypeVar("ReplyT")
+ReplyT_co = TypeVar("ReplyT_co", covariant=True)
+
+
+class ReplyTooLong(aiohttp.ClientError):
+    """A worker's answer is longer than any honest one."""
+
+
+class NotReached(CallFailed):
+    """The worker took no connection: it has not got the question, so another one may be asked."""
+
+
+class Reading(Protocol[ReplyT_co]):
+    """Reads one reply as it comes."""
+
+    def add(self, piece: bytes) -> None:
+        """Take in the next piece. Raises msgspec.DecodeError."""
+        ...
+
+    def result(self) -> ReplyT_co:
+        """Return the reply when all of it has come. Raises msgspec.DecodeError."""
+        ...
+
+
+class AtOnce(Generic[ReplyT]):
+    """Reads a reply that is decoded in one call."""
+
+    def __init__(self, decode: Callable[[bytes], ReplyT]) -> None:
+        self._pieces: list[bytes] = []
+        self._decode = decode
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+
+    def result(self) -> ReplyT:
+        return self._decode(b"".join(self._pieces))
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The credentials between a gateway and one worker process: the access token, and the proof asked in return."""
+
+    secret: str
+    at: WorkerAddress
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of every request: a token that this process alone takes."""
+        return {"Authorization": f"Bearer {access_token(self.secret, self.at.worker, self.at.boot)}"}
+
+    def proof(self, challenge: str) -> str:
+        """Return the only right answer of the worker to a challenge."""
+        return proof(self.secret, self.at.worker, self.at.boot, challenge)
 
 
 class WorkerClient:
-    """Makes the two POSTs to one worker process, submit and cancel, over a session that all clients share."""
+    """Makes the requests to one worker process, over an HTTP session that all clients of a gateway share."""
 
-    def __init__(self, session: aiohttp.ClientSession, headers: Mapping[str, str], gateway_id: str) -> None:
-        """`headers`: those of every request to this worker."""
+    def __init__(self, session: aiohttp.ClientSession, credentials: Credentials, gateway_id: str) -> None:
         self._session = session
-        self._headers = {**JSON_HEADERS, **headers}
+        self._at = credentials.at
+        self._headers = {"Content-Type": "application/json", **credentials.headers}
         self._gateway_id = gateway_id
-        self.payloads = Payloads()
+        self._payloads = Payloads()
 
-    async def submit(self, place: Place, submit: Submit, known_bytes: int = 0) -> Accepted:
-        """Submit a call. `known_bytes` as in `Payloads.of`. Raises CallFailed as `gateway.relay.worker_asks.ask`."""
+    async def submit(self, submit: Submit, known_bytes: int = 0) -> Accepted:
+        """Submit a call. `known_bytes` as in `Payloads.of`. Raises CallFailed as `ask`."""
+        at = self._at
         try:
             async with (
-                self.payloads.of(submit, known_bytes) as payload,
+                self._payloads.of(submit, known_bytes) as payload,
                 self._session.post(
-                    place.address + SUBMIT_PATH,
+                    at.url + SUBMIT_PATH,
                     data=payload.data,
                     headers={**self._headers, **payload.headers},
-                    timeout=aiohttp.ClientTimeout(total=SUBMIT_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+                    timeout=_timeout(SUBMIT_TIMEOUT_S),
                     allow_redirects=False,
                 ) as response,
             ):
-                is_told = "settings" in submit.request.tell
-                body = await read_bounded(response, MAX_TOLD_BYTES if is_told else MAX_REPLY_BYTES)
+                has_settings = "settings" in submit.request.tell
+                body = await read_bounded(response, MAX_SETTINGS_BYTES if has_settings else MAX_ACCEPTED_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            message = (
-                f"The worker {place.worker} did not take the call ({type(error).__name__}). Send the request again."
-            )
+            message = f"The worker {at.worker} did not take the call ({type(error).__name__}). Send the request again."
             raise CallFailed(Failure(FailureCode.WORKER_LOST, message)) from error
         if response.status != 202:
-            raise CallFailed(failure_in(place, response.status, body))
+            raise CallFailed(failure_in(at, response.status, body))
         try:
             accepted = _decode_accepted(body)
         except msgspec.DecodeError as error:
-            raise CallFailed(unreadable(place)) from error
-        if accepted.boot != place.boot:
-            message = f"The worker {place.worker} restarted as the call was placed. Send the request again."
+            raise CallFailed(_unreadable(at)) from error
+        if accepted.boot != at.boot:
+            message = f"The worker {at.worker} restarted as the call was placed. Send the request again."
             raise CallFailed(Failure(FailureCode.WORKER_LOST, message))
         return accepted
 
-    async def cancel(self, place: Place, calls: list[int]) -> bool:
+    async def cancel(self, calls: list[int]) -> bool:
         """Cancel calls. Return whether the worker took it; if not, its grace period or its death ends the calls."""
         try:
             async with self._session.post(
-                place.address + CANCEL_PATH,
+                self._at.url + CANCEL_PATH,
                 data=_encode(Cancel(self._gateway_id, tuple(calls))),
                 headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=CANCEL_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+                timeout=_timeout(CANCEL_TIMEOUT_S),
                 allow_redirects=False,
             ) as response:
-                await read_bounded(response, MAX_REPLY_BYTES)
+                await read_bounded(response, MAX_ACCEPTED_BYTES)
                 return response.status < 300
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
+
+    async def ask(
+        self, method: str, path: str, message: msgspec.Struct | None, reading: Reading[ReplyT], timeout_s: float
+    ) -> ReplyT:
+        """Send one question and return its answer.
+
+        Raises CallFailed: the worker's own failure, WORKER_LOST when it does not answer (NotReached: it has not got
+        the question either), INTERNAL when its answer is of another version, INVALID_REQUEST where more vectors were
+        asked for than one answer holds.
+        """
+        at = self._at
+        try:
+            async with (
+                self._payloads.of(message) as payload,
+                self._session.request(
+                    method,
+                    at.url + path,
+                    data=payload.data,
+                    headers={**self._headers, **payload.headers},
+                    timeout=_timeout(timeout_s),
+                    allow_redirects=False,
+                ) as response,
+            ):
+                if response.status != 200:
+                    refused = await read_bounded(response, MAX_REPLY_BYTES)
+                    raise CallFailed(failure_in(at, response.status, refused))
+                max_bytes = MAX_LONG_REPLY_BYTES if path in LONG_REPLIES else MAX_REPLY_BYTES
+                await read_pieces(response, max_bytes, reading.add)
+            return reading.result()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if isinstance(error, ReplyTooLong) and path == POOL_PATH:
+                # The number of vectors follows the request: every worker's answer would be as long; none is at fault.
+                why = f"The vectors of this request have {error}. Send fewer inputs at once."
+                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, why)) from None
+            why = f"The worker {at.worker} did not answer ({type(error).__name__}). Send the request again."
+            not_sent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            kind = NotReached if not_sent else CallFailed
+            raise kind(Failure(FailureCode.WORKER_LOST, why)) from error
+        except msgspec.DecodeError as error:
+            raise CallFailed(_unreadable(at)) from error
 
 
 @dataclass(slots=True)
@@ -93,7 +205,7 @@ class Cancellations:
     """The calls to cancel on one worker: the first is sent at once, those that come meanwhile go together next."""
 
     client: WorkerClient
-    place: Place
+    worker: str
     group: asyncio.TaskGroup
     """The parent of the sending task."""
     pending: list[int] = field(default_factory=list)
@@ -105,11 +217,9 @@ class Cancellations:
         try:
             while self.pending:
                 batch, self.pending = self.pending, []
-                if not await self.client.cancel(self.place, batch):
+                if not await self.client.cancel(batch):
                     self.pending = batch + self.pending
-                    log.info(
-                        "cancel not delivered", extra={"fields": {"worker": self.place.worker, "calls": len(batch)}}
-                    )
+                    log.info("cancel not delivered", extra={"fields": {"worker": self.worker, "calls": len(batch)}})
                     return
         finally:
             self.sending = False
@@ -120,3 +230,45 @@ class Cancellations:
         if self.pending and not self.sending:
             self.sending = True
             self.group.create_task(self.send())
+
+
+async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Return the body. Raises as `read_pieces`."""
+    pieces: list[bytes] = []
+    await read_pieces(response, max_bytes, pieces.append)
+    return b"".join(pieces)
+
+
+async def read_pieces(response: aiohttp.ClientResponse, max_bytes: int, add: Callable[[bytes], None]) -> None:
+    """Pass the body to `add` as it comes, some 128 KiB at a time.
+
+    Raises ReplyTooLong, with the connection closed, as soon as it is longer than `max_bytes`, and what `add` raises.
+    """
+    left = max_bytes
+    async for piece in response.content.iter_any():
+        left -= len(piece)
+        if left < 0:
+            response.close()
+            raise ReplyTooLong(f"more than {max_bytes} bytes")
+        add(piece)
+
+
+def failure_in(at: WorkerAddress, status: int, body: bytes) -> Failure:
+    """Return why a worker refused: the failure in its body, else one made from its status."""
+    try:
+        return _decode_failure(body)
+    except msgspec.DecodeError:
+        if status in NO_SUCH_ROUTE:
+            message = f"The worker {at.worker} does other work: it can't do this for its model. Ask another model."
+            return Failure(FailureCode.UNSUPPORTED, message, "model")
+        message = f"The worker {at.worker} answered the call with HTTP {status} and no reason."
+        return Failure(FailureCode.INTERNAL, message)
+
+
+def _unreadable(at: WorkerAddress) -> Failure:
+    message = f"The worker {at.worker} answered what this gateway can't read. Run the same version of both."
+    return Failure(FailureCode.INTERNAL, message)
+
+
+def _timeout(total_s: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=total_s, sock_connect=CONNECT_TIMEOUT_S)

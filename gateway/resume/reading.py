@@ -9,8 +9,8 @@ from typing import Protocol
 from gateway.errors import PaddockError, StreamGone
 from gateway.resume.readers import Place
 from gateway.resume.recording import GONE, PIECE_BYTES, Recording, split_events
-from gateway.store.cancellation import raise_if_cancelled
-from gateway.store.stream_log import StreamLog
+from gateway.store.outage import raise_if_cancelled
+from gateway.store.streams import StreamLog
 
 SIGN_EVERY_S = 0.3
 """Seconds between two signs that a reader at another gateway gives the writer's gateway."""

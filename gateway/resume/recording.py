@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from gateway.errors import PaddockError, StreamGone
-from gateway.store.stream_log import Batch, StreamHead, Write
+from gateway.store.streams import Batch, StreamHead, Write
 
 GONE = (
     "This stream is not here any more: it ended too long ago, was given up, or its gateway is gone. Send the request "

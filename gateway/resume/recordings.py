@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gateway.errors import InternalError, InvalidRequest, StoreUnavailable, StreamGone, TooManyStreams
-from gateway.resume.grace import unread
-from gateway.resume.readers import Readers
+from gateway.resume.readers import Readers, unread
 from gateway.resume.reading import LocalReading, Reading, RemoteReading
 from gateway.resume.recording import GONE, Recording
-from gateway.store.cancellation import raise_if_cancelled
-from gateway.store.stream_log import StreamHead, StreamLog
-from gateway.store.stream_quota import Count, Held, StreamQuota
+from gateway.store.outage import raise_if_cancelled
+from gateway.store.streams import Count, Held, StreamHead, StreamLog, StreamQuota
 from workers.protocol import keys
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.routing.ask import Ask
-from gateway.routing.cost import Estimate, Price, Recent
-from gateway.routing.needs import Needs, needs_of
+from gateway.routing.cost import Estimate, Needs, Price, Recent, needs_of
+from gateway.routing.placement import Ask
 from gateway.routing.pool import Pool
 
 

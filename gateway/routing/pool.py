@@ -1,21 +1,75 @@
 """One model's workers as the ranking reads them (`Pool`), and the book that keeps them up to date (`PoolBook`).
 
-A `Pool` does not change, but for its index of heads (prefix hashes): all pools of a book share it and news change it,
-because a copy would cost more than all else here. The ranking reads a pool and is done before the event loop turns; a
-caller that holds a pool for longer sees the heads of that moment, some of workers that the pool does not have.
+A `Pool` does not change, but for its index of heads (prefix hashes): all pools of a book share it and news change
+it, because a copy would cost more than all else here. The ranking reads a pool and is done before the event loop
+turns; a caller that holds a pool for longer sees the heads of that moment, some of workers that the pool does not
+have.
+
+Workers that are about equally fast, sorted by when they are ready.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import floor, log
+from operator import attrgetter
 from types import MappingProxyType
 
-from gateway.routing.heads import HeadIndex
-from gateway.routing.speed_class import SpeedClass, SpeedClasses
-from gateway.routing.standing import Standing, Typical, standing, typical_of, with_load
-from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
-from workers.protocol.news import News
+from gateway.routing.prefix_index import HeadIndex
+from gateway.routing.worker_state import Standing, Typical, standing, typical_of, with_load
+from workers.protocol.heartbeat import MAX_HEADS, PROTOCOL_VERSION, Heartbeat, News
+
+SPEED_STEP = 1.25
+"""Factor within which the prefill speeds of one class lie; its workers are gone through by readiness alone."""
+
+_ready_at = attrgetter("ready_at")
+_prefill_ms = attrgetter("prefill_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedClass:
+    """The workers of one class at one moment."""
+
+    prefill_ms: float
+    """Milliseconds per prompt token of the fastest worker."""
+    by_readiness: tuple[Standing, ...]
+
+
+class SpeedClasses:
+    """All speed classes, kept sorted as workers come and go; a change costs the logarithm of their number."""
+
+    def __init__(self) -> None:
+        self._sorted: dict[int, list[Standing]] = {}
+        self._drawn: dict[int, SpeedClass] = {}
+        """Speed -> class as last drawn, of classes that have not changed since."""
+
+    def add(self, there: Standing) -> None:
+        speed = _speed(there)
+        insort_right(self._sorted.setdefault(speed, []), there, key=_ready_at)
+        self._drawn.pop(speed, None)
+
+    def remove(self, there: Standing) -> None:
+        """Remove a worker. Raises ValueError for one that is not in its class."""
+        speed = _speed(there)
+        members = self._sorted.get(speed, [])
+        del members[members.index(there, bisect_left(members, there.ready_at, key=_ready_at))]
+        self._drawn.pop(speed, None)
+        if not members:
+            del self._sorted[speed]
+
+    def draw(self) -> tuple[SpeedClass, ...]:
+        """Return the classes as they are now, the fastest first."""
+        for speed, members in self._sorted.items():
+            if speed not in self._drawn:
+                self._drawn[speed] = SpeedClass(min(map(_prefill_ms, members)), tuple(members))
+        return tuple(self._drawn[speed] for speed in sorted(self._sorted))
+
+
+def _speed(there: Standing) -> int:
+    return floor(log(there.prefill_ms, SPEED_STEP))
+
 
 TYPICAL_FOR_S = 1.0
 """Seconds after which a pool's typical figures are computed anew."""
@@ -95,7 +149,8 @@ class PoolBook:
 
     def apply(self, news: News, now: float) -> bool:
         """Apply an entry of a worker's news, told at `now`; one that is known already changes nothing. Return False
-        where an entry before it was missed, or the process is not known: it has to `join` anew.
+        where an entry before it was missed, the process is not known, or it has more heads now than any worker: it has
+        to `join` anew.
         """
         there = self._standings.get(news.worker)
         if there is None or there.beat.boot != news.boot or news.version > there.beat.version + 1:
@@ -107,7 +162,7 @@ class PoolBook:
         if news.added:
             self._heads.add(there.number, news.added)
         self._put(there.number, with_load(there.beat, news.load, news.draining, news.version), now)
-        return True
+        return self._heads.count(there.number) <= MAX_HEADS
 
     def leave(self, worker: str) -> None:
         """Remove a worker that is gone; one that is not known is ignored."""

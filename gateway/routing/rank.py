@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from operator import attrgetter
 
-from gateway.routing.ask import MAX_BIDS, MAX_LEFT_OUT, Ask, Ranking
-from gateway.routing.cost import BURDEN, Estimate, Price, Recent
-from gateway.routing.needs import Needs, needs_of
+from gateway.routing.cost import BURDEN, Estimate, Needs, Price, Recent, needs_of
+from gateway.routing.placement import MAX_BIDS, MAX_LEFT_OUT, Ask, Ranking
 from gateway.routing.pool import Pool
-from gateway.routing.standing import Standing
+from gateway.routing.worker_state import Standing
 
 __all__ = ["Recent", "rank"]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import redis.asyncio
 
+from gateway.store.outage import reading
 from gateway.store.pipe import Pipe
 from gateway.store.scripts import Script, load_script
-from gateway.store.trouble import reading
-from workers import redis_link
 from workers.protocol import keys
-from workers.protocol.heartbeat import PROTOCOL_VERSION
+from workers.protocol.heartbeat import PROTOCOL_VERSION, WorkerAddress
+from workers.redis import link
 
 NO_LOSS_MS = 0.01
 """Difference of cost below which two workers count as equal."""
@@ -31,7 +31,7 @@ def connect(url: str) -> redis.asyncio.Redis:
 
     A dropped connection is tried again once, so every script must bear being run twice. Raises BadRedisUrl.
     """
-    return redis_link.connect(url, timeout_s=ANSWER_TIMEOUT_S, retries=1)
+    return link.connect(url, timeout_s=ANSWER_TIMEOUT_S, retries=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,7 @@ class Lease:
 
     id: str
     fence: int
-    model: str
-    worker: str
-    boot: str
-    address: str
-    """Base URL of the worker."""
+    at: WorkerAddress
     kv_tokens: int = 0
     """KV cells that the call is predicted to take."""
     queue_ms: float = 0.0
@@ -242,7 +238,7 @@ class Store:
 
     async def release(self, gateway: str, lease: Lease, share: float | None = None) -> bool:
         """Free the slot. `share`: the virtual tokens that the call took. Return False when it held no such lease."""
-        return bool(await self._send(self._release, gateway, lease.model, *_released(lease, share)))
+        return bool(await self._send(self._release, gateway, lease.at.model, *_released(lease, share)))
 
     async def withdraw(self, gateway: str, model: str, ids: Iterable[str]) -> int:
         """Remove tickets, grants and leases. Return how many were known."""
@@ -250,7 +246,7 @@ class Store:
 
     def post_release(self, gateway: str, lease: Lease, share: float | None, lost: Callable[[], None]) -> None:
         """Send `release` without waiting, in the order of calls. `lost` is called if Redis turns out to be away."""
-        self._pipe.post(lost, *self._call(self._release, gateway, lease.model, *_released(lease, share)))
+        self._pipe.post(lost, *self._call(self._release, gateway, lease.at.model, *_released(lease, share)))
 
     def post_withdraw(self, gateway: str, model: str, id: str, lost: Callable[[], None]) -> None:
         """Send `withdraw` without waiting, in the order of calls. `lost` is called if Redis turns out to be away."""
@@ -319,7 +315,7 @@ def _row(ticket: Ticket) -> list[str | int]:
 
 def _held(lease: Lease) -> tuple[str | int, ...]:
     """Return one lease as the script `renew` takes it."""
-    return lease.id, lease.fence, lease.worker, lease.boot, lease.kv_tokens, lease.team, repr(lease.weight)
+    return lease.id, lease.fence, lease.at.worker, lease.at.boot, lease.kv_tokens, lease.team, repr(lease.weight)
 
 
 def _released(lease: Lease, share: float | None) -> tuple[str, int, str]:
@@ -336,4 +332,5 @@ def _lease(model: str, id: str, answer: list[Any], offers: Offers) -> Lease:
     named = {offer.worker: offer.kv_tokens for offer in offers.take + offers.more}
     other = 0 if offers.elsewhere is None else offers.elsewhere.kv_tokens
     kv_tokens, overtaken = named.get(name, other), rest[0] if rest else 0
-    return Lease(id, fence, model, name, boot.decode(), address.decode(), kv_tokens, overtaken=overtaken)
+    at = WorkerAddress(model, name, boot.decode(), address.decode().rstrip("/"))
+    return Lease(id, fence, at, kv_tokens, overtaken=overtaken)

@@ -1,13 +1,85 @@
-"""Keeps a loop going while Redis is away: one log line when it goes, one when it is back."""
+"""Keeps loops going while Redis is away, and turns its failures into errors and log lines.
+
+Turns failures of Redis (`workers.redis.trouble`) into StoreUnavailable for callers.
+
+A command without a readable reply counts as Redis being away: a server that is gone, starting, full, stuck in a
+script, not allowed to write, or that has other data in our keys than what gateways wrote there. None of it is a
+caller's fault or a fault in the gateway: calls are placed on shares meanwhile.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+import struct
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from gateway.errors import StoreUnavailable
-from gateway.store.trouble import NO_ANSWER, remedy_for
+from gateway.telemetry.metrics import Unread
+from workers.redis.trouble import NO_ANSWER, code_of, is_of_one_name, remedy_for
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError where this task was cancelled and still runs; loops that use Redis call this every round.
+
+    redis-py sends through `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that arrives just as the
+    command has been sent (python/cpython#86296).
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+__all__ = [
+    "NO_ANSWER",
+    "answered",
+    "checked",
+    "code_of",
+    "is_of_one_name",
+    "reading",
+    "remedy_for",
+    "unavailable",
+]
+
+Answer = TypeVar("Answer")
+
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, struct.error)
+"""Errors of reading an answer that this version did not write; msgspec's and Unicode's are ValueErrors."""
+
+
+def unavailable(error: BaseException) -> StoreUnavailable:
+    """Return the error for callers; the Redis client's own text has addresses in it, so it stays in the log."""
+    told = StoreUnavailable("This gateway's store does not answer. Send the request again.", retry_after_s=1.0)
+    told.__cause__ = error
+    return told
+
+
+async def answered(asking: Awaitable[Answer]) -> Answer:
+    """Return the answer of a command or pipeline. Raises StoreUnavailable where there is none."""
+    try:
+        return await asking
+    except NO_ANSWER as error:
+        raise unavailable(error) from None
+
+
+def checked(answers: list[Any]) -> list[Any]:
+    """Return the answers of a pipeline that does not raise. Raises StoreUnavailable where one of them is an error."""
+    for answer in answers:
+        if isinstance(answer, NO_ANSWER):
+            raise unavailable(answer)
+    return answers
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Turn errors of reading an answer inside the block into StoreUnavailable."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise unavailable(error) from None
+
 
 log = logging.getLogger(__name__)
 
@@ -43,3 +115,44 @@ class Outage:
         if not self.lasts:
             log.warning("%s (%s); %s", self._lost, why, self._meanwhile)
         self.lasts = True
+
+
+MAX_TOLD = 256
+"""Most entries that the log names; whatever writes such things may write many."""
+MAX_SHOWN = 120
+
+
+def _uncounted(kind: str) -> None:
+    """Ignore entries that were skipped."""
+
+
+class Unreadable:
+    """Counts and logs the unreadable entries that one gateway process meets."""
+
+    def __init__(self, count: Callable[[str], None] = _uncounted) -> None:
+        """`count` is called for each skipped entry with the kind of its key."""
+        self._count = count
+        self._told: dict[tuple[Unread, str], None] = {}
+
+    def skip(self, kind: Unread, name: object, why: object) -> None:
+        """Record that an entry of that kind was left out. `name`: of the key or of the entry in it."""
+        self._count(kind.value)
+        if len(self._told) >= MAX_TOLD:
+            return
+        shown = _shown(name)
+        if (kind, shown) in self._told:
+            return
+        self._told[kind, shown] = None
+        log.error(
+            "what stands in Redis under %s, %s, can't be read and is left out: %s; see what else writes there",
+            kind.value,
+            shown,
+            _shown(why),
+        )
+
+
+def _shown(what: object) -> str:
+    """Return a text that is short, on one line, and readable whatever bytes it is made of."""
+    text = what.decode("utf-8", "backslashreplace") if isinstance(what, bytes) else str(what)
+    text = "".join([char if char.isprintable() else ascii(char)[1:-1] for char in text[: MAX_SHOWN + 1]])
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."

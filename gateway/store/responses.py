@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import redis.asyncio
 
 from gateway.store.client import ANSWER_TIMEOUT_S
+from gateway.store.outage import answered
 from gateway.store.pipe import Pipe
 from gateway.store.scripts import load_response_script
-from gateway.store.trouble import answered
 from workers.protocol import keys
 
 NOT_YET = -1

@@ -83,6 +83,16 @@ def load_news_script() -> Script:
     return _script("news", "")
 
 
+def load_members_script() -> Script:
+    """Return `lua/members.lua`, which gets its whole keys as arguments."""
+    return _script("members", "")
+
+
+def load_records_script() -> Script:
+    """Return `lua/records.lua`, which gets its whole keys as arguments."""
+    return _script("records", "")
+
+
 def _script(name: str, head: str) -> Script:
     source = head + "\n" + (FOLDER / f"{name}.lua").read_text("utf-8")
     # SHA-1 is the name of a script in Redis, not a safeguard.

@@ -1,16 +1,22 @@
-"""The metrics of this gateway process, as `workers.protocol.metrics.of_gateway` declares them."""
+"""The metrics of this gateway process: each is declared here, once, where it is created."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry
 
 from gateway import __version__
 from gateway.telemetry.gen_ai import GenAi
+from gateway.telemetry.outcomes import FAILED_BY, OTHER, Who, blamed
 from gateway.telemetry.trail import Trail
-from workers.protocol.metrics import catalogue, of_gateway
-from workers.protocol.metrics.book import Book
-from workers.protocol.metrics.process import Process
-from workers.protocol.metrics.who import FAILED_BY, OTHER, Who, blamed
+from workers.metrics.declaration import E2E_S, GAP_S, LAG_S, OVERHEAD_S, REDIS_S, TTFT_S, When
+from workers.metrics.groups import Group
+from workers.metrics.process import ProcessMetrics
+
+MODEL = ("model",)
+USER = ("model", "alias", "team")
 
 OK = "ok"
 WATCHED = (
@@ -19,53 +25,262 @@ WATCHED = (
     *((Who.POLICY, code) for code in ("queue_full", "queue_timeout")),
 )
 """Failures that alerts watch."""
+LOSSES = DRAINED, LOST = "drained", "lost"
+LEASE_ENDS = VOID, CROWDED, EXPIRED = "void", "crowded", "expired"
+"""The ways in which a lease may end otherwise than by its call."""
+REFUSED_KINDS = ("record", "news")
+BEYOND_REASONS = ("address", "all", "descriptors")
+
+
+class Unread(StrEnum):
+    """Names in Redis under which gateways read what others have written."""
+
+    MODELS = "pd:models"
+    KEYS = "pd:keys"
+    NEWS = "pd:news"
+    GATEWAYS = "pd:gateways"
+    WORKERS = "pd:{model}:workers"
+    WORKER = "pd:{model}:worker"
+    HEADS = "pd:{model}:worker:heads"
+    ADAPTERS = "pd:{model}:adapters"
+    REMOVED = "pd:{model}:adapters-removed"
+    SCALES = "pd:{model}:adapter-scales"
 
 
 class Metrics:
-    """All metrics. They are updated once per request, never per token. One thread counts; `book` renders in any."""
+    """All metrics. They are updated once per request, never per token. One thread counts, any may collect."""
 
-    def __init__(self) -> None:
-        book = self.book = Book(catalogue.metrics_of(catalogue.GATEWAY))
-        self.requests = book.counter(of_gateway.REQUESTS)
-        self.failures = book.counter(of_gateway.FAILURES)
-        self.in_flight = book.gauge(of_gateway.IN_FLIGHT)
-        self.ttft = book.histogram(of_gateway.TTFT)
-        self.e2e = book.histogram(of_gateway.E2E)
-        self.time_per_token = book.histogram(of_gateway.TIME_PER_TOKEN)
-        self.overhead = book.histogram(of_gateway.OVERHEAD)
-        self.prompt_tokens = book.counter(of_gateway.PROMPT_TOKENS)
-        self.cached_tokens = book.counter(of_gateway.CACHED_TOKENS)
-        self.generated_tokens = book.counter(of_gateway.GENERATED_TOKENS)
-        self.ignored = book.counter(of_gateway.IGNORED)
-        self.queue_wait = book.histogram(of_gateway.QUEUE_WAIT)
-        self.wait_error = book.histogram(of_gateway.WAIT_ERROR)
-        self.team_queue = book.counter(of_gateway.TEAM_QUEUE)
-        self.placements = book.counter(of_gateway.PLACEMENTS)
-        self.overtaken = book.counter(of_gateway.OVERTAKEN)
-        self.attempts = book.counter(of_gateway.ATTEMPTS)
-        self.retries = book.counter(of_gateway.RETRIES)
-        self.fallbacks = book.counter(of_gateway.FALLBACKS)
-        self.unknown_models = book.counter(of_gateway.UNKNOWN_MODELS)
-        self.circuits_opened = book.counter(of_gateway.CIRCUITS_OPENED)
-        self.worker_starts = book.counter(of_gateway.WORKER_STARTS)
-        self.worker_losses = book.counter(of_gateway.WORKER_LOSSES)
-        self.leases_lost = book.counter(of_gateway.LEASES_LOST)
-        self.refused_records = book.counter(of_gateway.REFUSED_RECORDS)
-        for kind in of_gateway.REFUSED_KINDS:
-            self.refused_records.inc(kind, by=0)
-        self.redis_time = book.histogram(of_gateway.REDIS_TIME)
-        self.unreadable = book.counter(of_gateway.UNREADABLE)
-        for kind in of_gateway.Unread:
-            self.unreadable.inc(kind.value, by=0)
-        self.beyond = book.counter(of_gateway.BEYOND)
-        for reason in of_gateway.BEYOND_REASONS:
-            self.beyond.inc(reason, by=0)
-        self.loop_lag = book.histogram(of_gateway.LOOP_LAG)
-        self.now = Gauges(book)
-        self._gen_ai = GenAi(book)
-        book.gauge(of_gateway.BUILD_INFO).set(1, __version__)
-        self.process = Process(book)
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        requests, waiting = Group("Requests", registry), Group("Waiting for a slot", registry)
+        retries, fleet = Group("Trying again", registry), Group("The fleet", registry)
+        own = Group("The gateway itself", registry)
+        self._declare_requests(requests)
+        self._declare_waiting(waiting)
+        self._declare_retries(retries)
+        self._declare_fleet(fleet)
+        self._declare_own(own)
+        self._gen_ai = GenAi(registry)
+        self.process = ProcessMetrics(registry)
+        self.groups = (requests, waiting, retries, fleet, own, self._gen_ai.group, self.process.group)
+        """The tables of docs/metrics.md."""
         self._announced = set[str]()
+        for kind in REFUSED_KINDS:
+            self.refused_records.labels(kind)
+        for name in Unread:
+            self.unreadable.labels(name.value)
+        for reason in BEYOND_REASONS:
+            self.beyond.labels(reason)
+
+    def _declare_requests(self, requests: Group) -> None:
+        self.requests = requests.counter(
+            "paddock_requests_total",
+            "requests that ended; `outcome` is `ok`, `client_gone`, `cancelled` or an error's code; `model` and "
+            "`alias` are empty where a request never came to one",
+            (*USER, "outcome"),
+            When.ENDED,
+        )
+        self.failures = requests.counter(
+            "paddock_failures_total",
+            "those of them whose `outcome` is not `ok`, by `code`, which is that outcome, and by `who` failed: "
+            "`caller`, `policy` (a bound that an operator has set), `worker`, `gateway` (its Redis included)",
+            ("model", "who", "code"),
+            When.ENDED,
+        )
+        self.in_flight = requests.gauge(
+            "paddock_requests_in_flight",
+            "requests between their permission and their end, waiting ones included, by the model that they are with "
+            "now",
+            MODEL,
+            When.HAPPENS,
+        )
+        self.ttft = requests.histogram("paddock_ttft_seconds", "arrival to first token", MODEL, TTFT_S)
+        self.e2e = requests.histogram(
+            "paddock_e2e_seconds",
+            "arrival to end, however it ended; questions about a model (`input_tokens`, `/tokenize`, `/props`, ...) "
+            "are among the requests alone, neither here nor by OpenTelemetry's names",
+            MODEL,
+            E2E_S,
+        )
+        self.time_per_token = requests.histogram(
+            "paddock_time_per_output_token_seconds",
+            "first token to end, by the tokens after the first; of single answers of two tokens and more",
+            MODEL,
+            GAP_S,
+        )
+        self.overhead = requests.histogram(
+            "paddock_overhead_seconds", "arrival to asking the worker, less the wait for a slot", MODEL, OVERHEAD_S
+        )
+        self.prompt_tokens = requests.counter(
+            "paddock_prompt_tokens_total", "prompt tokens, counted by the worker", USER, When.ENDED
+        )
+        self.cached_tokens = requests.counter(
+            "paddock_cached_tokens_total", "those of them that were in a KV cache", USER, When.ENDED
+        )
+        self.generated_tokens = requests.counter(
+            "paddock_generated_tokens_total",
+            "generated tokens, those of answers that were cut off included as far as they came",
+            USER,
+            When.ENDED,
+        )
+        self.ignored = requests.counter(
+            "paddock_parameters_ignored_total",
+            "requests with a `parameter` that nothing was done with, those that no table names as `unknown`",
+            ("parameter",),
+            When.ENDED,
+        )
+
+    def _declare_waiting(self, waiting: Group) -> None:
+        self.queue_length = waiting.gauge(
+            "paddock_queue_length",
+            "calls of this gateway that wait for a slot, also for a model that has no worker; 0 for a model of the "
+            "catalog that nobody calls",
+            MODEL,
+        )
+        self.queue_oldest = waiting.gauge(
+            "paddock_queue_oldest_seconds", "how long the one of them that came first has waited", MODEL
+        )
+        self.predicted_wait = waiting.gauge(
+            "paddock_predicted_wait_seconds",
+            "how long a call that came now, behind those that wait, would wait for a slot; 0 at a gateway where "
+            "nobody waits, though all slots may be busy; of a model without a worker, what the oldest call has waited",
+            MODEL,
+        )
+        self.queue_wait = waiting.histogram(
+            "paddock_queue_wait_seconds", "waiting for a slot, all attempts of a request together", MODEL, TTFT_S
+        )
+        self.wait_error = waiting.histogram(
+            "paddock_wait_error_seconds",
+            "of requests that had to wait and were asked of one worker: how far the wait that they were told at first "
+            "was off, either way",
+            MODEL,
+            TTFT_S,
+        )
+        self.team_queue = waiting.counter(
+            "paddock_team_queue_seconds_total",
+            "the waits of a team's requests, added up; by the rate of its requests: its mean wait",
+            ("model", "team"),
+            When.ENDED,
+        )
+        self.placements = waiting.counter(
+            "paddock_placements_total",
+            "requests that got a slot: `cached` where the worker was expected to have some of the prompt cached, "
+            "`uncached` elsewhere",
+            ("model", "how"),
+            When.ENDED,
+        )
+        self.overtaken = waiting.counter(
+            "paddock_overtaken_total",
+            "times that a slot went past a waiting request that wanted it and stood before the one that got it; at "
+            "most 8 times each, see [placement.md](placement.md#who-gets-a-freed-slot)",
+            MODEL,
+            When.ENDED,
+        )
+
+    def _declare_retries(self, retries: Group) -> None:
+        self.attempts = retries.counter(
+            "paddock_attempts_total",
+            "submissions to workers: `started`, or the code of the failure that came first",
+            ("model", "outcome"),
+        )
+        self.retries = retries.counter(
+            "paddock_retries_total",
+            "calls that failed before their first token in a way that another worker can mend: `granted` another try, "
+            "or `denied` one because too many of the model's calls are tried again (`retry_share`)",
+            ("model", "outcome"),
+        )
+        self.fallbacks = retries.counter(
+            "paddock_fallbacks_total",
+            "calls that went from `model` on to another one of their chain: `no_worker` that would do, `wait` (longer "
+            "than the caller waits, as predicted), `queue_full`, `queue_timeout`, `unsuited` (a model that stood in "
+            "could not take it)",
+            ("model", "fallback", "reason"),
+        )
+        self.unknown_models = retries.counter(
+            "paddock_unknown_models_total",
+            "calls for a name that nobody has which went to the catalog's default, `model`, since it lets them "
+            "(`unknown_model: default`)",
+            MODEL,
+        )
+        self.circuits_opened = retries.counter(
+            "paddock_circuits_opened_total",
+            "times that a worker failed several calls in a row and was left alone",
+            MODEL,
+        )
+        self.circuits = retries.gauge("paddock_circuits", "workers that are left alone now", MODEL)
+
+    def _declare_fleet(self, fleet: Group) -> None:
+        self.workers = fleet.gauge(
+            "paddock_workers", "live workers, draining ones included, as this gateway sees them", MODEL
+        )
+        self.workers_draining = fleet.gauge("paddock_workers_draining", "those of them that take no new calls", MODEL)
+        self.slots = fleet.gauge("paddock_slots", "slots of the workers that take calls", MODEL)
+        self.slots_busy = fleet.gauge(
+            "paddock_slots_busy", "those of them that calls hold, as the workers last said", MODEL
+        )
+        self.worker_starts = fleet.counter(
+            "paddock_worker_starts_total",
+            "worker processes that came; not those that were there when the gateway started, nor those that were only "
+            "silent for a while",
+            MODEL,
+        )
+        self.worker_losses = fleet.counter(
+            "paddock_worker_losses_total", "worker processes that went: `drained` before, or `lost`", ("model", "how")
+        )
+        self.leases = fleet.gauge("paddock_leases", "slots that calls of this gateway hold", MODEL)
+        self.leases_lost = fleet.counter(
+            "paddock_leases_lost_total",
+            "leases that ended otherwise than by their call: `void` (its worker process is gone) and `crowded` (Redis "
+            "had lost it and the slot was taken), told by the gateway that held it; `expired` (nobody renewed it, or "
+            "its worker process is gone), told by the gateway that swept it out of Redis",
+            ("model", "why"),
+        )
+        self.refused_records = fleet.counter(
+            "paddock_redis_records_refused_total",
+            "readings of what stands in Redis and was not written by who may: a worker's `record` or `news` without "
+            "the seal of the worker secret; any at all mean a wrong secret or an intruder",
+            ("kind",),
+        )
+
+    def _declare_own(self, own: Group) -> None:
+        self.without_redis = own.gauge(
+            "paddock_without_redis",
+            "1 while calls are placed without Redis, on this gateway's share of the slots",
+            MODEL,
+        )
+        self.redis_up = own.gauge("paddock_redis_up", "1 where Redis took this gateway's last heartbeat")
+        self.redis_time = own.histogram(
+            "paddock_redis_seconds",
+            "asking for a script to be run until its answer, waiting for those asked for before included",
+            ("script",),
+            REDIS_S,
+            When.HAPPENS,
+        )
+        self.unreadable = own.counter(
+            "paddock_redis_unreadable_total",
+            "readings that left something out which stands in Redis under `key` and is not as Paddock writes it; the "
+            "log names each once. While it stands there, it is met again at each reading",
+            ("key",),
+        )
+        self.loop_lag = own.histogram(
+            "paddock_loop_lag_seconds",
+            "how late a timer of the event loop fires, ten times a second: every stream waits so long",
+            (),
+            LAG_S,
+            When.HAPPENS,
+        )
+        self.connections = own.gauge("paddock_connections", "connections that are open, WebSockets included")
+        self.sockets = own.gauge("paddock_websockets", "WebSockets that are open")
+        self.beyond = own.counter(
+            "paddock_connections_beyond_total",
+            "connections that came beyond a bound, where only probes are answered; `reason` is `address` (of one "
+            "address there are as many as there may be), `all` (of all) or `descriptors` (none is left)",
+            ("reason",),
+        )
+        self.stopping = own.gauge("paddock_stopping", "1 while the gateway takes no new calls because it is to stop")
+        own.gauge("paddock_build_info", "1; `version` is Paddock's", ("version",), When.START).labels(__version__).set(
+            1
+        )
 
     def announce(self, models: Iterable[str]) -> None:
         """Set these models' failure counters to 0: a series that begins with its first event does not rise by it."""
@@ -74,84 +289,64 @@ class Metrics:
                 continue
             self._announced.add(model)
             for who, code in WATCHED:
-                self.failures.inc(model, who, code, by=0)
-            self.worker_starts.inc(model, by=0)
-            for how in of_gateway.LOSSES:
-                self.worker_losses.inc(model, how, by=0)
-            for why in of_gateway.LEASE_ENDS:
-                self.leases_lost.inc(model, why, by=0)
+                self.failures.labels(model, who, code)
+            self.worker_starts.labels(model)
+            for how in LOSSES:
+                self.worker_losses.labels(model, how)
+            for why in LEASE_ENDS:
+                self.leases_lost.labels(model, why)
 
     def ended(self, trail: Trail, total_s: float) -> None:
         """Count one request that reached a model. One that only asks about the model is not in the time histograms."""
         model, outcome = trail.model, self._outcome(trail)
         who = (model, trail.alias, trail.team)
-        self.requests.inc(*who, outcome)
+        self.requests.labels(*who, outcome).inc()
         for parameter in trail.ignored.labels:
-            self.ignored.inc(parameter)
+            self.ignored.labels(parameter).inc()
         if trail.asks_only:
             return
-        self.e2e.observe(total_s, model)
+        self.e2e.labels(model).observe(total_s)
         if trail.attempts or trail.queue_ms:
             queue_s = trail.queue_ms / 1e3
-            self.queue_wait.observe(queue_s, model)
-            self.team_queue.inc(model, trail.team, by=queue_s)
+            self.queue_wait.labels(model).observe(queue_s)
+            self.team_queue.labels(model, trail.team).inc(queue_s)
         if trail.attempts:
-            self.overhead.observe(trail.overhead_ms / 1e3, model)
+            self.overhead.labels(model).observe(trail.overhead_ms / 1e3)
             self._placed(trail)
         ttft_s, token_s = trail.ttft_s, None
         if ttft_s is not None:
-            self.ttft.observe(ttft_s, model)
+            self.ttft.labels(model).observe(ttft_s)
         if (usage := trail.usage) is not None:
-            self.prompt_tokens.inc(*who, by=usage.prompt_tokens)
-            self.cached_tokens.inc(*who, by=usage.cached_tokens)
-            self.generated_tokens.inc(*who, by=usage.completion_tokens)
+            self.prompt_tokens.labels(*who).inc(usage.prompt_tokens)
+            self.cached_tokens.labels(*who).inc(usage.cached_tokens)
+            self.generated_tokens.labels(*who).inc(usage.completion_tokens)
             # Parallel answers have no common time per token, and one that was cut off may have stalled before.
             is_whole = outcome == OK and trail.num_answers == 1
             if ttft_s is not None and usage.completion_tokens > 1 and is_whole:
                 token_s = max(0.0, total_s - ttft_s) / (usage.completion_tokens - 1)
-                self.time_per_token.observe(token_s, model)
+                self.time_per_token.labels(model).observe(token_s)
         self._gen_ai.ended(trail, "" if outcome == OK else outcome, total_s, token_s)
 
     def turned_away(self, trail: Trail) -> None:
         """Count one request that ended before it had a model: its labels `model` and `alias` are empty."""
-        self.requests.inc("", "", trail.team, self._outcome(trail))
+        self.requests.labels("", "", trail.team, self._outcome(trail)).inc()
 
     def lost_leases(self, model: str, why: str, count: int) -> None:
-        """Count lost leases. `why`: one of `of_gateway.LEASE_ENDS`."""
-        self.leases_lost.inc(model, why, by=count)
+        """Count lost leases. `why`: one of `LEASE_ENDS`."""
+        self.leases_lost.labels(model, why).inc(count)
 
     def _outcome(self, trail: Trail) -> str:
         """Count a failure, and return the request's outcome as one of the declared labels."""
         if trail.outcome == OK:
             return OK
         who, code = blamed(trail.outcome)
-        self.failures.inc(trail.model, who, code)
+        self.failures.labels(trail.model, who, code).inc()
         return code if code == OTHER else trail.outcome
 
     def _placed(self, trail: Trail) -> None:
         if trail.expected_cached is not None:
-            self.placements.inc(trail.model, "cached" if trail.expected_cached else "uncached")
+            self.placements.labels(trail.model, "cached" if trail.expected_cached else "uncached").inc()
         if trail.overtaken:
-            self.overtaken.inc(trail.model, by=trail.overtaken)
+            self.overtaken.labels(trail.model).inc(trail.overtaken)
         if trail.standing.predicted_s is not None and trail.attempts == 1:
-            self.wait_error.observe(abs(trail.queue_ms / 1e3 - trail.standing.predicted_s), trail.model)
-
-
-class Gauges:
-    """The gauges, which are set just before somebody reads them."""
-
-    def __init__(self, book: Book) -> None:
-        self.queue_length = book.gauge(of_gateway.QUEUE_LENGTH)
-        self.queue_oldest = book.gauge(of_gateway.QUEUE_OLDEST)
-        self.predicted_wait = book.gauge(of_gateway.PREDICTED_WAIT)
-        self.workers = book.gauge(of_gateway.WORKERS)
-        self.workers_draining = book.gauge(of_gateway.WORKERS_DRAINING)
-        self.slots = book.gauge(of_gateway.SLOTS)
-        self.slots_busy = book.gauge(of_gateway.SLOTS_BUSY)
-        self.leases = book.gauge(of_gateway.LEASES)
-        self.circuits = book.gauge(of_gateway.CIRCUITS)
-        self.without_redis = book.gauge(of_gateway.WITHOUT_REDIS)
-        self.redis_up = book.gauge(of_gateway.REDIS_UP)
-        self.connections = book.gauge(of_gateway.CONNECTIONS)
-        self.sockets = book.gauge(of_gateway.SOCKETS)
-        self.stopping = book.gauge(of_gateway.STOPPING)
+            self.wait_error.labels(trail.model).observe(abs(trail.queue_ms / 1e3 - trail.standing.predicted_s))

@@ -8,10 +8,10 @@ heard.ends()                                one line, however it ended
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 import msgspec
 
+from gateway.call import Answer
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Text, ToolCallDelta
 from workers.protocol.pooled import PoolRequest
@@ -28,18 +28,6 @@ WARNING = (
 )
 
 _encode = msgspec.json.Encoder().encode
-
-
-class Answer(Protocol):
-    """An answer as `gateway.pipeline.Answer` has it."""
-
-    @property
-    def ended(self) -> bool: ...
-    @property
-    def choice(self) -> int: ...
-    @property
-    def end(self) -> Finished | Failed | None: ...
-    async def take(self) -> list[CallEvent]: ...
 
 
 class Heard:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import requests
 
-from gateway.api.endpoints import TABLES
-from gateway.api.openai.unserved import REASONS
+from gateway.api.compatibility import TABLES
+from gateway.api.openai.error_shape import REASONS
 from gateway.api.routes import ROUTES
 from tests.clients.answers import fault
 from tests.clients.recording import ANSWER_ID, Recording, Sent

@@ -6,9 +6,10 @@ import struct
 
 import msgspec
 
-from workers.protocol.adapters import AdapterInfo, AdapterState, LoadAdapter
 from workers.protocol.events import (
     Failed,
+    Failure,
+    FailureCode,
     Finished,
     FinishReason,
     Logprobs,
@@ -23,11 +24,29 @@ from workers.protocol.events import (
     ToolCallDelta,
     Usage,
 )
-from workers.protocol.failures import Failure, FailureCode
-from workers.protocol.heartbeat import Heartbeat, ModelFacts
-from workers.protocol.news import Load, News, encode_news, pack_heads
+from workers.protocol.heartbeat import Heartbeat, Load, ModelFacts, News, encode_news, pack_heads
 from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.prefixes import prefix_of
+from workers.protocol.queries import (
+    AdapterInfo,
+    AdapterState,
+    Detokenize,
+    Detokenized,
+    LoadAdapter,
+    Props,
+    Render,
+    Rendered,
+    RestoreTimings,
+    SaveTimings,
+    SlotAction,
+    SlotErased,
+    SlotInfo,
+    SlotRestored,
+    SlotSaved,
+    Tokenize,
+    Tokenized,
+    packed,
+)
 from workers.protocol.requests import (
     Accepted,
     AdapterUse,
@@ -39,25 +58,6 @@ from workers.protocol.requests import (
     Thinking,
     Tool,
     ToolCall,
-)
-from workers.protocol.slots import (
-    RestoreTimings,
-    SaveTimings,
-    SlotAction,
-    SlotErased,
-    SlotInfo,
-    SlotRestored,
-    SlotSaved,
-)
-from workers.protocol.text import (
-    Detokenize,
-    Detokenized,
-    Props,
-    Render,
-    Rendered,
-    Tokenize,
-    Tokenized,
-    packed,
 )
 
 FAILURE = Failure(

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.openai.chat_request import read_chat
+from gateway.api.openai.requests import read_chat
 from gateway.errors import InvalidRequest
-from workers.protocol.catalog import DefaultSampling
+from workers.models.spec import DefaultSampling
 from workers.protocol.requests import Sampling
 
 NAMES = [field.name for field in msgspec.structs.fields(DefaultSampling)]

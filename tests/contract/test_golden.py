@@ -15,8 +15,7 @@ from tests.contract import messages
 from tests.contract.messages import BINARIES, MESSAGES, PREFIXES
 from workers.protocol.events import CallEvent, WireEvent, decode_alive, decode_step, encode_alive, encode_step
 from workers.protocol.framing import ALIVE_EVENT, Frame, FrameReader, encode_frame, event_id, parse_event_id
-from workers.protocol.heartbeat import decode_heartbeat
-from workers.protocol.news import decode_news, unpack_heads
+from workers.protocol.heartbeat import decode_heartbeat, decode_news, unpack_heads
 from workers.protocol.prefixes import Prefix
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from workers.protocol.catalog import CatalogError, LlamaSettings, convert
+from workers.models.catalog import CatalogError, convert
+from workers.models.spec import LlamaSettings
 
 
 def catalog(llama: dict[str, Any], **fields: Any) -> dict[str, Any]:

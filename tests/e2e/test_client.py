@@ -30,13 +30,13 @@ from gateway.client import (
     StopType,
     StreamGone,
 )
-from tests.conftest import SHARED
 from tests.support.cutting_proxy import cutting_proxy
+from tests.support.pooled_models import write_bert, write_reranker
 from tests.support.stack import DEMO_MODEL, ROOT, Stack, free_port
 
 MODEL = "paddock-demo"
 ADAPTER = DEMO_MODEL.with_name("paddock-demo-pirate-lora.gguf")
-POOLED = {"vectors": "bert-bge-small-random.gguf", "ranks": "jina-reranker-random.gguf"}
+POOLED = {"vectors": write_bert, "ranks": write_reranker}
 N_CTX = 512
 QUESTION = [Message("user", "Who are you?")]
 STORY = [Message("user", "Tell me a short story about a fox.")]
@@ -56,9 +56,9 @@ def stack(folder: Path) -> Iterator[Stack]:
     with Stack() as running:
         settings: dict[str, Any] = {"slots": 2, "ctx": N_CTX, "adapters_dir": folder, "slot_save_dir": folder / "slots"}
         running.worker(DEMO_MODEL, MODEL, worker_id="a", wait=False, **settings)
-        for alias, file in POOLED.items():
-            if (SHARED / "models" / file).is_file():
-                running.worker(SHARED / "models" / file, alias, worker_id=alias, wait=False)
+        for alias, write in POOLED.items():
+            write(running.folder / f"{alias}.gguf")
+            running.worker(running.folder / f"{alias}.gguf", alias, worker_id=alias, wait=False)
         for _ in range(2):
             running.gateway(wait=False)
         for process in running.workers:
@@ -292,8 +292,6 @@ def test_keys_and_names(stack: Stack, paddock: Client) -> None:
 
 @pytest.mark.parametrize("alias", POOLED)
 def test_vectors_and_ranks(stack: Stack, paddock: Client, alias: str) -> None:
-    if all(process.name != alias for process in stack.workers):
-        pytest.skip("the shared models are not there")
     if alias == "ranks":
         ranked = paddock.rerank("a fox", ["a fox", "a boat", "nothing"], model=alias, top_n=2)
         scores = [result.relevance_score for result in ranked.results]

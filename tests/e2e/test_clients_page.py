@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import requests
 
-from tests.conftest import SHARED
 from tests.e2e.conftest import DEMO_ALIAS
 from tests.support.stack import ROOT, Stack
 
@@ -160,8 +159,6 @@ def test_it_prints_something_sensible(example: Example, kinds_stack: Stack, tmp_
     package = NEEDS.get(example.heading)
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    if '"infiller"' in example.text and not (SHARED / "models").is_dir():
-        pytest.skip("no model that fills gaps is there")
     assert ADDRESS in example.text
     text = example.text.replace(ADDRESS, kinds_stack.gateways[0].url).replace(KEY, kinds_stack.key)
     file = tmp_path / "example"

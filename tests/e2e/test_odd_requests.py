@@ -13,10 +13,10 @@ import pytest
 from pydantic import BaseModel
 
 from gateway.api.anthropic.body import MessagesBody, PromptBody
-from gateway.api.native.completion_body import CompletionBody
-from gateway.api.openai.chat_body import ChatBody
-from gateway.api.openai.completion_body import CompletionBody as OpenAICompletionBody
-from gateway.api.parameters.conversation_body import ConversationBody
+from gateway.api.native.body import CompletionBody
+from gateway.api.openai.bodies import ChatBody
+from gateway.api.openai.bodies import CompletionBody as OpenAICompletionBody
+from gateway.api.parameters.messages import ConversationBody
 from gateway.api.responses.body import ResponsesBody
 from tests.support.odd_requests import Make, items, messages, odd_request, prompt
 from tests.support.stack import DEMO_MODEL, Process, Stack

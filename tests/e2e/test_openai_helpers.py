@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
 from tests.e2e.conftest import DEMO_ALIAS, EMBEDDER, INFILLER, RERANKER
-from tests.support.stack import SHARED_MODELS, Stack
+from tests.support.stack import Stack
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Who are you?"}]
 WEATHER = "What is the weather in Paris?"
@@ -190,7 +190,6 @@ def test_tokens_are_continued_as_their_text_is(client: openai.OpenAI) -> None:
     assert echoed.choices[0].text.removeprefix(text.choices[0].text) != echoed.choices[0].text
 
 
-@pytest.mark.skipif(not SHARED_MODELS.exists(), reason="../shared/models is not here")
 def test_what_stands_between(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=INFILLER, prompt="Once upon", suffix="the end", max_tokens=8)
     assert answer.usage is not None
@@ -215,7 +214,6 @@ def test_embeddings(client: openai.OpenAI) -> None:
         client.embeddings.create(model=DEMO_ALIAS, input="x")
 
 
-@pytest.mark.skipif(not SHARED_MODELS.exists(), reason="../shared/models is not here")
 def test_reranking(client: openai.OpenAI) -> None:
     body = {"model": RERANKER, "query": "a field", "documents": ["a paddock", {"text": "the stock market"}, "a horse"]}
     ranked: Any = client.post("/rerank", body=body | {"return_documents": True}, cast_to=object)

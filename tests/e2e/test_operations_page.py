@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
+from gateway.commands.config import gateway_groups, metrics_of, worker_groups
 from gateway.settings import known_settings
 from tests.support.stack import ROOT, Stack
 from workers.flags import flag
-from workers.protocol.metrics import catalogue
 from workers.sources import variable
 
 MODEL = "story"
@@ -86,7 +86,7 @@ def test_the_images_that_the_chart_asks_for_are_built_and_pushed(page: str) -> N
 
 
 def test_names_are_those_that_there_are() -> None:
-    metrics = {metric.name for metric in catalogue.metrics_of((*catalogue.GATEWAY, *catalogue.WORKER))}
+    metrics = {metric.name for metric in metrics_of((*gateway_groups(), *worker_groups()))}
     told = set(re.findall(r"`((?:paddock|vllm|llamacpp|process)[_:][a-z_:]+)`", PAGE))
     assert told
     assert told - metrics == set()

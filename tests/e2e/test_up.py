@@ -15,7 +15,7 @@ import psutil
 import pytest
 import redis
 
-from gateway.welcome import address_file
+from gateway.commands.target import address_file
 from tests.support.stack import ROOT, free_port
 from workers.protocol import keys
 from workers.protocol.heartbeat import decode_heartbeat

@@ -24,6 +24,7 @@ def stack() -> Iterator[Stack]:
         yield running
 
 
+@pytest.mark.serial
 async def test_while_streaming(stack: Stack) -> None:
     async with calling(stack.gateways[0].url, stack.key, MODEL) as caller:
         async with caller.stream() as stream:
@@ -34,6 +35,7 @@ async def test_while_streaming(stack: Stack) -> None:
         assert time.monotonic() - vanished < STEP_S + 0.1
 
 
+@pytest.mark.serial
 async def test_while_not_streaming(stack: Stack) -> None:
     async with calling(stack.gateways[0].url, stack.key, MODEL) as caller:
         asking = asyncio.create_task(caller.whole())

@@ -25,8 +25,8 @@ from tests.fault.rest import at_rest
 from tests.support.service import Service, serving
 from tests.support.stack import DEMO_MODEL, Process, Stack
 from tests.support.worker_access import drain_headers_of
+from workers.protocol.control import gateway_drain_token
 from workers.protocol.exits import Exit
-from workers.protocol.proofs import gateway_drain_token
 
 MODEL = "toy"
 SETTLE_S = 1.0

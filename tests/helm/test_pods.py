@@ -14,14 +14,16 @@ import pytest
 from gateway.api.routes import ROUTES
 from gateway.settings import GatewaySettings, known_settings
 from tests.support.chart import CHART, EXAMPLES, Object, Rendered, container, example, plain_env, render
-from workers import catalog_file, sources
-from workers.model_file import plain_name
-from workers.protocol.catalog import AdapterSpec, DefaultSampling, LlamaSettings, convert
-from workers.protocol.drain import DRAIN_PATH
+from workers import sources
+from workers.models.catalog import convert, load
+from workers.models.files import plain_name
+from workers.models.library import wanted
+from workers.models.spec import AdapterSpec, DefaultSampling, LlamaSettings
+from workers.protocol.control import DRAIN_PATH
 from workers.protocol.framing import HEALTH_PATH
-from workers.service.probes import READY_PATH
+from workers.service.routes.probes import READY_PATH
 from workers.settings import SupervisorSettings, WorkerSettings
-from workers.supervisor.library import wanted
+from workers.worker import spec_of
 
 KNOWN = {
     "redis-password": "secret",
@@ -100,12 +102,11 @@ def test_a_worker_reads_what_it_is_told(file: Path | None, monkeypatch: pytest.M
         assert settings.worker_id == "p-worker-x-abc"
         assert settings.redis_url == gateways_redis.replace("//paddock-gateway:", "//paddock-worker:")
         told = models[settings.alias]
-        assert (settings.slots, settings.ctx) == (told.get("slots", 8), told.get("ctx", 0))
-        llama = msgspec.json.decode(settings.llama, type=LlamaSettings)
+        spec = spec_of(settings)
+        assert (spec.slots, spec.ctx) == (told.get("slots", 8), told.get("ctx", 0))
+        llama = spec.llama
         assert llama.n_threads > 0, "it would count the cores of its node"
         assert {name: getattr(llama, name) for name in told.get("llama", {})} == told.get("llama", {})
-        msgspec.json.decode(settings.sampling, type=DefaultSampling)
-        msgspec.json.decode(settings.adapters, type=list[AdapterSpec])
 
 
 @FILES
@@ -116,7 +117,7 @@ def test_what_is_fetched_lies_where_the_worker_looks(file: Path | None, monkeypa
             with monkeypatch.context() as patch:
                 reading = settings_of(SupervisorSettings, first, patch, "fetch")
             assert reading.warnings == ()
-            (model,) = wanted(reading.settings).catalog.models
+            (model,) = wanted(reading.settings).models
             assert model.hf
             assert model.name == told["PADDOCK_ALIAS"]
             assert told["PADDOCK_MODEL"] == f"{reading.settings.models_dir}/{plain_name(model.name)}.gguf"
@@ -130,7 +131,7 @@ def test_the_catalog_is_one(file: Path | None, tmp_path: Path) -> None:
     told = found.one("ConfigMap", "gateway")["data"]["catalog.json"]
     catalog = tmp_path / "catalog.json"
     catalog.write_text(told)
-    names = [model.name for model in catalog_file.load(catalog).models]
+    names = [model.name for model in load(catalog).models]
     served = [plain_env(container(pod), KNOWN)["PADDOCK_ALIAS"] for pod in pods_of(found, "worker")]
     assert names == served
     assert len(names) == len(found.of("Deployment", "worker")) + len(found.of("StatefulSet", "worker"))

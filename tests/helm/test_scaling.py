@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.commands.config import gateway_groups, metrics_of
 from gateway.settings import GatewaySettings
 from tests.support.chart import CHART, Object, Rendered, example, render
 from tests.support.prometheus import program
-from workers.protocol.catalog import convert
-from workers.protocol.metrics import catalogue
+from workers.models.catalog import convert
 
-GATEWAYS = {metric.name: metric for metric in catalogue.metrics_of(catalogue.GATEWAY)}
+GATEWAYS = {metric.name: metric for metric in metrics_of(gateway_groups())}
 KEDA = {"keda": {"prometheusAddress": "http://prometheus:9090"}}
 
 

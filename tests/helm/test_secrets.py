@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tests.support.chart import Object, Refused, Rendered, container, render
-from workers.protocol.redis_users import ROLES, rules_of, user_of
+from workers.protocol.keys import ROLES, rules_of, user_of
 
 BEFORE = {"api-key": "sk-old", "worker-secret": "between us", "redis-password": "of redis"}
 """What the Secret of a release held before gateways and workers had users of their own in Redis."""

@@ -6,17 +6,16 @@ import re
 from pathlib import Path
 
 from gateway import errors
+from gateway.access.control import Access
 from gateway.access.records import AccessRecord
-from gateway.api.body import BODY_TIMEOUT_S
-from gateway.api.openai.chat_body import ChatBody
-from gateway.api.openai.refused import IGNORED, REFUSED
-from gateway.api.parameters.others import OTHERS_IGNORED, OTHERS_REFUSED
+from gateway.api.intake.body import BODY_TIMEOUT_S
+from gateway.api.openai.bodies import IGNORED, REFUSED, ChatBody
+from gateway.api.parameters.unread import OTHERS_IGNORED, OTHERS_REFUSED
 from gateway.api.responses import body as responses_body
-from gateway.api.responses import refused as responses_refused
+from gateway.api.responses import body as responses_refused
 from gateway.api.routes import ROUTES
-from gateway.attempts import MAX_ATTEMPTS
-from gateway.metrics_page import metrics_page
-from workers.protocol.metrics import catalogue
+from gateway.commands.config import gateway_groups, metrics_of, metrics_page, worker_groups
+from gateway.dispatch.dispatcher import MAX_ATTEMPTS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -35,9 +34,14 @@ def rows(name: str, heading: str = "") -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
 
 
-def test_every_route() -> None:
-    told = {cells[0] for cells in rows("api.md") if cells[0].startswith(("`GET", "`POST", "`DELETE", "`WEBSOCKET"))}
-    assert told == {f"`{row.method} {row.path.replace(':path', '')}`" for row in ROUTES}
+def test_every_route_and_who_may_call_it() -> None:
+    told = {
+        cells[0]: cells[1].partition(",")[0]
+        for cells in rows("api.md")
+        if cells[0].startswith(("`GET", "`POST", "`DELETE", "`WEBSOCKET"))
+    }
+    words = {Access.OPEN: "no", Access.KEY: "yes", Access.ADMIN: "admin"}
+    assert told == {f"`{row.method} {row.shown_path}`": words[row.access] for row in ROUTES}
 
 
 def test_every_parameter() -> None:
@@ -79,7 +83,7 @@ def test_every_error() -> None:
 def test_every_metric() -> None:
     assert page("metrics.md") == metrics_page(), "run: paddock config metrics > docs/metrics.md"
     told = {cells[0].strip("`") for cells in rows("metrics.md")} - {"metric", "---"}
-    declared = (*catalogue.metrics_of(catalogue.GATEWAY), *catalogue.metrics_of(catalogue.WORKER))
+    declared = (*metrics_of(gateway_groups()), *metrics_of(worker_groups()))
     assert told == {metric.name for metric in declared}
 
 

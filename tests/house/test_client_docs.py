@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway import chat_command, chat_terminal, client
+from gateway import client
 from gateway.client import AnswerError, Client, ClientError
 from gateway.client.parameters import ChatParameters, CompletionParameters
+from gateway.commands import chat
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "client.md").read_text()
@@ -46,13 +47,13 @@ def test_every_call() -> None:
     assert set(re.findall(r"`([\w.]+)\(", section)) == calls
 
 
-@pytest.mark.parametrize("command", re.findall(r"^(/\w+)", chat_terminal.HELP, re.MULTILINE))
+@pytest.mark.parametrize("command", re.findall(r"^(/\w+)", chat.HELP, re.MULTILINE))
 def test_every_word_of_a_chat(command: str) -> None:
     assert f"`{command}`" in PAGE
 
 
 def test_every_flag_of_a_chat() -> None:
-    flags = set(re.findall(r"--[\w-]+", chat_command.__doc__ or "")) - {"--help"}
+    flags = set(re.findall(r"--[\w-]+", chat.__doc__ or "")) - {"--help"}
     told = set(re.findall(r"--[\w-]+", PAGE + (DOCS / "settings.md").read_text()))
     assert flags <= told
     assert "| `paddock chat" in (DOCS / "settings.md").read_text()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.api.compatibility import Endpoint, described
-from gateway.api.endpoints import TABLES, compatibility_page
+from gateway.api.compatibility import TABLES, Endpoint, compatibility_page, described
 from gateway.api.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"

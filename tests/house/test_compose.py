@@ -17,7 +17,7 @@ from gateway import __version__, cli
 from gateway.settings import GatewaySettings, known_settings
 from tests.support.compose import FILE, NEW_ENV, ROOT, Refused, Resolved, new_env, resolved
 from tests.support.dockerfile import Dockerfile, read
-from workers.protocol.redis_users import ROLES, rules_of, user_of
+from workers.protocol.keys import ROLES, rules_of, user_of
 from workers.settings import WorkerSettings
 from workers.sources import variable
 

@@ -14,22 +14,14 @@ import msgspec
 import pytest
 import yaml
 
-from gateway import cli, config
+from gateway import cli
+from gateway.commands import config
+from gateway.commands.config import settings_page
 from gateway.settings import UpSettings, known_settings
-from gateway.settings_page import settings_page
-from workers.catalog_file import load
 from workers.flags import default_text, flag
+from workers.models.catalog import AliasChain, Catalog, Target, load, schema
+from workers.models.spec import AdapterSpec, DefaultSampling, LlamaSettings, ModelSpec
 from workers.protocol import keys
-from workers.protocol.catalog import (
-    AdapterSpec,
-    AliasChain,
-    Catalog,
-    DefaultSampling,
-    LlamaSettings,
-    ModelSpec,
-    Target,
-    schema,
-)
 from workers.protocol.exits import FINAL, RESTARTED, Exit
 from workers.settings import WorkerSettings
 from workers.sources import variable

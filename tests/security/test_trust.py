@@ -17,7 +17,7 @@ from tests.support.redis_server import PASSWORDS
 from tests.support.stack import Stack
 from workers.protocol import keys
 from workers.protocol.heartbeat import BEAT, SEAL, decode_heartbeat, encode_heartbeat, record_of
-from workers.protocol.redis_users import user_of
+from workers.protocol.keys import user_of
 
 MODEL, OTHER = "small", "large"
 PROMPT = "a prompt for none but the workers of this fleet"

@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.support.lone_context import LoneContext
 from tests.support.tolerance import Tolerance
-from workers.engine.text import AnswerText
+from workers.engine.step.answer_text import AnswerText
 
 UNCERTAIN_STEPS = 4
 """A character may be made of so many tokens: by the text alone a difference is known no nearer."""

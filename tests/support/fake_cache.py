@@ -6,7 +6,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
-from workers.engine.census import Found
+from workers.engine.cache.report import Found
 from workers.engine.request import EngineRequest
 
 BLOCK_TOKENS = 32
@@ -24,7 +24,7 @@ class FakeCache:
 
     def enter(self, request: EngineRequest) -> int:
         """The call's prompt is there from now on -> how many of its tokens were before, one less than all at most."""
-        if not request.cache_prompt:
+        if not request.asked.cache_prompt:
             return 0
         names = list(_names(request))
         known = self._num_known(names)
@@ -35,7 +35,7 @@ class FakeCache:
             self._blocks.popitem(last=False)
             self._has_lost = True
         self._names[request.key] = names
-        return min(known, len(request.tokens) - 1)
+        return min(known, len(request.prompt) - 1)
 
     def ended(self, key: int) -> None:
         if key in self._names:
@@ -60,7 +60,7 @@ class FakeCache:
 
 
 def _names(request: EngineRequest) -> Iterator[int]:
-    name = hash((request.tenant, request.salt, request.adapters))
-    for start in range(0, len(request.tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        name = hash((name, *request.tokens[start : start + BLOCK_TOKENS]))
+    name = hash((request.tenant, request.asked.cache_salt, request.asked.adapters))
+    for start in range(0, len(request.prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        name = hash((name, *request.prompt.tokens[start : start + BLOCK_TOKENS]))
         yield name

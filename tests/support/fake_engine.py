@@ -12,12 +12,17 @@ from dataclasses import dataclass
 
 from tests.support.fake_cache import FakeCache
 from tests.support.tally import Tally as TokenTally
-from workers.engine.census import Found
+from workers.engine.cache.report import Found
 from workers.engine.counters import EngineCounters, Tally
 from workers.engine.request import CallLeft, EngineLoad, EngineRequest
+from workers.engine.step.answer_lengths import AnswerLengths
+from workers.metrics.declaration import GAP_S
 from workers.protocol.events import (
     CallEvent,
+    CallFailed,
     Failed,
+    Failure,
+    FailureCode,
     Finished,
     FinishReason,
     Logprobs,
@@ -30,9 +35,8 @@ from workers.protocol.events import (
     Tokens,
     ToolCallDelta,
     Usage,
+    context_overflow,
 )
-from workers.protocol.failures import CallFailed, Failure, FailureCode, context_overflow
-from workers.protocol.metrics.metric import GAP_S
 from workers.protocol.requests import Notice
 
 CHARS_PER_TOKEN = 4
@@ -116,6 +120,7 @@ class FakeEngine:
         self._requests: dict[int, EngineRequest] = {}
         """Of the calls that wait."""
         self._gaps = Tally(GAP_S)
+        self._lengths = AnswerLengths()
         self._stopping = False
         self._num_tokens = 0
         self._num_refused = 0
@@ -135,7 +140,7 @@ class FakeEngine:
         return EngineCounters(gap_s=self._gaps.distribution)
 
     def take(self) -> list[Found]:
-        """As `workers.engine.census.CensusDoor`."""
+        """As `workers.engine.cache.report.CacheReportProxy`."""
         with self._lock:
             return self._cache.take()
 
@@ -149,7 +154,10 @@ class FakeEngine:
             options = self._options
             total = options.slots * options.n_ctx
             running = tuple(
-                CallLeft(0 if one.first_at else one.num_prompt_tokens - one.num_cached, one.sent, one.num_tokens)
+                CallLeft(
+                    0 if one.first_at else one.num_prompt_tokens - one.num_cached,
+                    self._lengths.left(one.sent, one.num_tokens),
+                )
                 for one in self._running.values()
             )
             backlog = sum(one.num_prompt for one in running) + sum(one.num_prompt_tokens for one in self._waiting)
@@ -161,6 +169,7 @@ class FakeEngine:
                 min(used, total),
                 backlog,
                 running,
+                self._lengths.usual,
                 options.prefill_token_ms / 1000,
             )
 
@@ -182,14 +191,14 @@ class FakeEngine:
             self._num_refused += 1
             message = f"this fake worker refuses every call (--refuse {options.refuse})"
             raise CallFailed(Failure(FailureCode(options.refuse), message))
-        num_prompt_tokens, max_tokens = len(request.tokens), request.max_tokens
+        num_prompt_tokens, max_tokens = len(request.prompt), request.asked.max_tokens
         if num_prompt_tokens >= options.n_ctx:
             raise CallFailed(context_overflow(num_prompt_tokens, options.n_ctx))
         text = options.answer
         pieces = [text[i : i + CHARS_PER_TOKEN] for i in range(0, len(text), CHARS_PER_TOKEN)] if text else None
         num_tokens = options.tokens if pieces is None else len(pieces)
         reason = FinishReason.STOP
-        if max_tokens is not None and (max_tokens < num_tokens or request.ignore_eos):
+        if max_tokens is not None and (max_tokens < num_tokens or request.asked.ignore_eos):
             num_tokens = min(max_tokens, num_tokens) if pieces else max_tokens
             reason = FinishReason.LENGTH
         with self._work:
@@ -197,7 +206,8 @@ class FakeEngine:
             if len(self._running) + len(self._waiting) >= options.slots + room:
                 message = f"all {options.slots} slots and {room} waiting places are taken; try again later"
                 raise CallFailed(Failure(FailureCode.BUSY, message))
-            answer = _Answer(request.key, num_prompt_tokens, pieces, num_tokens, reason, request.tell, request.n_probs)
+            answer = _Answer(request.key, num_prompt_tokens, pieces, num_tokens, reason)
+            answer.tell, answer.n_probs = request.asked.tell, request.asked.n_probs
             answer.label = f"{request.label}#{request.key}"
             self._waiting.append(answer)
             self._requests[request.key] = request
@@ -212,6 +222,13 @@ class FakeEngine:
             else:
                 self._requests.pop(key, None)
                 self._waiting = deque(waiting for waiting in self._waiting if waiting.key != key)
+
+    def end(self, key: int, num_tokens: int) -> None:
+        with self._lock:
+            answer = self._running.get(key)
+            if answer is not None:  # it is told in the next step
+                answer.num_tokens = answer.sent = num_tokens
+                answer.reason = FinishReason.STOP
 
     def _run(self) -> None:
         try:
@@ -270,6 +287,7 @@ class FakeEngine:
                     self._num_tokens += 1
                 if answer.sent >= answer.num_tokens:
                     events.append(_finished(answer, now))
+                    self._lengths.note(answer.sent)
                     ended.append(answer)
             for answer in ended:
                 del self._running[answer.key]

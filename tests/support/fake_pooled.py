@@ -6,12 +6,10 @@ import numpy as np
 
 from tests.support.fake_text import FakeVocab
 from workers.engine.counters import EngineCounters
-from workers.engine.pooled import PooledRequest, Tell
+from workers.engine.pooled.engine import PooledRequest, Tell
+from workers.engine.pooled.job import Vectors
 from workers.engine.request import EngineLoad
-from workers.engine.vectors import Vectors
-from workers.llama.pooling import Pooling
-from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.service.pooled import PooledDesk, TextRefused
+from workers.protocol.events import CallFailed, Failure, FailureCode
 
 WIDTH = 8
 
@@ -63,10 +61,3 @@ class FakePooledEngine:
             return np.full((1, 1), len(tokens), dtype=np.float32)
         row = np.array([token % 97 + 1 for token in (tokens * self._width)[: self._width]], dtype=np.float32)
         return (row / np.linalg.norm(row)).reshape(1, self._width)
-
-
-def fake_pool(kind: str, slots: int, n_ctx: int, width: int = WIDTH) -> tuple[PooledDesk, TextRefused]:
-    """A desk and its engine; `kind`: embed or rank."""
-    pooling, width = (Pooling.RANK, 1) if kind == "rank" else (Pooling.MEAN, width)
-    desk = PooledDesk(FakeInputs(), pooling=pooling, width=width)
-    return desk, desk.connect(FakePooledEngine(slots, n_ctx, width, desk.tell))

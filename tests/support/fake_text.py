@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import ModelFacts
+from workers.protocol.queries import Props
 from workers.protocol.requests import Sampling
-from workers.protocol.text import Props
-from workers.service.lanes import prompt_lane
-from workers.service.text import TextRoutes, Texts
+from workers.service.calls.lanes import prompt_lane
+from workers.service.routes.text import TextRoutes, Texts
 
 BYTES_PER_TOKEN = 4
 

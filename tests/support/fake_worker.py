@@ -15,21 +15,38 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import uvloop
+from prometheus_client import CollectorRegistry
 
+from tests.support.desks import call_desk
 from tests.support.fake_engine import FakeEngine, FakeOptions
-from tests.support.fake_pooled import WIDTH, fake_pool
+from tests.support.fake_pooled import WIDTH, FakeInputs, FakePooledEngine
 from tests.support.fake_text import fake_prompts, fake_routes
-from workers import log_lines
 from workers.chat.answers import Answers
-from workers.chat.reasoning import THINK
+from workers.chat.conversation import THINK
 from workers.chat.tools.hermes import HERMES
 from workers.http_server.protocol import HttpProtocol
+from workers.llama.pooling import Pooling
+from workers.metrics.worker import WorkerMetrics
+from workers.pooled_worker import pooled_service
+from workers.process import log_lines
+from workers.process.sockets import PortTaken, listen
 from workers.protocol.exits import Exit
 from workers.protocol.framing import EVENTS_PATH
 from workers.protocol.heartbeat import ModelFacts
-from workers.service.server import Emit, Engine, OnCrash, Place, PortTaken, WorkerServer, listen
-from workers.service.services import Services
+from workers.protocol.pooled import POOL_PATH
+from workers.service.calls.call_record import Stories
+from workers.service.calls.lanes import prompt_lane
+from workers.service.calls.mailbox import Mailbox
+from workers.service.calls.pooled import Outcomes, PooledDesk, no_pooled_work
+from workers.service.calls.stream import EventHub
+from workers.service.lifecycle import Lifecycle
+from workers.service.registration.prefix_adverts import HeadBook
+from workers.service.routes.app import CallRoutes
+from workers.service.routes.bodies import refusing
+from workers.service.routes.slots import no_slots
+from workers.service.server import Engine, Served, WorkerIdentity, WorkerServer
 from workers.tracing.opened import tracing
 
 FACTS = ModelFacts(n_ctx_train=4096, n_params=1_000_000, size=4_000_000, n_vocab=32_000)
@@ -142,7 +159,7 @@ async def serve(args: argparse.Namespace) -> Exit:
         hang=args.hang,
         tally=args.tally,
     )
-    place = Place(
+    identity = WorkerIdentity(
         worker=args.worker_id or f"fake-{os.getpid()}",
         model=args.model,
         address=args.address,
@@ -155,30 +172,84 @@ async def serve(args: argparse.Namespace) -> Exit:
         gateway_grace_s=args.grace_s,
         redis_wait_s=args.redis_wait_s,
     )
-    prompts = fake_prompts(args.ctx, args.die_of, has_helpers=not args.no_helpers)
     http: type[HttpProtocol] = HttpProtocol
     if args.drop_stream_every:
         http = type("Cutting", (CuttingProtocol,), {"writes_left": args.drop_stream_every})
-    desk, pooled = fake_pool(args.kind, args.slots, args.ctx, args.width) if args.kind != "generate" else (None, None)
-    services = Services(
-        prompts=prompts,
-        pool=desk,
-        answers=Answers(replace(HERMES, thought=THINK if args.thinks else None)),
-        texts=fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx),
-    )
-
-    def engine(emit: Emit, on_crash: OnCrash) -> Engine:
-        if pooled is not None:
-            return pooled
-        fake = FakeEngine(options, emit, on_crash)
-        services.heads.connect(fake)
-        return fake
-
-    resource = {"service.name": "paddock-worker", "service.instance.id": place.worker}
+    resource = {"service.name": "paddock-worker", "service.instance.id": identity.worker}
     with tracing(args.otlp_endpoint, "", 0.0, resource, "fake", os.environ) as tracer:
-        server = WorkerServer(place, listen(args.host, args.port), services, engine, http=http, tracer=tracer)
+        life, stories = Lifecycle(), Stories(tracer, identity.worker, identity.model)
+        wire = fake_chat if args.kind == "generate" else fake_pool
+        server = WorkerServer(
+            identity, listen(args.host, args.port), life, wire(args, options, identity, life, stories), http=http
+        )
         print(server.address, flush=True)
         return await server.run()
+
+
+def fake_chat(
+    args: argparse.Namespace, options: FakeOptions, worker: WorkerIdentity, life: Lifecycle, stories: Stories
+) -> Served:
+    prompts = fake_prompts(args.ctx, args.die_of, has_helpers=not args.no_helpers)
+    mailbox = Mailbox(asyncio.get_running_loop(), life.crashed)
+    engine = FakeEngine(options, mailbox.put, life.crashed_in_thread)
+    metrics = fake_metrics(worker, engine, life)
+    hub, heads = EventHub(worker.boot, grace_s=worker.gateway_grace_s), HeadBook(engine)
+    answers = Answers(replace(HERMES, thought=THINK if args.thinks else None))
+    calls = call_desk(
+        hub, engine, prompts, metrics, mailbox=mailbox, life=life, stories=stories, answers=answers, heads=heads
+    )
+    return Served(
+        kind="generate",
+        engine=engine,
+        calls=calls,
+        hub=hub,
+        metrics=metrics,
+        routes=[
+            *CallRoutes(calls, worker.boot).routes(),
+            refusing(POOL_PATH, no_pooled_work()),
+            *no_slots(),
+            *fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx).routes(),
+        ],
+        heads=heads,
+        announced=lambda beat: msgspec.structs.replace(beat, infill=prompts.can_infill),
+        retire=engine.retire,
+    )
+
+
+def fake_pool(
+    args: argparse.Namespace, options: FakeOptions, worker: WorkerIdentity, life: Lifecycle, stories: Stories
+) -> Served:
+    pooling, width = (Pooling.RANK, 1) if args.kind == "rank" else (Pooling.MEAN, args.width)
+    outcomes = Outcomes()
+    engine = FakePooledEngine(args.slots, args.ctx, width, outcomes.tell)
+    metrics = fake_metrics(worker, engine, life)
+    calls = PooledDesk(
+        outcomes,
+        engine,
+        FakeInputs(),
+        life,
+        metrics,
+        stories,
+        prompt_lane(),
+        pooling=pooling,
+        width=width,
+        longest=args.ctx,
+    )
+    prompts = fake_prompts(args.ctx, args.die_of, has_helpers=not args.no_helpers)
+    texts = fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx)
+    return pooled_service(worker, engine, calls, metrics, texts)
+
+
+def fake_metrics(worker: WorkerIdentity, engine: Engine, life: Lifecycle) -> WorkerMetrics:
+    return WorkerMetrics(
+        CollectorRegistry(),
+        worker.model,
+        engine.load,
+        lambda: engine.counters,
+        worker=worker.worker,
+        version=worker.version,
+        draining=lambda: life.draining,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

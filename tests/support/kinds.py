@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.support.stack import DEMO_MODEL, SHARED_MODELS, Stack
+from tests.support.pooled_models import write_reranker
+from tests.support.small_models import write_infill_model
+from tests.support.stack import DEMO_MODEL, Stack
 
 DEMO_ALIAS = "paddock-demo"
 EMBEDDER, RERANKER, INFILLER = "embedder", "reranker", "infiller"
@@ -14,7 +16,7 @@ EMBEDDER, RERANKER, INFILLER = "embedder", "reranker", "infiller"
 
 @contextmanager
 def stack_of_all_kinds(*, default_chat: str = "", **chat: object) -> Iterator[Stack]:
-    """Yield the running stack; the workers whose models lie beside the checkout are there only where those are.
+    """Yield the running stack.
 
     `default_chat`: the model for those who name none; "": they are told the names. `chat`: settings of the chat model's
     worker.
@@ -23,10 +25,10 @@ def stack_of_all_kinds(*, default_chat: str = "", **chat: object) -> Iterator[St
         stack.worker(DEMO_MODEL, DEMO_ALIAS, wait=False, **{"slots": 8, **chat})  # type: ignore[arg-type]
         vectors = json.dumps({"n_threads": 1, "embeddings": True})
         stack.worker(DEMO_MODEL, EMBEDDER, slots=2, ctx=512, llama=vectors, wait=False)
-        if SHARED_MODELS.exists():
-            stack.worker(SHARED_MODELS / "jina-reranker-random.gguf", RERANKER, slots=2, wait=False)
-            stack.worker(SHARED_MODELS / "stories260K-infill.gguf", INFILLER, slots=2, wait=False)
-        names = (DEMO_ALIAS, EMBEDDER, RERANKER, INFILLER)[: len(stack.workers)]
+        for name, write in ((RERANKER, write_reranker), (INFILLER, write_infill_model)):
+            write(stack.folder / f"{name}.gguf")
+            stack.worker(stack.folder / f"{name}.gguf", name, slots=2, wait=False)
+        names = (DEMO_ALIAS, EMBEDDER, RERANKER, INFILLER)
         for number, (name, process) in enumerate(zip(names, stack.workers, strict=True)):
             stack.wait_for_worker(name, f"worker-{number}", process)
         if default_chat:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 Logits = NDArray[np.float32]
 

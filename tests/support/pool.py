@@ -11,8 +11,7 @@ import redis.asyncio
 
 from gateway.call import Call, Principal
 from workers.protocol import keys
-from workers.protocol.heartbeat import Heartbeat, ModelFacts, record_of
-from workers.protocol.news import FIELD, Load, News, pack_heads, sealed_news
+from workers.protocol.heartbeat import FIELD, Heartbeat, Load, ModelFacts, News, pack_heads, record_of, sealed_news
 
 SECRET = "secret-of-the-pool"
 """What its workers seal with."""

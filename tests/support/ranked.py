@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gateway.routing.ask import Ask
+from gateway.routing.placement import ANY, Ask
 from gateway.routing.pool import PoolBook
-from gateway.routing.slot_numbers import ANY
 from tests.support.pool import heartbeat
-from workers.protocol.heartbeat import Heartbeat
-from workers.protocol.news import Load
+from workers.protocol.heartbeat import Heartbeat, Load
 from workers.protocol.prefixes import Prefix
 
 NOW = 1000.0

@@ -17,7 +17,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from workers.protocol.redis_users import ROLES, Role, user_line, user_of
+from workers.protocol.keys import ROLES, Role, user_line, user_of
 
 START_TIMEOUT_S = 10.0
 PASSWORDS: dict[Role, str] = {"gateway": "gateways-only", "worker": "workers-only"}

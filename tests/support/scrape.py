@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from workers.protocol.metrics.metric import Kind, Metric
+from workers.metrics.declaration import Kind, Metric
+from workers.metrics.page import slices
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def page_of(registry: CollectorRegistry) -> str:
+    """Return the text that a scraper of this registry gets."""
+    return b"".join(slices(registry)).decode()
 
 
 class Scrape:

@@ -30,7 +30,7 @@ from tests.support.preloaded import Child, start, start_anew
 from tests.support.redis_server import RedisServer, logged_in
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat, decode_heartbeat
-from workers.protocol.redis_users import Role
+from workers.protocol.keys import Role
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MODELS = ROOT.parent / "shared" / "models"

@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.support.lone_context import Logits, LoneContext, lone_context
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 MARGIN = 2.0
 """A sample of layouts is not all of them."""

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from workers.chat.reasoning import spoken_turn_of, turn_marks_of
-from workers.chat.variables import EFFORT_NAMES, PRESERVED
+from workers.chat.conversation import EFFORT_NAMES, PRESERVED, spoken_turn_of, turn_marks_of
 
 Form = dict[str, Any]
 """A message, a tool or a call in the form that templates get."""

@@ -1,16 +1,89 @@
-"""Chooses how to read one model's answers, by its family and its vocabulary."""
+"""Chooses how to read one model's answers, by its family and its vocabulary.
+
+Finds the family of a model, by its chat template or by the catalog's name for it.
+
+Puts the mark of a thought, with which the prompt ended, before the answer, for callers who read marks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
-from workers.chat.conversation import UNSET, ChatDefaults, conversation_of, is_thinking_off
-from workers.chat.tools import Parser
+from workers.chat.conversation import UNSET, bounded, conversation_of, is_thinking_off, thought_of
+from workers.chat.tools import ContentPiece, Parser, Piece
+from workers.chat.tools.command_r import COMMAND_R, COMMAND_R7B
+from workers.chat.tools.deepseek import DEEPSEEK, DEEPSEEK_V31
 from workers.chat.tools.family import Ask, Family
-from workers.chat.tools.prefaced import Prefaced
+from workers.chat.tools.functionary import FUNCTIONARY_V31, FUNCTIONARY_V32
+from workers.chat.tools.functions import DEEPSEEK_V4, DEEPSEEK_V32, MINIMAX, QWEN3_CODER, SEED_OSS
+from workers.chat.tools.gemma4 import GEMMA4
+from workers.chat.tools.gigachat import GIGACHAT, GIGACHAT_30
+from workers.chat.tools.glm import GLM
+from workers.chat.tools.harmony import HARMONY
+from workers.chat.tools.hermes import HERMES, PLAIN
+from workers.chat.tools.kimi import KIMI
+from workers.chat.tools.llama import LLAMA
+from workers.chat.tools.mistral import MISTRAL, MISTRAL_LIST
+from workers.chat.tools.python_calls import GEMMA, LFM2, PYTHONIC
+from workers.chat.tools.tool_call_list import FUNCTOOLS_FAMILY, GRANITE, NEMOTRON, PHI4
+from workers.models.spec import ChatDefaults
 from workers.protocol.requests import GenerateRequest, Thinking
+
+FAMILIES = (
+    *(HARMONY, GEMMA4, KIMI, COMMAND_R7B, COMMAND_R, MISTRAL, MISTRAL_LIST, DEEPSEEK_V32),
+    *(DEEPSEEK_V4, DEEPSEEK, DEEPSEEK_V31, GIGACHAT, GIGACHAT_30),
+    *(SEED_OSS, MINIMAX, QWEN3_CODER, GLM, FUNCTIONARY_V31, FUNCTIONARY_V32, GRANITE, PHI4, LFM2, PYTHONIC),
+    *(NEMOTRON, FUNCTOOLS_FAMILY, HERMES, LLAMA, GEMMA, PLAIN),
+)
+"""All families, in the order in which templates are tried."""
+
+
+class FamilyUnknown(ValueError):
+    """No family has this name; the message lists the known ones."""
+
+
+def family_of(template: str, name: str = "") -> Family:
+    """Return the named family, else the template's, with the thought marks that the template has.
+
+    Raises FamilyUnknown.
+    """
+    family = _named(name) if name else next((family for family in FAMILIES if family.fits(template)), PLAIN)
+    return family if family.thought is not None else replace(family, thought=thought_of(template))
+
+
+def _named(name: str) -> Family:
+    found = next((family for family in FAMILIES if family.name == name), None)
+    if found is None:
+        known = ", ".join(sorted(family.name for family in FAMILIES))
+        raise FamilyUnknown(f"tool_family: there is no family {name!r}; use one of: {known}, or leave it out")
+    return found
+
+
+class Prefaced:
+    """A parser that puts a text before the output of another one. `inner` None: the text needs no parsing."""
+
+    def __init__(self, preface: str, inner: Parser | None) -> None:
+        self._preface = preface
+        self._inner = inner
+        self.num_calls = 0
+        self.is_over = False
+
+    def feed(self, text: str) -> list[Piece]:
+        return self._told([ContentPiece(text)] if self._inner is None else self._inner.feed(text))
+
+    def finish(self, *, cut_off: bool = False) -> list[Piece]:
+        return self._told([] if self._inner is None else self._inner.finish(cut_off=cut_off))
+
+    def _told(self, pieces: list[Piece]) -> list[Piece]:
+        if self._inner is not None:
+            self.num_calls, self.is_over = self._inner.num_calls, self._inner.is_over
+        if pieces and self._preface:
+            pieces, self._preface = [ContentPiece(self._preface), *pieces], ""
+        return pieces
+
 
 MAX_MARK_TOKENS = 16
 """Tokens at the end of a prompt that are searched for the beginning of a thought."""
@@ -88,7 +161,7 @@ class Answers:
 
     def bounds_of_thought(self, request: GenerateRequest) -> Thinking:
         """Return the request's `thinking`; in chats, the catalog's budget and message where the request has none."""
-        return self._defaults.bounded(request.thinking) if _is_chat(request) else request.thinking
+        return bounded(request.thinking, self._defaults) if _is_chat(request) else request.thinking
 
     def closing_fault(self, message: str) -> str:
         """Return the fault of a budget's `message` for this model; empty: none."""

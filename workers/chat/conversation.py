@@ -1,41 +1,114 @@
 """The input of a chat template: the part of a request that the prompt is made of.
 
 It is also what is sent to the process that renders; see `workers.chat.render_process`.
+
+The variables that every chat template gets beside the conversation.
+
+Source of names and defaults: tools/server/server-common.cpp, common/chat.cpp and `caps_apply_*` in
+common/jinja/caps.cpp of llama.cpp; `thinking` and `thinking_effort` are other names for the same, in templates of
+Granite, DeepSeek and Kimi K3, which llama.cpp does not set.
+
+The marks of models' thoughts, as their chat templates show them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from workers.chat.variables import ANSWER_SCHEMA
-from workers.protocol.catalog import RESERVED, ThinkingMode
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.chat.tools.family import ThoughtMarks
+from workers.models.spec import RESERVED, ChatDefaults
+from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import UNBOUNDED, GenerateRequest, Message, Thinking, Tool
 
+NOT_FOUND = ("<|inner_prefix|>",)
+"""Marks of templates (Apertus) in which llama-server finds no thoughts, so that it tells them not to think."""
 
-class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's defaults for chat templates, from its catalog entry; a caller's values take precedence."""
+THINK = ThoughtMarks("<think>", "</think>")
 
-    thinking: ThinkingMode = "auto"
-    values: dict[str, Any] = {}
-    """The entry's `chat_template_kwargs`."""
-    budget: int = UNBOUNDED
-    """The entry's `thinking_budget`."""
-    message: str = ""
-    """The entry's `thinking_budget_message`."""
+THOUGHTS = (
+    ThoughtMarks("<|channel>thought\n", "<channel|>", anywhere=True),  # Gemma 4
+    ThoughtMarks("[THINK]", "[/THINK]", anywhere=True),  # Mistral
+    ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>", anywhere=True),  # Command-R
+    ThoughtMarks("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ThoughtMarks("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ThoughtMarks("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True),  # Apertus
+    ThoughtMarks("<thinking>", "</thinking>"),  # Apriel
+    THINK,
+)
 
-    def variables(self) -> dict[str, Any]:
-        """Return the template's variables; those of `values` take precedence over `thinking`."""
-        switched = {} if self.thinking == "auto" else {"enable_thinking": self.thinking == "on"}
-        return switched | plain_names(self.values)
 
-    def bounded(self, thinking: Thinking) -> Thinking:
-        """Return a caller's `thinking`, with the entry's budget and message where the caller gives none."""
-        budget = self.budget if thinking.budget == UNBOUNDED else thinking.budget
-        return msgspec.structs.replace(thinking, budget=budget, message=thinking.message or self.message)
+def thought_of(template: str) -> ThoughtMarks | None:
+    """Return the marks around the thoughts of a template's model; None: the template shows no thoughts."""
+    return next((thought for thought in THOUGHTS if thought.close in template), None)
+
+
+HARMONY = "<|channel|>analysis<|message|>"
+
+SPOKEN_TURNS: Mapping[str, ThoughtMarks] = MappingProxyType(
+    {
+        HARMONY[: len("<|channel|>")]: ThoughtMarks(HARMONY, "<|end|><|start|>assistant<|channel|>final<|message|>"),
+        "<|channel>": ThoughtMarks("<|channel>thought\n", "<channel|>"),
+        "<atem:function_calls>": ThoughtMarks(" to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
+    }
+)
+"""Mark in a template -> marks around the thought of a turn, as llama-server writes them, for models whose template does
+not show it."""
+
+
+def turn_marks_of(template: str) -> ThoughtMarks | None:
+    """Return the marks around the thought of a turn that the answer continues; None: such a turn has no thought."""
+    if any(mark in template for mark in NOT_FOUND):
+        return None
+    return spoken_turn_of(template) or thought_of(template)
+
+
+def spoken_turn_of(template: str) -> ThoughtMarks | None:
+    return next((marks for mark, marks in SPOKEN_TURNS.items() if mark in template), None)
+
+
+def is_deepseek_v4(template: str) -> bool:
+    """Return whether a template is DeepSeek V4's, by its word for calls, as llama-server does; V3.2 has its markup."""
+    return "dsml_token" in template and "function_calls" not in template
+
+
+EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
+
+ANSWER_SCHEMA = "answer_schema"
+"""The JSON Schema of the answer, as text. Like llama-server, only DeepSeek V4 gets it: it is trained to read it."""
+
+PRESERVED: Mapping[str, bool] = {
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+    "drop_thinking": False,
+}
+"""Variables that tell templates to show the thoughts of earlier turns; llama.cpp's list."""
+
+
+def variables(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
+    """Return a conversation's values with llama-server's defaults, by all names that templates have for them: a model
+    may think, and its thoughts of earlier turns are shown.
+
+    A name that `values` has keeps its value. Only a caller or the catalog sets `thinking`: by default llama-server
+    leaves it out, and some templates ask for more than a switch with it. `source`: of the template.
+    """
+    preserve = values.get("preserve_reasoning", True) is True
+    given: dict[str, Any] = {name: value if preserve else not value for name, value in PRESERVED.items()}
+    given["enable_thinking"] = not any(mark in source for mark in NOT_FOUND)
+    if "enable_thinking" in values:
+        given["thinking"] = values["enable_thinking"]
+    if isinstance(effort := values.get("reasoning_effort"), str):
+        given |= dict.fromkeys(EFFORT_NAMES, effort)
+    given |= values
+    schema = given.pop(ANSWER_SCHEMA, None)
+    if schema is not None and is_deepseek_v4(source):
+        given.setdefault("response_format", json.loads(schema))
+    return given
 
 
 UNSET = ChatDefaults()
@@ -54,7 +127,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> Conversation:
     """Return a request's conversation. Its variables take precedence over `defaults`, and those over the ones that
-    templates always get (`workers.chat.variables`).
+    templates always get (`workers.chat.conversation`).
 
     Raises CallFailed: INVALID_REQUEST for `template_values` that callers may not set.
     """
@@ -68,7 +141,7 @@ def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) ->
     return Conversation(
         messages=request.messages,
         tools=request.tools,
-        values=defaults.variables() | _form_values(request) | _thinking_values(request.thinking) | values,
+        values=_variables(defaults) | _form_values(request) | _thinking_values(request.thinking) | values,
         template=template,
         continued=continued,
     )
@@ -95,15 +168,30 @@ def _is_continued(messages: tuple[Message, ...], values: dict[str, Any]) -> bool
 
 
 def _form_values(request: GenerateRequest) -> dict[str, Any]:
-    """Return the answer's schema, for templates that show it (`ANSWER_SCHEMA` of `workers.chat.variables`)."""
+    """Return the answer's schema, for templates that show it (`ANSWER_SCHEMA` of `workers.chat.conversation`)."""
     form = request.constraint
     return {ANSWER_SCHEMA: form.text} if form is not None and form.kind == "json_schema" else {}
 
 
 def is_thinking_off(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> bool:
     """Return whether the request, or by default the catalog, wants an answer without a thought."""
-    values = defaults.variables() | _thinking_values(request.thinking) | request.template_values
+    values = _variables(defaults) | _thinking_values(request.thinking) | request.template_values
     return values.get("enable_thinking") is False
+
+
+def bounded(thinking: Thinking, defaults: ChatDefaults) -> Thinking:
+    """Return a caller's `thinking`, with the catalog's budget and message where the caller gives none."""
+    budget = defaults.thinking_budget if thinking.budget == UNBOUNDED else thinking.budget
+    return msgspec.structs.replace(
+        thinking, budget=budget, message=thinking.message or defaults.thinking_budget_message
+    )
+
+
+def _variables(defaults: ChatDefaults) -> dict[str, Any]:
+    """Return the catalog's variables; those of `chat_template_kwargs` take precedence over `thinking`."""
+    mode = defaults.thinking_mode
+    switched = {} if mode == "auto" else {"enable_thinking": mode == "on"}
+    return switched | plain_names(defaults.chat_template_kwargs)
 
 
 def plain_names(values: Mapping[str, Any]) -> dict[str, Any]:

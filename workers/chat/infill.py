@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Infill
 
 SNIPPET = "\n\n--- snippet ---\n\n"

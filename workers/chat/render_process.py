@@ -14,12 +14,12 @@ import time
 
 import msgspec
 
-from workers.bounds import bound_cpu, bound_memory, shut_off
 from workers.chat.abilities import Abilities
 from workers.chat.conversation import Conversation
 from workers.chat.template import ChatTemplate, TemplateSet, TemplateUnusable
-from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.protocol.json_floats import read_float
+from workers.process.isolation import bound_cpu, bound_memory, shut_off
+from workers.protocol.events import CallFailed, Failure, FailureCode
+from workers.protocol.json_parts import read_float
 from workers.protocol.requests import Message
 
 EXTRA_BYTES = 768 << 20

@@ -22,8 +22,8 @@ from workers.chat.abilities import Abilities
 from workers.chat.conversation import Conversation
 from workers.chat.render_process import Answer, Ready, Setup, Unusable
 from workers.chat.template import CHATML, DEFAULT, TemplateUnusable
-from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.stoppable import NotStarted, ProcessEnded, StoppableProcess, TookTooLong
+from workers.process.helper_process import HelperProcess, NotStarted, ProcessEnded, TookTooLong
+from workers.protocol.events import CallFailed, Failure, FailureCode
 
 START_S = 30.0
 RENDER_S = 5.0
@@ -60,8 +60,8 @@ class Renderer:
         """
         self.sources = {DEFAULT: CHATML, **sources}
         self._render_s = render_s
-        self._processes = [StoppableProcess("workers.chat.render_process", start_s=start_s) for _ in range(number)]
-        self._free: queue.LifoQueue[StoppableProcess] = queue.LifoQueue()
+        self._processes = [HelperProcess("workers.chat.render_process", start_s=start_s) for _ in range(number)]
+        self._free: queue.LifoQueue[HelperProcess] = queue.LifoQueue()
         self._closed = False
         self._closing = threading.Lock()
         self._spare = threading.Timer(SPARE_AFTER_S, self._start_spare)
@@ -88,7 +88,7 @@ class Renderer:
         finally:
             self._free.put(process)
 
-    def _rendered(self, process: StoppableProcess, question: bytes) -> str:
+    def _rendered(self, process: HelperProcess, question: bytes) -> str:
         """Have a process render a conversation. Raises CallFailed."""
         try:
             answer = _decode_answer(process.ask(question, self._render_s))
@@ -144,7 +144,7 @@ class Renderer:
         return ready
 
 
-def _restart(process: StoppableProcess) -> None:
+def _restart(process: HelperProcess) -> None:
     """Restart a process at once, so that the next conversation does not wait for it."""
     with contextlib.suppress(NotStarted):  # the next conversation's caller gets the error
         process.restart()

@@ -13,12 +13,10 @@ from typing import Any
 from jinja2 import Template, TemplateError, meta
 
 from workers.chat.abilities import Abilities, Form, find_abilities
-from workers.chat.conversation import Conversation
+from workers.chat.conversation import Conversation, is_deepseek_v4, variables
 from workers.chat.environment import new_environment, to_json
 from workers.chat.fitting import fitted, forms, mended, tool_form
-from workers.chat.reasoning import is_deepseek_v4
-from workers.chat.variables import variables
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Message, Tool
 
 MAX_RENDERED_CHARS = 32 << 20

@@ -11,15 +11,13 @@ from typing import Literal, Protocol
 
 from llguidance import LLTokenizer
 
-from workers.constraint.failures import BeyondLimits, Unusable, refused
 from workers.constraint.gbnf import check
 from workers.constraint.guidance import QUICK, Grammar, regex_to_lark, schema_to_lark, tokenizer
-from workers.constraint.mask import Mask
+from workers.constraint.mask import BeyondLimits, Mask, Unusable, refused
 from workers.constraint.moving_mask import Elsewhere, MovingGrammar
-from workers.constraint.piece_index import PieceIndex
 from workers.constraint.thought import Thought, ThoughtMask, Words
 from workers.constraint.tool_calls import CallForms
-from workers.constraint.triggers import TriggeredMask, Triggers
+from workers.constraint.triggers import PieceIndex, TriggeredMask, Triggers
 from workers.protocol.requests import Constraint, GenerateRequest
 
 MAX_GRAMMARS = 64

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from workers.constraint import forks
-from workers.constraint.failures import broken, killed, unavailable
 from workers.constraint.forks import Fork, Forks, Kind
 from workers.constraint.gbnf import check
-from workers.constraint.mask import Bits, MaskPending
+from workers.constraint.mask import Bits, MaskPending, broken, killed, unavailable
 from workers.constraint.thought import Words
-from workers.protocol.failures import CallFailed
-from workers.stoppable import NotStarted, ProcessEnded, TookTooLong
+from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
+from workers.protocol.events import CallFailed
 
 GRACE_S = 0.001
 """Seconds to wait for an answer within a step: most questions are answered in a tenth of it."""

@@ -2,8 +2,8 @@
 stopped within a process.
 
 One process holds the model's vocabulary and forks another for each grammar that is tried or followed
-(`workers.llama.grammar_forks`). A forked process ends by itself when a question takes more than its time, and when
-nobody holds the other ends of its sockets any more.
+(`workers.llama.sampling.grammar_forks`). A forked process ends by itself when a question takes more than its time, and
+when nobody holds the other ends of its sockets any more.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from workers.stoppable import NotStarted, ProcessEnded, TookTooLong, ending, launched
-from workers.threads import started_threads
+from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong, ending, launched
+from workers.process.memory import started_threads
 
 START_S = 60.0
 
@@ -87,7 +87,7 @@ class Fork:
     def take(self, wait_s: float) -> tuple[int, bytes] | None:
         """Return the next answer, OK or REFUSED and its bytes; None if it is not there within the time.
 
-        Raises TookTooLong, ProcessEnded (with the text of `workers.stoppable.ending`), NotStarted where it could not be
+        Raises TookTooLong, ProcessEnded (with the text of `helper_process.ending`), NotStarted where it could not be
         forked.
         """
         until = time.monotonic() + wait_s
@@ -171,7 +171,7 @@ class Forks:
 
         Raises RuntimeError where there is no memory for a thread.
         """
-        self._command = [sys.executable, "-m", "workers.llama.grammar_forks", str(model)]
+        self._command = [sys.executable, "-m", "workers.llama.sampling.grammar_forks", str(model)]
         self._start_s = start_s
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None

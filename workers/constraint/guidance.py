@@ -15,9 +15,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from workers.constraint.failures import BeyondLimits, Unusable, broken
-from workers.constraint.mask import Bits, Vocabulary, bits_for
-from workers.protocol.failures import CallFailed
+from workers.constraint.mask import BeyondLimits, Bits, Unusable, Vocabulary, bits_for, broken
+from workers.protocol.events import CallFailed
 
 HEADER = "%llguidance"
 """Beginning of a Lark grammar with options, which follow as an object (llama.cpp, docs/llguidance.md)."""

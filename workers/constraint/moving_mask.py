@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from workers.constraint.guidance import Grammar, GuidanceMask
 from workers.constraint.mask import Bits, Mask
-from workers.protocol.failures import CallFailed
+from workers.protocol.events import CallFailed
 
 SLOW_S = 0.03
 """Seconds for one question from which on other calls notice the longer step."""

@@ -11,9 +11,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from workers.constraint.disjoint import Disjoint
-from workers.constraint.failures import Unusable
-from workers.constraint.unique_items import Values, place_of
+from workers.constraint.mask import Unusable
+from workers.constraint.schema_rules import Comparisons, Disjoint, Values, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -86,15 +85,17 @@ def parse(text: str) -> Any:
         raise Unusable(f"the schema is no JSON that can be read: {error}") from None
 
 
-def enforceable(schema: Any, *, closes: bool = False) -> Any:
+def enforceable(schema: Any, *, closes: bool = False, comparisons: Comparisons | None = None) -> Any:
     """Return the schema without annotations, in llguidance's form. Raises Unusable with the keyword that can't be kept.
 
     `closes`: objects have only the keys that are listed, where the schema does not say which others there may be.
+    `comparisons`: those that are left for the answer, where the schema is one of several.
     """
-    reader = _Reader(schema, closes)
+    comparisons = comparisons or Comparisons()
+    reader = _Reader(schema, closes, comparisons)
     try:
         result = reader.read()
-        return _Reader(schema, closes=False).read() if reader.is_unclear else result
+        return _Reader(schema, closes=False, comparisons=comparisons).read() if reader.is_unclear else result
     except Unusable:
         raise
     except (TypeError, AttributeError, LookupError, ValueError) as error:
@@ -106,10 +107,10 @@ def enforceable(schema: Any, *, closes: bool = False) -> Any:
 class _Reader:
     """Walks through one schema. Definitions are read when something refers to them; others don't matter."""
 
-    def __init__(self, root: Any, closes: bool) -> None:
+    def __init__(self, root: Any, closes: bool, comparisons: Comparisons) -> None:
         self._root = root
         self._closes = closes
-        self._disjoint = Disjoint(root)
+        self._disjoint = Disjoint(root, comparisons)
         self._values = Values(root)
         self._wanted: list[tuple[str, str, bool]] = []
         """Definitions to read (shelf, name), and whether their objects are joined with other schemas'."""

@@ -1,20 +1,102 @@
-"""The grammar of tool calls, in the form of the model's family, as Lark."""
+"""The grammar of tool calls, in the form of the model's family, as Lark.
+
+A tool's parameters one by one, for model families that write each as plain text between its own marks.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from workers.chat.tools.family import CallSyntax
-from workers.constraint.failures import Unusable, refused
+from workers.chat.tools.typed_text import kinds_of
 from workers.constraint.guidance import schema_to_lark
-from workers.constraint.parameters import parameters_of
-from workers.constraint.schema import MAX_BYTES, enforceable, parse
+from workers.constraint.mask import Unusable, refused
+from workers.constraint.schema import ANNOTATIONS, MAX_BYTES, enforceable, parse
+from workers.constraint.schema_rules import Comparisons
 from workers.protocol.requests import Constraint, GenerateRequest, Tool
+
+PLAIN_OBJECT = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"})
+"""Keywords of a tool's schema that can be enforced for parameters one by one."""
+PLAIN_TEXT = frozenset({"type", "enum", "const"})
+"""Keywords that can be enforced for a parameter that is text."""
+
+
+MAX_READ_BYTES = 1 << 20
+"""Most bytes of definitions times parameters: each parameter reads them all, and 1,000 by 10,000s take minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    required: bool
+    is_text: bool
+    """Whether the value is written as it is, and not as JSON."""
+    values: tuple[str, ...]
+    """Allowed values; empty: any text."""
+    schema: Any
+    """Schema of the value, where it is JSON."""
+
+
+def parameters_of(tool: Tool, *, closes: bool = False, comparisons: Comparisons | None = None) -> Iterator[Parameter]:
+    """Yield parameters in the schema's order. Raises Unusable, for strict tools only.
+
+    `closes`, `comparisons`: see `enforceable`.
+    """
+    comparisons = comparisons or Comparisons()
+    root = tool.parameters or {}
+    properties, required = root.get("properties"), root.get("required")
+    if tool.strict:
+        _check(root, PLAIN_OBJECT)
+    definitions: dict[str, Any] = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    named: dict[str, Any] = properties if isinstance(properties, dict) else {}
+    needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    too_much = bool(definitions) and len(msgspec.json.encode(definitions)) * len(named) > MAX_READ_BYTES
+    if too_much and tool.strict:
+        size = f"{MAX_READ_BYTES >> 10} KiB"
+        raise Unusable(f"the schema's definitions, times its parameters, are more than {size}; send smaller ones")
+    for name, schema in named.items():
+        if too_much and kinds_of(schema) != {"string"}:
+            yield Parameter(name, name in needed, False, (), True)
+        else:
+            yield _parameter(name, schema, definitions, tool, name in needed, closes, comparisons)
+
+
+def _parameter(
+    name: str,
+    schema: Any,
+    definitions: dict[str, Any],
+    tool: Tool,
+    required: bool,
+    closes: bool,
+    comparisons: Comparisons,
+) -> Parameter:
+    if kinds_of(schema) == {"string"}:
+        values = [schema["const"]] if "const" in schema else schema.get("enum", ())
+        if tool.strict:
+            _check(schema, PLAIN_TEXT)
+        told = tuple(value for value in values if isinstance(value, str)) if isinstance(values, list | tuple) else ()
+        return Parameter(name, required, True, told, None)
+    try:
+        whole = {**schema, **definitions} if isinstance(schema, dict) else schema
+        return Parameter(name, required, False, (), enforceable(whole, closes=closes, comparisons=comparisons))
+    except Unusable:
+        if tool.strict:
+            raise
+        return Parameter(name, required, False, (), True)
+
+
+def _check(schema: dict[str, Any], kept: frozenset[str]) -> None:
+    """Raise Unusable for keywords that can't be enforced in a text that is not JSON."""
+    for key in schema:
+        if key not in kept and key not in ANNOTATIONS:
+            raise Unusable(f"the keyword `{key}` can't be enforced in this model's form of calls; leave it out")
+
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MAX_TOOLS_BYTES = 1 << 20
@@ -89,7 +171,7 @@ class CallForms:
         if sum(len(msgspec.json.encode(tool.parameters)) for tool in tools) > MAX_TOOLS_BYTES:
             message = f"their schemas have more than {MAX_TOOLS_BYTES >> 20} MiB together; send fewer tools"
             raise refused(message, "tools")
-        syntax = self._syntax
+        syntax, comparisons = self._syntax, Comparisons()
         more = "" if single else f" ({self._text(syntax.between)} call)*"
         alternatives = "\n    | ".join(
             f"{self._text(syntax.before)} {_literal(_name(tool, syntax))} {self._text(syntax.middle)} {rule}_{number}"
@@ -99,23 +181,27 @@ class CallForms:
             f"{rule}: {self._lead()} {self._text(syntax.open)} call{more} {self._text(syntax.close)}\n"
             f"call: heads {self._text(syntax.after)}\n"
             f"heads: {alternatives}\n{SPACE}"
-            + "".join(self._arguments(tool, number, f"{rule}_{number}") for number, tool in enumerate(tools))
+            + "".join(
+                self._arguments(tool, number, f"{rule}_{number}", comparisons) for number, tool in enumerate(tools)
+            )
         )
 
-    def _arguments(self, tool: Tool, number: int, rule: str) -> str:
+    def _arguments(self, tool: Tool, number: int, rule: str, comparisons: Comparisons) -> str:
         """Return the rule of one tool's arguments. Raises CallFailed where a strict tool's can't be enforced."""
         try:
             if self._syntax.parameter is None:
-                return schema_to_lark(_object_of(tool, closes=self._closes), rule)
-            return self._parameters(tool, rule, self._syntax.parameter)
+                return schema_to_lark(_object_of(tool, closes=self._closes, comparisons=comparisons), rule)
+            return self._parameters(tool, rule, self._syntax.parameter, comparisons)
         except Unusable as error:
             raise refused(str(error), f"tools.{number}.function.parameters") from None
 
-    def _parameters(self, tool: Tool, rule: str, marks: tuple[str, tuple[str, ...], str]) -> str:
+    def _parameters(
+        self, tool: Tool, rule: str, marks: tuple[str, tuple[str, ...], str], comparisons: Comparisons
+    ) -> str:
         """Return the rules of a tool's parameters, one after the other, in the schema's order."""
         before, named, end = marks
         parts, rules = [], []
-        for number, one in enumerate(parameters_of(tool, closes=self._closes)):
+        for number, one in enumerate(parameters_of(tool, closes=self._closes, comparisons=comparisons)):
             name = f"{rule}_{number}"
             parts.append(f"({name} SPACE?)" if one.required else f"({name} SPACE?)?")
             head = f"{self._text(before)} {_literal(one.name)} {self._text(named[0 if one.is_text else -1])}"
@@ -149,14 +235,14 @@ def _name(tool: Tool, syntax: CallSyntax) -> str:
     return json.dumps(tool.name)[1:-1] if syntax.before.endswith('"') else tool.name
 
 
-def _object_of(tool: Tool, *, closes: bool) -> Any:
+def _object_of(tool: Tool, *, closes: bool, comparisons: Comparisons) -> Any:
     """Return the schema that is enforced for the arguments. Raises Unusable where a strict one can't be."""
     # Only the named properties are allowed: models that may add others do.
     schema = {**ANY_OBJECT, "additionalProperties": False, **(tool.parameters or {})}
     try:
         if len(msgspec.json.encode(schema)) > MAX_BYTES:
             raise Unusable(f"the schema has more than {MAX_BYTES >> 10} KiB; send a smaller one")
-        return enforceable(schema, closes=closes)
+        return enforceable(schema, closes=closes, comparisons=comparisons)
     except Unusable:
         if tool.strict:
             raise

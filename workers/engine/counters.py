@@ -6,9 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workers.engine.disk import DiskStats
-from workers.engine.sequence import Sequence
-from workers.protocol.metrics.metric import DECODE_S, GAP_S, LOAD_S
+from workers.engine.disk.tier import NO_DISK, DiskStats
+from workers.engine.step.sequence import Sequence
+from workers.metrics.declaration import DECODE_S, GAP_S, LOAD_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class PromptTally:
         self._kv += sequence.num_cached - num_restored
         self._ram += num_restored - num_disk
         self._disk += num_disk
-        if sequence.request.cache_prompt:
+        if sequence.cache_prompt:
             self.num_queried += sequence.num_prompt
 
     @property
@@ -128,8 +128,8 @@ class EngineCounters:
     ram_bytes: int = 0
     """Bytes of saved prefixes in RAM now."""
     ram_blocks: int = 0
-    disk: DiskStats | None = None
-    """Counters of the disk tier; None: there is none."""
+    disk: DiskStats = NO_DISK
+    """Counters of the disk tier, all zero where there is none."""
     num_switches: int = 0
     """Steps before which llama.cpp had to change adapters."""
     adapters_loaded: int = 0

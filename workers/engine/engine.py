@@ -1,6 +1,6 @@
-"""The engine: advances every conversation on one llama.cpp context, one step at a time (`workers.engine.stepper`).
+"""The engine: advances every conversation on one llama.cpp context, one step at a time (`workers.engine.step.stepper`).
 
-Its thread and mailbox are in `workers.engine.thread`; `workers.engine.door` decides which calls are admitted.
+Its thread and mailbox are in `workers.engine.thread`; `workers.engine.intake` decides which calls are admitted.
 """
 
 from __future__ import annotations
@@ -10,27 +10,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from workers.engine.adapters import AdapterShelf
-from workers.engine.cache import IntegrityError
-from workers.engine.census import CensusDoor
+from workers.engine.adapters.shelf import AdapterShelf
+from workers.engine.cache.report import CacheReportProxy
+from workers.engine.cache.slots import SlotProxy
 from workers.engine.counters import EngineCounters
-from workers.engine.disk import DiskTier
-from workers.engine.disk_link import DiskLink
-from workers.engine.door import Door
-from workers.engine.picker import PickerTools
-from workers.engine.request import EngineLoad, EngineRequest
-from workers.engine.sequence import Sequence
-from workers.engine.shares import overdraft_of
-from workers.engine.slots import SlotDoor
-from workers.engine.stepper import Bounds, Stepper
+from workers.engine.disk.link import DiskLink
+from workers.engine.disk.tier import NO_DISK, DiskTier
+from workers.engine.intake import Intake
+from workers.engine.request import EngineLoad, EngineRequest, IntegrityError
+from workers.engine.step.sampling import SamplerTools
+from workers.engine.step.sequence import Sequence
+from workers.engine.step.shares import overdraft_of
+from workers.engine.step.stepper import Stepper
 from workers.engine.thread import EngineThread, Work
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
-from workers.llama.dry import DryStages
 from workers.llama.model import Model
-from workers.llama.samplers import SamplerChain
-from workers.protocol.events import CallEvent
-from workers.protocol.failures import CallFailed, Failure, FailureCode, context_overflow
+from workers.llama.sampling.samplers import DryStages, SamplerChain
+from workers.protocol.events import CallEvent, CallFailed, Failure, FailureCode, context_overflow
 
 __all__ = ["Engine", "EngineLoad", "EngineRequest", "IntegrityError"]
 
@@ -41,9 +38,9 @@ LOOK_INTERVAL_S = 0.1
 
 
 class Engine:
-    """Serves `slots` calls at once and lets some more wait (`workers.engine.door`); several teams take turns.
+    """Serves `slots` calls at once and lets some more wait (`workers.engine.intake`); several teams take turns.
 
-    `submit`, `cancel`, `drain`, `retire` and `load` may be called from any thread and do not block. `emit(step,
+    `submit`, `cancel`, `end`, `drain`, `retire` and `load` may be called from any thread and do not block. `emit(step,
     events)` is called on the engine thread, once per step that brought something, with `step` rising by one; it must be
     quick and must not raise. The events of one call come in the order that `workers.protocol.events` describes.
     """
@@ -79,22 +76,24 @@ class Engine:
         self._context = context
         self._emit = emit
         watchdog = watchdog or Watchdog()
-        self._door = Door(slots, beyond=overdraft_of(slots))
+        self._intake = Intake(slots, beyond=overdraft_of(slots))
         self._thread = EngineThread(
-            Work(self._step, self._rest, self._end_all, self._check), self._door, watchdog, on_crash
+            Work(self._step, self._rest, self._end_all, self._check), self._intake, watchdog, on_crash
         )
         self.post = self._thread.post
         """Has an act carried out on the engine thread between two steps. The act must be quick and must not raise."""
         self._adapters = adapters or AdapterShelf(model, context)
         self._adapters.follow(self.post)
-        self._tools = PickerTools(model.vocab)
+        self._tools = SamplerTools(model.vocab)
         self._dry = DryStages(model.vocab)
-        bounds = Bounds(slots, n_ctx, ram_bytes)
         link = None if disk is None else partial(DiskLink, disk, post=self.post)
-        self._stepper = Stepper(context, bounds, self._adapters, watchdog.black_box, self._door.leave, link)
-        self.at_rest = SlotDoor(self._stepper.slots, self.post)
+        box, on_end = watchdog.black_box, self._intake.leave
+        self._stepper = Stepper(
+            context, self._adapters, box, on_end, link, slots=slots, n_ctx=n_ctx, ram_bytes=ram_bytes
+        )
+        self.slot_contents = SlotProxy(self._stepper.slots, self.post)
         """The conversations that slots hold when no call runs in them."""
-        self.census = CensusDoor(self._stepper.census, self.post)
+        self.cache_report = CacheReportProxy(self._stepper.cache_report, self.post)
         """The report of what is cached of conversations that ended."""
         self._disk = disk
         self._write_out_s = write_out_s
@@ -114,23 +113,29 @@ class Engine:
         INVALID_REQUEST and UNSUPPORTED for what this model can't do.
         """
         self._check_request(request)
-        self._door.enter(request.key)
+        self._intake.enter(request.key)
         try:
-            # Not under the door's lock, which the engine's thread needs: making a DRY sampler takes 0.1 s.
+            # Not under the intake's lock, which the engine's thread needs: making a DRY sampler takes 0.1 s.
             sequence = self._sequence(request)
         except BaseException:
-            self._door.leave(request.key)
+            self._intake.leave(request.key)
             raise
-        if not self._door.hand_over(request.key, partial(self.post, partial(self._stepper.join, sequence))):
+        if not self._intake.hand_over(request.key, partial(self.post, partial(self._stepper.join, sequence))):
             sequence.chain.close()
             self._adapters.release(sequence.adapter_set)
-            self._door.leave(request.key)
-            if self._door.is_over:
-                raise CallFailed(self._door.refusal)
+            self._intake.leave(request.key)
+            if self._intake.is_over:
+                raise CallFailed(self._intake.refusal)
 
     def cancel(self, key: int) -> None:
         """End the call within one step; it emits nothing more. Unknown keys are ignored."""
-        self._door.cancel(key, partial(self.post, partial(self._stepper.drop, key)))
+        self._intake.cancel(key, partial(self.post, partial(self._stepper.drop, key)))
+
+    def end(self, key: int, num_tokens: int) -> None:
+        """End an answer after its first `num_tokens` tokens, as its caller wants no more: it is told as Finished (STOP)
+        between two steps. Unknown keys are ignored.
+        """
+        self.post(partial(self._end, key, num_tokens))
 
     @property
     def crashed(self) -> BaseException | None:
@@ -144,11 +149,12 @@ class Engine:
         return EngineLoad(
             slots=self.slots,
             slots_busy=num_busy,
-            waiting=max(0, self._door.num_open - num_busy),
+            waiting=max(0, self._intake.num_open - num_busy),
             kv_tokens=self._context.kv_tokens,
             kv_tokens_used=self._num_used,
             backlog_tokens=backlog_tokens,
             running=running,
+            answer_tokens=self._stepper.lengths.usual,
             prefill_s=self._stepper.prefill_s,
             overdraft=overdraft_of(self.slots),
         )
@@ -160,7 +166,7 @@ class Engine:
         return replace(
             self._stepper.counters,
             idle_cells=self._num_idle,
-            disk=None if self._disk is None else self._disk.stats,
+            disk=NO_DISK if self._disk is None else self._disk.stats,
             adapters_loaded=self._adapters.num_loaded,
             adapter_load_s=self._adapters.load_s,
             num_adapter_failures=self._adapters.num_failures,
@@ -171,7 +177,7 @@ class Engine:
 
     def drain(self) -> None:
         """Refuse new calls with DRAINING; admitted calls go on."""
-        self._door.drain()
+        self._intake.drain()
 
     def retire(self) -> None:
         """Write idle prefixes to disk, where others find them, as the process is about to end. Calls go on meanwhile;
@@ -192,19 +198,21 @@ class Engine:
         self._thread.check()
 
     def _check_request(self, request: EngineRequest) -> None:
-        num_prompt = len(request.tokens)
+        num_prompt = len(request.prompt)
         if num_prompt == 0:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, "the prompt has no tokens; send some text"))
         if num_prompt >= self.n_ctx:
             raise CallFailed(context_overflow(num_prompt, self.n_ctx))
+        if request.prompt.media:
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, "this worker reads text only; send no images or sounds"))
         num_tokens = self._model.vocab.num_tokens
-        for position, token in enumerate(request.stop_tokens):
+        for position, token in enumerate(request.asked.stop_tokens):
             if not 0 <= token < num_tokens:
                 message = f"`stop_token_ids.{position}`: there is no token {token}; this model's are 0 to "
                 raise CallFailed(
                     Failure(FailureCode.INVALID_REQUEST, f"{message}{num_tokens - 1}", f"stop_token_ids.{position}")
                 )
-        if request.context_shift and not self._context.memory.can_shift:
+        if request.asked.context_shift and not self._context.memory.can_shift:
             message = (
                 "`context_shift` moves tokens to other positions, which this model or its KV type does not allow; "
                 "leave it out, or serve the model with a larger --ctx"
@@ -215,17 +223,18 @@ class Engine:
         """Make the sequence of a call, with all that it holds from now on. Raises CallFailed."""
         vocab = self._model.vocab
         banned = vocab.suppressed
-        if request.ignore_eos:
-            banned = (*banned, *(vocab.eog - frozenset(request.stop_tokens)))
-        adapters = self._adapters.resolve(request.adapters)
+        if request.asked.ignore_eos:
+            banned = (*banned, *(vocab.eog - frozenset(request.asked.stop_tokens)))
+        adapters = self._adapters.resolve(request.asked.adapters)
         try:
-            masked = request.mask is not None or request.min_tokens > 0
+            masked = request.mask is not None or request.asked.min_tokens > 0
             chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned, masked=masked, dry=self._dry)
-            chain.accept_prompt(request.tokens)  # tens of milliseconds where penalties look back on a long prompt
+            # Tens of milliseconds where penalties look back on a long prompt.
+            chain.accept_prompt(request.prompt.tokens)
         except BaseException:
             self._adapters.release(adapters)
             raise
-        return Sequence(request, chain, vocab, self.n_ctx, adapters, self._tools.picker(request, chain))
+        return Sequence(request, chain, vocab, self.n_ctx, adapters, self._tools.sampler(request, chain))
 
     # The engine thread calls these.
 
@@ -236,10 +245,14 @@ class Engine:
         self._tell()
         return self._stepper.has_work
 
+    def _end(self, key: int, num_tokens: int) -> None:
+        self._stepper.end(key, num_tokens)
+        self._tell()
+
     def _tell(self) -> None:
         events, self._stepper.events = self._stepper.events, []
         # A call may be cancelled while its step runs: its events of that step are dropped.
-        cancelled = self._door.take_cancelled()
+        cancelled = self._intake.take_cancelled()
         if cancelled:
             events = [event for event in events if event.call not in cancelled]
         if events:
@@ -250,7 +263,7 @@ class Engine:
         """Update the parts of `load` and `counters` that only this thread may compute."""
         self._num_used, self._num_idle = self._stepper.num_cells_needed, self._stepper.num_cells_idle
         self._adapter_names = self._stepper.adapter_names
-        self._stepper.census.look()
+        self._stepper.cache_report.look()
         self._look_again_at = time.monotonic() + LOOK_INTERVAL_S
 
     def _rest(self) -> None:
@@ -260,12 +273,12 @@ class Engine:
             self._stepper.check_cells()
         while not self._thread.is_wanted and self._stepper.save_some():
             pass
-        while not self._thread.is_wanted and self._stepper.census.look(at_rest=True):
+        while not self._thread.is_wanted and self._stepper.cache_report.look(at_rest=True):
             pass
 
     def _check(self) -> None:
         self._stepper.check()
 
     def _end_all(self) -> None:
-        self._stepper.end_all(self._door.refusal)
+        self._stepper.end_all(self._intake.refusal)
         self._tell()

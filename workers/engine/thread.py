@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from workers.engine.cache import IntegrityError
-from workers.engine.door import Door
+from workers.engine.intake import Intake
+from workers.engine.request import IntegrityError
 from workers.engine.watchdog import Watchdog
 
 log = logging.getLogger("paddock.engine")
@@ -36,13 +36,13 @@ class EngineThread:
     """Runs `work` until stopped. With nothing to do it sleeps on its mailbox."""
 
     def __init__(
-        self, work: Work, door: Door, watchdog: Watchdog, on_crash: Callable[[BaseException], None] | None
+        self, work: Work, intake: Intake, watchdog: Watchdog, on_crash: Callable[[BaseException], None] | None
     ) -> None:
         """`on_crash` is called on the thread."""
         self.crashed: BaseException | None = None
         """The error that ended the loop; None: it runs, or ended as asked."""
         self._work = work
-        self._door = door
+        self._intake = intake
         self._watchdog = watchdog
         self._on_crash = on_crash
         self._mail: deque[Callable[[], None]] = deque()
@@ -62,7 +62,7 @@ class EngineThread:
 
     def stop(self) -> None:
         """End the loop after the running step and join the thread."""
-        self._door.drain()
+        self._intake.drain()
         self.post(self._halt)
         if self._thread.is_alive():
             self._thread.join()
@@ -97,7 +97,7 @@ class EngineThread:
             cause = "ran out of memory and ends" if isinstance(error, MemoryError) else "died"
             log.exception("the engine's loop %s while running %s", cause, self._watchdog.black_box.text())
             self.crashed = error
-            self._door.crash(error)
+            self._intake.crash(error)
         try:
             self._end_all()
         finally:
@@ -131,7 +131,7 @@ class EngineThread:
         self._stopping = True
 
     def _end_all(self) -> None:
-        self._door.end()
+        self._intake.end()
         while self._mail:
             self._take_mail()
         self._work.end_all()

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, Self
 
-from workers.black_box import BlackBox
+from workers.process.black_box import BlackBox
 from workers.protocol.exits import Exit
 
 log = logging.getLogger("paddock.engine")

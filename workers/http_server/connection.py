@@ -1,15 +1,91 @@
-"""The base of every connection of this server, HTTP or WebSocket: its state, and a bound on unread answers."""
+"""The base of every connection of this server, HTTP or WebSocket: its state, and a bound on unread answers.
+
+Bounds how long a peer may leave unread what was written for it.
+
+Flow control of a connection's reading: uvicorn's pauses, and one that nothing else may end.
+"""
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
+import logging
+import math
+import termios
+from contextlib import suppress
 from typing import Any, cast
 
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from workers.http_server.connections import Closable
 from workers.http_server.state import ServerState
-from workers.http_server.unread import UnreadTimer
+
+log = logging.getLogger(__name__)
+
+LEFT_S = 30.0
+"""Seconds that the rest on a closing connection may stay unread, where the server's own bound is longer."""
+LEAST_BYTES_PER_S = 1024
+"""Bytes per second at which a peer counts as reading: a large answer is one write, and takes long on a slow line."""
+
+
+class UnreadTimer:
+    """Cuts a connection whose peer has not read enough from its full buffers for too long. Writes cost nothing more."""
+
+    __slots__ = ("_loop", "_num_unread", "_patience_s", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
+        self._loop = loop
+        self._patience_s = patience_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_unread = 0
+        """Bytes that the peer had not taken at the last check."""
+
+    def full(self, transport: asyncio.Transport) -> None:
+        """Start the timer, since the buffers are full. `pause_writing` calls this."""
+        self._start(transport, self._patience_s)
+
+    def closing(self, transport: asyncio.Transport) -> None:
+        """Start the timer for a closing connection, which waits until its buffers' rest, however little, is read."""
+        if transport.is_closing() and transport.get_write_buffer_size():
+            self._start(transport, min(self._patience_s, LEFT_S))
+
+    def read(self) -> None:
+        """Stop the timer: there is room again, or the connection is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start(self, transport: asyncio.Transport, patience_s: float) -> None:
+        if patience_s < math.inf and self._timer is None:
+            self._num_unread = num_unread(transport)
+            self._timer = self._loop.call_later(patience_s, self._look, transport, patience_s)
+
+    def _look(self, transport: asyncio.Transport, patience_s: float) -> None:
+        self._timer = None
+        num_read = self._num_unread - num_unread(transport)
+        if num_read >= LEAST_BYTES_PER_S * patience_s:
+            self._start(transport, patience_s)
+        else:
+            self._cut(transport, patience_s)
+
+    def _cut(self, transport: asyncio.Transport, patience_s: float) -> None:
+        peer = transport.get_extra_info("peername")
+        fields = {"peer": str(peer[0]) if peer else "", "unread_s": patience_s}
+        log.warning("a connection was cut whose peer does not read", extra={"fields": fields})
+        transport.abort()
+
+
+def num_unread(transport: asyncio.Transport) -> int:
+    """Return the bytes that the peer has not taken: the transport's, and the kernel's where it tells (SIOCOUTQ)."""
+    num_bytes = transport.get_write_buffer_size()
+    sock = transport.get_extra_info("socket")
+    with suppress(OSError, AttributeError, ValueError):
+        queued = array.array("i", [0])
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, queued)
+        num_bytes += queued[0]
+    return num_bytes
 
 
 class BoundedConnection(asyncio.Protocol):
@@ -58,3 +134,35 @@ class BoundedConnection(asyncio.Protocol):
     def _bound_leftovers(self) -> None:
         """Bound the time that the peer has to read the rest, if it closes. Call where uvicorn may have closed it."""
         self._unread_timer.closing(self.transport)
+
+
+class Flow(FlowControl):
+    """uvicorn's flow control, with a pause that lasts: an application that waits for a body ends uvicorn's pauses, but
+    `hold` lasts until `release`."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._held = False
+        self._wanted = False
+
+    def hold(self) -> None:
+        """Read nothing until `release`."""
+        if not self._held:
+            self._held, self._wanted = True, not self.read_paused
+            super().pause_reading()
+
+    def release(self) -> None:
+        """Read again, unless a pause was asked for meanwhile."""
+        if self._held:
+            self._held = False
+            if self._wanted:
+                super().resume_reading()
+
+    def pause_reading(self) -> None:
+        self._wanted = False
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        self._wanted = True
+        if not self._held:
+            super().resume_reading()

@@ -7,16 +7,15 @@ one before is answered; until then its bytes wait, and few of them, since the co
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import ClassVar, cast
 
 import httptools
 from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from workers.http_server.connection import BoundedConnection
+from workers.http_server.connection import BoundedConnection, Flow
 from workers.http_server.connections import Closable, Verdict
-from workers.http_server.flow import Flow
-from workers.http_server.refusals import Refusal, response_of
+from workers.http_server.state import Refusal, response_of
 
 MAX_HEAD_BYTES = 64 << 10
 """Most bytes of a request's line and headers."""
@@ -65,7 +64,18 @@ class Unwanted(Exception):
 
 
 class HttpProtocol(BoundedConnection, HttpToolsProtocol):
-    """One connection. `tests/unit/workers/http_server/test_pins.py` lists the parts of uvicorn's class that it uses."""
+    """One HTTP connection."""
+
+    # fmt: off
+    UVICORN_PARTS: ClassVar[tuple[str, ...]] = (
+        "_should_upgrade", "_unset_keepalive_if_required", "client", "connection_lost", "connection_made",
+        "cycle", "flow", "handle_websocket_upgrade", "headers", "loop", "on_body", "on_header",
+        "on_headers_complete", "on_message_begin", "on_message_complete", "on_response_complete", "parser",
+        "pause_writing", "pipeline", "resume_writing", "scope", "shutdown", "timeout_keep_alive",
+        "timeout_keep_alive_handler", "timeout_keep_alive_task", "transport", "url",
+    )
+    # fmt: on
+    """Attributes of uvicorn's class that are used or replaced here; `server.check_parts` looks for them at start."""
 
     _flow: Flow
     _in_head = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import socket
 from collections.abc import Iterator
 from typing import cast
@@ -13,8 +14,28 @@ import uvicorn
 from workers.http_server.acceptor import Acceptor
 from workers.http_server.callers import KnownCallers
 from workers.http_server.connections import ConnectionBounds, Connections
-from workers.http_server.refusals import Form
-from workers.http_server.state import ServerState
+from workers.http_server.state import Form, ServerState
+
+
+class ServerDiffers(RuntimeError):
+    """The installed uvicorn is not one that this server can be built on."""
+
+
+def check_parts(protocol: type) -> None:
+    """Check that the classes under a protocol have what it names in `UVICORN_PARTS`, whatever version is installed.
+
+    Raises ServerDiffers.
+    """
+    theirs = [each for each in protocol.__mro__ if each.__module__.startswith("uvicorn.")]
+    there = {name for each in theirs for name in vars(each)}
+    for each in theirs:
+        there.update(*(made.__code__.co_names for made in vars(each).values() if inspect.isfunction(made)))
+    missing = sorted(set(getattr(protocol, "UVICORN_PARTS", ())) - there)
+    if missing:
+        raise ServerDiffers(
+            f"uvicorn {uvicorn.__version__} has no `{missing[0]}`, which `{protocol.__name__}` builds on. Install the "
+            "version that Paddock's requirements name."
+        )
 
 
 class HttpServer(uvicorn.Server):
@@ -23,8 +44,14 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self, config: uvicorn.Config, form: Form, bounds: ConnectionBounds, callers: KnownCallers | None = None
     ) -> None:
-        """`form`: writes the server's own answers. `callers`: those that have a queue of their own when many ask."""
+        """`form`: writes the server's own answers. `callers`: those that have a queue of their own when many ask.
+
+        Raises ServerDiffers.
+        """
         super().__init__(config)
+        for protocol in (config.http, config.ws):
+            if isinstance(protocol, type):
+                check_parts(protocol)
         self.server_state = self.state = ServerState(form, Connections(bounds), config.ws_max_size, callers)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -14,7 +14,7 @@ from enum import Enum
 from llama_cpp import llama_cpp as c
 
 from workers.llama.errors import StateUnusable
-from workers.llama.native import held, native_log
+from workers.llama.native import gil_calls, native_log
 
 _WHOLE, _PART = 0, c.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _COMPRESSED = ("deepseek4",)
@@ -64,7 +64,7 @@ class Memory:
         self.kind = kind
         self._context = context
         self._pointer = c.llama_get_memory(context)
-        self._held = held()
+        self._calls = gil_calls()
         model = c.llama_get_model(context)
         self.window: int = c.llama_model_n_swa(model) if kind is not MemoryKind.ATTENTION else 0
         """Tokens that a layer with a sliding window sees; 0: there is none, or its cells are all kept.
@@ -99,7 +99,7 @@ class Memory:
 
     def remove(self, sequence: int) -> None:
         """Forget a sequence; cells that no other one holds are free."""
-        self._held.memory_seq_rm(self._pointer, sequence, -1, -1)
+        self._calls.memory_seq_rm(self._pointer, sequence, -1, -1)
 
     def cut(self, sequence: int, start: int, end: int) -> bool:
         """Forget a range, up to the end if `end` is -1; return whether this memory can do that.
@@ -107,14 +107,14 @@ class Memory:
         A recurrent state can only be cut behind its end; cutting its beginning returns True and does nothing, so cut
         the tail only. With a sliding window the tail goes, but cells that the window needs then may be gone already.
         """
-        return bool(self._held.memory_seq_rm(self._pointer, sequence, start, end))
+        return bool(self._calls.memory_seq_rm(self._pointer, sequence, start, end))
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Have `target` hold the cells of `source`'s range too. Nothing is copied where one cache serves all.
 
         A recurrent state is shared as a whole, whatever the range; the two diverge with the next token.
         """
-        self._held.memory_seq_cp(self._pointer, source, target, start, end)
+        self._calls.memory_seq_cp(self._pointer, source, target, start, end)
 
     def shift(self, sequence: int, start: int, end: int, by: int) -> None:
         """Move a range's positions, for every sequence that holds the cells: make sure that none shares them.
@@ -131,14 +131,14 @@ class Memory:
 
         Above 0 with sliding windows; equal to the last one with recurrent states.
         """
-        return self._held.memory_seq_pos_min(self._pointer, sequence)
+        return self._calls.memory_seq_pos_min(self._pointer, sequence)
 
     def last_position(self, sequence: int) -> int:
         """Return the highest position that the sequence holds; -1 if it holds none.
 
         With a sliding window -1 may also mean that cells are held in some layers only: `remove` frees them.
         """
-        return self._held.memory_seq_pos_max(self._pointer, sequence)
+        return self._calls.memory_seq_pos_max(self._pointer, sequence)
 
     def state_size(self, sequence: int) -> int:
         """Return the bytes that `save` would take; they grow with the number of cells that the sequence holds."""

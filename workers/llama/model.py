@@ -14,14 +14,14 @@ from workers.llama.errors import ModelError, ModelTooLarge
 from workers.llama.gguf import GgufHeader, read_header
 from workers.llama.native import native_log
 from workers.llama.placement import ModelParams
-from workers.llama.vocab import Vocab
-from workers.protocol.catalog import LlamaSettings
+from workers.llama.tokens.vocab import Vocab
+from workers.models.spec import LlamaSettings
 from workers.protocol.heartbeat import ModelFacts
 
 __all__ = ["Model", "ModelError", "ModelTooLarge"]
 
 RERANK = "rerank"
-"""Name of the template for ranking, which is not Jinja: `workers.llama.inputs` reads it."""
+"""Name of the template for ranking, which is not Jinja: `workers.llama.pooling` reads it."""
 
 _ENCODERS = ("gemma-embedding",)
 """Architectures with attention in both directions, whatever their file says."""

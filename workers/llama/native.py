@@ -2,7 +2,7 @@
 
 The bindings' own functions (`ctypes.CDLL`) release the interpreter lock for the length of each call. That is right for
 `llama_decode` and wrong for calls of a microsecond: beside a busy thread, each of them may wait one switch interval to
-get the lock back. `held()` binds those few a second time so that they keep it.
+get the lock back. `gil_calls()` binds those few a second time so that they keep it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EXPECTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class GilCalls:
     """Functions that keep the interpreter lock. Call nothing long or blocking through them."""
 
     sampler_sample: Callable[[int, int, int], int]
@@ -51,7 +51,7 @@ class Held:
 
 
 @functools.cache
-def held() -> Held:
+def gil_calls() -> GilCalls:
     library = ctypes.PyDLL(c._lib._name)
 
     def bind(name: str) -> Any:
@@ -63,7 +63,7 @@ def held() -> Held:
     logits_ith = bind("llama_get_logits_ith")
     logits_ith.restype = ctypes.c_void_p
 
-    return Held(
+    return GilCalls(
         sampler_sample=bind("llama_sampler_sample"),
         sampler_accept=bind("llama_sampler_accept"),
         sampler_apply=bind("llama_sampler_apply"),

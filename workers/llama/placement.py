@@ -1,18 +1,27 @@
 """`LlamaSettings` as llama.cpp's parameters: where a model's weights and cache lie, and which device computes them.
 
-Names and meanings are llama.cpp's own. Source: llama.h, and common/arg.cpp for the experts that stay in main memory.
+Names and meanings are llama.cpp's own. Source: llama.h, and common/arg.cpp for the experts that stay in main
+memory.
+
+The memory of the devices that llama.cpp computes on. Source: ggml-backend.h.
+
+ggml knows only the total of the main memory and reports all of it as free (ggml-cpu.cpp), so the caller tells what
+is.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from typing import Any
 
 from llama_cpp import llama_cpp as c
 
 from workers.llama.errors import ModelError
-from workers.protocol.catalog import LlamaSettings
+from workers.llama.native import native_log
+from workers.models.spec import LlamaSettings
+from workers.protocol.heartbeat import DeviceMemory
 
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
@@ -31,6 +40,9 @@ CACHE_TYPES = {
     "iq4_nl": c.GGML_TYPE_IQ4_NL,
 }
 
+TRANSLATED = frozenset({"split_mode", "tensor_split", "n_batch", "n_threads", "n_threads_batch", "embeddings"})
+"""Settings that are no parameter as they stand: words, 0 for a number that is found here, parts of larger decisions."""
+
 EXPERTS = r"ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Pattern of the names of tensors that hold the experts of one layer."""
 
@@ -47,13 +59,9 @@ class ModelParams:
     def __init__(self, settings: LlamaSettings) -> None:
         """Raise ModelError for more shares than llama.cpp can use devices."""
         params: Any = c.llama_model_default_params()
-        params.n_gpu_layers = settings.n_gpu_layers
+        _hand_on(settings, params)
         params.split_mode = SPLIT_MODES[settings.split_mode]
-        params.main_gpu = settings.main_gpu
         params.load_mode = LOAD_MODES[settings.use_mmap, settings.use_mlock]
-        params.no_host = settings.no_host
-        params.use_extra_bufts = settings.use_extra_bufts
-        params.check_tensors = settings.check_tensors
         self._shares = _shares(settings)
         if settings.tensor_split:
             params.tensor_split = self._shares
@@ -65,16 +73,19 @@ class ModelParams:
 
 def fill_context(params: Any, settings: LlamaSettings) -> None:
     """Set all fields of a `llama_context_params` that these settings decide, except its size."""
-    params.n_ubatch = settings.n_ubatch
+    _hand_on(settings, params)
     params.n_threads = settings.n_threads or os.cpu_count() or 1
     params.n_threads_batch = settings.n_threads_batch or params.n_threads
     params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
     params.type_k = CACHE_TYPES[settings.cache_type_k]
     params.type_v = CACHE_TYPES[settings.cache_type_v]
-    params.swa_full = settings.swa_full
-    params.offload_kqv = settings.offload_kqv
-    params.op_offload = settings.op_offload
-    params.no_perf = settings.no_perf
+
+
+def _hand_on(settings: LlamaSettings, params: Any) -> None:
+    """Set the parameters that a setting has the name of; those of `TRANSLATED` mean something else by it."""
+    for name, _ in params._fields_:
+        if name in LlamaSettings.__struct_fields__ and name not in TRANSLATED:
+            setattr(params, name, getattr(settings, name))
 
 
 def _shares(settings: LlamaSettings) -> ctypes.Array[ctypes.c_float]:
@@ -95,3 +106,41 @@ def _overrides(settings: LlamaSettings) -> ctypes.Array[BufferOverride]:
     main_memory.restype = ctypes.c_void_p
     entries = [BufferOverride(pattern.encode(), main_memory()) for pattern in layers]
     return (BufferOverride * (len(entries) + 1))(*entries)
+
+
+_CPU = 0  # ggml_backend_dev_type in ggml-backend.h
+
+
+class Devices:
+    """Asks the devices at each call: some microseconds on a CPU, a call of the driver on a GPU. For any thread."""
+
+    def __init__(self, main_memory: Callable[[], int | None]) -> None:
+        """`main_memory` returns the free bytes of main memory; None: not known."""
+        self._main_memory = main_memory
+        native_log()  # starts the backend
+        self._count = _bound("ggml_backend_dev_count", ctypes.c_size_t)
+        self._get = _bound("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+        self._name = _bound("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+        self._type = _bound("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+        sizes = (ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t))
+        self._memory = _bound("ggml_backend_dev_memory", None, ctypes.c_void_p, *sizes)
+
+    def memory(self) -> tuple[DeviceMemory, ...]:
+        """Return the memory of each device, without devices that have none, such as some accelerators of the CPU."""
+        found = (self._memory_of(self._get(number)) for number in range(self._count()))
+        return tuple(one for one in found if one.total)
+
+    def _memory_of(self, device: int) -> DeviceMemory:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._memory(device, ctypes.byref(free), ctypes.byref(total))
+        num_free = free.value
+        if self._type(device) == _CPU:
+            num_free = min(num_free, self._main_memory() or num_free)
+        return DeviceMemory(self._name(device).decode("utf-8", "replace"), total.value, num_free)
+
+
+def _bound(name: str, result: Any, *arguments: Any) -> Any:
+    """Return a function of ggml that the bindings have no name for."""
+    function = getattr(c._lib, name)
+    function.restype, function.argtypes = result, list(arguments)
+    return function

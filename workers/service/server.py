@@ -1,56 +1,44 @@
-"""Runs a worker process around its engine: listen, register, serve, drain, leave.
-
-start -> listening -> registered -> serving --signal--> draining --idle or bound--> cut -> flushed -> gone
-                                        |`--/health/drain--^                         ^
-                                        `-----engine crashed-------------------------'
-"""
+"""Runs a worker process around its engine: listen, register, serve, drain, leave (`workers.service.lifecycle`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import logging
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import uvicorn
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from workers.dead_peers import notice_dead_peer
 from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad
+from workers.http_server.acceptor import raise_limit
 from workers.http_server.connections import ConnectionBounds
-from workers.http_server.descriptors import raise_limit
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
-from workers.protocol.drain import left_s
-from workers.protocol.events import CallEvent
+from workers.metrics.worker import WorkerMetrics
+from workers.process.sockets import address_of
+from workers.protocol.control import left_s
+from workers.protocol.events import Failure, FailureCode
 from workers.protocol.exits import Exit
-from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.framing import HEALTH_PATH
-from workers.protocol.heartbeat import Heartbeat, ModelFacts
-from workers.service.access import WorkerAccess
-from workers.service.app import METRICS_PATH, build_app
-from workers.service.bodies import refusal_body
-from workers.service.call_story import Stories
-from workers.service.desk import CallDesk
-from workers.service.desk import Engine as DeskEngine
-from workers.service.gateway_watch import GatewayWatch
-from workers.service.heartbeat import Registration, connect
-from workers.service.mailbox import Mailbox
-from workers.service.metrics import WorkerMetrics
-from workers.service.probes import READY_PATH, Probes
-from workers.service.services import Services
-from workers.service.shortage import Shortage, is_shortage
-from workers.service.stream import EventHub
-from workers.tracing.tracer import OFF, Tracer
+from workers.protocol.heartbeat import Heartbeat, ModelFacts, WorkerKind
+from workers.service.calls.stream import EventHub
+from workers.service.lifecycle import Lifecycle
+from workers.service.registration.gateway_watch import GatewayWatch
+from workers.service.registration.heartbeat import Heads, Registration, connect
+from workers.service.registration.rates import Rates
+from workers.service.routes.app import METRICS_PATH, WorkerAccess, build_app
+from workers.service.routes.bodies import refusal_body
+from workers.service.routes.probes import READY_PATH, Probes
+from workers.service.shortage import is_shortage
 
 FLUSH_S = 2.0
 """Seconds that the last events may take to be sent."""
@@ -64,12 +52,8 @@ RESERVED_PATHS = frozenset(path.encode() for path in (HEALTH_PATH, READY_PATH, M
 logger = logging.getLogger(__name__)
 
 
-class PortTaken(OSError):
-    """The address to listen on is in use."""
-
-
-class Engine(DeskEngine, Protocol):
-    """An engine as the process sees it: it calls `emit` once per step, on its own thread."""
+class Engine(Protocol):
+    """An engine as the process sees it."""
 
     @property
     def n_ctx(self) -> int: ...
@@ -79,31 +63,24 @@ class Engine(DeskEngine, Protocol):
     def counters(self) -> EngineCounters: ...
     def load(self) -> EngineLoad: ...
     def start(self) -> None: ...
-    def retire(self) -> None:
-        """Hand on the cache that others may go on with, while the last calls run: the process is about to end."""
-
     def stop(self) -> None:
         """End the thread; no event comes after it."""
 
 
-class Desk(Protocol):
-    """The desk of the worker's calls, whatever their kind."""
-
-    draining: bool
-    idle: asyncio.Event
+class Calls(Protocol):
+    """The calls of a worker, whatever their kind."""
 
     @property
+    def idle(self) -> asyncio.Event: ...
+    @property
     def num_calls(self) -> int: ...
-    def fail_all(self, failure: Failure) -> None: ...
-
-
-Emit = Callable[[int, list[CallEvent]], None]
-OnCrash = Callable[[BaseException], None]
-BuildEngine = Callable[[Emit, OnCrash], Engine]
+    @property
+    def rates(self) -> Rates: ...
+    def end_all(self, why: Callable[[], Failure]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class WorkerIdentity:
     """One worker's identity in the fleet, and how it is reached."""
 
     worker: str
@@ -122,33 +99,28 @@ class Place:
     """Seconds that a starting worker waits for Redis: without it no gateway would ever find the worker. A new start
     would have to load the model again.
     """
+    boot: str = field(default_factory=lambda: secrets.token_hex(6))
+    """Id of this process, which another in the same place does not have."""
+    started_at: float = field(default_factory=time.time)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0: any free one. Raises PortTaken, or OSError for an unusable address."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        notice_dead_peer(sock)
-        sock.bind((host, port))
-        sock.listen(1024)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortTaken(f"port {port} of {host} is in use; choose another with --worker-port") from error
-        raise
-    sock.setblocking(False)
-    return sock
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The parts of a worker that a server runs, wired by its composition root."""
 
-
-def address_of(sock: socket.socket) -> str:
-    """Return the URL at which other machines reach a socket; if it listens on all addresses, with the host's own."""
-    host, port = sock.getsockname()[:2]
-    if ipaddress.ip_address(host).is_unspecified:
-        with contextlib.suppress(OSError):  # a host that cannot resolve its own name says so by being unreachable
-            host = socket.gethostbyname(socket.gethostname())
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    kind: WorkerKind
+    engine: Engine
+    calls: Calls
+    hub: EventHub
+    metrics: WorkerMetrics
+    routes: Sequence[Route]
+    """All routes but those that every worker has."""
+    heads: Heads | None
+    """Prefix hashes for the fleet; None: conversations are not cached."""
+    announced: Callable[[Heartbeat], Heartbeat]
+    """Adds to a heartbeat what only this kind of worker tells."""
+    retire: Callable[[], None]
+    """Hands on the cache that others may go on with, while the last calls run: the process is about to end."""
 
 
 def _http_server(app: ASGIApp, http: type[HttpProtocol]) -> HttpServer:
@@ -170,68 +142,51 @@ class WorkerServer:
 
     def __init__(
         self,
-        place: Place,
+        identity: WorkerIdentity,
         sock: socket.socket,
-        services: Services,
-        build_engine: BuildEngine,
+        life: Lifecycle,
+        served: Served,
         *,
         hung_s: Callable[[], float] = float,
         http: type[HttpProtocol] = HttpProtocol,
-        tracer: Tracer = OFF,
     ) -> None:
-        """`build_engine` makes the engine and connects the parts in `services` to it. `hung_s`: as for `Probes`."""
-        self._place = place
+        """`hung_s`: as for `Probes`."""
+        self._identity = identity
         self._sock = sock
-        self._services = services
-        self.address = place.address or address_of(sock)
+        self._life = life
+        self._served = served
+        self._engine, self._calls = served.engine, served.calls
+        self.address = identity.address or address_of(sock)
         """Base URL for gateways."""
-        self._boot = secrets.token_hex(6)
-        self._started_at = time.time()
-        self._loop = asyncio.get_running_loop()
-        self._mailbox = Mailbox(self._loop)
-        self._engine = build_engine(self._mailbox.put, self._crash_from_thread)
-        self._metrics = WorkerMetrics(
-            place.model,
-            self._engine.load,
-            lambda: self._engine.counters,
-            lambda: services.form_counts,
-            worker=place.worker,
-            version=place.version,
-            draining=lambda: self._calls.draining,
-            devices=services.devices,
+        self._redis = connect(identity.redis_url)
+        self._registration = Registration(self._redis, identity.secret, self._heartbeat, served.heads)
+        life.shortage.listen(self._registration.hurry)
+        probes = Probes(self._facts, life, self._calls, self._registration.registered, self._begin_to_drain, hung_s)
+        app = build_app(
+            hub=served.hub,
+            metrics=served.metrics,
+            shortage=life.shortage,
+            access=WorkerAccess(identity.secret, identity.worker, identity.boot),
+            routes=[*probes.routes(), *served.routes],
         )
-        self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
-        self._drains_since = 0.0  # time.monotonic(), once it drains
-        stories = Stories(tracer, place.worker, place.model)
-        self.desk = self._call_desk(services, stories)
-        self._mailbox.connect(self._deliver)
-        self._calls: Desk = self.desk if services.pool is None else services.pool
-        if services.pool is not None:
-            services.pool.follow(self._pooled, stories)
-        self._redis = connect(place.redis_url)
-        heads = services.heads if services.pool is None else None
-        self._registration = Registration(self._redis, place.secret, self._heartbeat, heads)
-        self._shortage = Shortage(self._registration.hurry)
-        probes = Probes(self._facts, self._calls, self._registration.registered, self._begin_to_drain, hung_s)
-        self._http = _http_server(self._app(probes), http)
-        self._stop = asyncio.Event()
-        self._stop_now = asyncio.Event()
-        self._crash: BaseException | None = None
+        self._http = _http_server(app, http)
 
     async def run(self) -> Exit:
         """Serve until a signal or a crash; return the process's exit code."""
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._on_signal, number)
-        self._loop.set_exception_handler(self._on_loose_error)
+            loop.add_signal_handler(number, self._life.signalled, number)
+        loop.set_exception_handler(self._on_loose_error)
         self._engine.start()
+        hub = self._served.hub
         try:
             async with asyncio.TaskGroup() as group:
                 http = group.create_task(self._http.serve(sockets=[self._sock]))
-                watch = GatewayWatch(self._redis, self._hub.gateways, self._hub.doubt)
+                watch = GatewayWatch(self._redis, hub.gateways, hub.doubt)
                 beats = group.create_task(self._registration.run())
                 watching = group.create_task(watch.run())
                 code = await self._live()
-                self._hub.close()
+                hub.close()
                 self._http.should_exit = True
                 await http
                 beats.cancel()
@@ -245,44 +200,41 @@ class WorkerServer:
 
     async def _live(self) -> Exit:
         """Serve from the first heartbeat to the last event; return the exit code."""
+        identity, life = self._identity, self._life
         try:
-            async with asyncio.timeout(self._place.redis_wait_s):
-                await _first(self._registration.registered, self._stop)
+            async with asyncio.timeout(identity.redis_wait_s):
+                await _first(self._registration.registered, life.stopping)
         except TimeoutError:
-            logger.error("Redis did not answer for %.0f s; check --redis-url", self._place.redis_wait_s)
+            logger.error("Redis did not answer for %.0f s; check --redis-url", identity.redis_wait_s)
             return Exit.NO_REDIS
-        logger.info("serving %s at %s with %d slots", self._place.model, self.address, self._engine.slots)
-        await self._stop.wait()
-        code = Exit.CRASHED if self._crash is not None else await self._drain()
-        self._mailbox.flush()
-        if self._calls.num_calls:
-            self._calls.fail_all(self._last_words())
+        logger.info("serving %s at %s with %d slots", identity.model, self.address, self._engine.slots)
+        await life.stopping.wait()
+        code = Exit.CRASHED if life.crash is not None else await self._drain()
+        self._calls.end_all(self._last_words)
         await self._flush()
         return code
 
     def _on_loose_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle an error that no task waits for, such as one of reading a connection."""
         if is_shortage(context.get("exception")):
-            self._shortage.note()
+            self._life.shortage.note()
         loop.default_exception_handler(context)
 
     def _begin_to_drain(self) -> None:
         """Take no new calls; those that run go on."""
-        if not self._calls.draining:
-            self._calls.draining = True
-            self._drains_since = time.monotonic()
-            self._engine.retire()
+        if self._life.drain():
+            self._served.retire()
             self._registration.hurry()
             logger.info("draining %d calls", self._calls.num_calls)
 
     async def _drain(self) -> Exit:
         self._begin_to_drain()
-        bound_s = left_s(self._place.drain_s, time.monotonic() - self._drains_since)
+        bound_s = left_s(self._identity.drain_s, time.monotonic() - self._life.drains_since)
         logger.info("stopping in %.0f s at most", bound_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(bound_s):
-                await _first(self._calls.idle, self._stop_now)
-        if self._crash is not None:
+                await _first(self._calls.idle, self._life.at_once)
+        if self._life.crash is not None:
             return Exit.CRASHED
         if self._calls.num_calls:
             logger.warning("cutting off %d calls that did not finish", self._calls.num_calls)
@@ -293,111 +245,51 @@ class WorkerServer:
         """Wait until every gateway's connection has taken the last events, at most `FLUSH_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
-                while not self._hub.caught_up:  # noqa: ASYNC110 - once, at the end; an event would cost every step
+                while not self._served.hub.caught_up:  # noqa: ASYNC110 - once, at the end; an event would cost every step
                     await asyncio.sleep(0.01)
 
     def _last_words(self) -> Failure:
-        if is_shortage(self._crash):
-            return self._shortage.note()
-        if self._crash is not None:
+        if is_shortage(self._life.crash):
+            return self._life.shortage.note()
+        if self._life.crash is not None:
             return Failure(FailureCode.INTERNAL, "the worker's engine failed; send the request again")
         return Failure(
             FailureCode.DRAINING, "the worker stopped before the answer was finished; send the request again"
         )
 
-    def _on_signal(self, number: int) -> None:
-        if self._stop.is_set():
-            self._stop_now.set()
-        self._stop.set()
-        logger.info("%s: stopping%s", signal.Signals(number).name, " at once" if self._stop_now.is_set() else "")
-
-    def _call_desk(self, services: Services, stories: Stories) -> CallDesk:
-        return CallDesk(
-            self._hub,
-            self._engine,
-            services.prompts,
-            self._metrics,
-            services.defaults,
-            services.constraints,
-            services.answers,
-            services.heads,
-            services.adapter_hashes,
-            stories,
-            services.lane,
-        )
-
-    def _deliver(self, step: int, events: list[CallEvent]) -> None:
-        try:
-            self.desk.deliver(step, events)
-        except Exception as error:  # noqa: BLE001 - the loop's edge: a lost step would leave its calls silent for ever
-            self._on_crash(error)
-
-    def _pooled(self, num_tokens: int, seconds: float) -> None:
-        """Count an answered call for vectors or scores."""
-        self._metrics.pooled(num_tokens, seconds)
-        self.desk.rates.held(time.monotonic() - seconds)
-
-    def _crash_from_thread(self, error: BaseException) -> None:
-        """Report a crash; the engine's thread calls this as its last act."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending already
-            self._loop.call_soon_threadsafe(self._on_crash, error)
-
-    def _on_crash(self, error: BaseException) -> None:
-        logger.critical("the engine failed, or a step of it could not be delivered: %s", error, exc_info=error)
-        self._crash = error
-        self._calls.draining = True
-        self._stop_now.set()
-        self._stop.set()
-
-    def _app(self, probes: Probes) -> ASGIApp:
-        return build_app(
-            desk=self.desk,
-            hub=self._hub,
-            metrics=self._metrics,
-            shortage=self._shortage,
-            access=WorkerAccess(self._place.secret, self._place.worker, self._boot),
-            pool=self._services.pool,
-            more=[*probes.routes(), *self._services.routes()],
-        )
-
     def _heartbeat(self) -> Heartbeat:
-        load, shelf, hashes = self._engine.load(), self._services.adapters, self._services.adapter_hashes()
-        return Heartbeat(
-            worker=self._place.worker,
-            boot=self._boot,
-            model=self._place.model,
+        identity, load = self._identity, self._engine.load()
+        beat = Heartbeat(
+            worker=identity.worker,
+            boot=identity.boot,
+            model=identity.model,
             address=self.address,
             slots=load.slots,
             slots_busy=load.slots_busy,
             n_ctx=self._engine.n_ctx,
             kv_tokens=load.kv_tokens,
             kv_tokens_used=load.kv_tokens_used,
-            facts=self._place.facts,
-            fingerprint=self._place.fingerprint,
-            draining=self._calls.draining or self._shortage.lasts,
-            started_at=self._started_at,
-            kind=self._services.kind,
-            infill=self._services.infill,
-            adapters=tuple(hashes),
-            adapter_hashes=hashes,
-            adapters_resident=() if shelf is None else shelf.resident(),
-            adapter_load_ms=0.0 if shelf is None else shelf.load_ms(),
-            adapter_room=0 if shelf is None else shelf.room(),
+            facts=identity.facts,
+            fingerprint=identity.fingerprint,
+            draining=self._life.draining or self._life.shortage.lasts,
+            started_at=identity.started_at,
+            kind=self._served.kind,
             overdraft=load.overdraft,
-            load=self.desk.rates.load(load, self._engine.counters),
+            load=self._calls.rates.load(load, self._engine.counters),
         )
+        return self._served.announced(beat)
 
     def _facts(self) -> dict[str, Any]:
-        load = self._engine.load()
+        identity, load = self._identity, self._engine.load()
         return {
-            "status": "draining" if self._calls.draining else "ok",
-            "kind": self._services.kind,
-            "model": self._place.model,
-            "worker": self._place.worker,
-            "boot": self._boot,
+            "status": "draining" if self._life.draining else "ok",
+            "kind": self._served.kind,
+            "model": identity.model,
+            "worker": identity.worker,
+            "boot": identity.boot,
             "slots": load.slots,
             "slots_busy": load.slots_busy,
-            "version": self._place.version,
+            "version": identity.version,
         }
 
 

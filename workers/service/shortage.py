@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
-import mmap
 import time
 from collections.abc import Callable
 
-from workers.protocol.failures import Failure, FailureCode
+from workers.process.memory import can_take
+from workers.protocol.events import Failure, FailureCode
 
 PROBE_BYTES = 64 << 20
 """Bytes that a call may need at once, beside the memory taken at the start: its prompt in several forms."""
@@ -26,24 +26,18 @@ def is_shortage(error: BaseException | None) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error))
 
 
-def can_take(num_bytes: int) -> bool:
-    """Return whether so much memory can be had now; it is given back at once."""
-    try:
-        mmap.mmap(-1, num_bytes).close()
-    except (OSError, ValueError, MemoryError):
-        return False
-    return True
-
-
 class Shortage:
     """The shortage of one worker process. For one event loop."""
 
-    def __init__(self, begins: Callable[[], None], can_take: Callable[[int], bool] = can_take) -> None:
-        """`begins` is called when the first allocation has failed."""
-        self._begins = begins
+    def __init__(self, can_take: Callable[[int], bool] = can_take) -> None:
         self._can_take = can_take
+        self._listeners: list[Callable[[], None]] = []
         self._short = False
         self._look_at = 0.0
+
+    def listen(self, begins: Callable[[], None]) -> None:
+        """Have `begins` called whenever the first allocation of a shortage has failed."""
+        self._listeners.append(begins)
 
     def note(self) -> Failure:
         """Note that an allocation has failed; return the failure for its call."""
@@ -51,7 +45,8 @@ class Shortage:
         if not self._short:
             self._short = True
             log.error("out of memory: no new calls until %d MiB can be had; see what limits it", PROBE_BYTES >> 20)
-            self._begins()
+            for begins in self._listeners:
+                begins()
         message = "the worker is out of memory, which is not the request's fault; send it again"
         return Failure(FailureCode.OUT_OF_MEMORY, message)
 

@@ -5,28 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from redis.exceptions import RedisError
 
-from workers import redis_link
 from workers.protocol import keys
-from workers.protocol.catalog import ModelSpec
+from workers.redis import link
 from workers.sources import masked
 
 TIMEOUT_S = 1.0
 REACHABLE_S = 10.0
 POLL_S = 0.02
-
-
-class Placed(Protocol):
-    """A worker's place on this machine, as far as its record in Redis needs it."""
-
-    @property
-    def model(self) -> ModelSpec: ...
-    @property
-    def worker_id(self) -> str: ...
 
 
 log = logging.getLogger(__name__)
@@ -42,7 +31,7 @@ class Fleet:
     def __init__(self, redis_url: str) -> None:
         self._url = redis_url
         # The caller decides whether to try again.
-        self._client = redis_link.connect(redis_url, timeout_s=TIMEOUT_S, retries=0)
+        self._client = link.connect(redis_url, timeout_s=TIMEOUT_S, retries=0)
 
     async def forget(self, model: str, worker_id: str) -> None:
         """Remove a dead worker's heartbeat and wake the gateways. Best effort: without Redis the record expires."""
@@ -67,13 +56,13 @@ class Fleet:
                     raise NoRedis(f"no Redis at {where} after {timeout_s:g} s ({error}); check --redis-url") from None
             await asyncio.sleep(POLL_S)
 
-    async def present(self, places: Iterable[Placed]) -> list[str]:
-        """Return the ids of those workers that have registered; none while Redis does not answer."""
+    async def present(self, workers: Mapping[str, str]) -> list[str]:
+        """Return the ids of those workers (id -> model) that have registered; none while Redis does not answer."""
         try:
             return [
-                place.worker_id
-                for place in list(places)
-                if await self._client.exists(keys.worker(place.model.name, place.worker_id))
+                worker_id
+                for worker_id, model in workers.items()
+                if await self._client.exists(keys.worker(model, worker_id))
             ]
         except (RedisError, OSError):
             return []

@@ -20,8 +20,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from workers import lifeline
-from workers.protocol.redis_users import ROLES, Role, derived_password, operator_line, user_line, user_of
+from workers.process import parent_death
+from workers.protocol.keys import ROLES, Role, derived_password, operator_line, user_line, user_of
 from workers.supervisor.child import Recipe
 from workers.supervisor.fleet import NoRedis
 
@@ -103,9 +103,9 @@ class PrivateRedis:
         return f"unix://{user_of(role)}:{self._passwords[role]}@{self.socket}"
 
     def recipe(self, environment: Mapping[str, str]) -> Recipe:
-        """Return the server's command; it starts through `workers.lifeline`, to end when a supervisor is killed."""
+        """Return the server's command; it starts through `parent_death`, to end when a supervisor is killed."""
         words = [
-            *(sys.executable, "-I", "-S", str(Path(lifeline.__file__))),
+            *(sys.executable, "-I", "-S", str(Path(parent_death.__file__))),
             *(str(self.server), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"),
             *("--dir", str(self._state_dir.absolute() / "run"), "--save", "", "--appendonly", "no"),
             *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--loglevel", "notice"),

@@ -8,67 +8,74 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
-from workers import black_box, sources
+from workers import sources
+from workers.models.catalog import CatalogError
+from workers.models.spec import ModelSpec
+from workers.process import black_box
 from workers.protocol import keys
-from workers.protocol.catalog import Catalog, CatalogError, ModelSpec
 from workers.protocol.exits import FINAL, Exit
-from workers.settings import SupervisorSettings, WorkerSettings
+from workers.settings import (
+    EveryWorkerSettings,
+    ModelSettings,
+    PaddockSettings,
+    SupervisorSettings,
+    WorkerSettings,
+)
 from workers.supervisor import gpus
 from workers.supervisor.child import Child, Recipe, describe
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.output import Console, Output
-from workers.supervisor.seat import Seat
+from workers.supervisor.worker_slot import WorkerSlot
 
 KILL_MARGIN_S = 5.0
 """Seconds that a worker gets beyond its own drain time before it is killed."""
 
-KEY_VARIABLES = frozenset(map(sources.variable, ("api_key", "api_keys", "gateway_secret", "worker_redis_url")))
+OF_MODELS = ModelSettings.model_fields.keys() - PaddockSettings.model_fields.keys()
+
+KEPT_BACK = frozenset(map(sources.variable, {"api_key", "api_keys", "gateway_secret", "worker_redis_url", *OF_MODELS}))
+"""Variables that workers don't inherit: only gateways need the callers' keys, and a spec says what the model is."""
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds of CPU per period that this control group may use, or `max`. Source: Linux, cgroup-v2, cpu.max."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One worker's place on this machine; it stays the same over restarts."""
+class PlannedWorker:
+    """One of this machine's workers; it stays the same over restarts."""
 
     name: str
     """Name for log lines: `worker-0`."""
     worker_id: str
     model: ModelSpec
-    file: Path
+    """The model as its process gets it, with a number of threads."""
     device: str | None
     """Its GPUs, divided by commas; None: this machine has none."""
-    threads: int
     neighbours: int
     """Workers of this machine, itself included: they share its memory."""
 
 
-def plan(
-    catalog: Catalog, files: Mapping[str, Path], cores: int, devices: Sequence[str], host: str
-) -> tuple[Place, ...]:
+def plan(served: Sequence[ModelSpec], cores: int, devices: Sequence[str], host: str) -> tuple[PlannedWorker, ...]:
     """Return each model's workers, in the catalog's order; devices go round, cores are divided evenly. Pure.
 
     Raises CatalogError: a worker wants more devices than there are.
     """
-    models = [model for model in catalog.models for _ in range(model.workers)]
+    models = [model for model in served for _ in range(model.workers)]
     threads = max(1, cores // max(1, len(models)))
     dealt = _dealt(models, devices)
     return tuple(
-        Place(
+        PlannedWorker(
             name=f"worker-{number}",
             worker_id=f"{host}-{number}",
-            model=model,
-            file=files[model.name],
+            model=replace(model, llama=replace(model.llama, n_threads=model.llama.n_threads or threads)),
             device=dealt[number],
-            threads=model.llama.n_threads or threads,
             neighbours=len(models),
         )
         for number, model in enumerate(models)
@@ -109,11 +116,11 @@ def available_cores(quota: Path = CPU_QUOTA) -> int:
 
 
 class Supervisor:
-    """Keeps a worker in each place. `keep` returns when `stop` was called, or when no worker may be started again."""
+    """Keeps the planned workers. `keep` returns when `stop` was called, or when no worker may be started again."""
 
     def __init__(
         self,
-        places: Sequence[Place],
+        workers: Sequence[PlannedWorker],
         settings: SupervisorSettings,
         fleet: Fleet,
         console: Console,
@@ -125,24 +132,26 @@ class Supervisor:
         self._fleet = fleet
         self._console = console
         self._on_final = on_final
-        self._black_boxes = {place.name: black_box_of(place, settings) for place in places}
+        self._black_boxes = {worker.name: black_box_of(worker, settings) for worker in workers}
+        self._spec_files = [spec_file_of(worker, settings) for worker in workers]
         self._logs = settings.state_dir / "logs"
         self._outputs: dict[str, Output] = {}
-        self._models = {place.name: place.model.name for place in places}
-        self._seats = {
-            place.name: Seat(partial(self._child, place, recipe(place, settings, environment))) for place in places
+        self._models = {worker.name: worker.model.name for worker in workers}
+        self._slots = {
+            worker.name: WorkerSlot(partial(self._child, worker, recipe(worker, settings, environment)))
+            for worker in workers
         }
 
     @property
     def pids(self) -> dict[str, int | None]:
-        return {name: seat.pid for name, seat in self._seats.items()}
+        return {name: slot.pid for name, slot in self._slots.items()}
 
     async def keep(self) -> int:
         """Keep the workers; return OK, or the first exit code that kept a worker away."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
-                running = [tasks.create_task(seat.keep()) for seat in self._seats.values()]
+                running = [tasks.create_task(seat.keep()) for seat in self._slots.values()]
                 await asyncio.wait(running)
                 listener.cancel()
         finally:
@@ -152,15 +161,15 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop all workers at once; each drains within its bound. Returns when none runs."""
-        await asyncio.gather(*(seat.stop() for seat in self._seats.values()))
+        await asyncio.gather(*(slot.stop() for slot in self._slots.values()))
 
     def hurry(self) -> None:
-        for seat in self._seats.values():
-            seat.hurry()
+        for slot in self._slots.values():
+            slot.hurry()
 
-    def _child(self, place: Place, recipe: Recipe) -> Child:
-        output = self._outputs[place.name] = Output(place.name, self._logs, self._console)
-        return Child(recipe, output, on_death=partial(self._bury, place))
+    def _child(self, worker: PlannedWorker, recipe: Recipe) -> Child:
+        output = self._outputs[worker.name] = Output(worker.name, self._logs, self._console)
+        return Child(recipe, output, on_death=partial(self._bury, worker))
 
     async def _listen(self) -> None:
         """Stop workers while their model is unloaded, and start them again after. A new supervisor begins with all."""
@@ -172,83 +181,64 @@ class Supervisor:
             unloaded = await self._fleet.unloaded(models, forget=not begun)
             if unloaded is not None:
                 begun = True
-                for name, seat in self._seats.items():
-                    seat.want(self._models[name] not in unloaded)
+                for name, slot in self._slots.items():
+                    slot.want(self._models[name] not in unloaded)
             await asyncio.sleep(keys.SUPERVISED_INTERVAL_S)
 
-    async def _bury(self, place: Place, code: int, is_final: bool) -> None:
-        running = black_box.take(self._black_boxes[place.name])
+    async def _bury(self, worker: PlannedWorker, code: int, is_final: bool) -> None:
+        running = black_box.take(self._black_boxes[worker.name])
         if running is not None:
             told = black_box.describe(running)
-            self._outputs[place.name].note(f"paddock: {place.name} died ({describe(code)}) while running {told}")
-        await self._fleet.forget(place.model.name, place.worker_id)
+            self._outputs[worker.name].note(f"paddock: {worker.name} died ({describe(code)}) while running {told}")
+        await self._fleet.forget(worker.model.name, worker.worker_id)
         if is_final:
-            complaint = self._outputs[place.name].complaint()
-            self._on_final(code, f"{place.name} can't serve {place.model.name} ({describe(code)}): {complaint}")
+            complaint = self._outputs[worker.name].complaint()
+            self._on_final(code, f"{worker.name} can't serve {worker.model.name} ({describe(code)}): {complaint}")
 
     def _clear_away(self) -> None:
-        """Remove the records of workers that had to be killed while they stopped, and report what they ran."""
+        """Remove the workers' files, and report what those ran that had to be killed while they stopped."""
+        for path in self._spec_files:
+            path.unlink(missing_ok=True)
         for name, path in self._black_boxes.items():
             if running := black_box.take(path):
                 self._console.say(f"paddock: {name} was killed while running {black_box.describe(running)}")
 
 
-def black_box_of(place: Place, settings: SupervisorSettings) -> Path:
-    """Return the file in which a place's worker keeps its running requests' ids; private, as the state folder is."""
-    return settings.state_dir / "run" / f"{place.name}.calls"
+def black_box_of(worker: PlannedWorker, settings: SupervisorSettings) -> Path:
+    """Return the file in which a worker keeps its running requests' ids; private, as the state folder is."""
+    return settings.state_dir / "run" / f"{worker.name}.calls"
 
 
-def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str, str]) -> Recipe:
-    """Return the command of a place's worker: everything it needs to know travels in its environment."""
-    model = place.model
-    worker = WorkerSettings.model_construct(
-        config=settings.config,
-        state_dir=settings.state_dir,
-        redis_url=settings.redis_url,
-        worker_secret=settings.worker_secret,
-        log_level=settings.log_level,
-        log_format="json",
-        otlp_endpoint=settings.otlp_endpoint,
-        otlp_headers=settings.otlp_headers,
-        model=place.file,
-        alias=model.name,
-        slots=model.slots,
-        ctx=model.ctx,
-        kv_tokens=model.kv_tokens,
-        worker_id=place.worker_id,
-        worker_host=settings.worker_host,
-        worker_port=0,
-        worker_address="",
-        worker_drain_s=settings.worker_drain_s,
-        workers_on_machine=place.neighbours,
-        cache_ram_mib=settings.cache_ram_mib,
-        step_timeout_s=settings.step_timeout_s,
-        core_dumps=settings.core_dumps,
-        black_box=black_box_of(place, settings),
-        llama=msgspec.json.encode(msgspec.structs.replace(model.llama, n_threads=place.threads)).decode(),
-        sampling=msgspec.json.encode(model.sampling).decode(),
-        adapters=msgspec.json.encode(model.adapters).decode(),
-        tool_family=model.tool_family,
-        open_objects=model.open_objects,
-        chat_template=model.chat_template,
-        thinking=model.thinking_mode,
-        thinking_budget=model.thinking_budget,
-        thinking_budget_message=model.thinking_budget_message,
-        chat_template_kwargs=msgspec.json.encode(model.chat_template_kwargs).decode(),
-        shared_prompts=msgspec.json.encode(model.shared_prompts).decode(),
-        adapters_dir=settings.adapters_dir,
-        max_adapters=settings.max_adapters,
-        adapters_mib=settings.adapters_mib,
-        cache_dir=settings.cache_dir,
-        cache_disk_mib=settings.cache_disk_mib,
-        cache_secret=settings.cache_secret,
-        slot_save_dir=settings.slot_save_dir,
-        slot_save_mib=settings.slot_save_mib,
-        slot_save_mib_per_team=settings.slot_save_mib_per_team,
-        slot_saves_per_team=settings.slot_saves_per_team,
+def spec_file_of(worker: PlannedWorker, settings: SupervisorSettings) -> Path:
+    """Return the file by which a worker is told its model: it may be longer than a variable."""
+    return settings.state_dir / "run" / f"{worker.name}.json"
+
+
+def write_specs(workers: Iterable[PlannedWorker], settings: SupervisorSettings) -> None:
+    """Write what the workers are to serve, for their user alone. Raises OSError."""
+    for worker in workers:
+        path = spec_file_of(worker, settings)
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+        path.write_bytes(msgspec.json.encode(worker.model))
+
+
+def recipe(worker: PlannedWorker, settings: SupervisorSettings, environment: Mapping[str, str]) -> Recipe:
+    """Return the command of a worker, whose environment says everything but its model (`spec_file_of`)."""
+    handed_on = {name: getattr(settings, name) for name in EveryWorkerSettings.model_fields if name not in OF_MODELS}
+    told = WorkerSettings.model_construct(
+        **handed_on
+        | {
+            "log_format": "json",
+            "worker_id": worker.worker_id,
+            "worker_port": 0,
+            "worker_address": "",
+            "workers_on_machine": worker.neighbours,
+            "black_box": black_box_of(worker, settings),
+            "model_spec": spec_file_of(worker, settings),
+        }
     )
-    # Only gateways need the callers' keys.
-    inherited = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
-    variables = sources.environment_of(worker, inherited) | gpus.environment_of(place.device)
+    inherited = {name: value for name, value in environment.items() if name not in KEPT_BACK}
+    variables = sources.environment_of(told, inherited) | gpus.environment_of(worker.device)
     argv = (sys.executable, "-m", "workers.cli", "worker")
-    return Recipe(place.name, argv, variables, settings.worker_drain_s + KILL_MARGIN_S)
+    return Recipe(worker.name, argv, variables, settings.worker_drain_s + KILL_MARGIN_S)

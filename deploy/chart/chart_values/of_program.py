@@ -7,7 +7,7 @@ from typing import Any
 
 from chart_values.kinds import Schema
 from gateway.settings import GatewaySettings
-from workers.protocol import catalog
+from workers.models import catalog
 from workers.settings import PaddockSettings, WorkerSettings
 
 OF_CATALOG = (
@@ -36,7 +36,7 @@ OF_CHART = frozenset(
         *("config", "state_dir", "redis_url", "worker_secret", "log_format"),
         *("host", "port", "gateway_id", "catalog", "api_key", "api_keys", "metrics_key", "otlp_headers"),
         *("model", "alias", "worker_id", "worker_host", "worker_port", "worker_address", "workers_on_machine"),
-        *("cache_dir", "cache_secret", "black_box"),
+        *("cache_dir", "cache_secret", "black_box", "model_spec"),
         *OF_CATALOG,
     }
 )

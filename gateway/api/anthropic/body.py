@@ -2,6 +2,8 @@
 
 Source of names and types: Anthropic's API reference, "Create a Message"; what it lacks is llama-server's
 (tools/server/README.md of llama.cpp) or our own.
+
+Parameters of Anthropic's messages that are not read (`gateway.api.parameters.unread`).
 """
 
 from __future__ import annotations
@@ -11,11 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gateway.api.parameters.base import Body, Entry, Loose, text_or_parts
-from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
-from gateway.api.parameters.lora import LoraBody
-from gateway.api.parameters.sampling_body import SamplingBody
-from gateway.api.parameters.stops import MAX_STOPS
+from gateway.api.parameters.options import MAX_STOPS, MAX_TOKENS, HintsBody, LoraBody
+from gateway.api.parameters.sampling import SamplingBody
 from gateway.api.parameters.thinking import TemplateKwargs, ThinkingSwitch
+from gateway.api.parameters.unread import OTHERS_IGNORED, OTHERS_REFUSED, Refusal
 from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS
 
 MAX_MESSAGES = 10_000
@@ -93,3 +94,37 @@ class MessagesBody(PromptBody, SamplingBody, HintsBody, LoraBody):
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
     stream: bool = False
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+
+
+_LABEL = "a label for the provider's own bookkeeping"
+_CACHE = "the prompt cache finds what it knows by itself"
+
+IGNORED = {
+    **OTHERS_IGNORED,
+    "cache_control": _CACHE,
+    "inference_geo": "the models run where the workers are",
+    "metadata": _LABEL,
+}
+"""Parameters that are accepted and have no effect on the answer, and why."""
+
+_CLEAR_THOUGHTS = "clear_thinking_20251015"
+
+THOUGHTS_ONLY: tuple[dict[str, Any], ...] = (
+    {"edits": []},
+    {"edits": [{"type": _CLEAR_THOUGHTS, "keep": "all"}]},
+    {"edits": [{"type": _CLEAR_THOUGHTS, "keep": {"type": "thinking_turns", "value": 1}}]},
+)
+"""The values that Claude Code sends: which earlier thoughts a model sees is up to its template in any case."""
+
+THREAD = "thread"
+"""The parameter by which Anthropic's SDK first tries to leave a tool runner's conversation with the server."""
+
+REFUSED = {
+    **OTHERS_REFUSED,
+    "container": Refusal("Paddock runs no code; leave it out."),
+    "context_management": Refusal("The client shortens its conversations; leave it out.", THOUGHTS_ONLY),
+    "mcp_servers": Refusal("Paddock calls no servers for the model; offer their tools in `tools`.", ([],)),
+    "service_tier": Refusal("There is one tier.", ("auto", "standard_only"), is_hint=True),
+    "speed": Refusal("There is one speed.", ("standard",), is_hint=True),
+    THREAD: Refusal("Paddock keeps no messages; send the whole conversation without it."),
+}

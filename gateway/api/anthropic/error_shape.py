@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.anthropic.unread import THREAD
+from gateway.api.anthropic.body import THREAD
 from gateway.api.dialect import ErrorShape
 from gateway.errors import ContextOverflow, PaddockError, UnsupportedParameter
 from gateway.telemetry.trail import Trail

@@ -11,14 +11,14 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.keys import Keys
-from gateway.api.answers import send_json
-from gateway.api.caller import identified
-from gateway.api.native.query import query_of
+from gateway.api.http.answers import send_json
+from gateway.api.http.diagnostics import trail_of
 from gateway.api.parameters.faults import shown
+from gateway.api.request_head import query_of
+from gateway.call import Principal
 from gateway.catalog.names import Names
 from gateway.errors import InvalidRequest
-from gateway.pipeline import Fleet
+from gateway.registry.snapshot import FleetView
 
 DEFAULT_LIMIT = 20
 MOST = 1000
@@ -27,13 +27,12 @@ MOST = 1000
 class ModelInfos:
     """Answers with the list, in pages, or with the model of the name in the path."""
 
-    def __init__(self, keys: Keys, names: Names, fleet: Fleet) -> None:
-        self._keys = keys
+    def __init__(self, names: Names, fleet: FleetView) -> None:
         self._names = names
         self._fleet = fleet
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = await identified(self._keys, scope)
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail = trail_of(scope)
         snapshot = self._fleet.snapshot
         name = scope.get("path_params", {}).get("model")
         if name:

@@ -1,6 +1,10 @@
 """Writes the last object of one answer, streamed or whole.
 
 Source: `server_task_result_cmpl_final` in tools/server/server-task.cpp of llama.cpp.
+
+Writes token probabilities as in llama-server's `completion_probabilities`.
+
+Source: `completion_token_output` in tools/server/server-task.cpp of llama.cpp.
 """
 
 from __future__ import annotations
@@ -8,15 +12,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gateway.api.answers import EncodedArray
-from gateway.api.generation_settings import settings_object, stop_type
-from gateway.api.native.completion_request import CompletionRequest
-from gateway.api.native.probabilities import Entry, SampledEntry
-from gateway.api.tallies import timings_object
+import msgspec
+
+from gateway.api.http.answers import EncodedArray
+from gateway.api.native.request import CompletionRequest
+from gateway.api.shapes import settings_object, stop_type, timings_object
 from gateway.call import Call
 from gateway.telemetry.trail import Trail
-from workers.protocol.events import Finished, Settings, Started
+from workers.protocol.events import Finished, Logprobs, Settings, Started, TokenLogprob
 from workers.protocol.requests import AdapterUse, GenerateRequest
+
+LOWEST = -3.4028234663852886e38
+"""The lowest 32-bit float, in place of minus infinity, which JSON lacks."""
+
+
+class Likely(msgspec.Struct, frozen=True, gc=False):
+    """One token. Many are written with each token of an answer: structs are encoded sooner than dicts."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class Entry(Likely, frozen=True, gc=False):
+    top_logprobs: list[Likely]
+
+
+class Sampled(msgspec.Struct, frozen=True, gc=False):
+    """One token with its probability after the samplers."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    prob: float
+
+
+class SampledEntry(Sampled, frozen=True, gc=False):
+    top_probs: list[Sampled]
+
+
+def entry(event: Logprobs, *, post_sampling: bool) -> Entry | SampledEntry:
+    """Return the entry of one token of the answer."""
+    if post_sampling:
+        return SampledEntry(*_fields(event.chosen), [Sampled(*_fields(token)) for token in event.top])
+    return Entry(*_fields(event.chosen), [Likely(*_fields(token)) for token in event.top])
+
+
+def _fields(token: TokenLogprob) -> tuple[int, str, list[int], float]:
+    piece, logprob = token.piece, token.logprob
+    return token.token, piece.decode("utf-8", "ignore"), list(piece), logprob if logprob > LOWEST else LOWEST
 
 
 class Place(Protocol):

@@ -1,17 +1,199 @@
-"""`POST /completion`, `POST /completions` and `POST /infill`."""
+"""`POST /completion`, `POST /completions` and `POST /infill`: reads them, and writes completions whole or streamed.
+
+Writes llama-server's completions as the events of a stream.
+
+Source of the shapes: `server_task_result_cmpl_partial` in tools/server/server-task.cpp of llama.cpp.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import msgspec
 from starlette.types import Scope
 
-from gateway.api.native.answer import Place
-from gateway.api.native.completion_chunks import ChunkWriter
-from gateway.api.native.completion_request import CompletionRequest, read_completion, read_infill
-from gateway.api.native.completion_whole import WholeWriter
+from gateway.api.http.answers import EncodedArray, gathered, in_parts
+from gateway.api.http.streaming import data
+from gateway.api.native.answer import Answer, Place, entry
+from gateway.api.native.error_shape import error_object
+from gateway.api.native.request import CompletionRequest, read_completion, read_infill
+from gateway.api.shapes import progress_object, progress_timings, stop_type, timings_object
 from gateway.call import Call
+from gateway.errors import PaddockError
 from gateway.telemetry.trail import Trail
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    Logprobs,
+    Progress,
+    Settings,
+    Started,
+    Text,
+    TimingsSoFar,
+    Tokens,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ChunkWriter:
+    """Writes the events of one streamed answer, or of several by turns. Nothing follows an answer's last event."""
+
+    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, place: Place) -> None:
+        self._answers = [_Stream(Answer(number, asked, call, trail, place)) for number in range(len(asked.requests))]
+
+    def opening(self) -> bytes:
+        return b""
+
+    def chunks(self, events: list[CallEvent], choice: int) -> bytes:
+        one = self._answers[choice].one
+        if len(events) == 1:
+            return one(events[0])
+        return b"".join([one(event) for event in events])
+
+    def closing(self) -> bytes:
+        return b""
+
+    def idle(self) -> bytes:
+        return self._answers[0].idle()
+
+    def broken(self, error: PaddockError) -> bytes:
+        return data(_encode({"error": error_object(error)}))
+
+
+class _Stream:
+    """Writes the events of one of the answers."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._head = b'data: {"index":%d,"content":' % answer.number
+        self._tail = b',"tokens_evaluated":0,"stop":false,"id_slot":-1'
+        self._num_tokens = 0
+        self._tokens: list[int] = []
+        self._extra: dict[str, Any] = {}
+        """Fields of the next event beside its text."""
+
+    def one(self, event: CallEvent) -> bytes:
+        match event:
+            case Text():
+                return self._text(event)
+            case Tokens():
+                self._tokens += event.tokens
+            case Logprobs():
+                told = entry(event, post_sampling=self._answer.request.post_sampling_probs)
+                self._extra.setdefault("completion_probabilities", []).append(told)
+            case TimingsSoFar():
+                self._extra["timings"] = timings_object(event.timings)
+            case Progress():
+                return self._progress(event)
+            case Started() | Settings():
+                self._answer.note(event)
+                self._tail = b',"tokens_evaluated":%d' % self._answer.num_prompt_tokens
+                self._tail += b',"stop":false,"id_slot":%d' % self._answer.slot
+            case Finished():
+                return data(_encode(self._answer.final(event, "", (), None)))
+            case _:
+                pass
+        return b""
+
+    def idle(self) -> bytes:
+        """Return an event with nothing new in it."""
+        return self._written("", [], b"")
+
+    def _text(self, event: Text) -> bytes:
+        self._num_tokens += event.num_tokens
+        text = event.text
+        if "\n" in text:
+            self._answer.has_new_line = True
+        return self._chunk(text)
+
+    def _progress(self, event: Progress) -> bytes:
+        self._extra["prompt_progress"] = progress_object(event)
+        if "timings" in self._answer.request.tell:
+            self._extra["timings"] = progress_timings(event)
+        return self._chunk("")
+
+    def _chunk(self, text: str) -> bytes:
+        tokens, self._tokens = self._tokens, []
+        extra = b""
+        if self._extra:
+            extra = b"," + _encode(self._extra)[1:-1]
+            self._extra = {}
+        return self._written(text, tokens, extra)
+
+    def _written(self, text: str, tokens: list[int], extra: bytes) -> bytes:
+        # Integers look in JSON as Python writes them.
+        return b'%b%b,"tokens":%b,"tokens_predicted":%d%b%b}\n\n' % (
+            self._head,
+            _encode(text),
+            _encode(tokens),
+            self._num_tokens,
+            self._tail,
+            extra,
+        )
+
+
+class WholeWriter:
+    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, place: Place) -> None:
+        self._answers = [_Whole(Answer(number, asked, call, trail, place)) for number in range(len(asked.requests))]
+
+    def add(self, events: list[CallEvent], choice: int) -> None:
+        answer = self._answers[choice]
+        for event in events:
+            answer.add(event)
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the object or the array as JSON, some answers at a time: each has its settings, which may be long."""
+        if len(self._answers) == 1:
+            return in_parts(self._answers[0].object())
+        return gathered(self._array())
+
+    def _array(self) -> Iterator[bytes]:
+        for number, answer in enumerate(self._answers):
+            yield b"," if number else b"["
+            yield from in_parts(answer.object())
+        yield b"]"
+
+
+class _Whole:
+    """Collects one of the answers."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._probabilities: list[bytes] = []
+        """Encoded as they come: a hundred of them for each token, all encoded at the end, held up other streams."""
+        self._num_in_text = 0
+        """Number of probabilities whose tokens have become text."""
+        self._end: Finished | None = None
+
+    def add(self, event: CallEvent) -> None:
+        match event:
+            case Text():
+                self._texts.append(event.text)
+                self._num_in_text = len(self._probabilities)
+            case Tokens():
+                self._tokens += event.tokens
+            case Logprobs():
+                post_sampling = self._answer.request.post_sampling_probs
+                self._probabilities.append(_encode(entry(event, post_sampling=post_sampling)))
+            case Started() | Settings():
+                self._answer.note(event)
+            case Finished():
+                self._end = event
+
+    def object(self) -> dict[str, Any]:
+        end = self._end
+        if end is None:
+            raise ValueError("the answer has no end")
+        text = "".join(self._texts)
+        self._answer.has_new_line = "\n" in text
+        told = self._probabilities if self._answer.request.n_probs else None
+        if told is not None and stop_type(end) == "word":
+            told = told[: self._num_in_text]  # not those of the stop string
+        return self._answer.final(end, text, self._tokens, None if told is None else EncodedArray(told))
 
 
 class CompletionDialect:

@@ -15,13 +15,13 @@ import msgspec
 from pydantic import Field
 from starlette.types import Scope
 
-from gateway.api.body import read_object
-from gateway.api.diagnostics import ignored_of
-from gateway.api.native.query import named_model
+from gateway.api.http.diagnostics import ignored_of
+from gateway.api.intake.body import read_object
 from gateway.api.parameters.base import Body
-from gateway.api.parameters.pool_inputs import read_pool_inputs
+from gateway.api.parameters.prompts import read_pool_inputs
 from gateway.api.parameters.unread import read_body
-from gateway.api.vectors import FLOAT_BYTES, PART_BYTES
+from gateway.api.request_head import named_model
+from gateway.api.shapes import FLOAT_BYTES, PART_BYTES
 from gateway.call import Call
 from gateway.errors import InvalidRequest
 from workers.protocol.pooled import PoolInput, PoolRequest, PoolResult

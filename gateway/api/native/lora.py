@@ -12,20 +12,22 @@ import msgspec
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
-from gateway.adapter_registrar import AdapterRegistrar
-from gateway.api.answers import send_bytes, send_json
-from gateway.api.body import decode_json
-from gateway.api.native.query import named_model
+from gateway.adapters.choice import named, visible
+from gateway.adapters.desired import AdapterWishes
+from gateway.adapters.names import NOTHING, known_adapters
+from gateway.adapters.registrar import AdapterRegistrar
+from gateway.api.http.answers import send_bytes, send_json
+from gateway.api.http.diagnostics import trail_of
+from gateway.api.intake.body import decode_json
 from gateway.api.native.reception import Reception, validated
 from gateway.api.parameters.base import Body
-from gateway.api.parameters.lora import LoraBody, read_lora
-from gateway.catalog.adapters import named, visible
+from gateway.api.parameters.options import LoraBody, read_lora
+from gateway.api.request_head import named_model
+from gateway.call import Principal
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.inquiries import Inquiries
-from gateway.registry.adapter_names import NOTHING, known_adapters
-from gateway.registry.adapter_wishes import AdapterWishes
-from workers.protocol.adapters import MAX_WAIT_S, LoadAdapter
-from workers.protocol.catalog import NAME_PATTERN
+from gateway.relay.queries import WorkerQueries
+from workers.protocol.queries import MAX_WAIT_S, LoadAdapter
+from workers.protocol.requests import NAME_PATTERN
 
 TEXT = b"text/plain; charset=utf-8"
 
@@ -51,20 +53,16 @@ class UnloadBody(Body):
 class AdaptersRoute:
     """`GET /lora-adapters` and `POST /lora-adapters`."""
 
-    def __init__(self, reception: Reception, inquiries: Inquiries, wishes: AdapterWishes) -> None:
+    def __init__(self, reception: Reception, queries: WorkerQueries, wishes: AdapterWishes) -> None:
         self._reception = reception
-        self._inquiries = inquiries
+        self._queries = queries
         self._wishes = wishes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "POST":
-            await self._set_scales(scope, receive, send)
-            return
-        caller = await self._reception.caller(scope)
-        call = self._reception.call(caller, {}, scope)
+    async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self._reception.call(principal, {}, scope)
         records, scales = self._wishes.records(call.model), self._wishes.scales(call.model)
-        known, admin = self._known(call.model), caller.principal.admin
-        shown = frozenset(visible(known, caller.principal))
+        known, admin = self._known(call.model), principal.admin
+        shown = frozenset(visible(known, principal))
         adapters = [
             {
                 "id": number,
@@ -77,21 +75,20 @@ class AdaptersRoute:
             for number, name in enumerate(known)
             if name in shown
         ]
-        await send_json(send, adapters, caller.trail)
+        await send_json(send, adapters, trail_of(scope))
 
-    async def _set_scales(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def set_scales(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Set the scales for every caller of the model who names no adapters, on all gateways within a second."""
-        caller = await self._reception.admin(scope, "set the scales of adapters for everybody")
-        asked = {"lora": await self._reception.small(scope, receive, _array)}
-        body = validated(LoraBody, asked, caller.trail.ignored)
-        call = self._reception.call(caller, {}, scope, strict=bool(named_model({}, scope)))
+        asked = {"lora": await self._reception.small(principal, scope, receive, _array)}
+        body = validated(LoraBody, asked, trail_of(scope).ignored)
+        call = self._reception.call(principal, {}, scope, strict=bool(named_model({}, scope)))
         known = self._known(call.model)
-        scales = {named(use.name, known, caller.principal): use.scale for use in read_lora(body)}
+        scales = {named(use.name, known, principal): use.scale for use in read_lora(body)}
         await self._wishes.set_scales(call.model, scales)
-        await send_json(send, {"success": True}, caller.trail)
+        await send_json(send, {"success": True}, trail_of(scope))
 
     def _known(self, model: str) -> list[str]:
-        return known_adapters(self._inquiries.workers(model), self._wishes.contents().get(model, NOTHING))
+        return known_adapters(self._queries.workers(model), self._wishes.contents().get(model, NOTHING))
 
 
 class LoadAdapterRoute:
@@ -101,15 +98,14 @@ class LoadAdapterRoute:
         self._reception = reception
         self._registrar = registrar
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await self._reception.admin(scope, "load adapters")
-        document = await self._reception.document(scope, receive)
-        call = self._reception.call(caller, document, scope, strict=True)
-        body = validated(LoadBody, document, caller.trail.ignored)
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        document = await self._reception.document(principal, scope, receive)
+        call = self._reception.call(principal, document, scope, strict=True)
+        body = validated(LoadBody, document, trail_of(scope).ignored)
         asked = LoadAdapter(name=body.lora_name, path=body.lora_path, pinned=body.pinned)
         await self._registrar.register(call.model, asked)
         message = f"Success: LoRA adapter '{asked.name}' added successfully."
-        await send_bytes(send, message.encode(), TEXT, caller.trail)
+        await send_bytes(send, message.encode(), TEXT, trail_of(scope))
 
 
 class UnloadAdapterRoute:
@@ -119,14 +115,13 @@ class UnloadAdapterRoute:
         self._reception = reception
         self._registrar = registrar
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await self._reception.admin(scope, "unload adapters")
-        document = await self._reception.document(scope, receive)
-        body = validated(UnloadBody, document, caller.trail.ignored)
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        document = await self._reception.document(principal, scope, receive)
+        body = validated(UnloadBody, document, trail_of(scope).ignored)
         name = body.lora_name
         model = named_model(document, scope) or self._reception.adapter_model(name)
         try:
-            call = self._reception.call(caller, {"model": model}, scope, strict=True)
+            call = self._reception.call(principal, {"model": model}, scope, strict=True)
         except (InvalidRequest, ModelNotFound):
             if model:
                 raise
@@ -139,7 +134,7 @@ class UnloadAdapterRoute:
         message = f"Success: LoRA adapter '{name}' removed successfully."
         if left:
             message += f" {left} calls that began before still use it, and keep it until they end."
-        await send_bytes(send, message.encode(), TEXT, caller.trail, status=202 if left else 200)
+        await send_bytes(send, message.encode(), TEXT, trail_of(scope), status=202 if left else 200)
 
 
 def _array(raw: bytes) -> list[object]:

@@ -1,6 +1,11 @@
 """`GET /props` and `POST /props`: what a model is and how it is served.
 
 Source of the names: `get_res_props` in tools/server/server-context.cpp of llama.cpp.
+
+`POST /models/load` and `POST /models/unload`: have a model's workers started, or drained and stopped, by the
+supervisors that keep them.
+
+Source: "Using multiple models" in tools/server/README.md of llama.cpp.
 """
 
 from __future__ import annotations
@@ -10,12 +15,15 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.answers import send_json
-from gateway.api.generation_settings import default_settings
+from gateway.api.http.answers import send_json
+from gateway.api.http.diagnostics import trail_of
 from gateway.api.native.reception import Reception
-from gateway.errors import NotSupported
-from gateway.inquiries import Inquiries
-from workers.protocol.text import PROPS_PATH, Props, decode_props
+from gateway.api.shapes import default_settings
+from gateway.call import Principal
+from gateway.errors import InvalidRequest, NotSupported
+from gateway.registry.model_wishes import ModelWishes
+from gateway.relay.queries import WorkerQueries
+from workers.protocol.queries import PROPS_PATH, Props, decode_props
 
 TOOL_TEMPLATE = "tool_use"
 MODALITIES = {"vision": "image", "video": "video", "audio": "audio"}
@@ -32,33 +40,28 @@ class Offered:
 class PropsRoute:
     """Answers both routes."""
 
-    def __init__(self, reception: Reception, inquiries: Inquiries, offered: Offered) -> None:
+    def __init__(self, reception: Reception, queries: WorkerQueries, offered: Offered) -> None:
         self._offered = offered
         self._reception = reception
-        self._inquiries = inquiries
+        self._queries = queries
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "POST":
-            await self._change(scope, receive, send)
-            return
-        caller = await self._reception.caller(scope)
-        call = self._reception.call(caller, {}, scope)
-        found = await self._inquiries.of_model(call.model, "GET", PROPS_PATH, decode_props)
-        num_slots = sum(beat.slots for beat in self._inquiries.workers(call.model))
-        await send_json(send, props_object(found, call.alias, num_slots, self._offered), caller.trail)
+    async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self._reception.call(principal, {}, scope)
+        found = await self._queries.of_model(call.model, "GET", PROPS_PATH, decode_props)
+        num_slots = sum(beat.slots for beat in self._queries.workers(call.model))
+        await send_json(send, props_object(found, call.alias, num_slots, self._offered), trail_of(scope))
 
-    async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def change(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse any property. As in llama-server, there is none yet that could be changed. Raises NotSupported."""
-        caller = await self._reception.admin(scope, "change properties")
-        document = await self._reception.document(scope, receive)
-        self._reception.call(caller, document, scope)
+        document = await self._reception.document(principal, scope, receive)
+        self._reception.call(principal, document, scope)
         names = sorted(name for name in document if name != "model")
         if names:
             raise NotSupported(
                 f"`{names[0][:100]}` can't be changed while a model runs. Set `sampling` and what else there is in the "
                 "catalog, and restart the model's workers."
             )
-        await send_json(send, {"success": True}, caller.trail)
+        await send_json(send, {"success": True}, trail_of(scope))
 
 
 def props_object(found: Props, name: str, num_slots: int, offered: Offered) -> dict[str, Any]:
@@ -85,3 +88,31 @@ def props_object(found: Props, name: str, num_slots: int, offered: Offered) -> d
     }
     tools = found.chat_templates.get(TOOL_TEMPLATE)
     return document | ({"chat_template_tool_use": tools} if tools else {})
+
+
+class LoadingRoute:
+    """One of the two routes. Answers when the supervisors have been told: `GET /models` shows how far they are."""
+
+    def __init__(self, reception: Reception, queries: WorkerQueries, wishes: ModelWishes, *, load: bool) -> None:
+        self._reception = reception
+        self._queries = queries
+        self._wishes = wishes
+        self._load = load
+
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        document = await self._reception.document(principal, scope, receive)
+        call = self._reception.call(principal, document, scope, strict=True)
+        runs = any(not beat.draining for beat in self._queries.workers(call.model))
+        # Workers follow a wish after a while: callers who change it meanwhile are not told that there is nothing to do.
+        if runs == self._load and await self._wishes.is_unloaded(call.model) != self._load:
+            state = "loaded already" if runs else "not loaded"
+            raise InvalidRequest(f"The model `{call.alias}` is {state}.", param="model")
+        if not await self._wishes.is_supervised(call.model):
+            verb = "start" if self._load else "stop"
+            raise NotSupported(
+                f"No supervisor keeps workers of `{call.alias}`, so the gateway can't {verb} them. Run them under "
+                f"`paddock up` or `paddock supervisor`, or {verb} them yourself.",
+                param="model",
+            )
+        await self._wishes.want(call.model, self._load)
+        await send_json(send, {"success": True}, trail_of(scope))

@@ -1,10 +1,12 @@
 """`GET /slots` and `POST /slots/{id_slot}?action=save|restore|erase`: slots numbered over all workers of a model.
 
-Workers are ordered by their ids, and each has as many numbers as it has slots. What a slot holds is its team's: others
-see whether a call runs in it and nothing else. Files are each worker's own: restore where you saved, or give the
-workers one folder.
+Workers are ordered by their ids, and each has as many numbers as it has slots. What a slot holds is its team's:
+others see whether a call runs in it and nothing else. Files are each worker's own: restore where you saved, or give
+the workers one folder.
 
 Source of the names: tools/server/README.md of llama.cpp.
+
+Asks the fleet for a completion's slot number, and for the adapters behind the names that it asked for.
 """
 
 from __future__ import annotations
@@ -18,28 +20,29 @@ from msgspec.structs import replace
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.answers import send_json
-from gateway.api.native.query import query_of
+from gateway.adapters.choice import CallAdapters
+from gateway.api.http.answers import send_json
+from gateway.api.http.diagnostics import trail_of
 from gateway.api.native.reception import Reception, validated
+from gateway.api.operations.health import SharedLook
 from gateway.api.parameters.faults import shown
-from gateway.api.parameters.hints import MAX_SALT_CHARS
-from gateway.api.parameters.lora import LoraBody, read_lora
-from gateway.api.shared_look import SharedLook
-from gateway.call import Principal
+from gateway.api.parameters.options import MAX_SALT_CHARS, LoraBody, read_lora
+from gateway.api.request_head import query_of
+from gateway.call import Call, Principal
 from gateway.errors import InvalidRequest, NotSupported, SlotsBusy
-from gateway.inquiries import Inquiries, no_worker
-from gateway.pipeline import Pipeline
-from gateway.routing.slot_numbers import firsts, located
+from gateway.relay.queries import WorkerQueries, no_worker
+from gateway.routing.placement import firsts, located, number_of
 from workers.protocol.heartbeat import Heartbeat
-from workers.protocol.slots import (
+from workers.protocol.queries import (
     SLOTS_PATH,
     SlotAction,
     SlotErased,
     SlotInfo,
     SlotRestored,
     SlotSaved,
-    decode_infos,
+    decode_slot_infos,
 )
+from workers.protocol.requests import AdapterUse
 
 MAX_FILENAME_CHARS = 1024
 
@@ -68,14 +71,14 @@ Look = list[tuple[Heartbeat, list[SlotInfo]]]
 class SlotLooks:
     """Looks at the slots of models, each shared by all who ask at about the same time."""
 
-    def __init__(self, inquiries: Inquiries) -> None:
-        self._inquiries = inquiries
+    def __init__(self, queries: WorkerQueries) -> None:
+        self._queries = queries
         self._looks: dict[str, SharedLook[Look]] = {}
 
     async def look(self, model: str) -> Look:
         """Return each worker's slots. Raises PaddockError."""
         if model not in self._looks:
-            ask = partial(self._inquiries.of_each, model, "GET", SLOTS_PATH, decode_infos)
+            ask = partial(self._queries.of_each, model, "GET", SLOTS_PATH, decode_slot_infos)
             self._looks[model] = SharedLook(ask, FRESH_S)
         return await self._looks[model].take()
 
@@ -87,55 +90,48 @@ class SlotsRoute:
         self._reception = reception
         self._looks = looks
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await self._reception.caller(scope)
-        call = self._reception.call(caller, {}, scope)
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self._reception.call(principal, {}, scope)
         found = await self._looks.look(call.model)
         if query_of(scope).get("fail_on_no_slot") and all(info.is_processing for _, infos in found for info in infos):
             raise SlotsBusy(f"No slot of `{call.alias}` is free. Send the request again later.")
         first = dict(zip((beat.boot for beat, _ in found), firsts([beat for beat, _ in found]), strict=True))
-        slots = [slot_object(first[beat.boot], beat, info, caller.principal) for beat, infos in found for info in infos]
-        await send_json(send, slots, caller.trail)
+        slots = [slot_object(first[beat.boot], beat, info, principal) for beat, infos in found for info in infos]
+        await send_json(send, slots, trail_of(scope))
 
 
-class NoSlots:
-    """Refuses the list, where the operator has switched it off."""
-
-    def __init__(self, reception: Reception) -> None:
-        self._reception = reception
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._reception.caller(scope)
-        raise NotSupported("This gateway does not list slots. An operator can switch it on: PADDOCK_SLOTS_ENDPOINT.")
+async def refuse_slots(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse the list, where the operator has switched it off."""
+    raise NotSupported("This gateway does not list slots. An operator can switch it on: PADDOCK_SLOTS_ENDPOINT.")
 
 
 class SlotRoute:
     """Carries out an action on one slot."""
 
-    def __init__(self, reception: Reception, inquiries: Inquiries, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, reception: Reception, queries: WorkerQueries, adapters: CallAdapters) -> None:
+        self._adapters = adapters
         self._reception = reception
-        self._inquiries = inquiries
+        self._queries = queries
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await self._reception.caller(scope)
-        document = await self._reception.document(scope, receive)
-        call = self._reception.call(caller, document, scope)
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        document = await self._reception.document(principal, scope, receive)
+        call = self._reception.call(principal, document, scope)
         action = _action(query_of(scope).get("action", ""))
-        body = validated(ActionBody, document, caller.trail.ignored)
+        body = validated(ActionBody, document, trail_of(scope).ignored)
+        del document  # it counts no more, and the worker may take long
         if action != "erase" and not body.filename:
             raise InvalidRequest("`filename` is missing. Send a name for the file.", param="filename")
         number = _number(scope["path_params"]["id_slot"])
-        beat, slot = _located(number, self._inquiries.workers(call.model), call.alias)
+        beat, slot = _located(number, self._queries.workers(call.model), call.alias)
         asked = SlotAction(
             action=action,
-            tenant=caller.principal.team,
+            tenant=principal.team,
             filename=body.filename,
             salt=body.cache_salt,
-            adapters=self._pipeline.adapters(call, read_lora(body)),
+            adapters=self._adapters.of(call, read_lora(body)),
         )
-        found = await self._inquiries.of_worker(beat, "POST", f"{SLOTS_PATH}/{slot}", _ANSWERS[action], asked)
-        await send_json(send, replace(found, id_slot=number), caller.trail)
+        found = await self._queries.of_worker(beat, "POST", f"{SLOTS_PATH}/{slot}", _ANSWERS[action], asked)
+        await send_json(send, replace(found, id_slot=number), trail_of(scope))
 
 
 def _located(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbeat, int]:
@@ -179,3 +175,17 @@ def _number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise InvalidRequest(f"{shown(text)} is no slot. Send its number, as `GET /slots` tells it.", param="id_slot")
     return int(text)
+
+
+class FleetPlace:
+    def __init__(self, queries: WorkerQueries, adapters: CallAdapters) -> None:
+        self._queries = queries
+        self._adapters = adapters
+
+    def number_slot(self, model: str, worker: str, slot: int) -> int:
+        """Return the slot's number; -1 where the worker is not there any more."""
+        return number_of(worker, slot, self._queries.workers(model))
+
+    def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
+        """Return the adapters that the call computes with. Raises InvalidRequest, PermissionDenied."""
+        return self._adapters.of(call, asked)

@@ -13,18 +13,18 @@ import msgspec
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.answers import JSON, send_json, send_parts
-from gateway.api.diagnostics import ignored_of
-from gateway.api.intake import Body as Held
-from gateway.api.native.prompts import read_native_prompt
-from gateway.api.native.query import named_model
+from gateway.api.http.answers import JSON, send_json, send_parts
+from gateway.api.http.diagnostics import ignored_of, trail_of
+from gateway.api.intake.intake import Body as Held
+from gateway.api.intake.presence import while_present
 from gateway.api.native.reception import Reception, document_of, validated
+from gateway.api.native.request import read_native_prompt
 from gateway.api.parameters.base import Body
-from gateway.api.presence import while_present
+from gateway.api.request_head import named_model
+from gateway.call import Principal
 from gateway.errors import InternalError
-from gateway.inquiries import Inquiries
-from workers.protocol.requests import GenerateRequest
-from workers.protocol.text import (
+from gateway.relay.queries import WorkerQueries
+from workers.protocol.queries import (
     DETOKENIZE_PATH,
     RENDER_PATH,
     TOKEN_BYTES,
@@ -38,6 +38,7 @@ from workers.protocol.text import (
     decode_tokenized,
     ints_of,
 )
+from workers.protocol.requests import GenerateRequest
 
 MAX_TOKEN = 2**31 - 1
 
@@ -68,41 +69,39 @@ class DetokenizeBody(Body):
 
 
 class TokenizeRoute:
-    def __init__(self, reception: Reception, inquiries: Inquiries) -> None:
+    def __init__(self, reception: Reception, queries: WorkerQueries) -> None:
         self._reception = reception
-        self._inquiries = inquiries
+        self._queries = queries
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await self._reception.caller(scope)
-        async with self._reception.opened(caller, scope, receive) as raw:
-            name, asked = await raw.decoded(partial(_tokenize_of, scope=scope, team=caller.principal.team))
-            call = self._reception.call(caller, {"model": name}, scope)
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._reception.opened(principal, scope, receive) as raw:
+            name, asked = await raw.decoded(partial(_tokenize_of, scope=scope, team=principal.team))
+            call = self._reception.call(principal, {"model": name}, scope)
             if asked is None:
-                await send_json(send, {"tokens": []}, caller.trail)
+                await send_json(send, {"tokens": []}, trail_of(scope))
                 return
             async with while_present(receive):
-                reply = await self._inquiries.of_model(call.model, "POST", TOKENIZE_PATH, bytes, asked)
+                reply = await self._queries.of_model(call.model, "POST", TOKENIZE_PATH, bytes, asked)
             found = await decoded_reply(raw, reply, decode_tokenized)
             del reply
-            await send_parts(send, token_parts(found), JSON, caller.trail)
+            await send_parts(send, token_parts(found), JSON, trail_of(scope))
 
 
 class DetokenizeRoute:
-    def __init__(self, reception: Reception, inquiries: Inquiries) -> None:
+    def __init__(self, reception: Reception, queries: WorkerQueries) -> None:
         self._reception = reception
-        self._inquiries = inquiries
+        self._queries = queries
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await self._reception.caller(scope)
-        async with self._reception.opened(caller, scope, receive) as raw:
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._reception.opened(principal, scope, receive) as raw:
             name, tokens = await raw.decoded(partial(_tokens_of, scope=scope))
-            call = self._reception.call(caller, {"model": name}, scope)
-            asked = Detokenize(tokens=tokens, tenant=caller.principal.team)
+            call = self._reception.call(principal, {"model": name}, scope)
+            asked = Detokenize(tokens=tokens, tenant=principal.team)
             async with while_present(receive):
-                reply = await self._inquiries.of_model(call.model, "POST", DETOKENIZE_PATH, bytes, asked)
+                reply = await self._queries.of_model(call.model, "POST", DETOKENIZE_PATH, bytes, asked)
             found = await decoded_reply(raw, reply, decode_detokenized)
             del reply
-            await send_parts(send, text_parts("content", found.content), JSON, caller.trail)
+            await send_parts(send, text_parts("content", found.content), JSON, trail_of(scope))
 
 
 class Conversation(Protocol):
@@ -123,22 +122,21 @@ class ChatReader(Protocol):
 class ApplyTemplateRoute:
     """Takes the same body as the chat route, by that route's reader."""
 
-    def __init__(self, reception: Reception, inquiries: Inquiries, chat: ChatReader) -> None:
+    def __init__(self, reception: Reception, queries: WorkerQueries, chat: ChatReader) -> None:
         self._reception = reception
-        self._inquiries = inquiries
+        self._queries = queries
         self._chat = chat
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await self._reception.caller(scope)
-        async with self._reception.opened(caller, scope, receive) as raw:
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._reception.opened(principal, scope, receive) as raw:
             asked = await raw.decoded(lambda body: self._chat.read(body, scope))
-            call = self._reception.call(caller, {"model": asked.model or named_model({}, scope)}, scope)
-            render = Render(request=asked.requests[0], count=False, tenant=caller.principal.team)
+            call = self._reception.call(principal, {"model": asked.model or named_model({}, scope)}, scope)
+            render = Render(request=asked.requests[0], count=False, tenant=principal.team)
             async with while_present(receive):
-                reply = await self._inquiries.of_model(call.model, "POST", RENDER_PATH, bytes, render)
+                reply = await self._queries.of_model(call.model, "POST", RENDER_PATH, bytes, render)
             found = await decoded_reply(raw, reply, decode_rendered)
             del reply
-            await send_parts(send, text_parts("prompt", found.prompt or ""), JSON, caller.trail)
+            await send_parts(send, text_parts("prompt", found.prompt or ""), JSON, trail_of(scope))
 
 
 def _tokenize_of(raw: bytes, scope: Scope, team: str) -> tuple[str, Tokenize | None]:

@@ -10,15 +10,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.openai.chat_request import ChatRequest
+from gateway.api.http.streaming import DONE, data
 from gateway.api.openai.error_shape import error_body
-from gateway.api.openai.ids import chat_id
 from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
-from gateway.api.openai.stream_head import StreamHead
-from gateway.api.openai.stream_usage import StreamUsage
-from gateway.api.openai.verbose import Verbose
-from gateway.api.streaming import DONE, data
-from gateway.api.tallies import progress_fields, timings_object
+from gateway.api.openai.requests import ChatRequest
+from gateway.api.openai.writing import StreamHead, StreamUsage, Verbose, chat_id
+from gateway.api.shapes import progress_fields, timings_object
 from gateway.call import Call
 from gateway.errors import PaddockError
 from gateway.telemetry.trail import Trail

@@ -12,16 +12,14 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.answers import EncodedArray
+from gateway.api.http.answers import EncodedArray
 from gateway.api.openai.chat_chunks import finish_reason
-from gateway.api.openai.chat_request import ChatRequest
-from gateway.api.openai.ids import chat_id
 from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
-from gateway.api.openai.verbose import Verbose
-from gateway.api.openai.whole import Whole
-from gateway.api.tallies import usage_object
+from gateway.api.openai.requests import ChatRequest
+from gateway.api.openai.writing import Verbose, Whole, chat_id
+from gateway.api.shapes import usage_object
 from gateway.call import Call
-from gateway.choices import usage_of
+from gateway.dispatch.fan_out import usage_of
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Settings, Text, Tokens, ToolCallDelta
 from workers.protocol.requests import GenerateRequest

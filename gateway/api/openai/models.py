@@ -8,13 +8,12 @@ from typing import Any
 from msgspec.structs import asdict
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.keys import Keys
-from gateway.api.answers import send_json
-from gateway.api.caller import identified
+from gateway.api.http.answers import send_json
+from gateway.api.http.diagnostics import trail_of
 from gateway.call import Principal
 from gateway.catalog.names import Names
-from gateway.pipeline import Fleet
 from gateway.registry.model_wishes import ModelWishes
+from gateway.registry.snapshot import FleetView
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
 
 OWNER = "paddock"
@@ -25,18 +24,17 @@ OUTPUT: dict[WorkerKind, str] = {"generate": "text", "embed": "embeddings", "ran
 class Models:
     """Answers with the whole list, or with the card of the name in the path."""
 
-    def __init__(self, keys: Keys, names: Names, fleet: Fleet, wishes: ModelWishes, *, merged: bool = False) -> None:
+    def __init__(self, names: Names, fleet: FleetView, wishes: ModelWishes, *, merged: bool = False) -> None:
         """`merged`: the list has one card for a model and its aliases, as llama-server's has; else one for each name
         that can be called.
         """
         self._merged = merged
-        self._keys = keys
         self._names = names
         self._fleet = fleet
         self._wishes = wishes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = await identified(self._keys, scope)
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail = trail_of(scope)
         name = scope.get("path_params", {}).get("model")
         if not name:  # `/v1/models/` is the list as well
             await send_json(send, {"object": "list", "data": await self._list(principal)}, trail)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from gateway.api.decoding import let_loop_run
+from gateway.api.intake.decoding import let_loop_run
 from gateway.telemetry.ignored import Ignored
 
 TAG = "<"

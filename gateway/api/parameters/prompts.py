@@ -1,16 +1,25 @@
-"""Reads prompts that are continued as they are: a text, tokens, both in turn, or several of these.
+"""Reads prompts that are continued as they are, and inputs to embed: texts, tokens, or several of these.
+
+Reads prompts that are continued as they are: a text, tokens, both in turn, or several of these.
 
 Source: OpenAI's API reference, `prompt` of "Create completion"; tools/server/README.md of llama.cpp for mixed ones.
+
+Reads inputs to embed: a text, tokens, both in turn, an object with one of them, or several of these.
+
+Source: OpenAI's API reference, `input` of "Create embeddings"; `tokenize_input_subprompt` in server-common.cpp of
+llama.cpp, and its tests of embeddings for objects with `content`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from gateway.api.body import Numbers
-from gateway.api.decoding import let_loop_run
+from gateway.api.intake.body import Numbers
+from gateway.api.intake.decoding import let_loop_run
 from gateway.api.parameters.faults import shown
-from gateway.errors import InvalidRequest
+from gateway.api.parameters.messages import MEDIA
+from gateway.errors import InvalidRequest, NotSupported
+from workers.protocol.pooled import PoolInput
 
 MAX_PROMPTS = 128
 MAX_TOKEN = 2**31 - 1
@@ -75,3 +84,61 @@ def read_tokens(items: list[Any], path: str) -> tuple[int | str, ...]:
             message = f"`{path}.{n}` is {shown(item)}. Send a token's number (0 to {MAX_TOKEN}) or a text."
             raise InvalidRequest(message, param=f"{path}.{n}")
     return tuple(items)
+
+
+MAX_INPUTS = 2048
+INPUT_FORMS = "a string, an array of tokens, an object with `prompt_string` or `content`, or an array of such inputs"
+
+
+def read_pool_inputs(value: Any, path: str) -> tuple[PoolInput, ...]:
+    """Return one input or several; an array with a token in it is one. Raises InvalidRequest, NotSupported."""
+    if value is None:
+        raise InvalidRequest(f"`{path}` is missing. Send {INPUT_FORMS}.", param=path)
+    if not isinstance(value, list):
+        return (_one_input(value, path),)
+    if not value:
+        raise InvalidRequest(f"`{path}` is empty. Send {INPUT_FORMS}.", param=path)
+    if any(type(item) is int for item in value):
+        return (read_tokens(value, path),)
+    if len(value) > MAX_INPUTS:
+        message = f"`{path}` has {len(value)} items; one request takes {MAX_INPUTS}. Send several requests."
+        raise InvalidRequest(message, param=path)
+    return tuple(_one_input(item, f"{path}.{n}") for n, item in enumerate(value))
+
+
+def _one_input(value: Any, path: str) -> PoolInput:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return _of_object(value, path)
+    if not isinstance(value, list) or not value:
+        given = "an empty array" if value == [] else shown(value)
+        raise InvalidRequest(f"`{path}` is {given}. Send {INPUT_FORMS}.", param=path)
+    return read_tokens(value, path)
+
+
+def _of_object(value: dict[str, Any], path: str) -> PoolInput:
+    if value.get("multimodal_data"):
+        message = f"`{path}.multimodal_data` is not supported: the models here read text. Leave it out."
+        raise NotSupported(message, param=f"{path}.multimodal_data")
+    if "prompt_string" in value:
+        text = value["prompt_string"]
+        if not isinstance(text, str):
+            message = f"`{path}.prompt_string` is {shown(text)}. Send a string."
+            raise InvalidRequest(message, param=f"{path}.prompt_string")
+        return text
+    parts = value.get("content")
+    if not isinstance(parts, list) or not parts:
+        message = f"`{path}` has no text. Send `prompt_string`, or `content` with parts of type `text`."
+        raise InvalidRequest(message, param=path)
+    return "".join(_text_of(part, f"{path}.content.{n}") for n, part in enumerate(parts))
+
+
+def _text_of(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in MEDIA:
+        raise NotSupported(f"`{path}` is of type {shown(kind)}; the models here read text only.", param=path)
+    if kind != "text" or not isinstance(part.get("text"), str):
+        message = f'`{path}` is not a text part. Send parts such as {{"type": "text", "text": "..."}}.'
+        raise InvalidRequest(message, param=path)
+    return str(part["text"])

@@ -11,16 +11,16 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.answering import Answering
-from gateway.api.answers import send_json
-from gateway.api.diagnostics import trail_of
-from gateway.api.held_probs import Holds
-from gateway.api.intake import Body, held_while, holds_of
+from gateway.api.http.answers import send_json
+from gateway.api.http.diagnostics import trail_of
+from gateway.api.intake.intake import Body, held_while, holds_of
+from gateway.api.intake.memory_budget import Holds
+from gateway.api.request_head import Wish
 from gateway.api.responses.events import EventWriter
-from gateway.api.responses.ids import stream_of
+from gateway.api.responses.items import stream_of
 from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.shelf import Shelf
 from gateway.api.resumable import Resumable
-from gateway.api.wish import Wish
 from gateway.call import Call
 from gateway.errors import StorageFull, StoreUnavailable, TooManyStreams, Unavailable
 from gateway.resume.recording import Recording

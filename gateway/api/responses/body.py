@@ -1,7 +1,9 @@
 """The body of `POST /v1/responses` as pydantic models: types, limits and nothing else.
 
-Source of names and types: OpenAI's API reference, "Create a model response"; sampling, forms and hints beyond those are
-llama-server's, vLLM's and our own, as in chat completions.
+Source of names and types: OpenAI's API reference, "Create a model response"; sampling, forms and hints beyond those
+are llama-server's, vLLM's and our own, as in chat completions.
+
+Parameters of the Responses API that are not read (`gateway.api.parameters.unread`).
 """
 
 from __future__ import annotations
@@ -12,15 +14,20 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
 from gateway.api.parameters.base import Also, Body, Entry, Loose, text_or_parts
-from gateway.api.parameters.conversation_body import MAX_PARTS, Content, Part
-from gateway.api.parameters.form_body import GrammarBody
-from gateway.api.parameters.hints import LENGTHS, MAX_TOKENS, HintsBody
-from gateway.api.parameters.lora import LoraBody
-from gateway.api.parameters.notices import ProgressBody
-from gateway.api.parameters.probs import MAX_TOP_LOGPROBS
-from gateway.api.parameters.sampling_body import SamplingBody
-from gateway.api.parameters.stops import Stop
+from gateway.api.parameters.form import GrammarBody
+from gateway.api.parameters.messages import MAX_PARTS, Content, Part
+from gateway.api.parameters.options import (
+    LENGTHS,
+    MAX_TOKENS,
+    MAX_TOP_LOGPROBS,
+    HintsBody,
+    LoraBody,
+    ProgressBody,
+    Stop,
+)
+from gateway.api.parameters.sampling import SamplingBody
 from gateway.api.parameters.thinking import ThinkingBody
+from gateway.api.parameters.unread import OTHERS_IGNORED, OTHERS_REFUSED, Refusal
 
 MAX_ITEMS = 10_000
 MAX_TOOLS = 128
@@ -159,3 +166,22 @@ class ResponsesBody(SamplingBody, GrammarBody, ThinkingBody, LoraBody, HintsBody
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+
+IGNORED = {
+    **OTHERS_IGNORED,
+    "client_metadata": "what a client says of itself, as Codex does",
+    "max_tool_calls": "it bounds calls of the provider's own tools, of which there are none",
+    "moderation": "there is no moderation to choose",
+    "prompt_cache_options": "the prompt cache finds what it knows by itself",
+    "prompt_cache_retention": "the prompt cache keeps what pays",
+}
+"""Parameters that are accepted and have no effect on the answer, and why."""
+
+REFUSED: dict[str, Refusal] = {
+    **OTHERS_REFUSED,
+    "context_management": Refusal("Leave it out, and send the items that the model is to see."),
+    "conversation": Refusal("Use `previous_response_id`, or send the whole conversation as `input`."),
+    "prompt": Refusal("Paddock keeps no prompt templates; send the text as `input` and `instructions`."),
+    "service_tier": Refusal("There is one tier.", ("auto", "default"), is_hint=True),
+}

@@ -1,28 +1,165 @@
-"""`POST /v1/responses`: answers whole, streamed, or in the background."""
+"""`POST /v1/responses` and its `input_tokens`: what is computed for a request, within a model's context.
+
+Finds which turns of a conversation fit, for `truncation: auto`.
+
+Workers render and count; the gateway knows no tokens.
+"""
 
 from __future__ import annotations
 
+import bisect
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
+from msgspec.structs import replace as replace_struct
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.keys import Keys
 from gateway.api.answering import Answering
-from gateway.api.caller import identified
-from gateway.api.intake import Intake
-from gateway.api.presence import while_present
+from gateway.api.http.answers import send_json
+from gateway.api.http.diagnostics import trail_of
+from gateway.api.intake.intake import Body, Intake
+from gateway.api.intake.presence import while_present
+from gateway.api.request_head import conversation, read_begin_by, read_wish
 from gateway.api.responses.background import Background
-from gateway.api.responses.preparation import Preparation
-from gateway.api.responses.request import ResponseRequest, read_draft
+from gateway.api.responses.request import Draft, ResponseRequest, read_draft
 from gateway.api.responses.shelf import Shelf
 from gateway.api.resumable import Resumable
-from gateway.api.wish import read_wish
+from gateway.call import Call, Principal
+from gateway.dispatch.pipeline import Pipeline
+from gateway.dispatch.request_size import chars_of_message
+from gateway.relay.queries import WorkerQueries
+from gateway.telemetry.trail import Trail
+from workers.protocol.requests import GenerateRequest, Message
+
+
+class InputTokens:
+    def __init__(self, pipeline: Pipeline, intake: Intake, shelf: Shelf, queries: WorkerQueries) -> None:
+        self._pipeline = pipeline
+        self._intake = intake
+        self._shelf = shelf
+        self._queries = queries
+
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail = trail_of(scope)
+        async with self._intake.opened(principal, scope, receive) as body:
+            draft = await body.decoded(partial(read_draft, ignored=trail.ignored))
+            asked = await self._shelf.complete(draft, body)
+            call = self._pipeline.call(principal, asked.model, trail)
+            async with while_present(receive):
+                num_tokens = await self._queries.num_tokens(call.model, asked.requests[0], principal.team)
+        await send_json(send, {"object": "response.input_tokens", "input_tokens": num_tokens}, trail)
+
+
+ANSWER_SHARE = 8
+"""Without `max_output_tokens`, the context's tokens divided by this are kept free for the answer."""
+STANDING = ("system", "developer")
+
+MAX_RENDERS = 6
+"""Most renderings of one conversation to find what fits: three nearly always do."""
+
+
+class Truncation:
+    def __init__(self, queries: WorkerQueries) -> None:
+        self._queries = queries
+
+    async def fitted(self, asked: ResponseRequest, model: str, team: str) -> ResponseRequest:
+        """Return the request without as many first turns as it takes to fit; the last turn and system messages stay.
+
+        If it does not fit even so, the worker refuses it. Raises PaddockError.
+        """
+        request = asked.requests[0]
+        room = self._room(model, request)
+        if room is None:
+            return asked
+        turns = turns_of(request.messages)
+
+        async def count(number: int) -> int:
+            return await self._queries.num_tokens(model, without(request, turns, number), team)
+
+        number = await turns_to_drop([sum(map(chars_of_message, turn)) for turn in turns], room, count)
+        return replace(asked, requests=(without(request, turns, number),)) if number else asked
+
+    def _room(self, model: str, request: GenerateRequest) -> int | None:
+        """Return the most tokens that the prompt may have; None: nobody knows."""
+        n_ctx = min((beat.n_ctx for beat in self._queries.workers(model)), default=0)
+        if not n_ctx:
+            return None
+        wanted = n_ctx // ANSWER_SHARE if request.max_tokens is None else request.max_tokens
+        return n_ctx - min(max(1, wanted), n_ctx // 2)
+
+
+async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], Awaitable[int]]) -> int:
+    """Return how many of the first turns must be dropped so that the others have at most `room` tokens; all but the
+    last where that is not enough.
+
+    `sizes`: characters of each turn. `count` returns the tokens without so many of the first turns, by a whole
+    rendering: at most `MAX_RENDERS` are made, each where the characters say that the bound lies. Where those don't
+    suffice, more is dropped than had to be.
+    """
+    tokens, last = await count(0), 0
+    fewest, most = 1, len(sizes) - 1
+    if tokens <= room or most < 1:
+        return 0 if tokens <= room else max(most, 0)
+    dropped = list(itertools.accumulate(sizes, initial=0))
+    rate = tokens / max(1, dropped[-1])
+    for _ in range(MAX_RENDERS - 1):
+        if fewest >= most:
+            break
+        wanted = dropped[last] + (tokens - room) / rate
+        guess = min(max(bisect.bisect_left(dropped, wanted), fewest), most - 1)
+        found = await count(guess)
+        if tokens != found and guess != last:
+            rate = abs((tokens - found) / (dropped[guess] - dropped[last]))
+        tokens, last = found, guess
+        if found <= room:
+            most = guess
+        else:
+            fewest = guess + 1
+    return most
+
+
+def turns_of(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
+    """Return the turns. Each begins with a user's message; results stay with the calls that they answer."""
+    turns: list[list[Message]] = []
+    for message in messages:
+        if message.role in STANDING:
+            continue
+        if not turns or message.role == "user":
+            turns.append([])
+        turns[-1].append(message)
+    return [tuple(turn) for turn in turns]
+
+
+def without(request: GenerateRequest, turns: Sequence[tuple[Message, ...]], number: int) -> GenerateRequest:
+    """Return the request without its first `number` turns."""
+    dropped = {id(message) for turn in turns[:number] for message in turn}
+    return replace_struct(request, messages=tuple(m for m in request.messages if id(m) not in dropped))
+
+
+class Preparation:
+    def __init__(self, pipeline: Pipeline, truncation: Truncation) -> None:
+        self._pipeline = pipeline
+        self._truncation = truncation
+
+    async def prepare(
+        self, draft: Draft, shelf: Shelf, body: Body, principal: Principal, trail: Trail, scope: Scope
+    ) -> tuple[ResponseRequest, Call]:
+        """Return the complete request and its call. Raises PaddockError."""
+        asked = await shelf.complete(draft, body)
+        del draft  # the steps below may wait for long
+        trail.held_bytes = body.num_bytes
+        talk = conversation(scope, asked.requests[0], principal.team)
+        call = self._pipeline.call(principal, asked.model, trail, "chat", read_begin_by(scope), talk)
+        if asked.fit:
+            asked = await self._truncation.fitted(asked, call.model, principal.team)
+        return asked, call
 
 
 class CreateResponse:
     def __init__(
         self,
-        keys: Keys,
         intake: Intake,
         resumable: Resumable,
         shelf: Shelf,
@@ -30,7 +167,6 @@ class CreateResponse:
         background: Background,
         preparation: Preparation,
     ) -> None:
-        self._keys = keys
         self._intake = intake
         self._resumable = resumable
         self._shelf = shelf
@@ -38,8 +174,8 @@ class CreateResponse:
         self._background = background
         self._preparation = preparation
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = await identified(self._keys, scope)
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail = trail_of(scope)
         async with self._intake.opened(principal, scope, receive) as body:
             wish = await read_wish(scope, body)
             if wish is not None and wish.stream:

@@ -1,21 +1,65 @@
 """Reads input items into the shape in which they are kept and listed, and makes messages of them.
 
 Source of the shapes: OpenAI's API reference, "Responses", input items.
+
+Ids of responses and of their items: an item's id says which response it belongs to.
 """
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from gateway.api.parameters.conversation_body import Content, Part
+from gateway.api.intake.decoding import let_loop_run
 from gateway.api.parameters.faults import shown
-from gateway.api.parameters.messages import PART_END
+from gateway.api.parameters.messages import PART_END, Content, Part
 from gateway.api.responses.body import ItemBody
-from gateway.api.responses.ids import input_id
 from gateway.api.responses.tools import arguments_of
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from workers.protocol.requests import Message, ToolCall
+
+RESPONSE = "resp_"
+_ITEM = re.compile(r"[a-z]{2,5}_([0-9a-f]{32})_[io]?[0-9]{1,6}")
+_RESPONSE = re.compile(r"resp_[0-9a-f]{32}")
+
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+
+
+def new_response_id() -> str:
+    return RESPONSE + secrets.token_hex(16)
+
+
+def is_response_id(text: str) -> bool:
+    return _RESPONSE.fullmatch(text) is not None
+
+
+def stream_of(response_id: str) -> str:
+    """Return the id of the stream that has a response's events."""
+    return response_id.removeprefix(RESPONSE)
+
+
+def output_id(response_id: str, kind: str, index: int) -> str:
+    return f"{PREFIXES[kind]}_{stream_of(response_id)}_{index}"
+
+
+def input_id(response_id: str, kind: str, index: int) -> str:
+    return f"{PREFIXES[kind]}_{stream_of(response_id)}_i{index}"
+
+
+def response_of(item_id: str) -> str | None:
+    """Return the id of the response that an item belongs to; None: it is no id of ours."""
+    found = _ITEM.fullmatch(item_id)
+    return RESPONSE + found[1] if found else None
+
 
 Item = dict[str, Any]
 NeededT = TypeVar("NeededT")
@@ -133,6 +177,7 @@ def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
                     turns.said("".join(texts))
                 else:
                     turns.other(Message(role=item["role"], content=PART_END.join(texts)))
+        let_loop_run()
     return turns.messages()
 
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.api.answers import EncodedArray
-from gateway.api.responses.ids import output_id
+from gateway.api.http.answers import EncodedArray
+from gateway.api.responses.items import output_id
 from gateway.api.responses.tools import input_of
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, TokenLogprob, ToolCallDelta
 

@@ -10,21 +10,25 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gateway.api.body import read_object
+from gateway.api.intake.body import read_object
+from gateway.api.intake.decoding import let_loop_run
 from gateway.api.parameters.faults import shown
 from gateway.api.parameters.form import ANY_OBJECT, beside_call, only_form, schema_form
-from gateway.api.parameters.hints import with_hints
-from gateway.api.parameters.lora import read_lora
-from gateway.api.parameters.notices import read_progress_notices
+from gateway.api.parameters.options import read_lora, read_progress_notices, read_stop, with_hints
 from gateway.api.parameters.sampling import read_sampling
-from gateway.api.parameters.stops import read_stop
 from gateway.api.parameters.thinking import read_template_values, read_thinking
 from gateway.api.parameters.unread import read_body
-from gateway.api.responses.body import ResponsesBody
-from gateway.api.responses.ids import is_response_id, new_response_id, response_of
-from gateway.api.responses.items import Item, messages_of, read_input, reference_of
+from gateway.api.responses.body import IGNORED, REFUSED, ResponsesBody
+from gateway.api.responses.items import (
+    Item,
+    is_response_id,
+    messages_of,
+    new_response_id,
+    read_input,
+    reference_of,
+    response_of,
+)
 from gateway.api.responses.records import Record
-from gateway.api.responses.refused import IGNORED, REFUSED
 from gateway.api.responses.tools import custom_names, read_tools, tools_object
 from gateway.errors import InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch, UnsupportedParameter
 from gateway.telemetry.ignored import Ignored
@@ -281,6 +285,7 @@ def _size(items: Iterable[Item]) -> int:
         size = sizes.get(id(item))
         if size is None:
             size = sizes[id(item)] = len(_encode(item))
+            let_loop_run()
         num_bytes += size
     return num_bytes
 
@@ -292,6 +297,7 @@ def _encode_items(items: Iterable[Item]) -> bytes:
     for number, item in enumerate(items):
         if id(item) not in encoded:
             encoded[id(item)] = _encode(item)
+            let_loop_run()
         pieces += (b"," if number else b"", encoded[id(item)])
     return b"".join((*pieces, b"]"))
 

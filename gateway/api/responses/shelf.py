@@ -9,16 +9,16 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from gateway.api.decoding import INLINE_BYTES
 from gateway.api.dialect import StreamWriter, WholeWriter
-from gateway.api.intake import Body
-from gateway.api.responses import whole
+from gateway.api.intake.decoding import INLINE_BYTES
+from gateway.api.intake.intake import Body
+from gateway.api.responses import snapshot
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.records import NewRecord, Record, decode_record, written
 from gateway.api.responses.request import Draft, ResponseRequest, not_found
 from gateway.call import Call
 from gateway.errors import ContextOverflow, PaddockError, StoreUnavailable, TakesTooMuch
-from gateway.store.trouble import reading
+from gateway.store.outage import reading
 from gateway.telemetry.trail import Trail
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Shelf:
 
     async def conclude(self, writer: StreamWriter | WholeWriter, failure: PaddockError | None) -> None:
         """Store an answer where it is to be stored. It is delivered all the same where that can't be done."""
-        if not isinstance(writer, EventWriter | whole.WholeWriter):
+        if not isinstance(writer, EventWriter | snapshot.WholeWriter):
             raise TypeError(f"no writer of responses: {writer!r}")
         asked, team = writer.snapshot.asked, writer.snapshot.call.principal.team
         if not asked.store or (failure is not None and not asked.background):
@@ -166,5 +166,5 @@ class ResponseWriters:
     def stream_writer(self, asked: ResponseRequest, call: Call, trail: Trail) -> EventWriter:
         return EventWriter(asked, call)
 
-    def whole_writer(self, asked: ResponseRequest, call: Call, trail: Trail) -> whole.WholeWriter:
-        return whole.WholeWriter(asked, call)
+    def whole_writer(self, asked: ResponseRequest, call: Call, trail: Trail) -> snapshot.WholeWriter:
+        return snapshot.WholeWriter(asked, call)

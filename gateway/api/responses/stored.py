@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.keys import Keys
-from gateway.api.answers import JSON, send_bytes, send_json
-from gateway.api.caller import identified
-from gateway.api.intake import Body, Intake
+from gateway.api.http.answers import JSON, send_bytes, send_json
+from gateway.api.http.diagnostics import trail_of
+from gateway.api.intake.decoding import let_loop_run
+from gateway.api.intake.intake import Body, Intake
 from gateway.api.parameters.faults import shown
 from gateway.api.responses.background import Background
-from gateway.api.responses.ids import stream_of
-from gateway.api.responses.items import Item
+from gateway.api.responses.items import Item, stream_of
 from gateway.api.responses.shelf import Shelf
 from gateway.api.resumable import Resumable
+from gateway.call import Principal
 from gateway.errors import InvalidRequest, NotFound, StreamGone
 from gateway.resume.reading import Reading
 from gateway.resume.recordings import Owner, Recordings
 from gateway.telemetry.trail import Trail
+from workers.protocol.json_parts import json_parts
 
 PAGE = 20
 LONGEST_PAGE = 100
 MAX_QUERY_FIELDS = 64
-
-_encode = msgspec.json.Encoder().encode
 
 _WHOLE = re.compile(r"-?[0-9]{1,14}")
 
@@ -43,22 +40,20 @@ class StoredResponses:
 
     def __init__(
         self,
-        keys: Keys,
         intake: Intake,
         shelf: Shelf,
         background: Background,
         recordings: Recordings,
         resumable: Resumable,
     ) -> None:
-        self._keys = keys
         self._intake = intake
         self._shelf = shelf
         self._background = background
         self._recordings = recordings
         self._resumable = resumable
 
-    async def retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = await self._who(scope)
+    async def retrieve(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail, body, id_ = self._opened(principal, scope)
         query = _query(scope)
         with closing(body):
             response = await self._background.current(id_, body)
@@ -87,14 +82,14 @@ class StoredResponses:
             message = f"The events of response {shown(id_)} are not kept any more. Retrieve it without `stream`."
             raise StreamGone(message, param="stream") from None
 
-    async def delete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = await self._who(scope)
+    async def delete(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail, body, id_ = self._opened(principal, scope)
         with closing(body):
             await self._background.drop(id_, body)
         await send_json(send, {"id": id_, "object": "response", "deleted": True}, trail)
 
-    async def cancel(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = await self._who(scope)
+    async def cancel(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail, body, id_ = self._opened(principal, scope)
         with closing(body):
             if not (await self._shelf.get(id_, body)).is_background:
                 message = (
@@ -104,8 +99,8 @@ class StoredResponses:
             raw = await _written(body, await self._background.cancel(id_, body))
             await send_bytes(send, raw, JSON, trail)
 
-    async def input_items(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = await self._who(scope)
+    async def input_items(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail, body, id_ = self._opened(principal, scope)
         with closing(body):
             await send_bytes(send, await self._items(body, id_, _query(scope)), JSON, trail)
 
@@ -122,25 +117,22 @@ class StoredResponses:
         limit = _number(query, "limit", PAGE, 1, LONGEST_PAGE)
         return await _written(body, _page(items, query.get("after"), limit))
 
-    async def _who(self, scope: Scope) -> tuple[Trail, Body, str]:
-        """Return the trail, the body that counts what is loaded (close it) and the id. Raises AuthenticationFailed."""
-        principal, trail = await identified(self._keys, scope)
-        return trail, self._intake.message(principal, b""), str(scope["path_params"]["response_id"])
-
-
-class Endpoint:
-    """One of the routes, as an ASGI app."""
-
-    def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send)
+    def _opened(self, principal: Principal, scope: Scope) -> tuple[Trail, Body, str]:
+        """Return the trail, the body that counts what is loaded (close it), and the id of the response."""
+        return trail_of(scope), self._intake.message(principal, b""), str(scope["path_params"]["response_id"])
 
 
 async def _written(body: Body, document: dict[str, Any]) -> bytes:
     """Return what was loaded as JSON; it is encoded aside where it is long. Nothing else is held while it is sent."""
-    return await body.aside(body.num_bytes, partial(_encode, document))
+    return await body.aside(body.num_bytes, partial(_encoded, document))
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    parts: list[bytes] = []
+    for part in json_parts(document):
+        parts.append(part)
+        let_loop_run()
+    return b"".join(parts)
 
 
 def _page(items: list[Item], after: str | None, limit: int) -> dict[str, Any]:

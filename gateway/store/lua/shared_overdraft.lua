@@ -1,6 +1,6 @@
 -- Leases beyond a worker's slots, for teams that have less than their share. Below shared.lua in the scripts that lend them.
 --
--- A worker that tells an `overdraft` takes so many calls more than it has slots, and slices them (workers/engine/shares.py):
+-- A worker that tells an `overdraft` takes so many calls more than it has slots, and slices them (workers/engine/step/shares.py):
 -- a call of a team that has more than its share of the slots gives way to one of a team that has less. So a team that holds
 -- every slot does not keep others in the line until its answers end.
 local LENT_AT_ONCE = 16

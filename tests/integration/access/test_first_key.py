@@ -12,8 +12,7 @@ import redis.asyncio
 from gateway.access import first_key
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
-from gateway.access.records import AccessRecord, first_record
-from gateway.access.sealed_records import open_record
+from gateway.access.records import AccessRecord, first_record, open_record
 from gateway.errors import AuthenticationFailed
 from gateway.store.client import connect
 from tests.support.redis_server import RedisServer

@@ -6,17 +6,19 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
 from gateway.admission.admission import Held
-from gateway.admission.share import Seat
+from gateway.admission.slot_share import Seat
+from gateway.admission.upkeep import ASKING_AT_ONCE
 from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
-from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.client import connect
 from gateway.store.integrity import check_integrity
+from gateway.store.outage import raise_if_cancelled
 from gateway.telemetry.standing import Standing
 from tests.integration.admission.conftest import Gateway, Lifetimes, Start
 from tests.integration.admission.test_slots import Guest
@@ -324,3 +326,36 @@ async def test_a_team_without_a_slot_is_lent_one(fragile: RedisServer, start_on:
         await until(lambda: len(served(others)) == 1, 5.0, "its next one takes its place")
         for guest in (*others, *hogs):
             await guest.cancel()
+
+
+async def test_when_redis_is_back_calls_ask_it_a_few_at_a_time(fragile: RedisServer, start_on: Start) -> None:
+    """Where it goes away again at once, all that have asked turn to the share in one turn of the event loop."""
+    async with beating(fragile, WORKERS):
+        gateway = await start_on(fragile.url, "g1", lives=SEATED)
+        await until(lambda: seat(gateway) == Seat(0, 1), 3.0, "seated")
+        await until(lambda: len(gateway.fleet.snapshot.of("m")) == 2, 2.0, "saw")
+        fragile.kill()
+        guests = [Guest(gateway) for _ in range(5 + 3 * ASKING_AT_ONCE)]
+        await until(
+            lambda: len(served(guests)) == 5 and gateway.admission.waiting("m") == 3 * ASKING_AT_ONCE, 4.0, "wait"
+        )
+
+        num_asking, most, acquire = 0, 0, gateway.store.acquire
+
+        async def is_away_again(*args: Any, **options: Any) -> Any:
+            nonlocal num_asking, most
+            num_asking += 1
+            most = max(most, num_asking)
+            await asyncio.sleep(0.05)
+            num_asking -= 1
+            raise StoreUnavailable("away again", retry_after_s=1.0)
+
+        gateway.store.acquire = is_away_again  # type: ignore[method-assign]
+        fragile.start()
+        await until(lambda: most > 0, 5.0, "it is back")
+        await asyncio.sleep(0.1)
+        assert most == ASKING_AT_ONCE
+        # When it stays, all have asked in the end.
+        gateway.store.acquire = acquire  # type: ignore[method-assign]
+        await until(lambda: all(waiter.filed for waiter in gateway.admission._line.of("m")), 10.0, "all are in line")
+        assert gateway.admission.waiting("m") == 3 * ASKING_AT_ONCE

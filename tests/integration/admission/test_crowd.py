@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 
+import pytest
 import redis.asyncio
 
 from gateway.errors import QueueFull, QueueTimeout
@@ -42,12 +43,12 @@ class Crowd:
     async def _call(self, gateway: Gateway, patience_s: float, hold_s: float) -> None:
         avoid = frozenset({"w2"} if self.random.random() < 0.2 else ())
         async with gateway.admission.slot(call(patience_s=patience_s), avoid) as lease:
-            self.holding[lease.worker] += 1
+            self.holding[lease.at.worker] += 1
             try:
-                assert self.holding[lease.worker] <= SLOTS[lease.worker]
+                assert self.holding[lease.at.worker] <= SLOTS[lease.at.worker]
                 await asyncio.sleep(hold_s)
             finally:
-                self.holding[lease.worker] -= 1
+                self.holding[lease.at.worker] -= 1
 
 
 async def watch(client: redis.asyncio.Redis, over: asyncio.Event) -> None:
@@ -56,6 +57,7 @@ async def watch(client: redis.asyncio.Redis, over: asyncio.Event) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.serial
 async def test_no_slot_is_given_twice(client: redis.asyncio.Redis, start: Start) -> None:
     for worker, slots in SLOTS.items():
         await beat(client, heartbeat(worker, slots=slots))

@@ -18,8 +18,16 @@ from tests.support.pool import ANYONE, SECRET, beat, drain, heartbeat, vanish
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
-from workers.protocol.heartbeat import PROTOCOL_VERSION, encode_heartbeat, record_of
-from workers.protocol.news import FIELD, Load, News, encode_news, sealed_news
+from workers.protocol.heartbeat import (
+    FIELD,
+    PROTOCOL_VERSION,
+    Load,
+    News,
+    encode_heartbeat,
+    encode_news,
+    record_of,
+    sealed_news,
+)
 
 
 @asynccontextmanager

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
 from gateway.registry.fleet import Fleet
+from gateway.registry.records import LONGEST_BYTES, MOST_BYTES
 from gateway.store.client import connect
 from tests.integration.admission.test_fleet import running
 from tests.support.pool import SECRET, beat, heartbeat, tell, vanish, write_heads
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
-from workers.protocol.heartbeat import PROTOCOL_VERSION
-from workers.protocol.news import Load
+from workers.protocol.heartbeat import PROTOCOL_VERSION, Load
 
 W1 = heartbeat("w1")
 BUSY = Load(slots_busy=2, kv_tokens_used=900, backlog_tokens=70, free_in_ms=40.0)
@@ -52,6 +53,7 @@ async def test_a_worker_has_the_heads_that_it_wrote(fleet: Fleet) -> None:
     assert fleet.snapshot.of("m")[0].version == 7
 
 
+@pytest.mark.serial
 async def test_news_are_known_in_a_moment(client: redis.asyncio.Redis, fleet: Fleet) -> None:
     took_s = []
     for version in range(8, 15):
@@ -213,3 +215,31 @@ async def test_redis_comes_back_without_its_data(fragile: RedisServer) -> None:
             await until(lambda: heads_of(fleet) == {60}, 5.0, "read again")
             await tell(worker, W1, 13, added={61: 10})
             await until(lambda: heads_of(fleet) == {60, 61}, 2.0, "follows again")
+
+
+async def test_entries_of_any_length_are_read_a_little_at_a_time(
+    client: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that has fallen may write to the stream, and gateways read all of it into one answer."""
+    await beat(client, replace(W1, version=7), tell=False)
+    await write_heads(client, W1, 7, HEADS)
+    refused: list[str] = []
+    fleet = Fleet(client, SECRET, refused=refused.append)
+    await fleet.refresh()
+    for length in (*[LONGEST_BYTES // 2] * 10, *[LONGEST_BYTES + 1] * 5):
+        await client.xadd(keys.NEWS, {"n": bytes(length)})
+    await tell(client, W1, 8, load=BUSY, added={4: 10})
+    longest, execute = 0, client.execute_command
+
+    async def measured(*args: Any, **options: Any) -> Any:
+        nonlocal longest
+        answer = await execute(*args, **options)  # type: ignore[no-untyped-call]
+        if args[0] == "EVAL":
+            longest = max(longest, len(answer[1]))
+        return answer
+
+    monkeypatch.setattr(client, "execute_command", measured)
+    await fleet.refresh()
+    assert 0 < longest <= MOST_BYTES + LONGEST_BYTES
+    assert refused == ["news"] * 15
+    assert heads_of(fleet) == {*HEADS, 4}

@@ -33,7 +33,7 @@ class Guest:
 
     async def _stay(self, gateway: Gateway, wanted: Call, avoid: frozenset[str]) -> None:
         async with gateway.admission.slot(wanted, avoid) as lease:
-            self.worker, self.queue_ms = lease.worker, lease.queue_ms
+            self.worker, self.queue_ms = lease.at.worker, lease.lease.queue_ms
             await self.leave.wait()
 
     async def go(self) -> None:
@@ -62,8 +62,8 @@ async def test_a_slot_is_held_for_the_time_of_the_block(client: redis.asyncio.Re
     await beat(client, heartbeat("w1", slots=2))
     one = await start("g1")
     async with one.admission.slot(call()) as lease:
-        assert (lease.worker, lease.boot, lease.address) == ("w1", "boot1", "http://w1:1")
-        assert 0 < lease.queue_ms < 1000
+        assert lease.at == heartbeat("w1").at
+        assert 0 < lease.lease.queue_ms < 1000
         assert await leases(client) == 1
         assert one.admission.in_flight("m") == 1
     await one.store.close()
@@ -304,11 +304,11 @@ async def test_a_call_that_waits_asks_again_whom_to_avoid(client: redis.asyncio.
     one = await start("g1")
     avoided = frozenset({"w1"})
     async with one.admission.slot(call(), avoided) as held:
-        assert held.worker == "w2"
+        assert held.at.worker == "w2"
 
         async def wait() -> str:
             async with one.admission.slot(call(), avoided, avoid_now=lambda: avoided) as second:
-                return second.worker
+                return second.at.worker
 
         waiting = asyncio.create_task(wait())
         await in_line(client, 1)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.compiler import Compiler
 from workers.constraint.forked_grammars import ForkedGrammars
 from workers.constraint.forks import Forks
+from workers.constraint.gbnf import Trial
 from workers.constraint.thought import Thought
 from workers.constraint.tool_calls import CallForms
-from workers.constraint.trial import Trial
 from workers.engine.request import EngineRequest
 from workers.llama.model import Model
 from workers.protocol.events import Failed, FinishReason, Logprobs
@@ -70,7 +69,7 @@ def compiler(bench: Bench) -> Iterator[Compiler]:
 def submit(bench: Bench, compiler: Compiler, constraint: Constraint | None, *, seed: int, max_tokens: int = 100) -> int:
     request = bench.request(PROMPT, max_tokens, sampling=Sampling(temperature=1, seed=seed))
     mask = None if constraint is None else compiler.mask(constraint)
-    return bench.submit(replace(request, mask=mask))
+    return bench.submit(changed(request, mask=mask))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -123,7 +122,7 @@ def thinking(
     asked = GenerateRequest(messages=(Message("user", "hi"),), constraint=FORMS[form])
     mask = compiler.answer_mask(asked, thought)
     sampling = fields.pop("sampling", Sampling(temperature=1, seed=3))
-    return replace(bench.request(prompt, 120, sampling=sampling), mask=mask, **fields)
+    return changed(bench.request(prompt, 120, sampling=sampling), mask=mask, **fields)
 
 
 @pytest.mark.parametrize("tags", TAGS)
@@ -159,7 +158,7 @@ def test_a_model_that_does_not_think_answers_at_once(bench: Bench, compiler: Com
 def test_a_thought_within_its_budget_changes_nothing(bench: Bench, compiler: Compiler) -> None:
     free = submit(bench, compiler, None, seed=3)
     bench.wait(free)
-    key = bench.submit(replace(thinking(bench, compiler, "none", Thought(*TAGS["long"], budget=5)), max_tokens=100))
+    key = bench.submit(changed(thinking(bench, compiler, "none", Thought(*TAGS["long"], budget=5)), max_tokens=100))
     bench.wait(key)
     assert bench.heard.text(key) == bench.heard.text(free)
 

@@ -6,25 +6,23 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
 from tests.support.waiting import wait_until
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.compiler import Compiler
 from workers.constraint.forked_grammars import ForkedGrammars
 from workers.constraint.forks import Forks
+from workers.constraint.gbnf import Trial
 from workers.constraint.tool_calls import CallForms
-from workers.constraint.trial import Trial
 from workers.engine.engine import EngineRequest
 from workers.llama.model import Model
-from workers.protocol.events import CallEvent, Failed, FinishReason, Text
-from workers.protocol.failures import FailureCode
+from workers.protocol.events import CallEvent, Failed, FailureCode, FinishReason, Text
 from workers.protocol.requests import Constraint, Sampling
 
 DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"
@@ -88,7 +86,7 @@ def streaming(bench: Bench) -> Gaps:
 def of_many_x(bench: Bench, compiler: Compiler, constraint: Constraint) -> EngineRequest:
     x = bench.model.tokenize("x", add_special=False, parse_special=False)[-1]
     sampling = Sampling(temperature=0, logit_bias=((x, 100.0),))
-    return replace(bench.request(PROMPT, 300, sampling=sampling), mask=compiler.mask(constraint))
+    return changed(bench.request(PROMPT, 300, sampling=sampling), mask=compiler.mask(constraint))
 
 
 def test_an_ambiguous_grammar_ends_and_nobody_else_waits(bench: Bench, compiler: Compiler) -> None:
@@ -127,7 +125,7 @@ def test_a_schema_that_is_beyond_the_limits_of_a_step_is_kept_elsewhere(
     schema = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(300)}}
     closed = {**schema, "additionalProperties": False, "required": ["p299"]}
     mask = compiler.mask(Constraint("json_schema", json.dumps(closed)))
-    key = bench.submit(replace(bench.request(PROMPT, 200, sampling=Sampling(temperature=1, seed=5)), mask=mask))
+    key = bench.submit(changed(bench.request(PROMPT, 200, sampling=Sampling(temperature=1, seed=5)), mask=mask))
     wait_until(lambda: bool(psutil.Process(processes.pid).children()) or bench.heard.has_ended(key), 20)
     assert psutil.Process(processes.pid).children()
     bench.heard.until(lambda: bench.heard.has_ended(key), 60)
@@ -154,7 +152,7 @@ def test_masks_that_answer_late_give_the_same_text(
     texts = []
     for grace_s in (10.0, 0.0):
         monkeypatch.setattr("workers.constraint.forked_grammars.GRACE_S", grace_s)
-        texts.append(bench.answer(bench.again(replace(request, mask=compiler.mask(lines)))))
+        texts.append(bench.answer(bench.again(changed(request, mask=compiler.mask(lines)))))
     assert texts[0] == texts[1]
     assert texts[0]
 
@@ -164,7 +162,7 @@ def test_a_process_that_ends_in_the_middle_ends_its_call_only(
 ) -> None:
     gaps = streaming(bench)
     mask = compiler.mask(Constraint("gbnf", "root ::= [a-z ]*"))
-    key = bench.submit(replace(bench.request(PROMPT, 300, ignore_eos=True), mask=mask))
+    key = bench.submit(changed(bench.request(PROMPT, 300, ignore_eos=True), mask=mask))
     wait_until(lambda: bool(bench.heard.text(key)), 10)
     for child in psutil.Process(processes.pid).children():
         child.kill()
@@ -173,7 +171,7 @@ def test_a_process_that_ends_in_the_middle_ends_its_call_only(
     assert isinstance(failed, Failed)
     assert failed.failure.code is FailureCode.OUT_OF_MEMORY, "whoever killed it, the grammar did not"
     assert gaps.longest_s() < MAX_GAP_S
-    again = bench.submit(replace(bench.request(PROMPT, 5), mask=compiler.mask(Constraint("gbnf", 'root ::= "ab"'))))
+    again = bench.submit(changed(bench.request(PROMPT, 5), mask=compiler.mask(Constraint("gbnf", 'root ::= "ab"'))))
     bench.wait(again)
     assert bench.heard.text(again) == "ab"
     assert bench.heard.finished(again).reason is FinishReason.STOP

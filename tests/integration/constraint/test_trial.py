@@ -22,16 +22,16 @@ from tests.support.waiting import wait_until
 from workers.chat.tools.hermes import HERMES
 from workers.constraint import forks
 from workers.constraint.compiler import Compiler
-from workers.constraint.failures import Unusable
 from workers.constraint.forked_grammars import ForkedGrammars
 from workers.constraint.forks import Forks
+from workers.constraint.gbnf import Trial
+from workers.constraint.mask import Unusable
 from workers.constraint.tool_calls import CallForms
-from workers.constraint.trial import Trial
-from workers.llama import grammar_forks
-from workers.llama.vocab_file import VocabFile
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.llama.sampling import grammar_forks
+from workers.llama.tokens.vocab import VocabFile
+from workers.process.helper_process import NotStarted, ProcessEnded
+from workers.protocol.events import CallFailed, FailureCode
 from workers.protocol.requests import Constraint
-from workers.stoppable import NotStarted, ProcessEnded
 
 DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"
 

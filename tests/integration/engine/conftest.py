@@ -6,35 +6,31 @@ from pathlib import Path
 import pytest
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, running
-from tests.support.small_models import SMALL_MODELS, write_small_model
+from tests.support.small_models import SMALL_MODELS, write_small_model, write_stories_model
 from workers.llama.model import Model
 
 ROOT = Path(__file__).parents[3]
-STORIES = ROOT.parent / "shared" / "models" / "stories260K.gguf"
 DEMO = ROOT / "deploy" / "demo" / "paddock-demo.gguf"
 
 
-def load(path: Path) -> Iterator[Model]:
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
+@pytest.fixture(scope="session")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path = tmp_path_factory.mktemp("stories") / "stories.gguf"
+    write_stories_model(path)
     with Model.load(path, ONE_THREAD) as model:
         yield model
 
 
 @pytest.fixture(scope="session")
-def stories() -> Iterator[Model]:
-    yield from load(STORIES)
-
-
-@pytest.fixture(scope="session")
 def demo() -> Iterator[Model]:
-    yield from load(DEMO)
+    with Model.load(DEMO, ONE_THREAD) as model:
+        yield model
 
 
-@pytest.fixture(scope="session", params=[STORIES, DEMO], ids=["stories", "demo"])
-def any_model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    path: Path = request.param
-    yield from load(path)
+@pytest.fixture(scope="session", params=["stories", "demo"])
+def any_model(request: pytest.FixtureRequest) -> Model:
+    model: Model = request.getfixturevalue(request.param)
+    return model
 
 
 @pytest.fixture(scope="session")

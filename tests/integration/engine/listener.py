@@ -7,13 +7,17 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from workers.engine.disk import DiskTier
+import msgspec
+
+from workers.engine.cache.prompt import Prompt
+from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine, EngineRequest
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 from workers.protocol.events import (
     CallEvent,
     Failed,
@@ -26,7 +30,7 @@ from workers.protocol.events import (
     TimingsSoFar,
     Tokens,
 )
-from workers.protocol.requests import Sampling
+from workers.protocol.requests import GenerateRequest, Sampling
 
 GREEDY = Sampling(temperature=0)
 ONE_THREAD = LlamaSettings(n_threads=1)
@@ -71,6 +75,12 @@ class Heard:
         return first
 
 
+def changed(request: EngineRequest, **changes: Any) -> EngineRequest:
+    """The request with other values, of its own or of what its caller asked."""
+    own = {name: changes.pop(name) for name in list(changes) if name in {one.name for one in fields(request)}}
+    return replace(request, **{"asked": msgspec.structs.replace(request.asked, **changes), **own})
+
+
 class Bench:
     """Submits calls and waits for them."""
 
@@ -90,7 +100,8 @@ class Bench:
         ignore_eos: bool = False,
     ) -> EngineRequest:
         tokens = prompt if isinstance(prompt, list) else self.tokens(prompt)
-        return EngineRequest(next(self._keys), tokens, max_tokens, stop, sampling, ignore_eos)
+        asked = GenerateRequest(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos)
+        return EngineRequest(next(self._keys), asked, Prompt(tokens), sampling)
 
     def tokens(self, prompt: str) -> list[int]:
         return self.model.tokenize(prompt, add_special=True, parse_special=True)

@@ -13,17 +13,16 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.integration.engine.conftest import DEMO, STORIES
+from tests.integration.engine.conftest import DEMO
 from tests.support import adapter_files
 from tests.support.adapter_files import Weights, weights_for
 from tests.support.lone_context import lone_context, same
-from workers.engine.adapters import MAX_SCALE
+from workers.engine.adapters.shelf import MAX_SCALE
 from workers.llama.adapters import Adapter, AdapterError, AppliedAdapters, inspect
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 PIRATE = DEMO.parent / "paddock-demo-pirate-lora.gguf"
-SHAKESPEARE = STORIES.parent / "stories260K-shakespeare-lora.gguf"
 
 TOKENS = [1, 40, 52, 60, 61, 47]
 
@@ -78,11 +77,10 @@ def test_two_adapters_add_up(demo: Model, tmp_path: Path) -> None:
     second.close()
 
 
-def test_a_scale_beyond_reason_would_spoil_other_calls(stories: Model) -> None:
+def test_a_scale_beyond_reason_would_spoil_other_calls(stories: Model, tmp_path: Path) -> None:
     """Why `MAX_SCALE` is there: a cell that is not a number is multiplied by zero, not skipped."""
-    if not SHAKESPEARE.exists():
-        pytest.skip(f"{SHAKESPEARE} is not there")
-    adapter = Adapter.load(stories, inspect(SHAKESPEARE, stories.header))
+    path = adapter_files.sound(tmp_path / "one.gguf", stories.header)
+    adapter = Adapter.load(stories, inspect(path, stories.header))
     with lone_context(stories, llama=LlamaSettings(n_threads=1, flash_attn="off")) as one:
         applied = AppliedAdapters(one.context.pointer)
         for scale, spoils in ((MAX_SCALE, False), (-MAX_SCALE, False), (1e20, True)):
@@ -248,11 +246,10 @@ def test_files_that_are_no_adapter_of_this_model(demo: Model, tmp_path: Path) ->
         inspect(PIRATE, demo.header, max_bytes=1000)
 
 
-def test_an_adapter_of_another_model_of_the_same_kind(demo: Model) -> None:
-    if not SHAKESPEARE.exists():
-        pytest.skip(f"{SHAKESPEARE} is not there")
+def test_an_adapter_of_another_model_of_the_same_kind(demo: Model, stories: Model, tmp_path: Path) -> None:
+    path = adapter_files.sound(tmp_path / "stories.gguf", stories.header)
     with pytest.raises(AdapterError, match="made for this model"):
-        inspect(SHAKESPEARE, demo.header)
+        inspect(path, demo.header)
 
 
 def test_every_cut_is_noticed(demo: Model, tmp_path: Path) -> None:

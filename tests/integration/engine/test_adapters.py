@@ -5,26 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.conftest import DEMO, STORIES
-from tests.integration.engine.listener import ONE_THREAD, Bench, Heard
+from tests.integration.engine.conftest import DEMO
+from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, changed
 from tests.support import adapter_files
-from workers.engine.adapters import MAX_SCALE, AdapterShelf
+from workers.engine.adapters.shelf import MAX_SCALE, AdapterShelf
 from workers.engine.engine import Engine, EngineRequest
 from workers.llama.adapters import AdapterError
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.protocol.adapters import AdapterState
-from workers.protocol.events import Failed, Started, Text
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.protocol.events import CallFailed, Failed, FailureCode, Started, Text
+from workers.protocol.queries import AdapterState
 from workers.protocol.requests import AdapterUse
 
 PIRATE = DEMO.parent / "paddock-demo-pirate-lora.gguf"
-SHAKESPEARE = STORIES.parent / "stories260K-shakespeare-lora.gguf"
 
 PATIENCE_S = 0.05
 
@@ -40,7 +37,7 @@ class Shop(Bench):
 
     def with_(self, request: EngineRequest, *uses: tuple[str, float] | str) -> EngineRequest:
         chosen = tuple(AdapterUse(use) if isinstance(use, str) else AdapterUse(*use) for use in uses)
-        return replace(self.again(request), adapters=chosen)
+        return changed(self.again(request), adapters=chosen)
 
     def states(self) -> dict[str, AdapterState]:
         return {info.name: info.state for info in self.shelf.infos()}
@@ -78,11 +75,9 @@ def files(demo: Model, tmp_path: Path) -> list[Path]:
     return [adapter_files.sound(tmp_path / f"{number}.gguf", demo.header, seed=number) for number in range(4)]
 
 
-def test_what_the_models_readme_says(stories: Model) -> None:
-    if not SHAKESPEARE.exists():
-        pytest.skip(f"{SHAKESPEARE} is not there")
-    with shop(stories) as bench:
-        bench.shelf.register("shakespeare", SHAKESPEARE)
+def test_what_the_models_readme_says(shared_models: Path) -> None:
+    with Model.load(shared_models / "stories260K.gguf", ONE_THREAD) as model, shop(model) as bench:
+        bench.shelf.register("shakespeare", shared_models / "stories260K-shakespeare-lora.gguf")
         request = bench.request("Look in thy glass", 48)
         plain, verse = bench.answer(request), bench.answer(bench.with_(request, "shakespeare"))
     assert "toys" in plain
@@ -124,7 +119,7 @@ def test_calls_beside_each_other_say_what_each_says_alone(demo: Model, files: li
             (("other", 0.5), ("pirate", 1.0)),
         ]
         wanted = [
-            replace(bench.request(prompt, 24), adapters=tuple(AdapterUse(*one) for one in use), cache_prompt=False)
+            changed(bench.request(prompt, 24), adapters=tuple(AdapterUse(*one) for one in use), cache_prompt=False)
             for prompt in prompts
             for use in uses
         ]
@@ -142,10 +137,10 @@ def test_scales_of_one_team_do_not_slow_another_teams_stream(demo: Model, files:
     """Each scale is a group of its own, and every step computes one group: they had six steps for one of the other."""
     with shop(demo, slots=7) as bench:
         bench.shelf.register("a", files[0])
-        long = replace(bench.request(PROMPT, 240, ignore_eos=True), tenant="red")
+        long = changed(bench.request(PROMPT, 240, ignore_eos=True), tenant="red")
         red = [bench.submit(bench.with_(long, ("a", 0.5 + n / 100))) for n in range(6)]
         bench.heard.until(lambda: all(len(bench.heard.calls[key]) > 3 for key in red))
-        blue = bench.submit(replace(bench.request(PROMPT, 48, ignore_eos=True), tenant="blue"))
+        blue = bench.submit(changed(bench.request(PROMPT, 48, ignore_eos=True), tenant="blue"))
         bench.wait(blue)
         tokens = [event.call for _, events in list(bench.heard.steps) for event in events if isinstance(event, Text)]
         for key in red:
@@ -167,7 +162,7 @@ def test_the_order_of_names_makes_no_difference(demo: Model, files: list[Path]) 
 
 
 def test_an_adapter_that_is_in_use_leaves_when_its_last_call_ends(demo_shop: Shop) -> None:
-    request = replace(demo_shop.request(PROMPT, 300, ignore_eos=True), adapters=(AdapterUse("pirate"),))
+    request = changed(demo_shop.request(PROMPT, 300, ignore_eos=True), adapters=(AdapterUse("pirate"),))
     alone = demo_shop.answer(demo_shop.again(request))
     key = demo_shop.submit(request)
     demo_shop.heard.until(lambda: len(demo_shop.heard.calls[key]) > 3)
@@ -286,8 +281,8 @@ def test_another_teams_call_gets_room_beside_long_answers(demo: Model, files: li
     with shop(demo, slots=6, max_adapters=2) as bench:
         for name, file in zip("abc", files[:3], strict=True):
             bench.shelf.register(name, file)
-        long = replace(bench.request(PROMPT, 300, ignore_eos=True), tenant="red")
-        short = replace(bench.request(PROMPT, 8, ignore_eos=True), tenant="blue")
+        long = changed(bench.request(PROMPT, 300, ignore_eos=True), tenant="red")
+        short = changed(bench.request(PROMPT, 8, ignore_eos=True), tenant="blue")
         alone = {name: bench.answer(bench.with_(long, name)) for name in "ab"}
         expected = bench.answer(bench.with_(short, "c"))
         uses = "ab" * calls_of_each
@@ -307,13 +302,13 @@ def test_a_call_that_waits_for_its_own_teams_others_holds_up_no_other_team(demo:
     with shop(demo, slots=8, max_adapters=2, patience_s=0.0) as bench:
         for name, file in zip("abc", files[:3], strict=True):
             bench.shelf.register(name, file)
-        red = replace(bench.request(PROMPT, 400, ignore_eos=True), tenant="red")
-        blue = replace(bench.request(PROMPT, 400, ignore_eos=True), tenant="blue")
+        red = changed(bench.request(PROMPT, 400, ignore_eos=True), tenant="red")
+        blue = changed(bench.request(PROMPT, 400, ignore_eos=True), tenant="blue")
         running = [bench.submit(bench.with_(red, name)) for name in "ab"]
         running += [bench.submit(bench.again(blue)) for _ in range(3)]
         bench.heard.until(lambda: all(len(bench.heard.calls[key]) > 3 for key in running))
         waits = bench.submit(bench.with_(red, "c"))
-        key = bench.submit(bench.with_(replace(blue, max_tokens=8), "a"))
+        key = bench.submit(bench.with_(changed(blue, max_tokens=8), "a"))
         bench.wait(key)
         assert not bench.heard.calls.get(waits)
         assert not any(bench.heard.has_ended(one) for one in running)
@@ -388,7 +383,7 @@ def test_an_adapter_whose_file_changed_meanwhile_fails_its_call_only(
 )
 def test_what_a_call_may_not_ask_for(demo_shop: Shop, uses: tuple[AdapterUse, ...], says: str) -> None:
     with pytest.raises(CallFailed, match=says) as refusal:
-        demo_shop.submit(replace(demo_shop.request(PROMPT), adapters=uses))
+        demo_shop.submit(changed(demo_shop.request(PROMPT), adapters=uses))
     assert refusal.value.failure.code is FailureCode.INVALID_REQUEST
     assert [info.calls for info in demo_shop.shelf.infos()] == [0]
 

@@ -5,31 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
 from tests.integration.engine.test_prefix_cache import STORY, held
 from tests.support.lone_context import cells_by_position
 from tests.support.small_models import SMALL_MODELS, WORDS
-from workers.engine.disk_names import BLOCK_TOKENS
+from workers.engine.cache.cached_sequence import CachedSequence
+from workers.engine.cache.names import BLOCK_TOKENS
 from workers.engine.pace import MOVE_S
 from workers.engine.request import EngineRequest
-from workers.engine.scheduler import Plan
-from workers.engine.sequence import Sequence
+from workers.engine.step.sequence import Sequence
+from workers.engine.step.step_plan import Plan
 from workers.llama.errors import StateUnusable
 from workers.llama.memory import Memory
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
-from workers.protocol.events import FinishReason
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.models.spec import LlamaSettings
+from workers.protocol.events import CallFailed, FailureCode, FinishReason
 
 
 def test_an_answer_goes_on_past_the_context(stories: Model) -> None:
     with running(stories, n_ctx=64, kv_tokens=256) as bench:
-        call = replace(bench.request("Once upon a time", 300, ignore_eos=True), context_shift=True)
+        call = changed(bench.request("Once upon a time", 300, ignore_eos=True), context_shift=True)
         text = bench.answer(call)
         finished = bench.heard.finished(call.key)
         assert (finished.reason, finished.usage.completion_tokens) == (FinishReason.LENGTH, 300)
@@ -42,7 +41,7 @@ def test_what_is_kept_decides_what_follows(stories: Model) -> None:
     """The same conversation with other tokens kept goes on otherwise: the kept ones are still there."""
     with running(stories, n_ctx=64, kv_tokens=256) as bench:
         calls = [
-            replace(bench.request(STORY[:160], 60, ignore_eos=True), context_shift=True, n_keep=n_keep)
+            changed(bench.request(STORY[:160], 60, ignore_eos=True), context_shift=True, n_keep=n_keep)
             for n_keep in (0, -1, 10_000)
         ]
         texts = [bench.answer(call) for call in calls]
@@ -56,12 +55,12 @@ def test_who_keeps_all_moves_seldom(stories: Model) -> None:
         moves: list[int] = []
         shift = bench.engine._stepper._cache.shift
 
-        def counted(sequence: Sequence, start: int, end: int, until: float) -> bool:
+        def counted(sequence: CachedSequence, start: int, end: int, until: float) -> bool:
             moves.append(end - start)
             return shift(sequence, start, end, until)
 
         bench.engine._stepper._cache.shift = counted  # type: ignore[method-assign]
-        call = replace(bench.request(STORY[:100], 200, ignore_eos=True), context_shift=True, n_keep=2**31 - 1)
+        call = changed(bench.request(STORY[:100], 200, ignore_eos=True), context_shift=True, n_keep=2**31 - 1)
         bench.answer(call)
         assert bench.heard.finished(call.key).usage.completion_tokens == 200
         assert len(moves) > 3
@@ -72,9 +71,9 @@ def test_a_live_sharer_says_what_it_says_alone(any_model: Model) -> None:
     """Both hold the cells of one prompt; one of them moves its half of the conversation several times."""
     with running(any_model, n_ctx=128, kv_tokens=1024) as bench:
         prompt = bench.tokens(STORY)[:100]
-        alone = bench.answer(replace(bench.request(prompt, 28, ignore_eos=True), cache_prompt=False))
+        alone = bench.answer(changed(bench.request(prompt, 28, ignore_eos=True), cache_prompt=False))
         gate = held(bench)
-        first = bench.submit(replace(bench.request(prompt, 200, ignore_eos=True), context_shift=True))
+        first = bench.submit(changed(bench.request(prompt, 200, ignore_eos=True), context_shift=True))
         others = [bench.submit(bench.request(prompt, 28, ignore_eos=True)) for _ in range(2)]
         gate.set()
         bench.heard.until(lambda: len(bench.heard.calls[first]) > 60)
@@ -90,7 +89,7 @@ def test_a_shifted_conversation_that_is_thrown_out_comes_back(stories: Model) ->
     with running(stories, slots=3, n_ctx=128, kv_tokens=256) as bench:
         gate = held(bench)
         keys = [
-            bench.submit(replace(bench.request(prompt, 300, ignore_eos=True), context_shift=True))
+            bench.submit(changed(bench.request(prompt, 300, ignore_eos=True), context_shift=True))
             for prompt in ("The dog", "A cat", "Tim said")
         ]
         gate.set()
@@ -103,7 +102,7 @@ def test_a_shifted_conversation_that_is_thrown_out_comes_back(stories: Model) ->
 def test_a_shifted_conversation_that_gives_way_is_not_read_again(demo: Model, ram_bytes: int) -> None:
     """Another team's calls take its only slot; what is kept of it meanwhile is gone when it has ended."""
     with running(demo, slots=1, n_ctx=256, kv_tokens=512, ram_bytes=ram_bytes) as bench:
-        call = replace(bench.request("Once upon a time", 800, ignore_eos=True), context_shift=True, tenant="red")
+        call = changed(bench.request("Once upon a time", 800, ignore_eos=True), context_shift=True, tenant="red")
         alone = bench.answer(call)
         read: list[int] = []
         run = bench.engine._stepper._run
@@ -117,7 +116,7 @@ def test_a_shifted_conversation_that_gives_way_is_not_read_again(demo: Model, ra
         bench.heard.until(lambda: len(bench.heard.calls[again]) > 280)
         for number in range(4):
             end = bench.request(f"The dog {number}", 40, ignore_eos=True)
-            bench.answer(replace(end, tenant="blue"))
+            bench.answer(changed(end, tenant="blue"))
         bench.wait(again)
         assert bench.engine.counters.num_sliced > 1
         assert read
@@ -156,22 +155,23 @@ def slow_copies(bench: Bench, monkeypatch: pytest.MonkeyPatch, then: Callable[[i
 def sharers(bench: Bench) -> tuple[EngineRequest, EngineRequest]:
     """One that is to be shifted, and gives way first, and one that ends a little later; they share 150 cells."""
     prompt = bench.tokens(STORY * 2)[:170]
-    moving = replace(bench.request(prompt, 150, ignore_eos=True), context_shift=True, n_keep=4, priority=-1)
+    moving = changed(bench.request(prompt, 150, ignore_eos=True), context_shift=True, n_keep=4, priority=-1)
     return moving, bench.request(prompt[:150], None, ignore_eos=True)
 
 
+@pytest.mark.serial
 def test_what_is_shared_is_copied_a_part_in_each_step_while_others_go_on(
     stories: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(stories, slots=3, n_ctx=256, kv_tokens=1024) as bench:
         moving, sharer = sharers(bench)
-        alone = bench.answer(replace(bench.again(sharer), cache_prompt=False))
+        alone = bench.answer(changed(bench.again(sharer), cache_prompt=False))
         told: list[int] = []
         cells: list[dict[int, bytes]] = []
         cache = bench.engine._stepper._cache
         shift, move = cache.shift, Memory.shift
 
-        def look(sequence: Sequence, start: int, end: int, until: float) -> bool:
+        def look(sequence: CachedSequence, start: int, end: int, until: float) -> bool:
             cells.append(cells_by_position(cache._memory.save(sequence.id)))
             return shift(sequence, start, end, until)
 
@@ -183,7 +183,7 @@ def test_what_is_shared_is_copied_a_part_in_each_step_while_others_go_on(
         monkeypatch.setattr(Memory, "shift", moved)
         with slow_copies(bench, monkeypatch, lambda n: told.append(len(bench.heard.calls[stream]))) as copied:
             gate = held(bench)
-            stream = bench.submit(replace(bench.request("The dog", 200, ignore_eos=True), tenant="blue"))
+            stream = bench.submit(changed(bench.request("The dog", 200, ignore_eos=True), tenant="blue"))
             keys = [bench.submit(call) for call in (moving, sharer)]
             gate.set()
             bench.wait(stream, *keys)
@@ -201,8 +201,8 @@ def test_a_conversation_may_end_or_give_way_while_it_is_copied(
 ) -> None:
     with running(stories, slots=2, n_ctx=256, kv_tokens=1024) as bench:
         moving, sharer = sharers(bench)
-        alone = bench.answer(replace(bench.again(sharer), cache_prompt=False))
-        other = replace(bench.request("The dog", 20, ignore_eos=True), tenant="blue")
+        alone = bench.answer(changed(bench.again(sharer), cache_prompt=False))
+        other = changed(bench.request("The dog", 20, ignore_eos=True), tenant="blue")
 
         def then(number: int) -> None:
             if number == 2 and end == "cancelled":
@@ -233,7 +233,7 @@ def test_conversations_that_are_full_at_once_have_room_for_all_their_contexts(st
         gate = held(bench)
         prompt = bench.tokens(STORY)
         calls = [bench.request(prompt + more, 300, ignore_eos=True) for more in ([], prompt[1:2])]
-        keys = [bench.submit(replace(call, context_shift=True, n_keep=4)) for call in calls]
+        keys = [bench.submit(changed(call, context_shift=True, n_keep=4)) for call in calls]
         gate.set()
         bench.wait(*keys)
         assert [bench.heard.finished(key).usage.completion_tokens for key in keys] == [300] * 2
@@ -244,16 +244,16 @@ def test_a_full_conversation_gives_way_and_comes_back_in_a_cache_for_one(
 ) -> None:
     """It read the newest token again before its context was shifted: there was no cell for it, and the worker ended."""
     with running(stories, slots=1, n_ctx=256, kv_tokens=256) as bench:
-        call = replace(bench.request("Once upon a time", 300, ignore_eos=True), context_shift=True, tenant="red")
+        call = changed(bench.request("Once upon a time", 300, ignore_eos=True), context_shift=True, tenant="red")
         alone = bench.answer(call)
-        moving, other = bench.again(call), replace(bench.request("The dog", 5), tenant="blue")
+        moving, other = bench.again(call), changed(bench.request("The dog", 5), tenant="blue")
         stepper = bench.engine._stepper
         step = stepper.step
         full: list[int] = []
 
         def then() -> None:
             step()
-            one = stepper._roster.find(moving.key)
+            one = stepper._scheduler.find(moving.key)
             if one is not None and one.is_full and not full:
                 full.append(bench.submit(other))
 
@@ -277,7 +277,7 @@ def test_without_the_wish_the_context_is_the_end(stories: Model) -> None:
 def test_models_whose_positions_are_fixed_refuse(name: str, small_models: dict[str, Path]) -> None:
     with Model.load(small_models[name], ONE_THREAD) as model, running(model) as bench:
         with pytest.raises(CallFailed) as caught:
-            bench.submit(replace(bench.request(WORDS[:5], 5), context_shift=True))
+            bench.submit(changed(bench.request(WORDS[:5], 5), context_shift=True))
         assert caught.value.failure.code is FailureCode.UNSUPPORTED
         assert caught.value.failure.param == "context_shift"
 
@@ -285,4 +285,4 @@ def test_models_whose_positions_are_fixed_refuse(name: str, small_models: dict[s
 def test_a_kv_type_that_llama_cpp_cannot_turn_refuses(stories: Model) -> None:
     bf16 = LlamaSettings(n_threads=1, cache_type_k="bf16")
     with running(stories, llama=bf16) as bench, pytest.raises(CallFailed, match="context_shift"):
-        bench.submit(replace(bench.request("Once", 5), context_shift=True))
+        bench.submit(changed(bench.request("Once", 5), context_shift=True))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
 from tests.integration.engine.test_disk_tier import tier
 from tests.integration.engine.test_prefix_cache import cached
 from tests.integration.engine.test_slots import copy_of, of_team
 from tests.support.small_models import SMALL_MODELS, WORDS
-from workers.engine.disk_folder import LEFT
-from workers.engine.disk_names import CacheKeys
+from workers.engine.disk.folder import LEFT
+from workers.engine.disk.keys import CacheKeys
 from workers.engine.request import EngineRequest
 from workers.llama.memory import MemoryKind
 from workers.llama.model import Model
@@ -40,7 +39,7 @@ def speak(model: Model, folder: Path, prompt: list[int] = PROMPT, **asked: str) 
     """A worker reads a prompt and stops -> what it says next, when nothing is cached."""
     with tier(folder) as disk, running(model, disk=disk) as bench:
         bench.answer(ask(bench, prompt, 1, **asked))
-        return bench.answer(replace(ask(bench, LONGER), cache_prompt=False))
+        return bench.answer(changed(ask(bench, LONGER), cache_prompt=False))
 
 
 def test_a_conversation_goes_on_after_a_restart(uncut: Model, tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_what_prompts_have_in_common_is_found_after_a_restart(uncut: Model, tmp_
     with tier(tmp_path / "cache") as disk, running(uncut, disk=disk) as bench:
         for prompt in prompts[:2]:
             bench.answer(ask(bench, prompt))
-        text = bench.answer(replace(ask(bench, prompts[2]), cache_prompt=False))
+        text = bench.answer(changed(ask(bench, prompts[2]), cache_prompt=False))
     for tenant, expected in (("blue", 0), ("red", 100)):
         with tier(tmp_path / "cache") as disk, running(uncut, disk=disk) as bench:
             call = ask(bench, prompts[2], tenant=tenant)
@@ -130,7 +129,7 @@ def test_what_leaves_ram_comes_back_from_disk(uncut: Model, tmp_path: Path) -> N
     ):
         for prompt in prompts:
             bench.answer(ask(bench, prompt, 1))
-        texts = [bench.answer(replace(ask(bench, [*prompt, 5, 6]), cache_prompt=False)) for prompt in prompts]
+        texts = [bench.answer(changed(ask(bench, [*prompt, 5, 6]), cache_prompt=False)) for prompt in prompts]
         assert disk.flush(10)
         calls = [ask(bench, [*prompt, 5, 6]) for prompt in prompts]
         assert [bench.answer(call) for call in calls] == texts
@@ -141,14 +140,14 @@ def test_what_leaves_ram_comes_back_from_disk(uncut: Model, tmp_path: Path) -> N
 def test_a_shareable_prompts_state_is_everybodys(uncut: Model, tmp_path: Path) -> None:
     """Only where all of it is everybody's; what goes on from it is the team's."""
     with tier(tmp_path / "cache") as disk, running(uncut, disk=disk) as bench:
-        bench.answer(replace(ask(bench, PROMPT, 1), num_public=len(PROMPT)))
+        bench.answer(changed(ask(bench, PROMPT, 1), num_public=len(PROMPT)))
     with tier(tmp_path / "cache") as disk, running(uncut, disk=disk) as bench:
-        text = bench.answer(replace(ask(bench, LONGER), cache_prompt=False))
-        other = replace(ask(bench, LONGER, tenant="blue"), num_public=len(PROMPT))
+        text = bench.answer(changed(ask(bench, LONGER), cache_prompt=False))
+        other = changed(ask(bench, LONGER, tenant="blue"), num_public=len(PROMPT))
         assert bench.answer(other) == text
         assert cached(bench, other.key) == len(PROMPT)
     with tier(tmp_path / "cache") as disk, running(uncut, disk=disk) as bench:
-        third = replace(ask(bench, WORDS[:180], tenant="green"), num_public=len(PROMPT))
+        third = changed(ask(bench, WORDS[:180], tenant="green"), num_public=len(PROMPT))
         bench.answer(third)
         assert cached(bench, third.key) == len(PROMPT)
 

@@ -6,25 +6,25 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, running
+from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, changed, running
 from tests.integration.engine.test_prefix_cache import ENDS, STORY, cached
 from tests.integration.engine.test_slots import copy_of
 from tests.support.small_models import WORDS
-from workers.engine.disk import DiskTier, Stop
-from workers.engine.disk_folder import LEFT, CacheFolder
-from workers.engine.disk_link import DiskLink
-from workers.engine.disk_names import BLOCK_TOKENS, BlockName, CacheKeys, block_names
+from workers.engine.cache.names import BLOCK_TOKENS, BlockName, Scope, block_names
+from workers.engine.cache.prefix_index import PrefixIndex
+from workers.engine.cache.prefix_tree import Block
+from workers.engine.cache.prompt import Path as PrefixPath
+from workers.engine.disk.folder import LEFT, CacheFolder
+from workers.engine.disk.keys import CacheKeys
+from workers.engine.disk.link import DiskLink
+from workers.engine.disk.tier import DiskTier, Stop
 from workers.engine.engine import Engine, EngineRequest
 from workers.engine.pace import MovePace, PrefillPace
-from workers.engine.prefix import Block, PrefixIndex
-from workers.engine.prefix import Path as PrefixPath
-from workers.engine.scope import Scope
 from workers.llama.context import Context
 from workers.llama.model import Model
 
@@ -44,7 +44,7 @@ def tier(folder: Path, *, model: bytes = b"m" * 32, max_bytes: int = 64 << 20) -
 
 def names_of(call: EngineRequest) -> list[BlockName]:
     """Of its prompt's whole blocks."""
-    return block_names(np.asarray(call.tokens, dtype=np.int32), Scope(call.tenant, call.salt), 0)
+    return block_names(call.prompt.ids(), Scope(call.tenant, call.asked.cache_salt), 0)
 
 
 def whole_blocks(num_tokens: int) -> int:
@@ -53,14 +53,14 @@ def whole_blocks(num_tokens: int) -> int:
 
 def test_a_conversation_goes_on_after_a_restart(any_model: Model, tmp_path: Path) -> None:
     with tier(tmp_path / "cache") as disk, running(any_model, disk=disk) as bench:
-        first = replace(bench.request(STORY + ENDS[0], 20), tenant="red")
+        first = changed(bench.request(STORY + ENDS[0], 20), tenant="red")
         text = bench.answer(first)
     with tier(tmp_path / "cache") as disk:
         assert disk.flush(5) or disk.stats.num_files
         with running(any_model, disk=disk) as bench:
-            calls = [replace(bench.again(first), tenant=tenant) for tenant in ("red", "blue")]
+            calls = [changed(bench.again(first), tenant=tenant) for tenant in ("red", "blue")]
             assert [bench.answer(call) for call in calls] == [text, text]
-            num_prompt = len(first.tokens)
+            num_prompt = len(first.prompt.tokens)
             assert [cached(bench, call.key) for call in calls] == [whole_blocks(num_prompt - 1), 0]
             assert bench.engine.counters.num_fetched == whole_blocks(num_prompt - 1)
 
@@ -87,7 +87,7 @@ def test_what_leaves_ram_is_found_on_disk(stories: Model, tmp_path: Path) -> Non
         again = [bench.request(prompt, 5) for prompt in prompts]
         assert [bench.answer(call) for call in again] == texts
         # The first is fetched whatever it costs; with what that took the engine judges whether the others are worth it.
-        assert cached(bench, again[0].key) >= whole_blocks(len(again[0].tokens) - 1)
+        assert cached(bench, again[0].key) >= whole_blocks(len(again[0].prompt.tokens) - 1)
         assert bench.engine.counters.num_fetched > 0
 
 
@@ -104,7 +104,7 @@ def test_two_workers_share_a_folder(stories: Model, tmp_path: Path) -> None:
         for each in (bench, second):
             again = each.again(call)
             each.answer(again)
-            assert cached(each, again.key) == whole_blocks(len(call.tokens) - 1)
+            assert cached(each, again.key) == whole_blocks(len(call.prompt.tokens) - 1)
 
 
 def test_who_retires_hands_on_what_is_idle_while_its_last_call_runs(stories: Model, tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_who_retires_hands_on_what_is_idle_while_its_last_call_runs(stories: Mod
         bench.answer(ended)
         # What ends meanwhile is handed on as well.
         endless = bench.request("Once upon a time", 8000, ignore_eos=True)
-        long = replace(endless, tenant="red", context_shift=True)
-        short = replace(bench.request(ENDS[0] + STORY, 30, ignore_eos=True), tenant="blue")
+        long = changed(endless, tenant="red", context_shift=True)
+        short = changed(bench.request(ENDS[0] + STORY, 30, ignore_eos=True), tenant="blue")
         bench.submit(long)
         bench.submit(short)
         bench.heard.until(lambda: bench.heard.calls[short.key])
@@ -151,6 +151,7 @@ def test_a_damaged_file_costs_only_the_time_to_compute_it(stories: Model, tmp_pa
         assert disk.stats.num_refused > 0
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("kind", ["attention", "window", "recurrent", "hybrid"])
 def test_stopping_ends_in_time(small_models: dict[str, Path], tmp_path: Path, kind: str) -> None:
     """The disk takes nothing; more lies in the cache than RAM has room for."""
@@ -197,7 +198,7 @@ def test_a_slot_is_saved_from_disk(stories: Model, tmp_path: Path) -> None:
     ):
         other = bench.submit(bench.request("Tim said", 250, ignore_eos=True))
         bench.heard.until(lambda: bench.heard.calls[other])
-        first = replace(bench.request(STORY, 20, ignore_eos=True), tenant="red")
+        first = changed(bench.request(STORY, 20, ignore_eos=True), tenant="red")
         text = bench.answer(first)
         whole = copy_of(bench, 1).conversation
         bench.wait(other)
@@ -210,10 +211,10 @@ def test_a_slot_is_saved_from_disk(stories: Model, tmp_path: Path) -> None:
         assert copied.num_left == len(whole.tokens) - num_whole
         assert disk.stats.num_read > 0
     with running(stories, slots=2, n_ctx=512) as bench:
-        assert bench.engine.at_rest.restore(0, copied.scope, copied.conversation).result(20) == num_whole
-        again = replace(bench.again(first), tenant="red")
+        assert bench.engine.slot_contents.restore(0, copied.scope, copied.conversation).result(20) == num_whole
+        again = changed(bench.again(first), tenant="red")
         assert bench.answer(again) == text
-        assert cached(bench, again.key) == min(num_whole, len(first.tokens) - 1)
+        assert cached(bench, again.key) == min(num_whole, len(first.prompt.tokens) - 1)
 
 
 def test_nothing_is_written_without_a_folder(stories: Model) -> None:

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp as c
 
+from tests.integration.engine.listener import changed
 from tests.support.lone_context import LoneContext, lone_context
-from workers.engine.picker import PickerTools
+from workers.engine.cache.prompt import Prompt
 from workers.engine.request import EngineRequest
-from workers.engine.sequence import Sequence
-from workers.llama.candidates import MAX_SPARSE_WORDS, MOST, Candidates, Words, all_tokens
-from workers.llama.dry import MAX_KEPT, DryStages
+from workers.engine.step.sampling import SamplerTools
+from workers.engine.step.sequence import Sequence
 from workers.llama.model import Model
-from workers.llama.native import held
-from workers.llama.samplers import SamplerChain
-from workers.llama.stages import ORDER
-from workers.protocol.events import CallEvent, Logprobs, Text
-from workers.protocol.failures import CallFailed, FailureCode
-from workers.protocol.requests import SamplerName, Sampling
+from workers.llama.native import gil_calls
+from workers.llama.sampling.candidates import MAX_SPARSE_WORDS, MOST, Candidates, Words, all_tokens
+from workers.llama.sampling.samplers import MAX_KEPT, DryStages, SamplerChain
+from workers.llama.sampling.stages import ORDER
+from workers.protocol.events import CallEvent, CallFailed, FailureCode, Logprobs, Text
+from workers.protocol.requests import GenerateRequest, SamplerName, Sampling
 
 PROMPT = "Tell me a story about"
 N_CTX = 256
@@ -54,13 +54,13 @@ class Row:
         self.prompt = alone.model.tokenize(PROMPT, add_special=True, parse_special=False)
         self.logits = alone.feed(0, self.prompt)
         self.number = len(self.prompt) - 1
-        self.tools = PickerTools(self.vocab)
+        self.tools = SamplerTools(self.vocab)
 
     def chain(self, sampling: Sampling, *, masked: bool = False, banned: tuple[int, ...] = ()) -> SamplerChain:
         return SamplerChain(self.vocab, sampling, n_ctx=N_CTX, masked=masked, banned=banned)
 
     def request(self, sampling: Sampling, mask: Allowing | None = None, n_probs: int = 0) -> EngineRequest:
-        return EngineRequest(1, self.prompt, None, (), sampling, mask=mask, n_probs=n_probs)
+        return EngineRequest(1, GenerateRequest(n_probs=n_probs), Prompt(self.prompt), sampling, mask=mask)
 
 
 class Allowing:
@@ -160,9 +160,9 @@ def test_nothing_but_what_the_mask_allows_is_drawn(row: Row, name: str, num_allo
     sampling = EVERY_KIND[name]
     chain = row.chain(sampling, masked=True)
     chain.accept_prompt(row.prompt)
-    picker = row.tools.picker(row.request(sampling, mask), chain)
-    assert picker is not None
-    drawn = [picker.pick(row.context, row.number, []) for _ in range(30)]
+    sampler = row.tools.sampler(row.request(sampling, mask), chain)
+    assert sampler is not None
+    drawn = [sampler.pick(row.context, row.number, []) for _ in range(30)]
     assert set(drawn) <= set(tokens)
     assert mask.accepted == drawn
     chain.close()
@@ -204,11 +204,11 @@ def test_random_settings_never_bring_anything_down(row: Row) -> None:
         mask = Allowing(words_of(tokens, row.vocab.num_tokens)) if dice.random() < 0.7 else None
         chain = row.chain(sampling, masked=mask is not None)
         chain.accept_prompt(row.prompt)
-        picker = row.tools.picker(row.request(sampling, mask, n_probs=3), chain)
-        assert picker is not None
+        sampler = row.tools.sampler(row.request(sampling, mask, n_probs=3), chain)
+        assert sampler is not None
         drawn: list[int] = []
         with suppress(CallFailed):  # where the bias rules out all that the mask leaves
-            drawn = [picker.pick(row.context, row.number, []) for _ in range(3)]
+            drawn = [sampler.pick(row.context, row.number, []) for _ in range(3)]
         chain.close()
         num_drawn += len(drawn)
         assert all(mask is None or mask.permits(token) for token in drawn)
@@ -225,9 +225,9 @@ def test_a_token_that_is_ruled_out_is_not_drawn_because_a_mask_allows_it(row: Ro
         (Sampling(temperature=0, logit_bias=((best, -100.0),)), ()),
     ):
         chain = row.chain(sampling, masked=True, banned=banned)
-        picker = row.tools.picker(row.request(sampling, mask), chain)
-        assert picker is not None
-        assert picker.pick(row.context, row.number, []) == other
+        sampler = row.tools.sampler(row.request(sampling, mask), chain)
+        assert sampler is not None
+        assert sampler.pick(row.context, row.number, []) == other
         chain.close()
 
 
@@ -235,29 +235,29 @@ def test_nothing_left_is_the_callers_error(row: Row) -> None:
     mask = Allowing(words_of([5], row.vocab.num_tokens))
     sampling = Sampling(logit_bias=((5, None),))
     chain = row.chain(sampling, masked=True)
-    picker = row.tools.picker(row.request(sampling, mask), chain)
-    assert picker is not None
+    sampler = row.tools.sampler(row.request(sampling, mask), chain)
+    assert sampler is not None
     with pytest.raises(CallFailed, match="allows only tokens that `logit_bias`") as caught:
-        picker.pick(row.context, row.number, [])
+        sampler.pick(row.context, row.number, [])
     assert caught.value.failure.code is FailureCode.INVALID_REQUEST
     assert mask.accepted == []
     chain.close()
 
 
-def test_plain_calls_have_no_picker(row: Row) -> None:
+def test_plain_calls_need_no_sampler_of_their_own(row: Row) -> None:
     chain = row.chain(Sampling())
-    assert row.tools.picker(row.request(Sampling()), chain) is None
+    assert row.tools.sampler(row.request(Sampling()), chain) is None
     chain.close()
 
 
-def test_slow_samplers_have_a_picker_and_say_the_same(row: Row) -> None:
+def test_slow_samplers_are_drawn_apart_and_say_the_same(row: Row) -> None:
     sampling = EVERY_KIND["typical"]
     chain = row.chain(sampling)
-    picker = row.tools.picker(row.request(sampling), chain)
+    sampler = row.tools.sampler(row.request(sampling), chain)
     assert chain.slow
-    assert picker is not None
+    assert sampler is not None
     alone = row.chain(sampling)
-    drawn = [picker.pick(row.context, row.number, []) for _ in range(10)]
+    drawn = [sampler.pick(row.context, row.number, []) for _ in range(10)]
     assert drawn == [row.context.sample(alone.pointer, row.number) for _ in range(10)]
     chain.close()
     alone.close()
@@ -268,9 +268,9 @@ def test_asking_for_probabilities_or_a_mask_that_allows_all_changes_no_token(row
     answers = set()
     for n_probs, mask in itertools.product((0, 3), (None, Allowing(None))):
         chain = row.chain(sampling, masked=mask is not None)
-        picker = row.tools.picker(row.request(sampling, mask, n_probs), chain)
+        sampler = row.tools.sampler(row.request(sampling, mask, n_probs), chain)
         events: list[CallEvent] = []
-        draw = picker.pick if picker else lambda context, number, _: context.sample(chain.pointer, number)  # noqa: B023
+        draw = sampler.pick if sampler else lambda context, number, _: context.sample(chain.pointer, number)  # noqa: B023
         answers.add(tuple(draw(row.context, row.number, events) for _ in range(10)))
         assert len(events) == (10 if n_probs else 0)
         chain.close()
@@ -280,10 +280,10 @@ def test_asking_for_probabilities_or_a_mask_that_allows_all_changes_no_token(row
 def test_probabilities_name_control_tokens(row: Row) -> None:
     sampling = Sampling(temperature=0, logit_bias=((row.vocab.eos, 100.0),))
     chain = row.chain(sampling)
-    picker = row.tools.picker(row.request(sampling, n_probs=-1), chain)
-    assert picker is not None
+    sampler = row.tools.sampler(row.request(sampling, n_probs=-1), chain)
+    assert sampler is not None
     events: list[CallEvent] = []
-    assert picker.pick(row.context, row.number, events) == row.vocab.eos
+    assert sampler.pick(row.context, row.number, events) == row.vocab.eos
     [event] = events
     assert isinstance(event, Logprobs)
     assert event.chosen.piece == row.vocab.text(row.vocab.eos).encode() != b""
@@ -356,7 +356,7 @@ def test_a_chain_whose_last_stage_is_refused_is_freed(row: Row, monkeypatch: pyt
     """Its penalties hold 4 bytes for each token of the context: 500 kB a refused call at 131,072 tokens."""
     chains: list[int] = []
     freed: list[int] = []
-    make, functions = c.llama_sampler_chain_init, held()
+    make, functions = c.llama_sampler_chain_init, gil_calls()
 
     def making(params: Any) -> int:
         chains.append(make(params))
@@ -367,7 +367,7 @@ def test_a_chain_whose_last_stage_is_refused_is_freed(row: Row, monkeypatch: pyt
         functions.sampler_free(pointer)
 
     monkeypatch.setattr(c, "llama_sampler_chain_init", making)
-    monkeypatch.setattr("workers.llama.samplers.held", lambda: replace(functions, sampler_free=freeing))
+    monkeypatch.setattr("workers.llama.sampling.samplers.gil_calls", lambda: replace(functions, sampler_free=freeing))
     kept = DryStages(row.vocab)
     refused = Sampling(
         repeat_penalty=1.1,
@@ -396,7 +396,7 @@ def test_control_tokens_are_written_where_the_call_says_so(row: Row) -> None:
     silent = [
         token for token in range(row.vocab.num_tokens) if not row.vocab.piece(token) and token not in row.vocab.eog
     ]
-    request = replace(row.request(Sampling()), written={silent[0]: b"[MARK]"})
+    request = changed(row.request(Sampling()), written={silent[0]: b"[MARK]"})
     sequence = Sequence(request, row.chain(Sampling()), row.vocab, N_CTX)
     events: list[CallEvent] = []
     for token in silent[:2]:

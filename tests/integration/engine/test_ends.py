@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.integration.engine.listener import GREEDY, Bench, running
+from tests.integration.engine.listener import GREEDY, Bench, changed, running
 from workers.engine.request import EngineRequest
 from workers.llama.model import Model
-from workers.protocol.events import FinishReason
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.protocol.events import CallFailed, FailureCode, FinishReason
 from workers.protocol.requests import Sampling
 
 PROMPT = "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n"
@@ -27,7 +25,7 @@ def bench(demo: Model) -> Iterator[Bench]:
 
 
 def asked(bench: Bench, max_tokens: int | None = 120, sampling: Sampling = GREEDY, **more: Any) -> EngineRequest:
-    return replace(bench.request(PROMPT, max_tokens, sampling=sampling), **{"tell": ("tokens",), **more})
+    return changed(bench.request(PROMPT, max_tokens, sampling=sampling), **{"tell": ("tokens",), **more})
 
 
 def told(bench: Bench, request: EngineRequest) -> tuple[list[int], FinishReason, str]:

@@ -9,13 +9,12 @@ import pytest
 from jinja2 import Template
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, running
-from workers.engine.cache import IntegrityError
 from workers.engine.engine import Engine, EngineRequest
+from workers.engine.request import IntegrityError
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
-from workers.protocol.events import CallEvent, Failed, FinishReason, Text
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.models.spec import LlamaSettings
+from workers.protocol.events import CallEvent, CallFailed, Failed, FailureCode, FinishReason, Text
 
 PROMPTS = [
     "Once upon a time",

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.conftest import DEMO, STORIES
+from tests.conftest import SHARED
+from tests.integration.engine.conftest import DEMO
 from tests.integration.engine.listener import Bench, running
 from tests.support.alone import Alone
 from tests.support.lone_context import lone_context
 from tests.support.small_models import SMALL_MODELS, WORDS
 from tests.support.tolerance import measure_tolerance
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 ANSWER_TOKENS = 24
 SYSTEM = WORDS[:70]
@@ -136,7 +137,9 @@ def test_a_crowded_cache_changes_nothing(alone: tuple[Alone, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [STORIES, STORIES.with_name("stories260K-q8_0.gguf"), DEMO], ids=lambda path: path.stem
+    "path",
+    [SHARED / "models" / "stories260K.gguf", SHARED / "models" / "stories260K-q8_0.gguf", DEMO],
+    ids=lambda path: path.stem,
 )
 def test_models_that_mean_something_say_the_same_too(path: Path) -> None:
     if not path.exists():

@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gateway.api.parameters.sampling import read_sampling
-from gateway.api.parameters.sampling_body import SamplingBody
-from tests.integration.engine.listener import Bench, running
+from gateway.api.parameters.sampling import SamplingBody, read_sampling
+from tests.integration.engine.listener import Bench, changed, running
 from tests.support.llama_server_golden import CASES, N_CTX, same_answers
 from tests.support.lone_context import lone_context
 from workers.llama.model import Model
@@ -65,15 +63,15 @@ def test_the_same_answer(bench: Bench, case: dict[str, Any]) -> None:
     sampling = read_sampling(SamplingBody(**{name: settings[name] for name in settings.keys() - set(ASIDE)}))
     plain = bench.request(GOLDEN["prompts"][case["prompt"]], GOLDEN["n_predict"], sampling=sampling)
     # A cached beginning would be another batch layout, and the golden file was made without one as well.
-    request = replace(plain, cache_prompt=False, **{name: settings[name] for name in ASIDE if name in settings})
+    request = changed(plain, cache_prompt=False, **{name: settings[name] for name in ASIDE if name in settings})
     assert bench.answer(request) == case["text"]
     told = [event for event in bench.heard.calls[request.key] if isinstance(event, Logprobs)]
     assert len(told) == len(case.get("probs", ()))
     for event, (token, probability, top) in zip(told, case.get("probs", ()), strict=True):
-        check(event.chosen, token, probability, request.post_sampling_probs)
+        check(event.chosen, token, probability, request.asked.post_sampling_probs)
         assert [one.token for one in event.top] == [one for one, _ in top]
         for one, (other, its) in zip(event.top, top, strict=True):
-            check(one, other, its, request.post_sampling_probs)
+            check(one, other, its, request.asked.post_sampling_probs)
 
 
 def check(told: TokenLogprob, token: int, value: float, is_probability: bool) -> None:

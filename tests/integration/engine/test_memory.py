@@ -15,7 +15,7 @@ from tests.support.lone_context import LoneContext, cells_by_position, lone_cont
 from tests.support.small_models import SMALL_MODELS, WORDS, write_small_model
 from workers.llama.errors import DecodeFailed, StateUnusable
 from workers.llama.memory import MemoryKind
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 TEXT, OTHER = WORDS, WORDS[::-1]
 BY_RANGE = [name for name, small in SMALL_MODELS.items() if small.kind.by_range]

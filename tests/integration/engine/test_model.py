@@ -8,22 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.conftest import ROOT, STORIES
+from tests.integration.engine.conftest import ROOT
 from tests.integration.engine.listener import ONE_THREAD
-from workers.engine.text import AnswerText
+from workers.engine.step.answer_text import AnswerText
 from workers.llama.context import CACHE_TYPES, FLASH_ATTN, Context
 from workers.llama.model import Model, ModelError
-from workers.protocol.catalog import LlamaSettings
-
-BERT = STORIES.with_name("bert-bge-small-random.gguf")
+from workers.models.spec import LlamaSettings
 
 
 def test_facts(stories: Model) -> None:
-    assert stories.name == "stories260K"
-    assert (stories.facts.n_ctx_train, stories.facts.n_vocab, stories.facts.n_params) == (2048, 512, 292800)
+    assert stories.name == "small stories"
+    assert (stories.facts.n_ctx_train, stories.facts.n_vocab, stories.facts.n_params) == (4096, 532, 253120)
     assert (stories.bos_text, stories.eos_text) == ("<s>", "</s>")
     assert stories.chat_template is None
-    assert [token for token in range(512) if stories.is_eog(token)] == [2]
+    assert [token for token in range(532) if stories.is_eog(token)] == [2]
 
 
 def test_the_demo_model_brings_its_template(demo: Model) -> None:
@@ -77,18 +75,11 @@ def test_what_llama_cpp_refuses_is_told_in_its_words(stories: Model, tmp_path: P
         Model.load(strange, ONE_THREAD)
 
 
-def test_a_model_that_generates_no_text_is_refused() -> None:
-    if not BERT.exists():
-        pytest.skip("no encoder model here")
-    with Model.load(BERT, ONE_THREAD) as bert, pytest.raises(ModelError, match="does not generate text"):
-        Context(bert, ONE_THREAD, slots=1, kv_tokens=256)
-
-
 SHORT_OF_MEMORY = """
 import pathlib, resource, sys
 from workers.llama.context import Context
 from workers.llama.model import Model, ModelTooLarge
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 settings = LlamaSettings(n_threads=1)
 with Model.load(pathlib.Path(sys.argv[1]), settings) as model:
@@ -113,7 +104,7 @@ def test_a_cache_that_does_not_fit_is_refused(stories: Model) -> None:
 @pytest.mark.parametrize("flash_attn", FLASH_ATTN)
 @pytest.mark.parametrize("kind", CACHE_TYPES)
 def test_every_setting_reaches_llama_cpp(stories: Model, flash_attn: str, kind: str) -> None:
-    """Blocks of 32 do not fit this model's heads of 8: llama.cpp refuses those, and says so."""
+    """Blocks of 32 do not fit this model's heads of 16: llama.cpp refuses those, and says so."""
     settings = LlamaSettings(
         n_threads=1,
         n_batch=32,

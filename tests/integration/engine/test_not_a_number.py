@@ -16,9 +16,9 @@ from tests.support.alone import Alone
 from tests.support.lone_context import lone_context
 from tests.support.small_models import WORDS, spoil_token, write_small_model
 from tests.support.tolerance import measure_tolerance
-from workers.engine.sequence import NOT_A_NUMBER
+from workers.engine.step.sequence import NOT_A_NUMBER
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 from workers.protocol.events import CallEvent, Failed
 
 NAN = next(token for token in range(300, 760) if token not in WORDS)

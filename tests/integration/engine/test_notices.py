@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -56,7 +55,7 @@ def test_a_prompt_alone_is_computed_and_found_by_the_next(bench: Bench) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=1, seed=3)])
 def test_tokens_come_before_the_text_that_they_make(bench: Bench, sampling: Sampling) -> None:
     plain = bench.answer(bench.request("Once upon a time", 50, sampling=sampling, stop=("nowhere",)))
-    asked = replace(
+    asked = changed(
         bench.request("Once upon a time", 50, sampling=sampling, stop=("nowhere",)), tell=("tokens",), n_probs=2
     )
     key = bench.submit(asked)
@@ -78,7 +77,7 @@ def test_tokens_come_before_the_text_that_they_make(bench: Bench, sampling: Samp
 
 
 def test_times_so_far_come_before_each_text(bench: Bench) -> None:
-    key = bench.submit(replace(bench.request("Once upon a time", 30), tell=("timings",)))
+    key = bench.submit(changed(bench.request("Once upon a time", 30), tell=("timings",)))
     bench.wait(key)
     events = bench.heard.calls[key][1:-1]
     assert [type(event) for event in events] == [TimingsSoFar, Text] * (len(events) // 2)
@@ -99,7 +98,7 @@ def test_progress_comes_at_the_start_and_after_each_chunk(stories: Model) -> Non
     llama = LlamaSettings(n_threads=1, n_batch=32, n_ubatch=32)
     with running(stories, slots=2, llama=llama) as bench:
         bench.answer(bench.request(LONG[: len(LONG) // 3], 1))
-        key = bench.submit(replace(bench.request(LONG, 5), tell=("progress",)))
+        key = bench.submit(changed(bench.request(LONG, 5), tell=("progress",)))
         bench.wait(key)
         started, *events = bench.heard.calls[key]
         assert isinstance(started, Started)
@@ -120,7 +119,7 @@ def test_a_prompt_that_is_computed_again_is_not_told_of(stories: Model) -> None:
     with running(stories, slots=2, n_ctx=256, kv_tokens=256) as bench:
         tell: tuple[Notice, ...] = ("progress",)
         keys = [
-            bench.submit(replace(bench.request(prompt, 180, ignore_eos=True), tell=tell))
+            bench.submit(changed(bench.request(prompt, 180, ignore_eos=True), tell=tell))
             for prompt in ("The dog", "Tim said")
         ]
         bench.wait(*keys)
@@ -138,11 +137,11 @@ def test_time_is_up_at_the_end_of_a_line(bench: Bench) -> None:
     request = bench.request("Once upon a time", 150)
     whole = bench.answer(request)
     assert whole.count("\n") > 1
-    in_time = bench.submit(replace(bench.again(request), max_predict_ms=60_000))
+    in_time = bench.submit(changed(bench.again(request), max_predict_ms=60_000))
     bench.wait(in_time)
     assert bench.heard.text(in_time) == whole
     bench.heard.on_step = lambda step, events: time.sleep(0.002)
-    key = bench.submit(replace(bench.again(request), max_predict_ms=1))
+    key = bench.submit(changed(bench.again(request), max_predict_ms=1))
     bench.wait(key)
     text, finished = bench.heard.text(key), bench.heard.finished(key)
     assert text == whole[: whole.index("\n") + 1]
@@ -159,7 +158,7 @@ def test_what_was_held_back_leaves_when_time_is_up(bench: Bench) -> None:
     end = whole.index("\n") + 1
     bench.heard.on_step = lambda step, events: time.sleep(0.002)
     stop = whole[end : end + 2] + "never"
-    key = bench.submit(replace(bench.again(request), max_predict_ms=1, stop=("\nnever", stop)))
+    key = bench.submit(changed(bench.again(request), max_predict_ms=1, stop=("\nnever", stop)))
     bench.wait(key)
     text = bench.heard.text(key)
     assert text == whole[: len(text)]
@@ -172,11 +171,11 @@ def test_what_was_held_back_leaves_when_time_is_up(bench: Bench) -> None:
 def test_only_an_answer_that_outgrew_its_context_is_truncated(stories: Model) -> None:
     with running(stories, slots=2, n_ctx=64, kv_tokens=256, llama=ONE_THREAD) as bench:
         request = bench.request("Once upon a time", None, ignore_eos=True)
-        room = 64 - len(request.tokens)
+        room = 64 - len(request.prompt)
         full = bench.submit(request)
-        limited = bench.submit(replace(bench.again(request), max_tokens=room - 1))
-        shifted = bench.submit(replace(bench.again(request), max_tokens=100, context_shift=True))
-        fitting = bench.submit(replace(bench.again(request), max_tokens=20, context_shift=True))
+        limited = bench.submit(changed(bench.again(request), max_tokens=room - 1))
+        shifted = bench.submit(changed(bench.again(request), max_tokens=100, context_shift=True))
+        fitting = bench.submit(changed(bench.again(request), max_tokens=20, context_shift=True))
         bench.wait(full, limited, shifted, fitting)
         assert [bench.heard.finished(key).truncated for key in (full, limited, shifted, fitting)] == [
             True,
@@ -190,16 +189,16 @@ def test_only_an_answer_that_outgrew_its_context_is_truncated(stories: Model) ->
 def test_a_slot_is_the_one_that_was_asked_for_if_it_is_free(stories: Model) -> None:
     with running(stories, slots=4) as bench:
         long = bench.request("Once upon a time", None, ignore_eos=True)
-        first = bench.submit(replace(long, slot=2))
+        first = bench.submit(changed(long, slot=2))
         bench.heard.until(lambda: bench.heard.text(first))
-        again = bench.submit(replace(bench.again(long), max_tokens=5, slot=2))
-        unknown = bench.submit(replace(bench.again(long), max_tokens=5, slot=99))
+        again = bench.submit(changed(bench.again(long), max_tokens=5, slot=2))
+        unknown = bench.submit(changed(bench.again(long), max_tokens=5, slot=99))
         bench.wait(again, unknown)
         assert bench.heard.started(first).slot == 2
         assert bench.heard.started(again).slot != 2, "it runs at once, in another one"
         bench.engine.cancel(first)
         bench.wait(bench.submit(bench.request("The", 1)))
         for slot in (2, 3, 0):
-            key = bench.submit(replace(bench.again(long), max_tokens=1, slot=slot))
+            key = bench.submit(changed(bench.again(long), max_tokens=1, slot=slot))
             bench.wait(key)
             assert bench.heard.started(key).slot == slot

@@ -5,20 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import psutil
 import pytest
 
-from tests.integration.engine.listener import Bench, running
-from workers.engine import cache
-from workers.engine.disk_names import BLOCK_TOKENS
+from tests.integration.engine.listener import Bench, changed, running
+from workers.engine.cache import prefix_cache
+from workers.engine.cache.names import BLOCK_TOKENS
 from workers.engine.pace import MovePace
 from workers.engine.request import EngineRequest
-from workers.engine.sequence import Sequence as Call
+from workers.engine.step.sequence import Sequence as Call
 from workers.llama.memory import Memory
 from workers.llama.model import Model
-from workers.protocol.catalog import MAX_SLOTS
+from workers.models.spec import MAX_SLOTS
 from workers.protocol.requests import Sampling
 
 STORY = "Once upon a time there was a little girl named Lily. She had a red ball and a big dog. " * 4
@@ -47,7 +46,7 @@ def cached(bench: Bench, key: int) -> int:
 
 def test_callers_with_one_system_prompt_compute_it_once(any_model: Model) -> None:
     with running(any_model, slots=8, n_ctx=512, kv_tokens=2048) as bench:
-        alone = [bench.answer(replace(bench.request(STORY + end, 20), cache_prompt=False)) for end in ENDS]
+        alone = [bench.answer(changed(bench.request(STORY + end, 20), cache_prompt=False)) for end in ENDS]
         num_shared = len(bench.tokens(STORY))
         gate = held(bench)
         keys = [bench.submit(bench.request(STORY + end, 20)) for end in ENDS]
@@ -93,29 +92,29 @@ def test_the_next_turn_takes_the_whole_last_one(any_model: Model) -> None:
     with running(any_model) as bench:
         first = bench.request(STORY, 20, ignore_eos=True)
         answer = bench.answer(first)
-        prompt = [*first.tokens, *bench.tokens(answer)[1:], *bench.tokens(" What then?")[1:]]
-        fresh = bench.answer(replace(bench.request(prompt, 20), cache_prompt=False))
+        prompt = [*first.prompt.tokens, *bench.tokens(answer)[1:], *bench.tokens(" What then?")[1:]]
+        fresh = bench.answer(changed(bench.request(prompt, 20), cache_prompt=False))
         again = bench.request(prompt, 20)
         assert bench.answer(again) == fresh
-        assert cached(bench, again.key) >= len(first.tokens)
+        assert cached(bench, again.key) >= len(first.prompt.tokens)
 
 
 def test_nothing_of_another_salt_is_used(any_model: Model) -> None:
     with running(any_model) as bench:
-        one = replace(bench.request(STORY, 10), salt="red")
+        one = changed(bench.request(STORY, 10), cache_salt="red")
         bench.answer(one)
-        other = replace(bench.again(one), salt="blue")
+        other = changed(bench.again(one), cache_salt="blue")
         bench.answer(other)
-        same = replace(bench.again(one))
+        same = changed(bench.again(one))
         bench.answer(same)
-        num_prompt = len(one.tokens)
+        num_prompt = len(one.prompt.tokens)
         assert [cached(bench, call.key) for call in (one, other, same)] == [0, 0, num_prompt - 1]
 
 
 def test_calls_of_other_salts_do_not_wait_for_each_other(stories: Model) -> None:
     with running(stories, slots=4, n_ctx=512, kv_tokens=2048) as bench:
         gate = held(bench)
-        keys = [bench.submit(replace(bench.request(STORY, 10), salt=str(number))) for number in range(4)]
+        keys = [bench.submit(changed(bench.request(STORY, 10), cache_salt=str(number))) for number in range(4)]
         gate.set()
         bench.wait(*keys)
         assert [cached(bench, key) for key in keys] == [0, 0, 0, 0]
@@ -126,23 +125,24 @@ def test_a_shareable_prompt_is_everyones_and_what_follows_is_not(stories: Model)
         num_public = len(bench.tokens(STORY))
         prompt = [*bench.tokens(STORY), *bench.tokens("My secret is")[1:]]
         calls = [
-            replace(bench.request(prompt, 5), salt=salt, num_public=num_public) for salt in ("red", "blue", "blue")
+            changed(bench.request(prompt, 5), cache_salt=salt, num_public=num_public)
+            for salt in ("red", "blue", "blue")
         ]
         for call in calls:
             bench.answer(call)
         assert [cached(bench, call.key) for call in calls] == [0, num_public, len(prompt) - 1]
-        private = replace(bench.request(prompt, 5), salt="green")
+        private = changed(bench.request(prompt, 5), cache_salt="green")
         bench.answer(private)
         assert cached(bench, private.key) == 0, "a caller whose prompt is not marked takes no part in it"
 
 
 def test_who_asks_for_no_cache_neither_takes_nor_leaves(stories: Model) -> None:
     with running(stories) as bench:
-        first = replace(bench.request(STORY, 5), cache_prompt=False)
+        first = changed(bench.request(STORY, 5), cache_prompt=False)
         bench.answer(first)
         second = bench.request(STORY, 5)
         bench.answer(second)
-        third = replace(bench.again(second), cache_prompt=False)
+        third = changed(bench.again(second), cache_prompt=False)
         bench.answer(third)
         assert [cached(bench, call.key) for call in (first, second, third)] == [0, 0, 0]
 
@@ -152,7 +152,7 @@ def test_idle_prefixes_leave_the_cache_for_others(any_model: Model, ram_bytes: i
     """Twelve conversations through cells for two: with RAM their next turns find all, without it nothing is wrong."""
     with running(any_model, slots=2, n_ctx=256, kv_tokens=512, ram_bytes=ram_bytes) as bench:
         prompts = [[*bench.tokens(ENDS[number % 8]), *bench.tokens(STORY)[1 + number : 181]] for number in range(12)]
-        alone = [bench.answer(replace(bench.request(prompt, 10), cache_prompt=False)) for prompt in prompts]
+        alone = [bench.answer(changed(bench.request(prompt, 10), cache_prompt=False)) for prompt in prompts]
         first = [bench.request(prompt, 10) for prompt in prompts]
         assert [bench.answer(call) for call in first] == alone
         second = [bench.request(prompt, 10) for prompt in prompts]
@@ -179,8 +179,8 @@ def test_old_prefixes_leave_ram_when_it_is_full(stories: Model) -> None:
         last, first = bench.again(calls[-1]), bench.again(calls[0])
         bench.answer(last)
         bench.answer(first)
-        assert cached(bench, last.key) == len(last.tokens) - 1
-        assert cached(bench, first.key) < len(first.tokens) - 1
+        assert cached(bench, last.key) == len(last.prompt.tokens) - 1
+        assert cached(bench, first.key) < len(first.prompt.tokens) - 1
 
 
 def test_the_beginning_of_what_was_in_use_stays_in_ram(demo: Model) -> None:
@@ -194,7 +194,7 @@ def test_the_beginning_of_what_was_in_use_stays_in_ram(demo: Model) -> None:
             while bench.engine.counters.ram_bytes < enough:
                 time.sleep(0.01)
         bench.answer(bench.request(prompt, 150, ignore_eos=True))
-        bench.answer(replace(bench.request(story, 2, ignore_eos=True), cache_prompt=False))
+        bench.answer(changed(bench.request(story, 2, ignore_eos=True), cache_prompt=False))
         calls = [bench.request(tokens, 2, ignore_eos=True) for tokens in (prompt, other)]
         for call in calls:
             bench.answer(call)
@@ -211,21 +211,21 @@ def test_an_idle_prefix_goes_to_ram_early_and_comes_back(stories: Model) -> None
         assert bench.engine.counters.ram_bytes > 0
         again = bench.again(call)
         assert bench.answer(again) == text
-        assert cached(bench, again.key) == len(call.tokens) - 1
-        assert bench.engine.counters.num_restored >= len(call.tokens) - 2
+        assert cached(bench, again.key) == len(call.prompt.tokens) - 1
+        assert bench.engine.counters.num_restored >= len(call.prompt.tokens) - 2
 
 
 def test_who_comes_while_a_long_prefix_comes_back_does_not_wait_for_all_of_it(
     demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody decodes: one step brought back everything, up to all of RAM, and the newcomer met the next one."""
-    monkeypatch.setattr("workers.engine.roster.MOVE_S", 0.0)  # a slow machine, on any
+    monkeypatch.setattr("workers.engine.step.scheduler.MOVE_S", 0.0)  # a slow machine, on any
     monkeypatch.setattr(MovePace, "restore_pays", True)
     with running(demo, slots=2, n_ctx=512, kv_tokens=512) as bench:
-        long = replace(bench.request([300 + number for number in range(440)], 4), tenant="red")
+        long = changed(bench.request([300 + number for number in range(440)], 4), tenant="red")
         text = bench.answer(long)
-        bench.answer(replace(bench.request([7] * 440, 4), cache_prompt=False))
-        again, short = bench.again(long), replace(bench.request("The dog", 1), tenant="blue")
+        bench.answer(changed(bench.request([7] * 440, 4), cache_prompt=False))
+        again, short = bench.again(long), changed(bench.request("The dog", 1), tenant="blue")
         seen: list[str] = []
         store = bench.engine._stepper._cache
         restore = store.restore
@@ -246,12 +246,11 @@ def test_who_comes_while_a_long_prefix_comes_back_does_not_wait_for_all_of_it(
 
 
 def test_when_cells_run_out_one_waits_and_loses_nothing(any_model: Model) -> None:
-    """Answers longer than anyone could know: all four enter, not all can go on at once."""
+    """Answers longer than their engine can know: all four enter, not all can go on at once."""
     with running(any_model, slots=4, n_ctx=256, kv_tokens=512) as bench:
         prompts = [[*bench.tokens(end), *bench.tokens(STORY)[1:40]] for end in ENDS[:4]]
-        alone = [
-            bench.answer(replace(bench.request(prompt, 200, ignore_eos=True), cache_prompt=False)) for prompt in prompts
-        ]
+        alone = [bench.answer(bench.request(prompt, 200, ignore_eos=True)) for prompt in prompts]
+    with running(any_model, slots=4, n_ctx=256, kv_tokens=512) as bench:
         gate = held(bench)
         keys = [bench.submit(bench.request(prompt, 200, ignore_eos=True)) for prompt in prompts]
         gate.set()
@@ -267,8 +266,8 @@ def test_when_cells_run_out_one_waits_and_loses_nothing(any_model: Model) -> Non
 def test_the_lowest_priority_is_thrown_out_and_the_highest_goes_first(stories: Model) -> None:
     with running(stories, slots=2, n_ctx=256, kv_tokens=256) as bench:
         gate = held(bench)
-        low = bench.submit(replace(bench.request("The dog", 150, ignore_eos=True), priority=-1))
-        high = bench.submit(replace(bench.request("Tim said", 150, ignore_eos=True), priority=1))
+        low = bench.submit(changed(bench.request("The dog", 150, ignore_eos=True), priority=-1))
+        high = bench.submit(changed(bench.request("Tim said", 150, ignore_eos=True), priority=1))
         middle = bench.submit(bench.request("A cat", 20, ignore_eos=True))
         gate.set()
         bench.wait(low, high, middle)
@@ -295,7 +294,7 @@ def test_running_calls_move_down_when_others_leave(any_model: Model) -> None:
     """Attention scans up to the highest cell: a call that began above idle prefixes does not stay there."""
     with running(any_model, slots=4, n_ctx=512, kv_tokens=2048) as bench:
         long = bench.request("The dog", 300, ignore_eos=True)
-        alone = bench.answer(replace(long, cache_prompt=False))
+        alone = bench.answer(changed(long, cache_prompt=False))
         assert bench.engine.counters.num_packed == 0
         key = behind_others(bench, long)
         assert bench.engine.counters.num_packed > 0
@@ -312,10 +311,10 @@ def test_what_moves_down_at_once_is_bounded_in_bytes(stories: Model, monkeypatch
         return relocate(memory, holders, scratch, start, end)
 
     monkeypatch.setattr(Memory, "relocate", counted)
-    monkeypatch.setattr(cache, "PACK_BYTES", 1)
+    monkeypatch.setattr(prefix_cache, "PACK_BYTES", 1)
     with running(stories, slots=4, n_ctx=512, kv_tokens=2048) as bench:
         long = bench.request(bench.tokens(STORY)[:200], 250, ignore_eos=True)
-        alone = bench.answer(replace(long, cache_prompt=False))
+        alone = bench.answer(changed(long, cache_prompt=False))
         key = behind_others(bench, long)
         assert bench.heard.text(key) == alone
     assert len(parts) > 1

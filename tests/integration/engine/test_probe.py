@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tests.integration.engine.listener import Bench, running
+from tests.integration.engine.listener import Bench, changed, running
 from workers.engine.request import EngineRequest
 from workers.llama.model import Model
 from workers.protocol.events import Started, Text
@@ -60,7 +60,7 @@ def test_a_guess_at_another_teams_prompt_looks_like_a_fresh_prompt(stories: Mode
 
     secret = fresh()
     with running(stories, slots=2, n_ctx=256, kv_tokens=1024) as bench:
-        bench.answer(replace(bench.request(secret, 2, ignore_eos=True), tenant="victim"))
+        bench.answer(changed(bench.request(secret, 2, ignore_eos=True), tenant="victim"))
         guesses: list[Seen] = []
         strangers: list[Seen] = []
         repeats: list[Seen] = []
@@ -74,7 +74,7 @@ def test_a_guess_at_another_teams_prompt_looks_like_a_fresh_prompt(stories: Mode
             chance.shuffle(tries)
             for prompt, tenant, salt, seen in tries:
                 call = bench.request(prompt, 2, ignore_eos=True)
-                seen.append(observe(bench, replace(call, tenant=tenant, salt=salt)))
+                seen.append(observe(bench, changed(call, tenant=tenant, cache_salt=salt)))
     counts = {(one.num_computed, one.cached_tokens, one.told_at_start) for one in (*guesses, *strangers)}
     assert counts == {(NUM_TOKENS, 0, 0)}
     assert {one.num_computed for one in repeats} == {1}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
 from tests.integration.engine.test_prefix_cache import STORY
 from tests.support.lone_context import lone_context
 from tests.support.small_models import SMALL_MODELS, WORDS
@@ -21,7 +20,7 @@ from workers.protocol.requests import Sampling
 
 
 def wishing(bench: Bench, prompt: str | list[int], max_tokens: int = 1, top: int = 3) -> EngineRequest:
-    return replace(bench.request(prompt, max_tokens), n_probs=top, cache_prompt=False, tells_prompt=True)
+    return changed(bench.request(prompt, max_tokens), n_probs=top, cache_prompt=False, prompt_probs=1)
 
 
 def told(bench: Bench, key: int) -> list[TokenProbs]:
@@ -85,7 +84,7 @@ def test_a_call_that_is_thrown_out_and_comes_back_tells_each_token_once(stories:
     """Two answers that outgrow the cells: one gives way in the middle of its answer, and its prompt is read again."""
     with running(stories, slots=2, n_ctx=256, kv_tokens=256, ram_bytes=0) as bench:
         prompts = [list(range(100, 140)), list(range(200, 240))]
-        wishes = [replace(wishing(bench, prompt, 180), ignore_eos=True) for prompt in prompts]
+        wishes = [changed(wishing(bench, prompt, 180), ignore_eos=True) for prompt in prompts]
         keys = [bench.submit(one) for one in wishes]
         bench.wait(*keys)
         assert bench.engine.counters.num_preempted
@@ -96,7 +95,7 @@ def test_a_call_that_is_thrown_out_and_comes_back_tells_each_token_once(stories:
 def test_they_are_the_models_own_whatever_is_sampled_from(bench: Bench) -> None:
     plain = bench.submit(wishing(bench, STORY))
     odd = Sampling(temperature=2.0, top_k=3, seed=1, logit_bias=((5, 10.0),))
-    sampled = bench.submit(replace(wishing(bench, STORY), sampling=odd, post_sampling_probs=True))
+    sampled = bench.submit(changed(wishing(bench, STORY), sampling=odd, post_sampling_probs=True))
     bench.wait(plain, sampled)
     probs = [[chosen.logprob for chosen, _ in told(bench, key)] for key in (plain, sampled)]
     assert probs[0] == pytest.approx(probs[1], abs=0.05)

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
 from tests.integration.engine.test_prefix_cache import ENDS, STORY
 from workers.constraint.mask import MaskPending
 from workers.engine.pace import GENTLE_TOKENS
 from workers.engine.request import EngineRequest
-from workers.engine.scheduler import ROWS_MULTIPLES, Plan
-from workers.engine.sequence import Sequence
-from workers.engine.shares import SLICE_TOKENS
+from workers.engine.step.sequence import Sequence
+from workers.engine.step.shares import SLICE_TOKENS
+from workers.engine.step.step_plan import ROWS_MULTIPLES, Plan
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 from workers.protocol.events import PromptLogprobs, Text
 
 LONG = 300
 
 
 def of_team(team: str, request: EngineRequest, *, weight: float = 1.0, priority: int = 0) -> EngineRequest:
-    return replace(request, tenant=team, weight=weight, priority=priority)
+    return changed(request, tenant=team, weight=weight, priority=priority)
 
 
 def endless(bench: Bench, team: str, number: int, num_tokens: int = LONG, **more: float) -> EngineRequest:
@@ -48,7 +47,7 @@ def all_begun(bench: Bench, keys: list[int]) -> None:
 def test_others_are_served_while_one_team_holds_every_slot(demo: Model, ram_bytes: int) -> None:
     """`n: 4` with `ignore_eos`: eight calls of another team end long before, and nothing of the four is lost."""
     with running(demo, slots=4, n_ctx=512, kv_tokens=2048, ram_bytes=ram_bytes) as bench:
-        alone = [bench.answer(replace(endless(bench, "red", n), cache_prompt=False)) for n in range(4)]
+        alone = [bench.answer(changed(endless(bench, "red", n), cache_prompt=False)) for n in range(4)]
         red = [bench.submit(endless(bench, "red", n)) for n in range(4)]
         all_begun(bench, red)
         blue = [bench.submit(of_team("blue", bench.request(end, 8, ignore_eos=True))) for end in ENDS[:4]]
@@ -66,7 +65,7 @@ def test_others_are_served_while_one_team_holds_every_slot(demo: Model, ram_byte
 def test_who_comes_back_and_reads_again_makes_no_long_steps(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two endless answers that nothing is kept of give way again and again, beside another team's streams."""
     monkeypatch.setattr("workers.engine.pace.AGAIN_S", 0.0)  # a slow machine, on any
-    monkeypatch.setattr("workers.engine.cache.PrefixCache._settle", lambda *_: False)
+    monkeypatch.setattr("workers.engine.cache.prefix_cache.PrefixCache._settle", lambda *_: False)
     with running(demo, slots=2, n_ctx=1024, ram_bytes=0) as bench:
         read: list[int] = []
         run = bench.engine._stepper._run
@@ -90,7 +89,7 @@ def test_who_comes_back_and_reads_again_makes_no_long_steps(demo: Model, monkeyp
 def test_teams_take_turns_in_one_slot(demo: Model) -> None:
     """Three endless answers: each goes on while the others do."""
     with running(demo, slots=1, n_ctx=512) as bench:
-        alone = [bench.answer(replace(endless(bench, "red", n), cache_prompt=False)) for n in range(3)]
+        alone = [bench.answer(changed(endless(bench, "red", n), cache_prompt=False)) for n in range(3)]
         keys = [bench.submit(endless(bench, team, n)) for n, team in enumerate(("red", "blue", "green"))]
         bench.wait(*keys)
         assert [bench.heard.text(key) for key in keys] == alone
@@ -111,7 +110,7 @@ def most_at_once(bench: Bench, team: str, beside: str) -> list[int]:
     held: list[int] = [0]
 
     def look(step: int, events: object) -> None:
-        teams = [one.team for one in bench.engine._stepper._roster.running]
+        teams = [one.team for one in bench.engine._stepper._scheduler.running]
         if beside in teams:
             held.append(teams.count(team))
 
@@ -149,15 +148,15 @@ def test_a_prompt_that_is_not_cached_gives_way_while_it_is_read_and_loses_nothin
     demo: Model, monkeypatch: pytest.MonkeyPatch, kv_tokens: int, tells_prompt: bool
 ) -> None:
     """`cache_prompt: false`, or `echo` with `logprobs`: in the only slot it kept others waiting until all was read."""
-    monkeypatch.setattr("workers.engine.shares.SLICE_S", 0.0)
+    monkeypatch.setattr("workers.engine.step.shares.SLICE_S", 0.0)
     llama = LlamaSettings(n_threads=1, n_batch=64, n_ubatch=64)
     with running(demo, slots=1, n_ctx=512, kv_tokens=kv_tokens, llama=llama) as bench:
         read: list[int] = []
         comes: list[int] = []
         blue = of_team("blue", bench.request([7] * 300, 8, ignore_eos=True))
         plain = bench.request([5, *range(300, 700)], 8)
-        probed = replace(plain, n_probs=1, tells_prompt=tells_prompt) if tells_prompt else plain
-        asked = of_team("red", replace(probed, cache_prompt=False))
+        probed = changed(plain, n_probs=1, prompt_probs=1) if tells_prompt else plain
+        asked = of_team("red", changed(probed, cache_prompt=False))
         alone = bench.submit(bench.again(asked))
         bench.wait(alone)
         run = bench.engine._stepper._run
@@ -178,14 +177,14 @@ def test_a_prompt_that_is_not_cached_gives_way_while_it_is_read_and_loses_nothin
             if any(e.call == asked.key and isinstance(e, Text) for e in events)
         )
         assert bench.heard.finished(asked.key).num_preempted > 0
-        assert sum(read) == len(asked.tokens)
+        assert sum(read) == len(asked.prompt.tokens)
         assert bench.heard.text(asked.key) == bench.heard.text(alone)
         told = [[e for e in bench.heard.calls[key] if isinstance(e, PromptLogprobs)] for key in (alone, asked.key)]
         tokens = [[one[0].token for event in events for one in event.tokens] for events in told]
-        assert tokens[0] == tokens[1] == (list(asked.tokens) if tells_prompt else [])
+        assert tokens[0] == tokens[1] == (list(asked.prompt.tokens) if tells_prompt else [])
         index = bench.engine._stepper._cache.index
         assert not [node for node in index._all() if node.scope is not None and node.scope.own]
-        again = of_team("red", replace(plain, key=1000))
+        again = of_team("red", changed(plain, key=1000))
         bench.answer(again)
         assert bench.heard.finished(again.key).usage.cached_tokens == 0, "nothing of it is kept once it is over"
 
@@ -235,7 +234,7 @@ def test_a_burst_is_read_in_short_steps_right_after_anothers_stream(
 ) -> None:
     """Its caller may ask again at once, and would wait for a whole micro-batch."""
     monkeypatch.setattr("workers.engine.pace.GENTLE_S", 0.0)  # a slow machine, on any
-    monkeypatch.setattr("workers.engine.roster.LATELY_S", 60.0)
+    monkeypatch.setattr("workers.engine.step.scheduler.LATELY_S", 60.0)
     with running(demo, slots=4, n_ctx=512) as bench:
         read: list[int] = []
         run = bench.engine._stepper._run
@@ -279,9 +278,9 @@ class Silent:
 def test_a_call_whose_mask_was_silent_when_it_gave_way_goes_on(demo: Model) -> None:
     """It was neither asked again nor read again, and the engine went round it without rest until its caller left."""
     with running(demo, slots=1, n_ctx=512) as bench:
-        alone = bench.answer(replace(endless(bench, "red", 0, 100), cache_prompt=False))
+        alone = bench.answer(changed(endless(bench, "red", 0, 100), cache_prompt=False))
         mask = Silent(SLICE_TOKENS)
-        red = bench.submit(replace(endless(bench, "red", 0, 100), mask=mask))
+        red = bench.submit(changed(endless(bench, "red", 0, 100), mask=mask))
         assert mask.asked.wait(20)
         bench.answer(of_team("blue", bench.request(ENDS[1], 8, ignore_eos=True)))
         assert bench.engine.counters.num_sliced > 0

@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, running
+from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, changed, running
 from tests.support.small_models import WORDS
 from workers.constraint.mask import Bits
 from workers.engine.engine import Engine
-from workers.llama.batch import Batch
-from workers.llama.context import Context
+from workers.engine.step import stepper
+from workers.llama.context import Batch, Context
 from workers.llama.errors import StateUnusable
 from workers.llama.memory import Memory
 from workers.llama.model import Model
-from workers.protocol.events import Failed, FinishReason
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.protocol.events import CallFailed, Failed, FailureCode, FinishReason
 
 LONG = "There was a little girl named Lily. She had a red ball and a big dog. " * 3
 
@@ -57,10 +55,23 @@ def test_a_call_that_can_t_have_memory_ends_and_others_go_on() -> None:
     with Model.load(DEMO, ONE_THREAD) as model, running(model) as bench:
         alone = bench.answer(bench.request("Once upon a time", 60))
         other = bench.submit(bench.request("Once upon a time", 60))
-        hungry = bench.submit(replace(bench.request("Once upon a time", 60), mask=HungryMask()))
+        hungry = bench.submit(changed(bench.request("Once upon a time", 60), mask=HungryMask()))
         bench.wait(hungry, other)
         assert failure_code(bench, hungry) is FailureCode.OUT_OF_MEMORY
         assert bench.heard.text(other) == alone
+        assert bench.answer(bench.request("Once upon a time", 60)) == alone
+        bench.engine.check_integrity()
+
+
+def test_without_memory_for_a_step_calls_are_given_back_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp would end the process: its C++ throws where a small block can't be had, and nobody catches that."""
+    with Model.load(DEMO, ONE_THREAD) as model, running(model) as bench:
+        alone = bench.answer(bench.request("Once upon a time", 60))
+        with monkeypatch.context() as short:
+            short.setattr(stepper, "can_take", lambda num_bytes: False)
+            keys = [bench.submit(bench.request("Once upon a time", 60)) for _ in range(2)]
+            bench.wait(*keys)
+        assert [failure_code(bench, key) for key in keys] == [FailureCode.OUT_OF_MEMORY] * 2
         assert bench.answer(bench.request("Once upon a time", 60)) == alone
         bench.engine.check_integrity()
 
@@ -112,8 +123,8 @@ def test_idle_prefixes_that_no_copy_can_be_made_of_are_dropped(
 ) -> None:
     """They can be computed again: beside a stream, where others need their cells, and at rest."""
     with running(any_model, slots=2, n_ctx=512, kv_tokens=512) as bench:
-        alone = bench.answer(replace(bench.request("Once upon a time", 300, ignore_eos=True), cache_prompt=False))
-        other = bench.answer(replace(bench.request(LONG, 20), cache_prompt=False))
+        alone = bench.answer(changed(bench.request("Once upon a time", 300, ignore_eos=True), cache_prompt=False))
+        other = bench.answer(changed(bench.request(LONG, 20), cache_prompt=False))
         with no_copies(monkeypatch, error) as tries:
             stream = bench.submit(bench.request("Once upon a time", 300, ignore_eos=True))
             for number in range(4):
@@ -135,7 +146,7 @@ def test_a_conversation_that_no_copy_can_be_made_of_ends_where_it_would_move(
     """Two share their beginning: the first that is full needs cells of its own."""
     with running(stories, slots=2, n_ctx=128, kv_tokens=512) as bench:
         with no_copies(monkeypatch, MemoryError()) as tries:
-            moving = replace(bench.request(LONG, 300, ignore_eos=True), context_shift=True)
+            moving = changed(bench.request(LONG, 300, ignore_eos=True), context_shift=True)
             keys = [bench.submit(moving), bench.submit(bench.again(moving))]
             bench.wait(*keys)
         assert tries
@@ -149,7 +160,7 @@ def test_a_conversation_whose_copy_finds_no_cells_ends_where_it_would_move(
 ) -> None:
     """llama.cpp takes the copy back in vain: the cells are gone by then, and must not pass for a prefix."""
     with running(stories, slots=2, n_ctx=128, kv_tokens=512) as bench:
-        alone = bench.answer(replace(bench.request(LONG, 20), cache_prompt=False))
+        alone = bench.answer(changed(bench.request(LONG, 20), cache_prompt=False))
         tries: list[int] = []
 
         def load(memory: Memory, sequence: int, state: bytes, part: int) -> None:
@@ -159,7 +170,7 @@ def test_a_conversation_whose_copy_finds_no_cells_ends_where_it_would_move(
 
         with monkeypatch.context() as patched:
             patched.setattr(Memory, "_load", load)
-            moving = replace(bench.request(LONG, 300, ignore_eos=True), context_shift=True)
+            moving = changed(bench.request(LONG, 300, ignore_eos=True), context_shift=True)
             keys = [bench.submit(moving), bench.submit(bench.again(moving))]
             bench.wait(*keys)
         assert tries
@@ -175,9 +186,9 @@ def test_a_slot_that_no_copy_can_be_made_of_fails_its_request_only(
     with running(stories) as bench:
         bench.answer(bench.request(LONG, 4))
         with no_copies(monkeypatch, MemoryError()), pytest.raises(CallFailed) as failed:
-            bench.engine.at_rest.copy(0, "", "").result(20)
+            bench.engine.slot_contents.copy(0, "", "").result(20)
         assert failed.value.failure.code is FailureCode.OUT_OF_MEMORY
-        assert bench.engine.at_rest.copy(0, "", "").result(20) is not None
+        assert bench.engine.slot_contents.copy(0, "", "").result(20) is not None
         bench.engine.check_integrity()
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.lone_context import LoneContext, lone_context
 from tests.support.small_models import WINDOW, WORDS
 from workers.llama.errors import DecodeFailed
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 TEXT, OTHER = WORDS, WORDS[::-1]
 FEW = LlamaSettings(n_threads=1, n_batch=64, n_ubatch=64)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
 from tests.support.small_models import write_wide_model
-from workers.engine.draws import DrawCost
+from workers.engine.step.sampling_time import SamplingCost
 from workers.llama.model import Model
 from workers.protocol.events import CallEvent, Failed, Finished, Text
 from workers.protocol.requests import Sampling
@@ -45,7 +44,7 @@ def heavy(bench: Bench, count: int, n_probs: int = 0) -> list[int]:
     """Calls that go on for longer than the stream."""
     requests = [bench.request("Hello", 400, sampling=HEAVY, ignore_eos=True) for _ in range(count)]
     probs = {"n_probs": n_probs, "post_sampling_probs": n_probs > 0}
-    return [bench.submit(replace(request, **probs)) for request in requests]  # type: ignore[arg-type]
+    return [bench.submit(changed(request, **probs)) for request in requests]
 
 
 def stream_gaps_s(bench: Bench) -> list[float]:
@@ -67,6 +66,7 @@ def median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("n_probs", [0, pytest.param(100, marks=pytest.mark.long)])
 def test_a_stream_waits_for_one_slow_call_in_a_step_and_not_for_seven(bench: Bench, n_probs: int) -> None:
     """The machine is as busy in one measure as in the other; without turns the second is seven times the first."""
@@ -104,7 +104,7 @@ def test_of_many_slow_calls_a_few_draw_their_first_token_in_a_step(bench: Bench,
 
 def test_each_token_is_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[int] = []
-    monkeypatch.setattr(DrawCost, "note", lambda cost, _: noted.append(id(cost)))
+    monkeypatch.setattr(SamplingCost, "note", lambda cost, _: noted.append(id(cost)))
     key = bench.submit(bench.request("Hello", 9, sampling=WIDE, ignore_eos=True))
     bench.heard.until(lambda: bench.heard.has_ended(key))
     assert noted.count(noted[-1]) == 9

@@ -18,8 +18,8 @@ from tests.integration.front.conftest import NARROW_KEY
 from tests.support.caller import Caller, calling, seen, taken
 from tests.support.socket_caller import connected
 from tests.support.stack import Process, Stack
+from workers.protocol.control import gateway_drain_token
 from workers.protocol.exits import Exit
-from workers.protocol.proofs import gateway_drain_token
 
 QUICKLY_S = 10.0
 

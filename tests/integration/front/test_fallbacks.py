@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.routing.circuit import FIRST_PAUSE_S
-from gateway.routing.retry_budget import FLOOR
+from gateway.routing.retries import FIRST_PAUSE_S, FLOOR
 from tests.integration.front.conftest import CHAINED_KEY, QUEUE_TIMEOUT_S
 from tests.support.caller import Caller, calling, seen, taken
 from tests.support.stack import Stack

@@ -19,12 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from websockets.sync.client import connect
 
-from gateway.api.compatibility import Endpoint
-from gateway.api.endpoints import TABLES
-from gateway.api.responses import refused as responses_refused
+from gateway.api.compatibility import TABLES, Endpoint
+from gateway.api.http.sockets import METHOD
+from gateway.api.responses import body as responses_refused
 from gateway.api.responses.body import ResponsesBody
 from gateway.api.routes import ROUTES, RouteRow
-from gateway.api.sockets import METHOD
 from tests.support.json_fuzz import WEIRD, bodies, junk
 from tests.support.stack import Process, Stack
 

@@ -14,8 +14,7 @@ import aiohttp
 import pytest
 import redis
 
-from gateway.access.records import AccessRecord, digest
-from gateway.access.sealed_records import open_record, seal_record
+from gateway.access.records import AccessRecord, digest, open_record, seal_record
 from gateway.admission.admission import SEAT_AFTER_S
 from tests.support.caller import calling
 from tests.support.stack import Process, Stack

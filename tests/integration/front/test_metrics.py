@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping
 import aiohttp
 import pytest
 
+from gateway.commands.config import gateway_groups, metrics_of, worker_groups
 from tests.integration.front.conftest import NARROW, NARROW_KEY, QUEUE_TIMEOUT_S
 from tests.support.caller import Caller, taken
 from tests.support.scrape import Scrape
 from tests.support.stack import Stack
-from workers.protocol.metrics import catalogue
 
 NOBODY: Mapping[str, str] = {}
 
@@ -34,10 +34,10 @@ async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float)
         await asyncio.sleep(0.05)
 
 
-async def test_a_gateway_shows_what_the_catalogue_declares(caller: Caller) -> None:
+async def test_a_gateway_shows_what_is_declared(caller: Caller) -> None:
     await caller.whole()
     shown = await scraped(caller)
-    shown.has_exactly(catalogue.metrics_of(catalogue.GATEWAY))
+    shown.has_exactly(metrics_of(gateway_groups()))
     assert shown.value("paddock_workers", model="quick") == 1
     assert shown.value("paddock_workers_draining", model="quick") == 0
     assert shown.value("paddock_slots", model="quick") == 8
@@ -54,7 +54,7 @@ async def test_a_gateway_shows_what_the_catalogue_declares(caller: Caller) -> No
     await eventually(lag_was_measured, 5.0)
 
 
-async def test_workers_are_found_and_show_what_the_catalogue_declares(caller: Caller, stack: Stack) -> None:
+async def test_workers_are_found_and_show_what_is_declared(caller: Caller, stack: Stack) -> None:
     async with caller.session.get(f"{caller.url}/metrics/targets", headers={"authorization": ""}) as response:
         assert (response.status, response.content_type) == (200, "application/json")
         groups = {group["labels"]["worker"]: group for group in await response.json()}
@@ -66,7 +66,7 @@ async def test_workers_are_found_and_show_what_the_catalogue_declares(caller: Ca
     for worker in ("quick-a", "vectors-a"):
         (target,) = groups[worker]["targets"]
         shown = await scraped(caller, f"http://{target}")
-        shown.has_exactly(catalogue.metrics_of(catalogue.WORKER))
+        shown.has_exactly(metrics_of(worker_groups()))
         assert shown.sum("paddock_worker_info", worker=worker) == 1, "each process answers for itself"
         assert shown.value("paddock_worker_draining", model_name=worker.removesuffix("-a")) == 0
 

@@ -19,9 +19,8 @@ from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gateway.access.records import AccessRecord, digest
-from gateway.access.sealed_records import seal_record
-from gateway.api.handshake import MAX_FRAGMENTS
+from gateway.access.records import AccessRecord, digest, seal_record
+from gateway.api.http.websocket_protocol import MAX_FRAGMENTS
 from tests.integration.front.conftest import MAX_BODY_BYTES, NARROW_KEY
 from tests.integration.front.test_lifecycle import QUICKLY_S, one_more
 from tests.integration.front.test_trouble import GONE_S, busy
@@ -332,6 +331,7 @@ async def test_one_line_and_one_place_in_the_metrics_per_response(stack: Stack, 
     assert lines[0]["completion_tokens"] == 8
 
 
+@pytest.mark.serial
 async def test_age_and_idleness(stack: Stack) -> None:
     with one_more(stack, socket_idle_s=0.4, socket_life_s=1.0) as process:
         async with connected(process.url, stack.key, "slow") as caller:

@@ -20,7 +20,7 @@ from gateway.access.records import digest
 from tests.security.victim import feel
 from tests.support.small_models import write_small_model
 from tests.support.stack import Process, Stack
-from workers.llama.vocab_file import VocabFile
+from workers.llama.tokens.vocab import VocabFile
 
 ATTACKER, VICTIM = "pk-attacker-0123456789abcdef", "pk-victim-0123456789abcdef"
 RUN = "=" * 100_000

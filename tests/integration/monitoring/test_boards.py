@@ -14,18 +14,18 @@ import pytest
 import yaml
 
 import write_boards
+from gateway.commands.config import gateway_groups, metrics_of, worker_groups
 from gateway.settings import UpSettings
+from gateway.telemetry.outcomes import FAILED_BY
 from tests.integration.monitoring.promql_names import grouped_labels, matched_labels, series_in
-from workers.protocol.catalog import LlamaSettings, ModelSpec
-from workers.protocol.metrics import catalogue
-from workers.protocol.metrics.who import FAILED_BY
+from workers.models.spec import LlamaSettings, ModelSpec
 from workers.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "helm" / "files" / "dashboards").glob("*.json"))
 RULES = sorted((ROOT / "helm" / "files" / "rules").glob("*.yaml"))
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(Path(__file__).with_name("board.schema.json").read_text()))
-METRICS = catalogue.metrics_of((*catalogue.GATEWAY, *catalogue.WORKER))
+METRICS = metrics_of((*gateway_groups(), *worker_groups()))
 LABELS = {name: {"le", *metric.labels} for metric in METRICS for name in metric.series}
 OF_PROMETHEUS = {"up": set[str](), "ALERTS": {"alertname", "alertstate", "severity"}}
 OF_TARGETS = {"job", "instance", "model", "worker"}

@@ -9,14 +9,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from workers.engine.pooled import Outcome, PooledEngine, PooledRequest
-from workers.engine.vectors import Vectors
-from workers.llama.batch import Tokens
-from workers.llama.inputs import PooledInputs
+from workers.engine.pooled.engine import Outcome, PooledEngine, PooledRequest
+from workers.engine.pooled.job import Vectors
+from workers.llama.context import Tokens
 from workers.llama.model import Model
-from workers.llama.pooling import PooledContext, pooling_of
-from workers.protocol.catalog import LlamaSettings
-from workers.protocol.failures import Failure
+from workers.llama.pooling import PooledContext, PooledInputs, pooling_of
+from workers.models.spec import LlamaSettings
+from workers.protocol.events import Failure
 
 
 def settings(pooling: str = "auto", *, n_ubatch: int = 512) -> LlamaSettings:

@@ -5,36 +5,44 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SHARED
 from tests.integration.pooled.bench import settings
 from tests.integration.service.conftest import folder, redis_server
+from tests.support.pooled_models import write_bert, write_reranker
 from workers.llama.model import Model
 
-__all__ = ["BERT", "DEMO", "RERANKER", "folder", "redis_server"]
+__all__ = ["DEMO", "folder", "redis_server"]
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "deploy" / "demo" / "paddock-demo.gguf"
-BERT = SHARED / "models" / "bert-bge-small-random.gguf"
-RERANKER = SHARED / "models" / "jina-reranker-random.gguf"
 
 
-def load(path: Path) -> Iterator[Model]:
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    with Model.load(path, settings()) as model:
-        yield model
+@pytest.fixture(scope="session")
+def bert_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bert") / "bert.gguf"
+    write_bert(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def reranker_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reranker") / "reranker.gguf"
+    write_reranker(path)
+    return path
 
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Model]:
-    yield from load(DEMO)
+    with Model.load(DEMO, settings()) as model:
+        yield model
 
 
 @pytest.fixture(scope="session")
-def bert() -> Iterator[Model]:
-    yield from load(BERT)
+def bert(bert_file: Path) -> Iterator[Model]:
+    with Model.load(bert_file, settings()) as model:
+        yield model
 
 
 @pytest.fixture(scope="session")
-def reranker() -> Iterator[Model]:
-    yield from load(RERANKER)
+def reranker(reranker_file: Path) -> Iterator[Model]:
+    with Model.load(reranker_file, settings()) as model:
+        yield model

@@ -9,15 +9,14 @@ import msgspec
 import pytest
 
 from tests.integration.pooled.bench import PooledBench, running, settings
-from workers.engine.cache import IntegrityError
-from workers.engine.pooled import MAX_RESULT_BYTES, PooledRequest
-from workers.engine.shares import MIN_OVERDRAFT
+from workers.engine.pooled.engine import MAX_RESULT_BYTES, PooledRequest
+from workers.engine.request import IntegrityError
+from workers.engine.step.shares import MIN_OVERDRAFT
 from workers.llama.errors import ModelError
-from workers.llama.inputs import PooledInputs
 from workers.llama.model import Model
-from workers.llama.pooling import Pooling, is_pooled, pooling_of
-from workers.protocol.catalog import LlamaSettings
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.llama.pooling import PooledInputs, Pooling, is_pooled, pooling_of
+from workers.models.spec import LlamaSettings
+from workers.protocol.events import CallFailed, Failure, FailureCode
 
 
 def refusal(bench: PooledBench, *inputs: list[int]) -> Failure:
@@ -59,6 +58,7 @@ def test_one_team_with_many_huge_calls_leaves_another_its_turn(demo: Model) -> N
         bench.outcome(late)
 
 
+@pytest.mark.serial
 def test_taking_millions_of_tokens_in_holds_the_loop_for_a_moment(demo: Model) -> None:
     """8 million, as lists, held a worker's event loop for half a second, once they were tokenised."""
     with running(demo, settings("mean"), n_ctx=2048, kv_tokens=2048, start=False) as bench:

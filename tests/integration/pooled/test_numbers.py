@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 
 from tests.integration.pooled.bench import PooledBench, running, settings
 from tests.support.pooled_models import RANK_TEMPLATE, write_rank_decoder
-from workers.engine.pooled import PooledRequest
-from workers.engine.vectors import Vectors
+from workers.engine.pooled.engine import PooledRequest
+from workers.engine.pooled.job import Vectors
 from workers.llama.model import Model
 from workers.llama.pooling import Pooling
-from workers.protocol.failures import Failure
+from workers.protocol.events import Failure
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "llama_server.json").read_text())
 TEXTS: list[str] = RECORDED["texts"]
@@ -36,10 +37,15 @@ def close(a: Vectors, b: Vectors, tolerance: float = TOLERANCE) -> bool:
     return a.shape == b.shape and bool(np.abs(a - b).max() <= tolerance * np.abs(a).max())
 
 
-@pytest.mark.parametrize("case", RECORDED["embeddings"])
-def test_vectors_are_llama_servers(case: str, request: pytest.FixtureRequest) -> None:
-    name, pooling, normalize = case.split()
-    model: Model = request.getfixturevalue(name)
+@pytest.fixture
+def shared_model(request: pytest.FixtureRequest, shared_models: Path) -> Iterator[Model]:
+    """One that the numbers were recorded with and that is not the project's own."""
+    with Model.load(shared_models / f"{request.param}-random.gguf", settings()) as model:
+        yield model
+
+
+def check_vectors(model: Model, case: str) -> None:
+    _, pooling, normalize = case.split()
     with running(model, settings(pooling)) as bench:
         answers = [bench.vectors([text], int(normalize))[0] for text in TEXTS]
     for answer, recorded in zip(answers, RECORDED["embeddings"][case], strict=True):
@@ -49,8 +55,20 @@ def test_vectors_are_llama_servers(case: str, request: pytest.FixtureRequest) ->
         assert float(np.linalg.norm(answer[-1].astype(np.float64))) == pytest.approx(scale, rel=KERNELS_DIFFER)
 
 
-def test_scores_are_llama_servers(reranker: Model) -> None:
-    with running(reranker, settings()) as bench:
+@pytest.mark.parametrize("case", [case for case in RECORDED["embeddings"] if case.startswith("demo")])
+def test_vectors_are_llama_servers(demo: Model, case: str) -> None:
+    check_vectors(demo, case)
+
+
+@pytest.mark.parametrize("shared_model", ["bert-bge-small"], indirect=True)
+@pytest.mark.parametrize("case", [case for case in RECORDED["embeddings"] if case.startswith("bert")])
+def test_vectors_of_an_encoder_are_llama_servers(shared_model: Model, case: str) -> None:
+    check_vectors(shared_model, case)
+
+
+@pytest.mark.parametrize("shared_model", ["jina-reranker"], indirect=True)
+def test_scores_are_llama_servers(shared_model: Model) -> None:
+    with running(shared_model, settings()) as bench:
         pairs = [bench.inputs.of_pair(RECORDED["query"], document) for document in RECORDED["documents"]]
         scores = [float(vector[0, 0]) for vector in bench.vectors(pairs)]
     assert sum(map(len, pairs)) == RECORDED["rank_tokens"]

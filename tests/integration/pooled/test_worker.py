@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.integration.pooled.conftest import BERT, DEMO, RERANKER
+from tests.integration.pooled.conftest import DEMO
 from tests.integration.service.conftest import Process, RedisServer
 from tests.integration.service.wire import Gateway
-from workers.engine.shares import MIN_OVERDRAFT
-from workers.engine.vectors import Vectors
+from workers.engine.pooled.job import Vectors
+from workers.engine.step.shares import MIN_OVERDRAFT
 from workers.protocol import keys
+from workers.protocol.events import Failure, FailureCode
 from workers.protocol.exits import FINAL, Exit
-from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat, decode_heartbeat
 from workers.protocol.pooled import POOL_PATH, PoolKind, PoolRequest, PoolResult, decode_result
 
@@ -41,8 +41,6 @@ def start(redis_server: RedisServer, folder: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def start(path: Path, name: str, llama: dict[str, object] | None = None, *flags: str) -> Process:
-        if not path.exists():
-            pytest.skip(f"{path} is not there")
         environment = {
             "PADDOCK_REDIS_URL": redis_server.url,
             "PADDOCK_WORKER_SECRET": SECRET,
@@ -181,8 +179,10 @@ async def test_a_peer_that_leaves_cancels_its_call(session: aiohttp.ClientSessio
     assert b'llamacpp:requests_processing{model_name="embedder"} 0.0' in metrics
 
 
-async def test_a_reranker(session: aiohttp.ClientSession, start: Start, redis_server: RedisServer) -> None:
-    process = start(RERANKER, "reranker")
+async def test_a_reranker(
+    session: aiohttp.ClientSession, start: Start, redis_server: RedisServer, reranker_file: Path
+) -> None:
+    process = start(reranker_file, "reranker")
     assert beat_of(redis_server, process, "reranker").kind == "rank"
     gateway = Gateway(session, process.address, "g", SECRET)
     answer = await pool(gateway, PoolRequest(kind="rank", query="a field", inputs=("a paddock", "the stock market")))
@@ -229,9 +229,9 @@ async def test_a_draining_worker_finishes_what_is_in(
     assert await asyncio.to_thread(process.wait) == Exit.OK
 
 
-def with_token_types_in_f16(target: Path) -> None:
+def with_token_types_in_f16(source: Path, target: Path) -> None:
     """BERT as it is, but for one tensor's type, which llama.cpp checks when it adds it, by an assertion."""
-    reader = gguf.GGUFReader(BERT)
+    reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "bert")
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":
@@ -246,12 +246,10 @@ def with_token_types_in_f16(target: Path) -> None:
 
 
 def test_a_model_that_makes_llama_cpp_abort_ends_its_worker_only(
-    start: Start, redis_server: RedisServer, embedder: Process, tmp_path: Path
+    start: Start, redis_server: RedisServer, embedder: Process, bert_file: Path, tmp_path: Path
 ) -> None:
-    if not BERT.exists():
-        pytest.skip(f"{BERT} is not there")
     broken = tmp_path / "broken-bert.gguf"
-    with_token_types_in_f16(broken)
+    with_token_types_in_f16(bert_file, broken)
     process = start(broken, "broken")
     assert process.wait(30) == -signal.SIGABRT
     assert -signal.SIGABRT not in FINAL  # the supervisor starts it again, later each time

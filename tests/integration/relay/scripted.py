@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway.relay.fanin import Place
-from workers.protocol.events import CallEvent, encode_alive, encode_step
-from workers.protocol.failures import HTTP_STATUS, Failure
+from tests.support.pool import call
+from workers.protocol.control import CHALLENGE_HEADER, PROOF_HEADER, proof
+from workers.protocol.events import HTTP_STATUS, CallEvent, Failure, encode_alive, encode_step
 from workers.protocol.framing import ALIVE_EVENT, CANCEL_PATH, EVENTS_PATH, SUBMIT_PATH, encode_frame, event_id
-from workers.protocol.heartbeat import Heartbeat, ModelFacts
-from workers.protocol.proofs import CHALLENGE_HEADER, PROOF_HEADER, proof
+from workers.protocol.heartbeat import Heartbeat, ModelFacts, WorkerAddress
 from workers.protocol.requests import Accepted, Cancel, Submit
+
+CALL = call()
+"""The call that the tests submit, unless it matters."""
 
 
 @dataclass(slots=True)
@@ -66,8 +68,8 @@ class ScriptedWorker:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def place(self) -> Place:
-        return Place("w1", self.boot, self.address, "m")
+    def at(self) -> WorkerAddress:
+        return self.heartbeat().at
 
     def heartbeat(self, boot: str = "") -> Heartbeat:
         facts = ModelFacts(n_ctx_train=1, n_params=1, size=1, n_vocab=1)

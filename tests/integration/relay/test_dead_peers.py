@@ -12,12 +12,12 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from gateway.store.client import connect
-from tests.integration.relay.scripted import scripted_worker
+from tests.integration.relay.scripted import CALL, scripted_worker
 from tests.integration.relay.test_relay import REQUEST
 from tests.integration.relay.test_trust import following
 from tests.support.redis_server import RedisServer
 from tests.support.stack import free_port
-from workers.dead_peers import UNACKNOWLEDGED_S, tcp_options
+from workers.process.sockets import UNACKNOWLEDGED_S, tcp_options
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -58,7 +58,7 @@ async def test_a_worker_that_is_silent_over_a_call_is_asked() -> None:
     async with (
         scripted_worker() as worker,
         following(worker) as relay,
-        relay.passage(worker.place, REQUEST, "team", "req", lambda: None),
+        relay.start(worker.at, CALL, REQUEST),
     ):
         await worker.submitted(1)
         assert_watched(worker.port, 2)

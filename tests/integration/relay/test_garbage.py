@@ -10,16 +10,18 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from gateway.api.presence import beside
+from gateway.api.intake.presence import beside
 from gateway.relay.fanin import FRAMES_PER_TURN
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay
-from tests.integration.relay.scripted import ScriptedWorker, scripted_worker
+from tests.integration.relay.scripted import CALL, ScriptedWorker, scripted_worker
 from tests.integration.relay.test_relay import REQUEST
 from tests.support.waiting import until
 from workers.protocol.events import (
     CallEvent,
+    CallFailed,
     Failed,
+    FailureCode,
     Finished,
     FinishReason,
     Started,
@@ -28,7 +30,6 @@ from workers.protocol.events import (
     Usage,
     encode_step,
 )
-from workers.protocol.failures import CallFailed, FailureCode
 from workers.protocol.framing import ALIVE_EVENT, MAX_FRAME_BYTES, encode_frame, event_id
 
 MIB = 1 << 20
@@ -78,7 +79,7 @@ async def lost(mailbox: Mailbox) -> bool:
 
 async def is_unharmed(relay: Relay, worker: ScriptedWorker) -> None:
     """A call at another worker is answered."""
-    async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None) as mailbox:
+    async with relay.start(worker.at, CALL, REQUEST) as mailbox:
         number = (await worker.submitted(1))[-1]
         worker.submits.clear()
         started, end = Started(number, 0, 1, 0), Finished(number, END.reason, END.usage, END.timings)
@@ -107,7 +108,7 @@ async def test_garbage_ends_the_calls_of_its_worker_alone(garbage: bytes, before
             relay.follow([ill.heartbeat(), well.heartbeat()])
             await ill.connected()
             await well.connected()
-            async with relay.passage(ill.place, REQUEST, "team", "req", lambda: None) as mailbox:
+            async with relay.start(ill.at, CALL, REQUEST) as mailbox:
                 await ill.submitted(1)
                 await ill.write(b"".join(map(valid, range(1, before + 1))) + garbage)
                 assert await lost(mailbox)
@@ -124,7 +125,7 @@ async def test_what_could_not_be_read_is_not_asked_for_again() -> None:
             await asyncio.sleep(0)
             relay.follow([ill.heartbeat()])
             await ill.connected()
-            async with relay.passage(ill.place, REQUEST, "team", "req", lambda: None) as mailbox:
+            async with relay.start(ill.at, CALL, REQUEST) as mailbox:
                 await ill.submitted(1)
                 ill.submits.clear()
                 await ill.write(encode_frame(b"{", event_id("boot1", 7)))
@@ -149,6 +150,7 @@ class Ticks:
             self.longest_s, self._last_s = max(self.longest_s, now_s - self._last_s), now_s
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("crowd", CROWDS)
 async def test_a_frame_of_more_than_its_calls_can_say_costs_others_nothing(crowd: str) -> None:
     frame = frame_full_of(crowd)
@@ -158,7 +160,7 @@ async def test_a_frame_of_more_than_its_calls_can_say_costs_others_nothing(crowd
             await asyncio.sleep(0)
             relay.follow([ill.heartbeat()])
             await ill.connected()
-            async with relay.passage(ill.place, REQUEST, "team", "req", lambda: None) as mailbox:
+            async with relay.start(ill.at, CALL, REQUEST) as mailbox:
                 await ill.submitted(1)
                 ticks = Ticks()
                 async with beside(ticks.run()):
@@ -175,7 +177,7 @@ async def test_a_long_prompt_that_is_told_is_one_frame() -> None:
             await asyncio.sleep(0)
             relay.follow([worker.heartbeat()])
             await worker.connected()
-            async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None) as mailbox:
+            async with relay.start(worker.at, CALL, REQUEST) as mailbox:
                 number = (await worker.submitted(1))[0]
                 text = '[1,"\\",{"a":2}],' * 400_000
                 await worker.say([Started(number, 0, 1, 0), Text(number, text)])
@@ -186,6 +188,7 @@ async def test_a_long_prompt_that_is_told_is_one_frame() -> None:
                 assert told[1] == Text(number, text)
 
 
+@pytest.mark.serial
 async def test_one_worker_that_never_stops_telling_leaves_half_of_the_time_to_others() -> None:
     flood = encode_frame(b"[" + b",".join([b'["t",99,""]'] * 20_000) + b"]", event_id("boot1", 1))
     async with scripted_worker() as ill:
@@ -248,5 +251,5 @@ async def test_mutated_frames_neither_end_the_gateway_nor_fill_its_memory() -> N
             assert await is_idle()
             relay.follow([well.heartbeat()])
             with pytest.raises(CallFailed):
-                async with relay.passage(ill.place, REQUEST, "team", "req", lambda: None):
+                async with relay.start(ill.at, CALL, REQUEST):
                     pass

@@ -7,25 +7,38 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import msgspec
 import pytest
 
-from gateway.api.presence import beside
+from gateway.api.intake.presence import beside
+from gateway.dispatch.upstream import ERRORS, error_for
 from gateway.errors import InternalError
 from gateway.relay.event_source import EventStreamBroken, read_events
-from gateway.relay.failures import ANSWERS, answer_to
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay
-from tests.integration.relay.scripted import ScriptedWorker, scripted_worker
+from tests.integration.relay.scripted import CALL, ScriptedWorker, scripted_worker
 from tests.support.waiting import until
-from workers.protocol.events import CallEvent, Failed, Finished, FinishReason, Started, Text, Timings, Usage
-from workers.protocol.failures import RETRYABLE, CallFailed, Failure, FailureCode
+from workers.protocol.control import access_token
+from workers.protocol.events import (
+    RETRYABLE,
+    CallEvent,
+    CallFailed,
+    Failed,
+    Failure,
+    FailureCode,
+    Finished,
+    FinishReason,
+    Started,
+    Text,
+    Timings,
+    Usage,
+)
 from workers.protocol.framing import KEEP_ALIVE
 from workers.protocol.pooled import PoolRequest, PoolResult
-from workers.protocol.proofs import access_token
+from workers.protocol.queries import decode_props
 from workers.protocol.requests import GenerateRequest, Message
-from workers.protocol.text import decode_props
 
 REQUEST = GenerateRequest(messages=(Message(role="user", content="hi"),))
 
@@ -55,7 +68,7 @@ async def relay(worker: ScriptedWorker) -> AsyncIterator[Relay]:
 async def call(relay: Relay, worker: ScriptedWorker) -> AsyncIterator[tuple[int, Mailbox]]:
     """A call that the worker has been asked for: its number and its mailbox."""
     before = len(worker.submits)
-    async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None) as mailbox:
+    async with relay.start(worker.at, CALL, REQUEST) as mailbox:
         yield (await worker.submitted(before + 1))[-1], mailbox
 
 
@@ -76,10 +89,10 @@ async def failure_of(mailbox: Mailbox) -> Failure:
 
 async def test_what_the_caller_wants_travels_with_the_call(relay: Relay, worker: ScriptedWorker) -> None:
     begin_by = time.time() + 0.25
-    async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None, begin_by):
+    async with relay.start(worker.at, replace(CALL, begin_by=begin_by), REQUEST):
         await worker.submitted(1)
     [submit] = worker.submits
-    assert (submit.request, submit.tenant, submit.request_id) == (REQUEST, "team", "req")
+    assert (submit.request, submit.tenant, submit.request_id) == (REQUEST, "team", "request")
     assert submit.deadline == begin_by
 
 
@@ -102,6 +115,7 @@ async def test_events_find_their_calls(relay: Relay, worker: ScriptedWorker) -> 
     assert worker.cancels == []
 
 
+@pytest.mark.serial
 async def test_leaving_early_cancels_at_once(relay: Relay, worker: ScriptedWorker) -> None:
     async with call(relay, worker) as (number, mailbox):
         await worker.say([Started(number, 0, 1, 0)])
@@ -112,7 +126,7 @@ async def test_leaving_early_cancels_at_once(relay: Relay, worker: ScriptedWorke
 
 
 async def test_a_call_left_while_it_is_submitted_is_cancelled_too(relay: Relay, worker: ScriptedWorker) -> None:
-    async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None):
+    async with relay.start(worker.at, CALL, REQUEST):
         pass
     await until(lambda: len(worker.cancels) == 1, 1.0, "the cancel arrives")
 
@@ -159,6 +173,7 @@ async def test_calls_that_the_worker_lost_meanwhile_end_and_strangers_are_cancel
         await until(lambda: worker.cancels == [(lost, 999)], 1.0, "the strangers are cancelled")
 
 
+@pytest.mark.serial
 async def test_a_worker_that_is_gone_is_lost_within_half_a_second(relay: Relay, worker: ScriptedWorker) -> None:
     async with call(relay, worker) as (number, mailbox):
         await worker.say([Started(number, 0, 1, 0)])
@@ -170,7 +185,7 @@ async def test_a_worker_that_is_gone_is_lost_within_half_a_second(relay: Relay, 
     assert relay.is_lost("boot1")
     asked = time.monotonic()
     with pytest.raises(CallFailed) as caught:
-        async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None):
+        async with relay.start(worker.at, CALL, REQUEST):
             pass
     assert caught.value.failure.code is FailureCode.WORKER_LOST
     assert time.monotonic() - asked < 0.05
@@ -224,9 +239,9 @@ async def test_a_worker_with_another_secret_is_lost_and_says_so() -> None:
             await asyncio.sleep(0)
             relay.follow([worker.heartbeat()])
             with pytest.raises(CallFailed):
-                async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None):
+                async with relay.start(worker.at, CALL, REQUEST):
                     pass
-    answer = answer_to(Failure(FailureCode.UNAUTHORIZED, "secret"))
+    answer = error_for(Failure(FailureCode.UNAUTHORIZED, "secret"))
     assert isinstance(answer, InternalError)
     assert "PADDOCK_WORKER_SECRET" in answer.message
 
@@ -240,7 +255,7 @@ async def test_events_that_cannot_be_read_lose_the_worker(relay: Relay, worker: 
 async def test_a_backlog_does_not_look_like_a_slow_reader(relay: Relay, worker: ScriptedWorker) -> None:
     """More steps than the mailbox holds arrive in one piece; a reader that keeps up gets them all."""
     overflowed: list[bool] = []
-    async with relay.passage(worker.place, REQUEST, "team", "req", lambda: overflowed.append(True)) as mailbox:
+    async with relay.start(worker.at, CALL, REQUEST, on_overflow=lambda: overflowed.append(True)) as mailbox:
         number = (await worker.submitted(1))[0]
         reading = asyncio.create_task(drained(mailbox))
         steps: list[list[CallEvent]] = [[Text(number, str(n))] for n in range(3000)]
@@ -252,7 +267,7 @@ async def test_a_backlog_does_not_look_like_a_slow_reader(relay: Relay, worker: 
 
 async def test_a_slow_reader_overflows_and_the_others_go_on(relay: Relay, worker: ScriptedWorker) -> None:
     overflowed = asyncio.Event()
-    async with relay.passage(worker.place, REQUEST, "team", "req", overflowed.set):
+    async with relay.start(worker.at, CALL, REQUEST, on_overflow=overflowed.set):
         slow = (await worker.submitted(1))[0]
         async with call(relay, worker) as (quick, mailbox):
             steps: list[list[CallEvent]] = [[Text(slow, "x")] for _ in range(700)]
@@ -284,6 +299,7 @@ async def raw_server(*writes: bytes, pause_s: float = 0.0) -> AsyncIterator[str]
         await done.wait()
 
 
+@pytest.mark.serial
 async def test_silence_is_noticed() -> None:
     heard: list[bytes] = []
 
@@ -316,9 +332,9 @@ async def test_what_is_not_http_breaks_the_stream() -> None:
 
 
 def test_every_failure_has_an_answer() -> None:
-    assert set(ANSWERS) == set(FailureCode)
+    assert set(ERRORS) == set(FailureCode)
     for code in FailureCode:
-        answer = answer_to(Failure(code, "message"))
+        answer = error_for(Failure(code, "message"))
         assert answer.status >= 400
         if code in RETRYABLE:
             assert answer.status in (429, 500, 502, 503)
@@ -327,7 +343,7 @@ def test_every_failure_has_an_answer() -> None:
 async def test_an_answer_of_another_version_is_a_failure(relay: Relay, worker: ScriptedWorker) -> None:
     for worker.reply in (b'{"unknown": 1}', b"no", b""):
         with pytest.raises(CallFailed) as caught:
-            await relay.ask(worker.place, "GET", "/v1/props", None, decode_props)
+            await relay.ask(worker.at, "GET", "/v1/props", None, decode_props)
         assert caught.value.failure.code is FailureCode.INTERNAL
         assert "version" in caught.value.failure.message
 
@@ -346,7 +362,7 @@ async def test_many_vectors_are_decoded_as_they_come(
         return decode(text)
 
     monkeypatch.setattr("workers.protocol.pooled._decode_bytes", counted)
-    assert await relay.pool(worker.place, PoolRequest(inputs=("a",) * 1024), 30.0) == result
+    assert await relay.pool(worker.at, CALL, PoolRequest(inputs=("a",) * 1024)) == result
     assert max(decoded) < 1 << 20
     assert sum(decoded) > 4 * len(numbers) // 3
 
@@ -355,7 +371,7 @@ async def test_many_vectors_are_decoded_as_they_come(
 async def test_vectors_of_another_version_are_a_failure(relay: Relay, worker: ScriptedWorker, reply: bytes) -> None:
     worker.reply = reply
     with pytest.raises(CallFailed, match="Run the same version"):
-        await relay.pool(worker.place, PoolRequest(inputs=("a",)), 30.0)
+        await relay.pool(worker.at, CALL, PoolRequest(inputs=("a",)))
 
 
 async def test_an_acceptance_of_another_version_ends_its_call_alone(relay: Relay, worker: ScriptedWorker) -> None:

@@ -7,23 +7,23 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
-from gateway.api.presence import beside
+from gateway.api.intake.presence import beside
 from gateway.relay import fanin
 from gateway.relay.event_source import MAX_HEAD_BYTES, EventStreamBroken, EventStreamRefused, read_events
-from gateway.relay.fanin import FRAMES_PER_TURN, Place
+from gateway.relay.fanin import FRAMES_PER_TURN
 from gateway.relay.relay import Relay
-from tests.integration.relay.scripted import ScriptedWorker, scripted_worker
+from tests.integration.relay.scripted import CALL, ScriptedWorker, scripted_worker
 from tests.integration.relay.test_relay import REQUEST, failure_of, raw_server
 from tests.support.waiting import until
-from workers.protocol.events import Text
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.events import CallFailed, Failure, FailureCode, Text
 from workers.protocol.framing import KEEP_ALIVE, FrameReader
-from workers.protocol.text import PROPS_PATH, RENDER_PATH, Render, decode_props, decode_rendered
+from workers.protocol.heartbeat import WorkerAddress
+from workers.protocol.queries import PROPS_PATH, RENDER_PATH, Render, decode_props, decode_rendered
 
 SECRET = "secret"
 MIB = 1 << 20
@@ -38,10 +38,10 @@ async def following(worker: ScriptedWorker) -> AsyncIterator[Relay]:
         yield relay
 
 
-async def placed(relay: Relay, place: Place) -> Failure:
+async def placed(relay: Relay, at: WorkerAddress) -> Failure:
     """Why the call that goes to this place fails."""
     try:
-        async with relay.passage(place, REQUEST, "team", "req", lambda: None) as mailbox:
+        async with relay.start(at, CALL, REQUEST) as mailbox:
             return await failure_of(mailbox)
     except CallFailed as failed:
         return failed.failure
@@ -50,9 +50,9 @@ async def placed(relay: Relay, place: Place) -> Failure:
 async def test_whoever_can_not_prove_the_secret_gets_no_prompt_and_no_secret() -> None:
     """It listens where a sealed record says, as after a worker's death, and has no secret."""
     async with scripted_worker(secret="guessed") as fake, following(fake) as relay:
-        assert (await placed(relay, fake.place)).code is FailureCode.WORKER_LOST
+        assert (await placed(relay, fake.at)).code is FailureCode.WORKER_LOST
         with pytest.raises(CallFailed):
-            await relay.ask(fake.place, "POST", RENDER_PATH, Render(request=REQUEST), decode_rendered)
+            await relay.ask(fake.at, "POST", RENDER_PATH, Render(request=REQUEST), decode_rendered)
         assert (fake.submits, fake.asked) == ([], [])
         assert not any(SECRET in shown for shown in fake.secrets)
 
@@ -68,8 +68,8 @@ async def test_a_token_of_one_process_is_none_of_another() -> None:
 async def test_calls_go_where_the_sealed_record_says_whatever_the_lease_does() -> None:
     """The address in a lease comes from a field that is not sealed."""
     async with scripted_worker() as true, scripted_worker() as fake, following(true) as relay:
-        forged = Place("w1", true.boot, fake.address, "m")
-        async with relay.passage(forged, REQUEST, "team", "req", lambda: None):
+        forged = replace(true.at, url=fake.address)
+        async with relay.start(forged, CALL, REQUEST):
             await true.submitted(1)
         assert (fake.submits, fake.resumed_from) == ([], [])
 
@@ -77,15 +77,15 @@ async def test_calls_go_where_the_sealed_record_says_whatever_the_lease_does() -
 async def test_a_lease_of_another_models_worker_is_none() -> None:
     async with scripted_worker() as worker, following(worker) as relay:
         await worker.connected()
-        for place in (replace(worker.place, model="large"), replace(worker.place, worker="w2")):
-            assert (await placed(relay, place)).code is FailureCode.WORKER_LOST
+        for at in (replace(worker.at, model="large"), replace(worker.at, worker="w2")):
+            assert (await placed(relay, at)).code is FailureCode.WORKER_LOST
         assert worker.submits == []
 
 
 async def test_a_process_that_no_record_tells_of_is_sent_nothing() -> None:
     async with scripted_worker() as true, scripted_worker(boot="boot2") as unknown, following(true) as relay:
         began = time.monotonic()
-        assert (await placed(relay, unknown.place)).code is FailureCode.WORKER_LOST
+        assert (await placed(relay, unknown.at)).code is FailureCode.WORKER_LOST
         assert time.monotonic() - began < 5
         assert (unknown.submits, unknown.resumed_from) == ([], [])
 
@@ -94,16 +94,16 @@ async def test_a_process_whose_record_comes_a_moment_later_is_sent_the_call() ->
     async with scripted_worker() as old, scripted_worker(boot="boot2") as new, following(old) as relay:
         loop = asyncio.get_running_loop()
         loop.call_later(0.2, relay.follow, [old.heartbeat(), new.heartbeat()])
-        async with relay.passage(new.place, REQUEST, "team", "req", lambda: None):
+        async with relay.start(new.at, CALL, REQUEST):
             await new.submitted(1)
 
 
 async def test_redirects_are_not_followed() -> None:
     async with scripted_worker() as elsewhere, scripted_worker(redirects_to=elsewhere.address) as worker:
         async with following(worker) as relay:
-            await placed(relay, worker.place)
+            await placed(relay, worker.at)
             with pytest.raises(CallFailed):
-                await relay.ask(worker.place, "POST", RENDER_PATH, Render(request=REQUEST), decode_rendered)
+                await relay.ask(worker.at, "POST", RENDER_PATH, Render(request=REQUEST), decode_rendered)
         assert (len(worker.submits), len(worker.asked)) == (1, 1)
         assert (elsewhere.submits, elsewhere.asked) == ([], [])
 
@@ -111,9 +111,9 @@ async def test_redirects_are_not_followed() -> None:
 async def test_answers_that_never_end_are_cut_off() -> None:
     async with scripted_worker(reply_bytes=1 << 30) as worker, following(worker) as relay:
         before = psutil.Process().memory_info().rss
-        assert (await placed(relay, worker.place)).code is FailureCode.WORKER_LOST
+        assert (await placed(relay, worker.at)).code is FailureCode.WORKER_LOST
         with pytest.raises(CallFailed, match="ReplyTooLong"):
-            await relay.ask(worker.place, "GET", PROPS_PATH, None, decode_props)
+            await relay.ask(worker.at, "GET", PROPS_PATH, None, decode_props)
         assert worker.num_sent < 64 * MIB
         assert psutil.Process().memory_info().rss - before < 128 * MIB
 
@@ -124,7 +124,7 @@ async def test_events_as_long_as_frames_may_be_overflow_by_their_bytes() -> None
     async with (
         scripted_worker() as worker,
         following(worker) as relay,
-        relay.passage(worker.place, REQUEST, "team", "req", overflowed.set),
+        relay.start(worker.at, CALL, REQUEST, on_overflow=overflowed.set),
     ):
         number = (await worker.submitted(1))[0]
         for _ in range(8):
@@ -139,7 +139,7 @@ async def test_steps_that_come_faster_than_they_are_read_lose_the_worker(monkeyp
     async with (
         scripted_worker() as worker,
         following(worker) as relay,
-        relay.passage(worker.place, REQUEST, "team", "req", lambda: None) as mailbox,
+        relay.start(worker.at, CALL, REQUEST) as mailbox,
     ):
         await worker.submitted(1)
         with contextlib.suppress(OSError):
@@ -150,14 +150,14 @@ async def test_steps_that_come_faster_than_they_are_read_lose_the_worker(monkeyp
 async def test_what_can_not_be_read_among_many_steps_loses_the_worker_and_stops_nothing() -> None:
     """Found while a backlog is worked off, it left the next connection waiting for it in a loop without a pause."""
     async with scripted_worker() as worker, following(worker) as relay:
-        async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None) as mailbox:
+        async with relay.start(worker.at, CALL, REQUEST) as mailbox:
             await worker.submitted(1)
             await worker.write(b"data: []\n\n" * 3 * FRAMES_PER_TURN + b"data: [nonsense\n\n" + b"data: []\n\n" * 999)
             assert "cannot read" in (await failure_of(mailbox)).message
         await worker.write(KEEP_ALIVE)
         await worker.connected(2)
         await until(lambda: not relay.is_lost(worker.boot), 3.0, "the gateway hears that it is back")
-        async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None):
+        async with relay.start(worker.at, CALL, REQUEST):
             await worker.submitted(2)
 
 

@@ -9,16 +9,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 
 import pytest
+from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Send
 
-from gateway.api.decoding import DecodingLane
-from gateway.api.diagnostics import begin_trail
 from gateway.api.dialect import SHAPE
-from gateway.api.intake import Intake
-from gateway.api.memory_budget import MemoryBudget
+from gateway.api.http.diagnostics import begin_trail
+from gateway.api.intake.decoding import DecodingLane
+from gateway.api.intake.intake import Intake
+from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.api.openai.error_shape import OpenAiErrors
+from gateway.api.request_head import Wish
 from gateway.api.resumable import Resumable
-from gateway.api.wish import Wish
 from gateway.call import Principal
 from gateway.errors import InternalError, InvalidRequest, StreamGone, TooManyRequests, TooManyStreams
 from gateway.resume.readers import MAX_MORE_OF_TEAM, MAX_OF_STREAM
@@ -26,8 +27,7 @@ from gateway.resume.reading import Reading
 from gateway.resume.recording import PIECE_BYTES, Recording
 from gateway.resume.recordings import Owner, Recordings
 from gateway.store.client import connect
-from gateway.store.stream_log import StreamLog
-from gateway.store.stream_quota import StreamBounds, StreamQuota
+from gateway.store.streams import StreamBounds, StreamLog, StreamQuota
 from gateway.telemetry.metrics import Metrics
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
@@ -429,7 +429,7 @@ async def test_a_team_has_so_many_readers(here: Recordings, there: Recordings, e
 async def test_however_a_reader_leaves_its_place_is_free(here: Recordings, there: Recordings, elsewhere: bool) -> None:
     stream, at = f"m-{elsewhere}", there if elsewhere else here
     first = await here.begin(stream, OWNER, telling(10_000, 0.01), None)
-    resumable, lane, leaves = Resumable(at, Metrics(), 60.0), DecodingLane(), asyncio.Event()
+    resumable, lane, leaves = Resumable(at, Metrics(CollectorRegistry()), 60.0), DecodingLane(), asyncio.Event()
     num_reading = 0
 
     async def stay() -> Message:
@@ -503,7 +503,7 @@ async def test_readers_who_read_nothing_hold_little_and_what_is_counted(
     firsts = [await here.begin(stream, OWNER, produce, None) for stream in streams]
     await until(lambda: all(first.recording.settled for first in firsts), 10.0, "Redis has all of it")
     budget = MemoryBudget(16 << 20)
-    resumable = Resumable(there if elsewhere else here, Metrics(), 60.0)
+    resumable = Resumable(there if elsewhere else here, Metrics(CollectorRegistry()), 60.0)
     statuses, read = Counter[int](), Counter[int]()
 
     async def stay() -> Message:

@@ -21,10 +21,10 @@ from tests.support import adapter_files
 from tests.support.worker_access import access_headers
 from workers.llama.gguf import read_header
 from workers.protocol import keys
-from workers.protocol.adapters import ADAPTERS_PATH, AdapterInfo, AdapterState, decode_info, decode_infos
+from workers.protocol.events import Failure, FailureCode
 from workers.protocol.exits import Exit
-from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import decode_heartbeat
+from workers.protocol.queries import ADAPTERS_PATH, AdapterInfo, AdapterState, decode_adapter_infos, decode_info
 from workers.protocol.requests import AdapterUse, Sampling
 
 DEMO = ROOT / "deploy" / "demo" / "paddock-demo.gguf"
@@ -89,7 +89,7 @@ async def listed(session: aiohttp.ClientSession, address: str) -> dict[str, Adap
     headers = await access_headers(session, address, SECRET)
     async with session.get(address + ADAPTERS_PATH, headers=headers) as response:
         assert response.status == 200
-        return {info.name: info for info in decode_infos(await response.read())}
+        return {info.name: info for info in decode_adapter_infos(await response.read())}
 
 
 async def unload(session: aiohttp.ClientSession, address: str, name: str) -> tuple[int, bytes]:

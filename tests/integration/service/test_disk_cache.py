@@ -10,8 +10,8 @@ import pytest
 from tests.integration.service.conftest import RedisServer
 from tests.integration.service.test_slots import DEMO, STORY, Client, worker
 from tests.support.small_models import write_small_model
-from workers import cache_command
-from workers.engine.disk_names import BLOCK_TOKENS
+from workers.commands import cache
+from workers.engine.cache.names import BLOCK_TOKENS
 
 BEGUN = STORY.strip()
 NEXT = BEGUN + " And then?"
@@ -36,7 +36,7 @@ async def test_a_conversation_goes_on_in_the_next_worker(
         expected, _ = await client.say(NEXT, "green")
     num_saved = num_prompt if kind == "hybrid" else num_prompt // BLOCK_TOKENS * BLOCK_TOKENS
     monkeypatch.setenv("PADDOCK_STATE_DIR", str(folder / "state"))
-    assert cache_command.main(("erase", "--tenant", "blue", *flags)) == 0
+    assert cache.main(("erase", "--tenant", "blue", *flags)) == 0
     with worker(redis_server, folder, f"{kind}-next", *flags, model=model) as found:
         client = Client(session, found)
         said = [await client.say(NEXT, tenant) for tenant in ("blue", "grey", "red")]

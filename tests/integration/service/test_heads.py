@@ -11,29 +11,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tests.integration.engine.listener import ONE_THREAD
 from tests.integration.engine.test_disk_tier import tier
 from tests.integration.service.test_thinking import DEMO
+from tests.support.desks import call_desk
 from tests.support.small_models import write_small_model
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
 from workers.chat.tools.hermes import HERMES
-from workers.engine.disk import DiskTier
-from workers.engine.disk_names import BLOCK_TOKENS
+from workers.engine.cache.names import BLOCK_TOKENS
+from workers.engine.counters import EngineCounters
+from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine
 from workers.llama.context import Context
 from workers.llama.model import Model
+from workers.metrics.worker import WorkerMetrics
 from workers.protocol.events import Finished, Text, decode_step
 from workers.protocol.framing import FrameReader
 from workers.protocol.prefixes import prefix_of
 from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit
-from workers.service.desk import CallDesk
-from workers.service.heads import HeadBook
-from workers.service.mailbox import Mailbox
-from workers.service.metrics import WorkerMetrics
-from workers.service.stream import EventHub
+from workers.service.calls.mailbox import Mailbox
+from workers.service.calls.stream import EventHub
+from workers.service.lifecycle import Lifecycle
+from workers.service.registration.prefix_adverts import HeadBook
 
 TEMPLATE = (
     "{% for one in messages %}<|im_start|>{{ one.role }}\n{{ one.content }}<|im_end|>\n{% endfor %}"
@@ -61,22 +64,23 @@ class Bench:
     """A worker without HTTP and Redis."""
 
     def __init__(self, model: Model, context: Context, ram_bytes: int, disk: DiskTier | None) -> None:
-        mailbox = Mailbox(asyncio.get_running_loop())
+        life = Lifecycle()
+        mailbox = Mailbox(asyncio.get_running_loop(), life.crashed)
         n_ctx = min(2048, context.kv_tokens)
         self.engine = Engine(model, context, slots=2, n_ctx=n_ctx, emit=mailbox.put, ram_bytes=ram_bytes, disk=disk)
-        self.book = HeadBook()
-        self.book.connect(self.engine.census)
+        self.book = HeadBook(self.engine.cache_report)
         self.hub = EventHub("boot", grace_s=60)
-        self.desk = CallDesk(
+        self.desk = call_desk(
             self.hub,
             self.engine,
             Prompts(ChatTemplate(TEMPLATE), model),
-            WorkerMetrics("m", self.engine.load),
+            WorkerMetrics(CollectorRegistry(), "m", self.engine.load, EngineCounters),
             Sampling(),
             answers=Answers(HERMES, model.vocab),
             heads=self.book,
+            mailbox=mailbox,
+            life=life,
         )
-        mailbox.connect(self.desk.deliver)
         self._feed = self.hub.attach("g", None)
         self._calls = 0
 

@@ -16,11 +16,21 @@ import pytest
 from tests.integration.service.conftest import RedisServer, Spawn
 from tests.integration.service.wire import Gateway
 from workers.protocol import keys
+from workers.protocol.control import SEAL_BYTES
 from workers.protocol.exits import Exit
-from workers.protocol.heartbeat import BEAT, Heartbeat, ModelFacts, decode_heartbeat
-from workers.protocol.news import FIELD, Load, News, decode_news, open_news, unpack_heads
-from workers.protocol.proofs import SEAL_BYTES
-from workers.service.heartbeat import NEWS_RATE, Registration, connect
+from workers.protocol.heartbeat import (
+    BEAT,
+    FIELD,
+    Heartbeat,
+    Load,
+    ModelFacts,
+    News,
+    decode_heartbeat,
+    decode_news,
+    open_news,
+    unpack_heads,
+)
+from workers.service.registration.heartbeat import NEWS_RATE, Registration, connect
 
 MODEL = "told"
 SECRET = "secret"

@@ -23,13 +23,12 @@ from starlette.requests import Request
 from tests.integration.service.conftest import ROOT, Process, RedisServer
 from tests.integration.service.wire import SECRET, Gateway
 from workers.protocol import keys
-from workers.protocol.events import Finished
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.events import CallFailed, Failure, FailureCode, Finished
 from workers.protocol.framing import SUBMIT_PATH
 from workers.protocol.heartbeat import decode_heartbeat
+from workers.protocol.queries import SLOTS_PATH, SlotInfo, SlotRestored, SlotSaved, decode_slot_infos
 from workers.protocol.requests import AdapterUse, GenerateRequest, Sampling, Submit
-from workers.protocol.slots import SLOTS_PATH, SlotInfo, SlotRestored, SlotSaved, decode_infos
-from workers.service.slots import SlotKeeper, SlotRoutes
+from workers.service.routes.slots import SlotKeeper, SlotRoutes
 
 DEMO = ROOT / "deploy" / "demo" / "paddock-demo.gguf"
 PIRATE = ROOT / "deploy" / "demo" / "paddock-demo-pirate-lora.gguf"
@@ -128,7 +127,7 @@ class Client:
     async def slots(self) -> list[SlotInfo]:
         status, body = await self.gateway.get(SLOTS_PATH, **await self.gateway.headers())
         assert status == 200
-        return decode_infos(body)
+        return decode_slot_infos(body)
 
 
 @pytest.fixture(scope="module")
@@ -339,8 +338,7 @@ async def test_a_crowd_that_lists_slots_asks_the_engine_once_at_a_time() -> None
             asked.append(Future())
             return asked[-1]
 
-    routes = SlotRoutes()
-    routes.connect(cast(SlotKeeper, Keeper()))
+    routes = SlotRoutes(cast(SlotKeeper, Keeper()))
     request = Request({"type": "http", "method": "GET", "path": SLOTS_PATH, "headers": []})
     crowd = [asyncio.create_task(routes.show(request)) for _ in range(50)]
     await asyncio.sleep(0.01)

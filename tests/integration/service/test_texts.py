@@ -15,12 +15,11 @@ import pytest
 from tests.integration.service.conftest import ROOT, Process, RedisServer
 from tests.integration.service.wire import Gateway
 from tests.support.small_models import Draft, write_model
-from workers.llama.vocab_file import VocabFile
+from workers.llama.tokens.vocab import VocabFile
 from workers.protocol import keys
-from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.events import Failure, FailureCode
 from workers.protocol.heartbeat import decode_heartbeat
-from workers.protocol.requests import Accepted, GenerateRequest, Infill, Message
-from workers.protocol.text import (
+from workers.protocol.queries import (
     DETOKENIZE_PATH,
     PROPS_PATH,
     RENDER_PATH,
@@ -35,6 +34,7 @@ from workers.protocol.text import (
     decode_rendered,
     decode_tokenized,
 )
+from workers.protocol.requests import Accepted, GenerateRequest, Infill, Message
 
 DEMO = ROOT / "deploy" / "demo" / "paddock-demo.gguf"
 SECRET = "a-secret"

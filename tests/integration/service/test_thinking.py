@@ -11,22 +11,27 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tests.integration.engine.listener import ONE_THREAD
+from tests.support.desks import call_desk
 from workers.chat.answers import Answers
+from workers.chat.conversation import THINK
 from workers.chat.prompts import Prompts
-from workers.chat.reasoning import THINK
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.compiler import Compiler
 from workers.constraint.forked_grammars import ForkedGrammars
 from workers.constraint.forks import Forks
+from workers.constraint.gbnf import Trial
 from workers.constraint.tool_calls import CallForms
-from workers.constraint.trial import Trial
+from workers.engine.counters import EngineCounters
 from workers.engine.engine import Engine
 from workers.llama.context import Context
 from workers.llama.model import Model
+from workers.metrics.worker import WorkerMetrics
 from workers.protocol.events import (
     CallEvent,
+    CallFailed,
     Finished,
     FinishReason,
     Progress,
@@ -38,13 +43,12 @@ from workers.protocol.events import (
     ToolCallDelta,
     decode_step,
 )
-from workers.protocol.failures import CallFailed
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Sampling, Submit, Thinking, Tool
-from workers.service.desk import Begun, CallDesk
-from workers.service.mailbox import Mailbox
-from workers.service.metrics import WorkerMetrics
-from workers.service.stream import EventHub
+from workers.service.calls.desk import Begun
+from workers.service.calls.mailbox import Mailbox
+from workers.service.calls.stream import EventHub
+from workers.service.lifecycle import Lifecycle
 
 DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"
 N_CTX = 512
@@ -100,19 +104,21 @@ class Bench:
 
     def __init__(self, model: Model, context: Context, compiler: Compiler) -> None:
         self.model = model
-        mailbox = Mailbox(asyncio.get_running_loop())
+        life = Lifecycle()
+        mailbox = Mailbox(asyncio.get_running_loop(), life.crashed)
         self.engine = Engine(model, context, slots=2, n_ctx=N_CTX, emit=mailbox.put)
         hub = EventHub("boot", grace_s=60)
-        self.desk = CallDesk(
+        self.desk = call_desk(
             hub,
             self.engine,
             OpenThought(model),
-            WorkerMetrics("m", self.engine.load),
+            WorkerMetrics(CollectorRegistry(), "m", self.engine.load, EngineCounters),
             Sampling(),
             compiler,
             Answers(replace(HERMES, thought=THINK), model.vocab),
+            mailbox=mailbox,
+            life=life,
         )
-        mailbox.connect(self.desk.deliver)
         self._feed = hub.attach("g", None)
         self._calls = 0
 

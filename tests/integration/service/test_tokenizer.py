@@ -13,9 +13,8 @@ from starlette.applications import Starlette
 from tests.contract.messages import MESSAGES
 from tests.support.llama_source import files_of, skip_without_sources
 from workers.chat.prompts import Prompts
-from workers.llama.vocab import Vocab
-from workers.llama.vocab_file import VocabFile
-from workers.protocol.text import (
+from workers.llama.tokens.vocab import Vocab, VocabFile
+from workers.protocol.queries import (
     DETOKENIZE_PATH,
     TOKENIZE_PATH,
     Detokenize,
@@ -24,8 +23,8 @@ from workers.protocol.text import (
     decode_detokenized,
     decode_tokenized,
 )
-from workers.service.lanes import prompt_lane
-from workers.service.text import TextRoutes, Texts
+from workers.service.calls.lanes import prompt_lane
+from workers.service.routes.text import TextRoutes, Texts
 
 VECTORS = {path.name.removesuffix(".gguf.inp"): path for path in files_of("models", "ggml-vocab-*.gguf.inp")}
 

@@ -14,11 +14,10 @@ import msgspec
 from tests.integration.service.conftest import RedisServer, Spawn, start_fake
 from tests.integration.service.wire import Gateway, words
 from workers.protocol import keys
-from workers.protocol.events import Failed, Finished
+from workers.protocol.events import Failed, Failure, FailureCode, Finished
 from workers.protocol.exits import Exit
-from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat, ModelFacts, decode_heartbeat, record_of
-from workers.service.heartbeat import Registration, connect
+from workers.service.registration.heartbeat import Registration, connect
 
 FAST = ("--step-ms", "5", "--slots", "2")
 

@@ -11,8 +11,7 @@ import pytest
 
 from tests.integration.service.conftest import Process
 from tests.integration.service.wire import SECRET, Gateway, words
-from workers.protocol.events import Finished, FinishReason, Started
-from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.events import Failure, FailureCode, Finished, FinishReason, Started
 from workers.protocol.framing import CANCEL_PATH, EVENTS_PATH, SUBMIT_PATH
 from workers.protocol.requests import Accepted
 

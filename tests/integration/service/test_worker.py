@@ -15,18 +15,17 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from gateway.commands.config import metrics_of, worker_groups
 from tests.integration.service.conftest import ROOT, Process, RedisServer
 from tests.integration.service.wire import Gateway
 from tests.support.scrape import Scrape
+from workers.metrics.readings import FORM_OUTCOMES
+from workers.process.sockets import listen
 from workers.protocol import keys
-from workers.protocol.events import Finished, FinishReason, ToolCallDelta
+from workers.protocol.events import Failure, FailureCode, Finished, FinishReason, ToolCallDelta
 from workers.protocol.exits import Exit
-from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import decode_heartbeat
-from workers.protocol.metrics import catalogue
 from workers.protocol.requests import Accepted, Constraint, Sampling, Tool
-from workers.service.metrics import FORM_OUTCOMES
-from workers.service.server import listen
 from workers.settings import WorkerSettings
 from workers.worker import run
 
@@ -128,7 +127,7 @@ async def test_metrics_show_what_a_second_call_shares(session: aiohttp.ClientSes
     cells = [after[f'paddock_kv_cells{{model_name="demo",state="{state}"}}'] for state in ("used", "idle", "free")]
     assert sum(cells) == 4 * 512
     shown = Scrape((await gateway.get("/metrics"))[1].decode())
-    shown.has_exactly(catalogue.metrics_of(catalogue.WORKER))
+    shown.has_exactly(metrics_of(worker_groups()))
     assert shown.sum("paddock_worker_info", worker="w", model_name="demo") == 1
     assert shown.value("paddock_worker_slots", model_name="demo") == 4
     assert shown.value("paddock_device_memory_bytes", model_name="demo", device="CPU", state="free") > 0

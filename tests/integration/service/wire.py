@@ -11,8 +11,7 @@ import aiohttp
 import msgspec
 
 from tests.support.worker_access import access_headers
-from workers.protocol.events import CallEvent, Failed, Finished, Text, decode_alive, decode_step
-from workers.protocol.failures import Failure
+from workers.protocol.events import CallEvent, Failed, Failure, Finished, Text, decode_alive, decode_step
 from workers.protocol.framing import ALIVE_EVENT, CANCEL_PATH, EVENTS_PATH, SUBMIT_PATH, FrameReader
 from workers.protocol.requests import Accepted, Cancel, GenerateRequest, Message, Submit
 

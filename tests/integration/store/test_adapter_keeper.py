@@ -5,23 +5,23 @@ real.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import msgspec
 import redis.asyncio
 from msgspec.structs import replace
 
-from gateway.adapter_keeper import AdapterKeeper
-from gateway.api.presence import beside
-from gateway.inquiries import Inquiries
-from gateway.registry.adapter_wishes import AdapterRecord, AdapterWishes
+from gateway.adapters.desired import AdapterRecord, AdapterWishes
+from gateway.adapters.reconciler import AdapterKeeper
+from gateway.api.intake.presence import beside
+from gateway.registry.snapshot import FleetSnapshot
+from gateway.relay.queries import WorkerQueries
 from gateway.relay.relay import Relay
 from tests.integration.relay.scripted import ScriptedWorker, scripted_worker
+from tests.support.still_fleet import StillFleet
 from tests.support.waiting import until
-from workers.protocol.adapters import ADAPTERS_PATH, AdapterInfo, AdapterState, LoadAdapter, decode_load
-from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.queries import ADAPTERS_PATH, AdapterInfo, AdapterState, LoadAdapter, decode_load
 
 OLD, NEW = "01" * 32, "02" * 32
 POET = AdapterRecord(name="poet", base="m", path="poet.gguf", sha256=NEW)
@@ -32,27 +32,13 @@ INFO = AdapterInfo(
 TOLD = msgspec.json.encode(INFO)
 
 
-@dataclass
-class Shown:
-    workers: Mapping[str, tuple[Heartbeat, ...]]
-    models: frozenset[str] = frozenset({"m"})
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    contents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    is_read: bool = True
-
-
-@dataclass
-class StillFleet:
-    snapshot: Shown
-
-
 @asynccontextmanager
 async def kept(wishes: AdapterWishes, worker: ScriptedWorker, **hashes: str) -> AsyncIterator[None]:
     """A keeper at work on a worker that has adapters of these contents; the block ends with what ended it."""
     relay = Relay("gw", "secret", 100)
     beat = replace(worker.heartbeat(), adapters=tuple(hashes), adapter_hashes=hashes)
-    fleet = StillFleet(Shown({"m": (beat,)}))
-    keeper = AdapterKeeper(fleet, Inquiries(fleet, relay), wishes)
+    fleet = StillFleet(FleetSnapshot({"m": (beat,)}, frozenset({"m"})))
+    keeper = AdapterKeeper(fleet, WorkerQueries(fleet, relay), wishes)
     async with beside(relay.run()):
         await asyncio.sleep(0)
         relay.follow(fleet.snapshot.workers["m"])

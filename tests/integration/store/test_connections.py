@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from gateway.store.channel import follow
 from tests.support.redis_fleet import ClusterFleet
 from tests.support.redis_server import RedisServer, redis_binaries
-from workers.redis_link import MAX_CONNECTIONS, connect
+from workers.redis.link import MAX_CONNECTIONS, connect
 
 WAVE = 3 * MAX_CONNECTIONS
 TIMEOUT_S = 2.0

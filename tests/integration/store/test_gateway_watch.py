@@ -9,15 +9,14 @@ from contextlib import asynccontextmanager, closing
 
 import redis.asyncio
 
+from gateway.store.channel import GatewayBook
 from gateway.store.client import connect
-from gateway.store.gateways import GatewayBook
 from tests.support.waiting import until
-from workers.dead_peers import UNACKNOWLEDGED_S, watched_socket
+from workers.process.sockets import UNACKNOWLEDGED_S, listen, watched_socket
 from workers.protocol import keys
 from workers.protocol.framing import gateway_process
-from workers.service.gateway_watch import GatewayWatch
-from workers.service.server import listen
-from workers.service.stream import EventHub
+from workers.service.calls.stream import EventHub
+from workers.service.registration.gateway_watch import GatewayWatch
 
 PROCESS = gateway_process("g1", "0a0b")
 GRACE_S = 0.3

@@ -62,12 +62,12 @@ async def test_nobody_takes_a_worker_that_it_is_worse_off_with(client: redis.asy
     ticket = await one.wait("picky", likes("w1", 50.0, 8000.0, rest_ms=8000.0))
     await one.release(on_2)
     assert await one.claim("picky") is None
-    assert (await one.take("other", "w2")).worker == "w2"
+    assert (await one.take("other", "w2")).at.worker == "w2"
     # w1 turns out to be busy for longer than the prompt takes on w2.
     anew = Offers((Offer("w2", 8000.0, 20_000.0, 0),), elsewhere=None)
     assert await one.reread(Ticket(ticket.order, ticket.filed, 60.0, anew)) == {"picky": 1}
     await one.withdraw("other")
-    assert (await one.claim("picky") or on_1).worker == "w2"
+    assert (await one.claim("picky") or on_1).at.worker == "w2"
 
 
 async def test_new_bids_are_offered_what_is_free(client: redis.asyncio.Redis, one: Caller) -> None:
@@ -80,7 +80,7 @@ async def test_new_bids_are_offered_what_is_free(client: redis.asyncio.Redis, on
     assert (await one.reread(Ticket(ticket.order, ticket.filed, 60.0, None))) == {"picky": 0}
     granted = await one.claim("picky")
     assert granted is not None
-    assert granted.worker == "w2"
+    assert granted.at.worker == "w2"
 
 
 async def test_overtaking_has_an_end(client: redis.asyncio.Redis, one: Caller) -> None:

@@ -6,7 +6,7 @@ import pytest
 import redis.asyncio
 
 from gateway.store.client import Filed, Lease, LineFull, Offer, Offers, Order, Store
-from gateway.store.look import LineReader, LineView, QueuedBid
+from gateway.store.queue_inspector import LineReader, LineView, QueuedBid
 from tests.support.pool import beat, heartbeat
 
 CLASSES = 8

@@ -118,7 +118,7 @@ async def test_what_a_team_holds_elsewhere_counts(client: redis.asyncio.Redis, o
     await hold(one, "red", 3, "w2")
     answer = await asked(one, "more", "blue", offers("w1", "w2"))
     assert isinstance(answer, Lease), "it has one of eight, the other team seven"
-    assert answer.worker == "w1"
+    assert answer.at.worker == "w1"
 
 
 async def test_cells_are_lent_as_far_as_those_that_give_way_free_them(client: redis.asyncio.Redis, one: Caller) -> None:

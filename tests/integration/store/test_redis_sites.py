@@ -106,6 +106,7 @@ async def test_a_slot_that_moves_costs_no_call_and_no_order(cluster: ClusterFlee
     cluster.give_slot(prefix, cluster.masters[0])
 
 
+@pytest.mark.serial
 async def test_a_master_that_is_gone_takes_its_own_models_away_only(
     cluster: ClusterFleet, client: redis.asyncio.Redis
 ) -> None:

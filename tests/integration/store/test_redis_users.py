@@ -10,12 +10,11 @@ import redis.asyncio
 from redis.exceptions import NoPermissionError, RedisError
 
 from gateway.store import scripts
-from gateway.store.stream_log import Batch, StreamHead, StreamLog, Write
-from gateway.store.stream_quota import Held, StreamBounds, StreamQuota
+from gateway.store.streams import Batch, Held, StreamBounds, StreamHead, StreamLog, StreamQuota, Write
 from tests.support.redis_server import RedisServer, redis_binaries
 from workers.protocol import keys
-from workers.protocol.redis_users import ROLES, rules_of
-from workers.redis_link import connect
+from workers.protocol.keys import ROLES, rules_of
+from workers.redis.link import connect
 
 Client = redis.asyncio.Redis
 

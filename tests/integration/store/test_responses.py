@@ -14,7 +14,7 @@ from gateway.errors import StoreUnavailable
 from gateway.resume.recording import Recording
 from gateway.store.client import connect
 from gateway.store.responses import ResponseStore
-from gateway.store.stream_log import Batch, StreamHead, StreamLog, Write
+from gateway.store.streams import Batch, StreamHead, StreamLog, Write
 from workers.protocol import keys
 
 HEAD = StreamHead("blue", "digest", "gw")

@@ -103,7 +103,7 @@ def other(client: redis.asyncio.Redis) -> Caller:
 async def test_a_free_slot_is_leased_at_once(client: redis.asyncio.Redis, one: Caller) -> None:
     await beat(client, heartbeat("w1"))
     answer = await one.acquire("a", "w1")
-    assert answer == Lease("a", 1, "m", "w1", "boot1", "http://w1:1")
+    assert answer == Lease("a", 1, heartbeat("w1").at)
     expiry = await client.zscore(keys.worker_leases("m", "w1"), "a")
     ttl_ms = float(expiry or 0) - 1000 * (await client.time())[0]
     assert 5000 < ttl_ms <= 7000
@@ -125,7 +125,7 @@ async def test_the_first_ranked_worker_with_a_free_slot_is_taken(client: redis.a
     await beat(client, heartbeat("w1", slots=1))
     await beat(client, heartbeat("w2", slots=1))
     leases = [await one.take(id, "gone", "w2", "w1") for id in ("a", "b")]
-    assert [lease.worker for lease in leases] == ["w2", "w1"]
+    assert [lease.at.worker for lease in leases] == ["w2", "w1"]
     assert [lease.fence for lease in leases] == [1, 2]
 
 
@@ -184,7 +184,7 @@ async def test_nobody_overtakes_those_who_wait(client: redis.asyncio.Redis, one:
     await one.file("c", "w2", "w1")
     granted = await one.claim("b")
     assert granted is not None
-    assert granted.worker == "w2"
+    assert granted.at.worker == "w2"
     assert await one.claim("c") is None
 
 
@@ -232,7 +232,7 @@ async def test_dead_tickets_do_not_fill_the_line(client: redis.asyncio.Redis, on
 async def test_a_wrong_fence_changes_nothing(client: redis.asyncio.Redis, one: Caller, other: Caller) -> None:
     await beat(client, heartbeat("w1", slots=1))
     lease = await one.take("a", "w1")
-    stale = Lease("a", lease.fence + 1, "m", "w1", "boot1", lease.address)
+    stale = replace(lease, fence=lease.fence + 1)
     before = await client.zscore(keys.worker_leases("m", "w1"), "a")
     assert not await one.release(stale)
     assert (await other.store.renew("g2", "m", [stale])).void == {"a"}
@@ -319,7 +319,7 @@ async def test_what_was_granted_before_all_have_said_what_they_hold_is_taken_bac
         await one.release(lease)
     claimed = await other.claim("c")
     assert claimed is not None
-    placed = Lease("f", UNFENCED, "m", "w1", "boot1", claimed.address, team="team")
+    placed = Lease("f", UNFENCED, claimed.at, team="team")
     renewed = await one.store.renew("g1", "m", [placed], was_away=True, settle=True)
     assert (renewed.void, renewed.crowded, list(renewed.fences)) == (NOBODY, NOBODY, ["f"])
     await check_integrity(client, "m")
@@ -341,7 +341,7 @@ async def test_leases_of_an_earlier_process_are_void(client: redis.asyncio.Redis
     lease = await one.take("a", "w1")
     await beat(client, heartbeat("w1", slots=1, boot="boot2"))
     fresh = await one.take("b", "w1")
-    assert fresh.boot == "boot2"
+    assert fresh.at.boot == "boot2"
     assert not await one.release(lease)
     assert (await one.store.renew("g1", "m", [lease])).void == {"a"}
     assert await client.zrange(keys.worker_leases("m", "w1"), 0, -1) == [b"b"]
@@ -358,7 +358,7 @@ async def test_a_grant_on_a_worker_that_restarts_goes_on_to_the_new_process(
     await one.sweep()
     granted = await one.claim("b")
     assert granted is not None
-    assert granted.boot == "boot2"
+    assert granted.at.boot == "boot2"
 
 
 async def test_a_worker_whose_record_is_gone_loses_its_leases(client: redis.asyncio.Redis, one: Caller) -> None:
@@ -458,9 +458,9 @@ async def test_a_grant_avoids_the_workers_that_a_ticket_avoids(client: redis.asy
     await one.file("easy", "good", "bad")
     await one.release(on_bad)
     assert await one.claim("picky") is None
-    assert (await one.claim("easy") or on_good).worker == "bad"
+    assert (await one.claim("easy") or on_good).at.worker == "bad"
     await one.release(on_good)
-    assert (await one.claim("picky") or on_bad).worker == "good"
+    assert (await one.claim("picky") or on_bad).at.worker == "good"
 
 
 async def test_a_call_may_use_what_all_who_wait_avoid(client: redis.asyncio.Redis, one: Caller) -> None:
@@ -468,7 +468,7 @@ async def test_a_call_may_use_what_all_who_wait_avoid(client: redis.asyncio.Redi
     await beat(client, heartbeat("good", slots=1))
     on_good = await one.take("a", "good")
     await one.file("picky", "good", avoid=frozenset({"bad"}))
-    assert (await one.take("easy", "good", "bad")).worker == "bad"
+    assert (await one.take("easy", "good", "bad")).at.worker == "bad"
     await one.release(on_good)
     assert await one.claim("picky") is not None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
+from gateway.adapters.desired import REMOVED_TTL_S, AdapterRecord, AdapterWishes
 from gateway.errors import StoreUnavailable
-from gateway.registry.adapter_wishes import REMOVED_TTL_S, AdapterRecord, AdapterWishes
 from gateway.registry.model_wishes import ModelWishes
 from gateway.store.client import connect
 from tests.support.redis_server import RedisServer
@@ -41,6 +42,31 @@ async def test_what_one_gateway_is_told_the_others_read(client: redis.asyncio.Re
     assert not await one.wants(PIRATE)
     await one.refresh()
     assert (one.records("m"), one.scales("m"), one.contents()) == ({}, {}, {})
+
+
+async def test_a_reading_that_began_before_a_change_does_not_undo_it(
+    client: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter just registered was unknown for up to a reading: its operator's list had no path, and calls a 404."""
+    one = wishes(client)
+    execute, read, changed = redis.asyncio.client.Pipeline.execute, asyncio.Event(), asyncio.Event()
+
+    async def slow(pipeline: Any, *args: Any, **options: Any) -> Any:
+        answers = await execute(pipeline, *args, **options)
+        read.set()
+        await changed.wait()
+        return answers
+
+    with monkeypatch.context() as late:
+        late.setattr(redis.asyncio.client.Pipeline, "execute", slow)
+        refreshing = asyncio.create_task(one.refresh())
+        await read.wait()
+    await one.remember(PIRATE)
+    changed.set()
+    await refreshing
+    assert one.records("m") == {"pirate": PIRATE}
+    await one.refresh()
+    assert one.records("m") == {"pirate": PIRATE}
 
 
 async def test_what_was_taken_away_is_remembered_until_it_is_there_again(client: redis.asyncio.Redis) -> None:

@@ -224,14 +224,14 @@ async def test_long_lines_are_cut_not_lost(tmp_path: Path) -> None:
 
 
 def test_a_child_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
-    """A program of ours and a foreign one (through workers.lifeline) both end when their keeper is killed."""
+    """A program of ours and a foreign one (through parent_death) both end when their keeper is killed."""
     held = str(tmp_path / "held")
-    ours = f"from workers import lifeline; lifeline.hold(); import time; open({held!r}, 'w'); time.sleep(60)"
+    ours = f"from workers.process.parent_death import hold; hold(); import time; open({held!r}, 'w'); time.sleep(60)"
     keeper = f"""
 import os, subprocess, sys, time
-from workers import lifeline
-env = {{**os.environ, lifeline.VARIABLE: str(os.getpid())}}
-foreign = [sys.executable, "-I", "-S", lifeline.__file__, "sleep", "60"]
+from workers.process import parent_death
+env = {{**os.environ, parent_death.VARIABLE: str(os.getpid())}}
+foreign = [sys.executable, "-I", "-S", parent_death.__file__, "sleep", "60"]
 for command in (foreign, [sys.executable, "-c", {ours!r}]):
     print(subprocess.Popen(command, env=env, start_new_session=True).pid, end=" ")
 print(flush=True)

@@ -16,8 +16,8 @@ import pytest
 
 from tests.support.hub_server import TOKEN, Hub
 from tests.support.stack import DEMO_MODEL
-from workers.command import TERMINATED
-from workers.model_file import first_part
+from workers.commands.command import TERMINATED
+from workers.models.files import first_part
 from workers.protocol.exits import Exit
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)

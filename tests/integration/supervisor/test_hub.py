@@ -13,12 +13,12 @@ import pytest
 from huggingface_hub import HfApi
 
 from tests.support.hub_server import COMMIT, TAGGED, TOKEN, Hub
-from workers.protocol.catalog import ModelSpec
+from workers.models.fetched import Fetched, decode_model
+from workers.models.files import parse_reference
+from workers.models.hub import HubError, fetch
+from workers.models.library import Library, ModelUnusable
+from workers.models.spec import ModelSpec
 from workers.protocol.exits import Exit
-from workers.supervisor.fetched import Fetched, decode_model
-from workers.supervisor.hub import HubError, fetch
-from workers.supervisor.hub_reference import parsed
-from workers.supervisor.library import Library, ModelUnusable
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
 PARTS = {f"big/m-BF16-0000{n}-of-00002.gguf": GGUF + bytes([n]) * 1000 for n in (1, 2)}
@@ -42,13 +42,13 @@ def hub() -> Iterator[Hub]:
 
 
 def fetched(hub: Hub, reference: str, cache: Path) -> Path:
-    return Path(fetch(parsed(reference), str(cache), HfApi(endpoint=hub.url)).path)
+    return Path(fetch(parse_reference(reference), str(cache), HfApi(endpoint=hub.url)).path)
 
 
 def run(hub: Hub, reference: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PADDOCK_"))}
     clean |= {"HF_HOME": str(cache / "home"), **hub.environment, **environment}
-    command = [sys.executable, "-m", "workers.supervisor.hub", reference, str(cache)]
+    command = [sys.executable, "-m", "workers.models.hub", reference, str(cache)]
     return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60)
 
 
@@ -91,7 +91,7 @@ def test_says_in_one_line_what_is_wrong(hub: Hub, tmp_path: Path, reference: str
 
 
 def test_a_token_opens_a_gated_repository(hub: Hub, tmp_path: Path) -> None:
-    model = fetch(parsed("owner/locked"), str(tmp_path), HfApi(endpoint=hub.url, token=TOKEN))
+    model = fetch(parse_reference("owner/locked"), str(tmp_path), HfApi(endpoint=hub.url, token=TOKEN))
     assert Path(model.path).read_bytes() == GGUF
 
 
@@ -117,7 +117,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def library(folder: Path, reference: str) -> Path:
-    return Library(folder).locate(ModelSpec(name="m", hf=reference), folder)
+    return Library(folder).locate(ModelSpec(name="m", hf=reference))
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,10 @@ def test_the_library_remembers_what_it_fetched(hub: Hub, tmp_path: Path, monkeyp
     for name, value in hub.environment.items():
         monkeypatch.setenv(name, value)
     spec = ModelSpec(name="m", hf="owner/model-GGUF:Q8_0")
-    path = Library(tmp_path / "hub").locate(spec, tmp_path)
+    path = Library(tmp_path / "hub").locate(spec)
     assert path.is_relative_to(tmp_path / "hub")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert Library(tmp_path / "hub").locate(spec, tmp_path) == path
+    assert Library(tmp_path / "hub").locate(spec) == path
     path.unlink()
     with pytest.raises(ModelUnusable, match="could not fetch owner/model-GGUF:Q8_0"):
-        Library(tmp_path / "hub").locate(spec, tmp_path)
+        Library(tmp_path / "hub").locate(spec)

@@ -17,8 +17,8 @@ import pytest
 from redis.exceptions import NoPermissionError, RedisError
 
 from tests.support.redis_server import redis_binaries, wheel_redis
-from workers.protocol.redis_users import ROLES, Role
-from workers.redis_link import connect
+from workers.protocol.keys import ROLES, Role
+from workers.redis.link import connect
 from workers.supervisor.child import Child
 from workers.supervisor.fleet import Fleet, NoRedis
 from workers.supervisor.output import Console, Output

@@ -14,7 +14,7 @@ import redis
 
 from tests.integration.supervisor.conftest import Programs, wait_until
 from tests.support.redis_server import RedisServer
-from workers.command import INTERRUPTED
+from workers.commands.command import INTERRUPTED
 from workers.protocol import keys
 from workers.protocol.exits import Exit
 from workers.protocol.heartbeat import BEAT, Heartbeat, decode_heartbeat

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from gateway.client import BadRequest, Client, ModelStatus
-from gateway.welcome import address_file
+from gateway.commands.target import address_file
 from tests.integration.supervisor.conftest import Program, Programs, wait_until
 from tests.support.hub_server import Hub
 from tests.support.redis_server import RedisServer

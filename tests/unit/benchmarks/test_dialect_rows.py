@@ -11,9 +11,9 @@ from benchmarks import large_request
 from benchmarks.dialects import ANSWERS, CHAT, COMPLETIONS, MESSAGES, NATIVE, PLAIN, WAYS, Way, rows_of
 from benchmarks.load import Answer, Reader
 from gateway.api.anthropic.request import read_messages_request
-from gateway.api.native.completion_request import read_completion
-from gateway.api.openai.chat_request import read_chat
-from gateway.api.openai.completion_request import read_completion as read_openai_completion
+from gateway.api.native.request import read_completion
+from gateway.api.openai.requests import read_chat
+from gateway.api.openai.requests import read_completion as read_openai_completion
 from workers.protocol.requests import GenerateRequest
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from gateway import chat_command
-from gateway.welcome import address_file
+from gateway.commands import chat as chat_command
+from gateway.commands.target import address_file
 from tests.support.scripted_server import Reply, ScriptedServer, scripted_server, stream
 from tests.support.stack import free_port
 

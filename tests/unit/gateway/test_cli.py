@@ -8,11 +8,13 @@ import sys
 
 import pytest
 
-from gateway import __version__, cli, config
+from gateway import __version__, cli
+from gateway.commands import config
 from gateway.settings import UpSettings
 from workers import cli as workers_cli
-from workers import command, flags
-from workers.command import Command
+from workers import flags
+from workers.commands import command
+from workers.commands.command import Command
 
 
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[int, str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import config
+from gateway.commands import config
 from gateway.settings import UpSettings, known_settings
 from workers import sources
 from workers.settings import WorkerSettings

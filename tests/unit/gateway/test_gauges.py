@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.api.sockets import Sockets
-from gateway.gauges import Sight
+from prometheus_client import CollectorRegistry
+
+from gateway.api.http.sockets import Sockets
+from gateway.gauges import GaugeCollector
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.telemetry.metrics import Metrics
-from tests.support.scrape import Scrape
+from tests.support.scrape import Scrape, page_of
 from tests.unit.gateway.registry.test_turnover import beat, fleet
 from workers.http_server.connections import ConnectionBounds, Connections
 
@@ -54,14 +56,14 @@ class Aside:
         return {"m": 1}
 
 
-def sight(seen: Seen, metrics: Metrics) -> Sight:
-    return Sight(metrics, seen, Line(), Aside(), frozenset({"named"}), lambda: True, Sockets(5, 5))
+def collector(seen: Seen, metrics: Metrics) -> GaugeCollector:
+    return GaugeCollector(metrics, seen, Line(), Aside(), frozenset({"named"}), lambda: True, Sockets(5, 5))
 
 
 async def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:
-    metrics = Metrics()
-    sight(Seen(fleet(beat("a", "1"), beat("b", "2"), beat("c", "3", draining=True))), metrics).look()
-    shown = Scrape(metrics.book.render().decode())
+    metrics = Metrics(CollectorRegistry())
+    collector(Seen(fleet(beat("a", "1"), beat("b", "2"), beat("c", "3", draining=True))), metrics).update()
+    shown = Scrape(page_of(metrics.registry))
 
     def values(name: str) -> dict[str, float]:
         models = ("m", "empty", "adapted", "named")
@@ -82,46 +84,47 @@ async def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:
 
 
 async def test_models_that_are_gone_are_not_shown_any_more() -> None:
-    metrics, seen = Metrics(), Seen(fleet(old=(beat("a", "1"),)))
-    looking = sight(seen, metrics)
+    metrics, seen = Metrics(CollectorRegistry()), Seen(fleet(old=(beat("a", "1"),)))
+    looking = collector(seen, metrics)
     seen.snapshot = FleetSnapshot({"old": (beat("a", "1"),)}, frozenset({"old"}))
-    looking.look()
-    assert 'paddock_workers{model="old"} 1.0' in metrics.book.render().decode()
+    looking.update()
+    assert 'paddock_workers{model="old"} 1.0' in page_of(metrics.registry)
     seen.snapshot = FleetSnapshot()
-    looking.look()
-    assert 'paddock_workers{model="old"}' not in metrics.book.render().decode()
+    looking.update()
+    assert 'paddock_workers{model="old"}' not in page_of(metrics.registry)
 
 
 async def test_who_comes_and_how_late_the_loop_is() -> None:
-    metrics, seen = Metrics(), Seen(fleet(beat("a", "1")))
-    watching = asyncio.create_task(sight(seen, metrics).run())
+    metrics, seen = Metrics(CollectorRegistry()), Seen(fleet(beat("a", "1")))
+    watching = asyncio.create_task(collector(seen, metrics).run())
     await asyncio.sleep(0.25)
     for listener in seen.listeners:
         listener(fleet(beat("b", "2")))
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
-    assert metrics.worker_starts.value("m") == 1
-    assert metrics.worker_losses.value("m", "lost") == 1
-    assert 1 <= metrics.loop_lag.count() <= 3
+    shown = Scrape(page_of(metrics.registry))
+    assert shown.value("paddock_worker_starts_total", model="m") == 1
+    assert shown.value("paddock_worker_losses_total", model="m", how="lost") == 1
+    assert 1 <= shown.value("paddock_loop_lag_seconds_count") <= 3
 
 
 async def test_connections_and_those_beyond_a_bound_are_shown() -> None:
-    metrics = Metrics()
-    shown = sight(Seen(fleet()), metrics)
+    metrics = Metrics(CollectorRegistry())
+    shown = collector(Seen(fleet()), metrics)
     connections = Connections(ConnectionBounds(2, 1, 1024))
     shown.follow(connections)
     for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3"):
         connections.came(Connection(), address, 100)
     connections.came(Connection(), "10.0.0.4", 1023)
-    shown.look()
-    scrape = Scrape(metrics.book.render().decode())
+    shown.update()
+    scrape = Scrape(page_of(metrics.registry))
     assert (scrape.value("paddock_connections"), scrape.value("paddock_websockets")) == (5, 0)
     beyond = [scrape.value("paddock_connections_beyond_total", reason=reason) for reason in ("address", "all")]
     assert beyond == [1, 2]
     connections = Connections(ConnectionBounds(9, 9, 1024))
     shown.follow(connections)
     connections.came(Connection(), "10.0.0.4", 1023)
-    assert Scrape(metrics.book.render().decode()).value("paddock_connections_beyond_total", reason="descriptors") == 1
+    assert Scrape(page_of(metrics.registry)).value("paddock_connections_beyond_total", reason="descriptors") == 1
 
 
 class Connection:

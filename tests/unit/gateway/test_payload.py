@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from gateway.relay.payload import AT_ONCE, INLINE_CHARS, SLICE_BYTES, Payloads, num_chars
+from gateway.dispatch.request_size import ENTRY_CHARS, INLINE_CHARS, chars_of, num_chars
+from gateway.relay.payload import AT_ONCE, SLICE_BYTES, Payloads
 from workers.protocol import json_parts
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.prefixes import prefix_of
-from workers.protocol.requests import GenerateRequest, Infill, Message, Submit
-from workers.protocol.text import Detokenize, Render, Tokenize
+from workers.protocol.queries import Detokenize, Render, Tokenize
+from workers.protocol.requests import GenerateRequest, Infill, Message, Submit, ToolCall
 
 LONG = "x" * (INLINE_CHARS + 1)
 
@@ -33,9 +35,9 @@ def submit(**fields: object) -> Submit:
         (submit(prompt="abc"), 3),
         (submit(prompt=(1, 2)), 12),
         (submit(prompt=(1, "abc")), 15),
-        (submit(messages=[{"role": "user", "content": "abc"}, {"role": "assistant"}]), 3),
-        (submit(messages=[{"role": "assistant", "reasoning": "ab", "tool_calls": [CALL]}]), 8),
-        (submit(messages=[{"role": "tool", "name": "f", "tool_call_id": "abcd", "content": "e"}]), 6),
+        (submit(messages=[{"role": "user", "content": "abc"}, {"role": "assistant"}]), 3 + 2 * ENTRY_CHARS),
+        (submit(messages=[{"role": "assistant", "reasoning": "ab", "tool_calls": [CALL]}]), 8 + 2 * ENTRY_CHARS),
+        (submit(messages=[{"role": "tool", "name": "f", "tool_call_id": "abcd", "content": "e"}]), 6 + ENTRY_CHARS),
         (submit(prompt="", constraint={"kind": "gbnf", "text": "abcd"}), 4),
         (submit(prompt="", tools=[{"name": "f", "description": "ab"}]), 3),
         (submit(prompt="", sampling={"logit_bias": [["a", 1.0], [2, 1.0]]}), 512),
@@ -172,3 +174,18 @@ async def test_few_long_ones_are_under_way_at_once() -> None:
     assert most <= AT_ONCE + 1
     async with payloads.of(submit(prompt="a short one needs no turn")):
         pass
+
+
+def test_many_messages_without_a_word_are_long_and_not_all_looked_at() -> None:
+    """Responses that were cancelled keep their input: 160,000 messages were counted and encoded on the loop."""
+    call = ToolCall("a", "b", "")
+    many = tuple(Message("user", "") for _ in range(16_000))
+    for messages in (many, (Message("assistant", None, tool_calls=(call,) * 16_000),)):
+        found = chars_of(GenerateRequest(messages=messages))
+        assert INLINE_CHARS < found <= ENTRY_CHARS * 16_001
+    more = GenerateRequest(messages=many * 20)
+    began = time.thread_time()
+    chars_of(GenerateRequest(messages=many))
+    few = time.thread_time()
+    chars_of(more)
+    assert time.thread_time() - few < 5 * (few - began)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import reach
+from gateway.commands import target
 from gateway.settings import GatewaySettings
 from workers import sources
 
@@ -23,4 +23,4 @@ from workers import sources
 )
 def test_who_listens_on_all_addresses_is_called_at_the_machines_own(host: str, url: str, tmp_path: Path) -> None:
     flags = ["--host", host, "--port", "9", "--state-dir", str(tmp_path)]
-    assert reach.find(None, sources.read(GatewaySettings, flags, prog="paddock chat")).url == url
+    assert target.find(None, sources.read(GatewaySettings, flags, prog="paddock chat")).url == url

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.welcome import welcome
+from gateway.commands.target import welcome
 
 LOGS = Path("/logs")
 

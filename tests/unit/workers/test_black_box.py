@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.black_box import HALF, MAX_LABEL, BlackBox, describe, find, take
+from workers.process.black_box import HALF, MAX_LABEL, BlackBox, describe, find, take
 from workers.settings import WorkerSettings
 from workers.worker import kept_box
 
@@ -85,7 +85,7 @@ def test_times_are_kept(path: Path) -> None:
 
 DYING = """
 import os, pathlib, signal, sys
-from workers.black_box import BlackBox
+from workers.process.black_box import BlackBox
 box = BlackBox(pathlib.Path(sys.argv[1]))
 box.began(1, "one")
 box.began(2, "two")

@@ -23,10 +23,11 @@ from tests.unit.workers.engine.disk_support import (
     store,
     tier,
 )
-from workers import cache_command
-from workers.engine.conversation_file import ConversationFiles, SavedConversation
-from workers.engine.disk_names import version_folder
-from workers.engine.scope import Scope
+from workers.commands import cache
+from workers.engine.cache.names import Scope
+from workers.engine.cache.slots import SavedConversation
+from workers.engine.disk.conversation_file import ConversationFiles
+from workers.engine.disk.keys import version_folder
 from workers.protocol.exits import Exit
 from workers.secret_file import CACHE_SECRET
 from workers.supervisor.state_folder import StateFolder
@@ -52,7 +53,7 @@ def flags(tmp_path: Path) -> list[str]:
 
 
 def run(*args: str) -> int:
-    return cache_command.main(args)
+    return cache.main(args)
 
 
 def test_show_tells_versions_and_teams_by_their_folders(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:

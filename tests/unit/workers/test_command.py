@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workers.command import TERMINATED
+from workers.commands.command import TERMINATED
 
 ROOT = Path(__file__).parents[3]
 LOADING = """
 import sys, time, types
-from workers import command
+from workers.commands import command
 slow = types.ModuleType("slow")
 def Settings(): ...
 def __getattr__(name):

@@ -12,12 +12,12 @@ import pytest
 
 from gateway.settings import GatewaySettings
 from gateway.settings import known_settings as known
-from workers import drain_command
+from workers.commands import drain
+from workers.protocol.control import drain_token, gateway_drain_token
 from workers.protocol.exits import Exit
-from workers.protocol.proofs import drain_token, gateway_drain_token
 from workers.settings import PaddockSettings
 
-PARTS: dict[str, type[PaddockSettings]] = {"gateway": GatewaySettings, **drain_command.PARTS}
+PARTS: dict[str, type[PaddockSettings]] = {"gateway": GatewaySettings, **drain.PARTS}
 
 
 class Asked(HTTPServer):
@@ -60,7 +60,7 @@ def asked() -> Iterator[Asked]:
 
 
 def run(*args: str) -> int:
-    return drain_command.main(args, known(), PARTS)
+    return drain.main(args, known(), PARTS)
 
 
 def test_it_asks_the_process_that_the_settings_name(
@@ -85,7 +85,7 @@ def test_a_worker_that_loads_its_model_is_not_waited_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its port is taken, and nobody takes what comes there."""
-    monkeypatch.setattr(drain_command, "ANSWER_S", 0.2)
+    monkeypatch.setattr(drain, "ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         assert run("worker", "--worker-port", port, "--worker-secret", "hush") == Exit.CRASHED

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from workers.early_end import ending_at_once
+from workers.process.signals import ending_at_once
 from workers.protocol.exits import Exit
 
 ROOT = Path(__file__).parents[3]
 
 LOADING = """
 import ctypes, signal, sys
-from workers.early_end import ending_at_once
+from workers.process.signals import ending_at_once
 with ending_at_once():
     print("loads", flush=True)
     ctypes.CDLL(None).poll(None, 0, 60_000 if sys.argv[1] == "long" else 100)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.redis_url import BadRedisUrl, Login, RedisUrl, Tls, checked, masked, parse
+from workers.redis.url import BadRedisUrl, Login, RedisUrl, Tls, checked, masked, parse
 
 
 @pytest.mark.parametrize(

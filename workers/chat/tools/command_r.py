@@ -9,7 +9,7 @@ CohereForAI/c4ai-command-r7b-12-2024 and CohereForAI/c4ai-command-r-plus.
 from __future__ import annotations
 
 from workers.chat.tools.family import CallSyntax, Family
-from workers.chat.tools.marked_json import MarkedJsonReader
+from workers.chat.tools.reader import MarkedJsonReader
 from workers.chat.tools.scanner import Steps
 
 OPEN, CLOSE = "<|START_ACTION|>", "<|END_ACTION|>"

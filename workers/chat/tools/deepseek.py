@@ -15,8 +15,7 @@ from __future__ import annotations
 from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.hermes import HermesReader
 from workers.chat.tools.json_text import JsonText
-from workers.chat.tools.scanner import Steps
-from workers.chat.tools.tags import Tags
+from workers.chat.tools.scanner import Steps, Tags
 
 OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

@@ -16,8 +16,7 @@ from __future__ import annotations
 from workers.chat.tools.family import Ask, CallSyntax, Family
 from workers.chat.tools.json_text import JsonText
 from workers.chat.tools.reader import Gap, Reader
-from workers.chat.tools.scanner import Steps
-from workers.chat.tools.tags import Tags
+from workers.chat.tools.scanner import Steps, Tags
 
 OPEN, NAMED, CLOSE = "<function=", ">", "</function>"
 RECIPIENT = ">>>"

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 
 from workers.chat.tools.family import CallSyntax, Family, exact
 from workers.chat.tools.parameters import ParameterReader
-from workers.chat.tools.scanner import Steps
-from workers.chat.tools.tags import Tags
+from workers.chat.tools.scanner import Steps, Tags
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.json_text import GEMMA_QUOTE, JsonText
 from workers.chat.tools.reader import Reader
-from workers.chat.tools.scanner import Steps
-from workers.chat.tools.tags import Tags
+from workers.chat.tools.scanner import Steps, Tags
 
 OPEN, CALL, CLOSE = "<|tool_call>", "call:", "<tool_call|>"
 RESPONSE = "<|tool_response>"

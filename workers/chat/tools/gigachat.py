@@ -13,7 +13,7 @@ Source: the chat templates of ai-sage/GigaChat3-10B-A1.8B and GigaChat3.1-10B-A1
 from __future__ import annotations
 
 from workers.chat.tools.family import CallSyntax, Family, exact
-from workers.chat.tools.marked_json import MarkedJsonReader
+from workers.chat.tools.reader import MarkedJsonReader
 
 OPEN = "<|function_call|>"
 SEPARATOR = "<|message_sep|>"

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.parameters import ParameterReader
-from workers.chat.tools.scanner import Steps
-from workers.chat.tools.tags import Tags
+from workers.chat.tools.scanner import Steps, Tags
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"

@@ -15,8 +15,7 @@ import re
 from workers.chat.tools.family import Ask, CallSyntax, Family, ThoughtMarks
 from workers.chat.tools.json_text import JsonText
 from workers.chat.tools.reader import Gap, Reader
-from workers.chat.tools.scanner import Steps
-from workers.chat.tools.tags import Tags
+from workers.chat.tools.scanner import Steps, Tags
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

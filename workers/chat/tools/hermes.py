@@ -2,15 +2,20 @@
 
     <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>
 
-Source of the format: NousResearch/Hermes-Function-Calling. Apriel's are a list between <tool_calls> and </tool_calls>.
-Small models forget the marks: an answer that begins with such JSON is a call too if it names a tool: alone, in a list,
-in sequence, or inside a Markdown fence. JSON that names no tool is text.
+Source of the format: NousResearch/Hermes-Function-Calling. Apriel's are a list between <tool_calls> and
+</tool_calls>. Small models forget the marks: an answer that begins with such JSON is a call too if it names a tool:
+alone, in a list, in sequence, or inside a Markdown fence. JSON that names no tool is text.
+
+The family of all other models, read as Hermes' are: where a template can't show tools, the prompt asks for that
+form, and bare JSON is what most others try first.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workers.chat.tools.family import CallSyntax, Family
-from workers.chat.tools.marked_json import MarkedJsonReader
+from workers.chat.tools.reader import MarkedJsonReader
 from workers.chat.tools.scanner import Steps
 
 OPEN = "<tool_call>"
@@ -45,3 +50,6 @@ HERMES = Family(
     marks=((OPEN,), (LIST_OPEN,)),
     controls=(OPEN, CLOSE, LIST_OPEN, LIST_CLOSE),
 )
+
+
+PLAIN = replace(HERMES, name="json", marks=())

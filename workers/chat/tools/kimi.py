@@ -12,8 +12,7 @@ from __future__ import annotations
 from workers.chat.tools.family import Ask, CallSyntax, Family
 from workers.chat.tools.json_text import JsonText
 from workers.chat.tools.reader import Reader
-from workers.chat.tools.scanner import Steps
-from workers.chat.tools.tags import Tags
+from workers.chat.tools.scanner import Steps, Tags
 
 OPEN, CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

@@ -16,8 +16,7 @@ import string
 from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.json_text import JsonText
 from workers.chat.tools.reader import Reader
-from workers.chat.tools.scanner import Steps
-from workers.chat.tools.tags import Tags
+from workers.chat.tools.scanner import Steps, Tags
 
 OPEN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_CHARS = 9

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 
+from workers.chat.tools.family import Ask, Family
 from workers.chat.tools.reader import Reader
-from workers.chat.tools.scanner import Steps
-from workers.chat.tools.tags import Tags
+from workers.chat.tools.scanner import Steps, Tags
 from workers.chat.tools.typed_text import TypedText, kinds_of, property_schema
 
 TEXT = frozenset({"string"})
@@ -20,6 +20,11 @@ TEXT = frozenset({"string"})
 class ParameterReader(Reader):
     trims_lines = False
     """Whether a value stands on lines of its own, which it is given without."""
+
+    def __init__(self, family: Family, ask: Ask) -> None:
+        super().__init__(family, ask)
+        self._kinds: dict[tuple[str, str], frozenset[str]] = {}
+        """The kinds of a tool's parameters that have come: a schema may list values by ten thousands."""
 
     def _begin_object(self, name: str) -> None:
         self._begin(name)
@@ -35,7 +40,7 @@ class ParameterReader(Reader):
 
     def _parameter(self, key: str, end: Tags, *, is_text: bool | None = None) -> Steps[bool]:
         """Read a value up to `end` and past it; return False where it has no end. `is_text`: by the model's mark."""
-        kinds = kinds_of(property_schema(self._ask.tools, self._name, key)) if is_text is None else frozenset()
+        kinds = self._kinds_of(key) if is_text is None else frozenset()
         is_text = kinds == TEXT if is_text is None else is_text
         self._add(("" if self._num_parameters == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         self._num_parameters += 1
@@ -58,6 +63,16 @@ class ParameterReader(Reader):
             yield
         self._add(value.close() if found is not None or not self._cut_off else value.cut())
         return found is not None
+
+    def _kinds_of(self, key: str) -> frozenset[str]:
+        place = self._name, key
+        if place in self._kinds:
+            return self._kinds[place]
+        schema = property_schema(self._ask.tools, *place)
+        kinds = kinds_of(schema)
+        if schema is not None:  # else it is none of the tools', and a model may write any number of such
+            self._kinds[place] = kinds
+        return kinds
 
 
 class _Lines:

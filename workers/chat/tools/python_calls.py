@@ -16,8 +16,7 @@ from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.hermes import HERMES, HermesReader
 from workers.chat.tools.json_text import JsonText
 from workers.chat.tools.reader import Reader
-from workers.chat.tools.scanner import Steps
-from workers.chat.tools.tags import Tags
+from workers.chat.tools.scanner import Steps, Tags
 from workers.chat.tools.typed_text import parameter_names
 
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"

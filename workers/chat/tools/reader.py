@@ -1,9 +1,11 @@
 """The base of all families' parsers, which read an answer in portions.
 
-A reader is one generator that pauses where more text must come first. Text that may be the beginning of a call is its
-head: `_begin` turns it into a call; if it turns out to be none, it is passed on as text. So every character ends up in
-text, in a thought, in a name or in arguments, or was syntax: marks, other members of a call, whitespace around calls
-and thoughts.
+A reader is one generator that pauses where more text must come first. Text that may be the beginning of a call is
+its head: `_begin` turns it into a call; if it turns out to be none, it is passed on as text. So every character
+ends up in text, in a thought, in a name or in arguments, or was syntax: marks, other members of a call, whitespace
+around calls and thoughts.
+
+Reads tool calls that are JSON between marks: one object with name and arguments, or a list of them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,7 @@ from enum import Enum
 from workers.chat.tools import CallPiece, ContentPiece, Piece, ReasoningPiece
 from workers.chat.tools.family import Ask, Family
 from workers.chat.tools.json_text import JsonText
-from workers.chat.tools.scanner import MAX_HELD_CHARS, MAX_SPACE_CHARS, NOT_SPACE, HeadTooLong, Scanner, Steps
-from workers.chat.tools.tags import Tags
+from workers.chat.tools.scanner import MAX_HELD_CHARS, MAX_SPACE_CHARS, NOT_SPACE, HeadTooLong, Scanner, Steps, Tags
 
 SPACE = " \t\r\n"
 _NAME_KEYS = ("name", "tool_name")
@@ -487,3 +488,18 @@ def _held(value: str) -> str:
     if not isinstance(held, str) or not held.lstrip().startswith("{"):
         return ""
     return held.encode("utf-8", "backslashreplace").decode()
+
+
+class MarkedJsonReader(Reader):
+    closers: tuple[str, ...] = ()
+    """Marks of which one may follow."""
+
+    def _call(self, mark: str) -> Steps[bool]:
+        if not (yield from self._json_calls()):
+            return False
+        while (yield from self._sees("{")):  # MiniMax M1 writes one call per line
+            self._drop()
+            if not (yield from self._json_call()):
+                return True
+        yield from self._any_mark(Tags(self.closers))
+        return True

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workers.chat.tools.family import CallSyntax, Family
-from workers.chat.tools.marked_json import MarkedJsonReader
+from workers.chat.tools.reader import MarkedJsonReader
 
 OPEN = "<|tool_call|>"
 CLOSE = "<|/tool_call|>"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.admission.alone import MOST_ENDED, Alone
-from gateway.admission.line import Line
-from gateway.admission.share import Roll
+from gateway.admission.degraded import MOST_ENDED, Alone
+from gateway.admission.local_queue import Line
+from gateway.admission.slot_share import Roll
 from gateway.registry.fleet import Fleet
 from gateway.store.client import connect
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.admission.line import Line, Waiter
-from gateway.admission.patience import Patience
-from gateway.routing.ask import ANYWHERE, Ranking
+from gateway.admission.local_queue import Line, Patience, Waiter
+from gateway.routing.placement import ANYWHERE, Ranking
 from gateway.store.client import Filed, Offers, Order
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.admission.patience import Patience
+from gateway.admission.local_queue import Patience
 
 
 def test_only_one_clock_runs() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.share import Roll, Seat
+from gateway.admission.slot_share import Roll, Seat
 
 
 @given(st.integers(1, 40), st.integers(0, 64), st.text(max_size=12))

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai.chat_request import read_chat
-from gateway.api.parameters.form import only_form, schema_form
-from gateway.api.parameters.form_body import GrammarBody
+from gateway.api.openai.requests import read_chat
+from gateway.api.parameters.form import GrammarBody, only_form, schema_form
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import Constraint, GenerateRequest
 
@@ -90,6 +89,7 @@ def test_what_can_not_be_read_is_named(parameters: dict[str, Any], param: str | 
         assert caught.value.param == param
 
 
+@pytest.mark.serial
 def test_a_schema_of_many_numbers_is_written_quickly() -> None:
     """Half a million of them held the interpreter for a quarter of a second."""
     schema = {"enum": [n + 0.123456789012 for n in range(50_000)]}
@@ -128,6 +128,7 @@ def test_strict_tools() -> None:
     assert not read(tools=[ADD]).tools[0].strict
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("choices", [["x" * (8 << 20)], ["x" * 1024] * 257])
 def test_choices_are_bounded_before_they_are_written(choices: list[str]) -> None:
     body = GrammarBody(guided_choice=choices)

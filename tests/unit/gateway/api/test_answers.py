@@ -10,16 +10,8 @@ import msgspec
 import pytest
 from starlette.types import Message, Send
 
-from gateway.api.answers import (
-    JSON,
-    PART_BYTES,
-    EncodedArray,
-    in_parts,
-    send_bytes,
-    send_json,
-    send_parts,
-)
-from gateway.api.streaming import UNREAD_BYTES, EventStream
+from gateway.api.http.answers import JSON, PART_BYTES, EncodedArray, in_parts, send_bytes, send_json, send_parts
+from gateway.api.http.streaming import UNREAD_BYTES, EventStream
 from gateway.telemetry.trail import Trail
 
 LONG = b"x" * (4 * PART_BYTES + 1)

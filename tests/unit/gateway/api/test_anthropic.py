@@ -44,6 +44,7 @@ CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.
 TIMINGS = Timings(cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=2, predicted_ms=10.0)
 
 
+@pytest.mark.serial
 def test_others_run_while_the_input_of_a_tool_is_written() -> None:
     """In one step, half a million numbers held the interpreter for a quarter of a second."""
     given = {"a": [n + 0.123456789012 for n in range(200_000)]}

@@ -9,12 +9,15 @@ import time
 import tracemalloc
 
 import pytest
+from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api import body as body_module
-from gateway.api.body import LONG_BYTES, Numbers, decode_json, read_body, read_object
-from gateway.api.door import Door
-from gateway.api.drain import Attendance
+from gateway.access.control import AccessControl
+from gateway.access.keys import Keys
+from gateway.api.http.root_app import Door
+from gateway.api.intake import body as body_module
+from gateway.api.intake.body import LONG_BYTES, Numbers, decode_json, read_body, read_object
+from gateway.api.operations.drain import Attendance
 from gateway.errors import BodyTooSlow, InvalidRequest
 from gateway.telemetry.metrics import Metrics
 
@@ -76,7 +79,9 @@ async def test_its_sender_is_told_and_the_connection_closed() -> None:
         sent.append(message)
 
     sender = Sender()
-    await Door(inside, Metrics(), Attendance())(dict(SCOPE), sender.receive, send)
+    await Door(inside, Metrics(CollectorRegistry()), Attendance(), AccessControl(Keys()))(
+        dict(SCOPE), sender.receive, send
+    )
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
     assert json.loads(sent[1]["body"])["error"]["code"] == "request_body_timeout"

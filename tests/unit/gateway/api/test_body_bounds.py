@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.body import read_object
-from gateway.api.body_bounds import (
+from gateway.api.intake.body import read_object
+from gateway.api.intake.bounds import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_DIGITS,
@@ -22,15 +22,22 @@ from gateway.api.body_bounds import (
     UNCHECKED_BYTES,
     Shape,
     ShapeCheck,
-    check_shape,
     slices,
 )
-from gateway.api.openai.chat_request import read_chat
+from gateway.api.openai.requests import read_chat
 from gateway.errors import ContextOverflow, InvalidRequest
 from tests.support.large_bodies import LARGE_BODIES, LargeBody
 
 BLANKS = b" " * (UNCHECKED_BYTES + 1)
 """Makes a body long enough to be looked at."""
+
+
+def check_shape(raw: bytes, max_items: int) -> Shape:
+    """Return how much a body holds. Raises InvalidRequest, ContextOverflow."""
+    check = ShapeCheck(max_items)
+    for piece in slices(raw):
+        check.add(piece)
+    return check.shape()
 
 
 def shape_of(document: Any, max_items: int = 0) -> tuple[int, int]:
@@ -104,6 +111,7 @@ def test_numbers_that_take_long_are_bounded() -> None:
         shape_of([10**MAX_DIGITS])
 
 
+@pytest.mark.serial
 def test_numbers_at_the_limits_of_floats_take_no_longer_than_python_reading_them() -> None:
     """msgspec's own reading of them takes twenty times as long, and holds the interpreter all the while."""
     texts = ["5e-324"] * 20_000
@@ -171,6 +179,7 @@ def test_it_makes_no_difference_where_a_body_is_cut() -> None:
     assert told == {True, False}
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("large", LARGE_BODIES, ids=lambda large: large.name)
 def test_no_slice_takes_long(large: LargeBody) -> None:
     """Nothing else happens in the process meanwhile, streams of others included."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from gateway.api.openai.bodies import UsageWish
 from gateway.api.openai.chat_chunks import ChunkWriter
-from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.chat_whole import WholeWriter
-from gateway.api.openai.stream_options import UsageWish
+from gateway.api.openai.requests import ChatRequest
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
 from gateway.telemetry.trail import Trail

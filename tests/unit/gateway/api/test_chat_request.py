@@ -8,10 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.openai.chat_body import ChatBody
-from gateway.api.openai.chat_request import ChatRequest, read_chat
-from gateway.api.openai.refused import IGNORED, REFUSED
-from gateway.api.openai.stream_options import UsageWish
+from gateway.api.openai.bodies import IGNORED, REFUSED, ChatBody, UsageWish
+from gateway.api.openai.requests import ChatRequest, read_chat
 from gateway.errors import InvalidRequest, NotSupported, PaddockError, UnsupportedParameter
 from gateway.telemetry.ignored import Ignored
 from tests.support.openai_schema import properties

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from gateway.api.openai.completion_chunks import CompletionChunks
-from gateway.api.openai.completion_request import CompletionRequest, read_completion
 from gateway.api.openai.completion_whole import CompletionWhole
+from gateway.api.openai.requests import CompletionRequest, read_completion
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
 from gateway.telemetry.trail import Trail

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai.completion_body import CompletionBody
-from gateway.api.openai.completion_request import MAX_PROMPT_PROBS, CompletionRequest, read_completion
-from gateway.api.openai.refused import COMPLETION_IGNORED, COMPLETION_REFUSED
-from gateway.api.openai.stream_options import UsageWish
+from gateway.api.openai.bodies import COMPLETION_IGNORED, COMPLETION_REFUSED, CompletionBody, UsageWish
+from gateway.api.openai.requests import MAX_PROMPT_PROBS, CompletionRequest, read_completion
 from gateway.errors import InvalidRequest, PaddockError, UnsupportedParameter
 from tests.support.openai_schema import properties
 from workers.protocol.requests import MAX_PROMPT_CHARS, Constraint, Infill, Thinking

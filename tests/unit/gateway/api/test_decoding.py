@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from gateway.api.decoding import DecodingLane, let_loop_run
+from gateway.api.intake.decoding import DecodingLane, let_loop_run
 
 
 async def test_teams_take_turns() -> None:
@@ -20,6 +20,7 @@ async def test_teams_take_turns() -> None:
     assert order == ["red 0", "red 1", "blue 0", "red 2", "red 3"]
 
 
+@pytest.mark.serial
 async def test_the_loop_goes_on_meanwhile() -> None:
     lane = DecodingLane()
     assert await lane.run("red", threading.get_ident) != threading.get_ident()
@@ -67,7 +68,7 @@ def compute(seconds: float) -> None:
 
 async def test_a_long_job_lets_the_loop_run_for_as_long_as_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     rests = list[float]()
-    monkeypatch.setattr("gateway.api.decoding.sleep", rests.append)
+    monkeypatch.setattr("gateway.api.intake.decoding.sleep", rests.append)
 
     def work() -> None:
         for _ in range(3):
@@ -82,6 +83,7 @@ async def test_a_long_job_lets_the_loop_run_for_as_long_as_it_computes(monkeypat
     assert all(0.01 <= rest < 0.1 for rest in rests)
 
 
+@pytest.mark.serial
 async def test_what_a_job_rested_meanwhile_is_not_rested_for_once_more() -> None:
     lane, began = DecodingLane(), time.monotonic()
 
@@ -93,3 +95,15 @@ async def test_what_a_job_rested_meanwhile_is_not_rested_for_once_more() -> None
     first_s = time.monotonic() - began
     await lane.run("red", lambda: None)
     assert time.monotonic() - began < 1.8 * first_s
+
+
+async def test_it_goes_on_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first large body was told 500 then, and its turn was lost: every later one waited for ever."""
+    lane = DecodingLane()
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    async with asyncio.timeout(5.0):
+        assert [await lane.run(team, lambda: 5) for team in ("red", "blue")] == [5, 5]

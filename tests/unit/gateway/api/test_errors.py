@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from gateway.api.errors import error_headers
+from gateway.api.http.answers import error_headers
 from gateway.api.parameters.faults import MAX_PATH_CHARS, SHOWN_CHARS, shown
 from gateway.api.responses.request import read_draft
 from gateway.errors import (

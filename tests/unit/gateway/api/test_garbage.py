@@ -12,14 +12,13 @@ import pytest
 
 from gateway.api.anthropic.messages import MessagesDialect
 from gateway.api.native.completion import CompletionDialect as NativeDialect
-from gateway.api.openai.chat import ChatDialect
-from gateway.api.openai.completion import CompletionDialect
+from gateway.api.openai.dialects import ChatDialect, CompletionDialect
 from gateway.api.responses.request import read_draft
 from gateway.api.responses.shelf import ResponseWriters
 from gateway.call import Call, Principal
 from gateway.errors import PaddockError, QueueFull
 from gateway.resume.recording import Recording
-from gateway.store.stream_log import StreamHead
+from gateway.store.streams import StreamHead
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import (
     CallEvent,

@@ -8,27 +8,20 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message, Scope
 
-from gateway.api.decoding import DecodingLane
-from gateway.api.diagnostics import begin_trail
 from gateway.api.generation import Generation
-from gateway.api.intake import Intake
-from gateway.api.memory_budget import MemoryBudget
-from gateway.api.openai.chat import ChatDialect
-from gateway.api.streaming import Pings
-from gateway.attempts import INLINE_HELD_BYTES
+from gateway.api.http.diagnostics import begin_trail
+from gateway.api.http.streaming import Pings
+from gateway.api.intake.decoding import DecodingLane
+from gateway.api.intake.intake import Intake
+from gateway.api.intake.memory_budget import MemoryBudget
+from gateway.api.openai.dialects import ChatDialect
 from gateway.call import Principal
+from gateway.dispatch.slot_search import INLINE_HELD_BYTES
 from gateway.errors import ModelNotFound
 from gateway.telemetry.trail import Trail
 from workers.tracing.tracer import NoTracer
 
 ASKER = Principal("key", "red", None, admin=False)
-
-
-class Keys:
-    """Knows one key."""
-
-    def authenticate(self, headers: object) -> Principal:
-        return ASKER
 
 
 class Pipeline:
@@ -50,12 +43,12 @@ async def test_it_tells_what_the_body_takes(num_messages: int, is_much: bool) ->
     begin_trail(scope, NoTracer())
     intake, pipeline = Intake(8 << 20, MemoryBudget(1 << 30), DecodingLane(), lambda: 4096), Pipeline()
     nobody = cast(Any, None)
-    route = Generation(ChatDialect(), cast(Any, Keys()), cast(Any, pipeline), intake, Pings(15.0), nobody)
+    route = Generation(ChatDialect(), cast(Any, pipeline), intake, Pings(15.0), nobody)
 
     async def receive() -> Message:
         return {"type": "http.request", "body": raw}
 
     with pytest.raises(ModelNotFound):
-        await route(scope, receive, nobody)
+        await route(ASKER, scope, receive, nobody)
     assert (pipeline.held_bytes > INLINE_HELD_BYTES) == is_much
     assert pipeline.held_bytes >= len(raw)

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.api.anthropic.request import read_messages_request
-from gateway.api.openai.chat_request import read_chat
+from gateway.api.openai.requests import read_chat
 from gateway.api.responses.request import read_draft
 from workers.protocol.prefixes import chain_of, prefix_after, prefix_of
 from workers.protocol.requests import GenerateRequest, ToolCall

@@ -13,18 +13,23 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message, Scope
 
-from gateway.api.decoding import DecodingLane
-from gateway.api.diagnostics import begin_trail
 from gateway.api.dialect import Dialect
 from gateway.api.generation import Generation
-from gateway.api.held_probs import MAX_WAITING_PROBS, MAX_WHOLE_PROBS, PROB_BYTES, TOKEN_BYTES, HeldProbs
-from gateway.api.intake import Intake
-from gateway.api.memory_budget import MemoryBudget
-from gateway.api.openai.chat import ChatDialect
-from gateway.api.openai.completion import CompletionDialect
+from gateway.api.http.diagnostics import begin_trail
+from gateway.api.http.streaming import Pings
+from gateway.api.intake.decoding import DecodingLane
+from gateway.api.intake.intake import Intake
+from gateway.api.intake.memory_budget import (
+    MAX_WAITING_PROBS,
+    MAX_WHOLE_PROBS,
+    PROB_BYTES,
+    TOKEN_BYTES,
+    HeldProbs,
+    MemoryBudget,
+)
+from gateway.api.openai.dialects import ChatDialect, CompletionDialect
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.request import read_draft
-from gateway.api.streaming import Pings
 from gateway.call import Call, Principal
 from gateway.errors import HeldTooMuch, InvalidRequest, TakesTooMuch, WorkerLost
 from gateway.telemetry.trail import Trail
@@ -165,13 +170,6 @@ def test_what_is_counted_is_about_what_is_held(
     assert 0.75 * most < holding.num_bytes < 2.5 * most
 
 
-class Keys:
-    """Knows one key."""
-
-    def authenticate(self, headers: object) -> Principal:
-        return ASKER
-
-
 class Answer:
     """As many probabilities as are asked for, until `end`."""
 
@@ -209,7 +207,7 @@ async def asked_of(budget: MemoryBudget, end: Callable[[], Finished | None]) -> 
     scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": []}
     begin_trail(scope, NoTracer())
     pipeline, intake = cast(Any, Pipeline(end)), Intake(8 << 20, budget, DecodingLane(), lambda: 4096)
-    route = Generation(ChatDialect(), cast(Any, Keys()), pipeline, intake, Pings(15.0), cast(Any, None))
+    route = Generation(ChatDialect(), pipeline, intake, Pings(15.0), cast(Any, None))
     came: list[Message] = [{"type": "http.request", "body": raw}]
     sent: list[Message] = []
 
@@ -223,7 +221,7 @@ async def asked_of(budget: MemoryBudget, end: Callable[[], Finished | None]) -> 
         assert budget.num_bytes > STEPS * len(MANY) * 100 * PROB_BYTES, "it counts until it is sent"
         sent.append(message)
 
-    await route(scope, receive, send)
+    await route(ASKER, scope, receive, send)
     return sent
 
 

@@ -11,12 +11,12 @@ from contextlib import closing
 import pytest
 from starlette.types import Message, Scope
 
-from gateway.api.body_bounds import MIN_ITEMS
-from gateway.api.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingLane
-from gateway.api.intake import Intake
-from gateway.api.memory_budget import MemoryBudget
+from gateway.api.intake.bounds import MIN_ITEMS
+from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingLane
+from gateway.api.intake.intake import SMALL_BODY_BYTES, Intake
+from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.call import Principal
-from gateway.errors import ContextOverflow, InvalidRequest
+from gateway.errors import ContextOverflow, HeldTooMuch, InvalidRequest
 from tests.support.large_bodies import LARGE_BODIES, LargeBody
 
 PART_BYTES = 64 << 10
@@ -127,6 +127,7 @@ async def test_many_bodies_of_one_team_do_not_hold_up_another_team() -> None:
     await asyncio.gather(*crowd)
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("large", LARGE_BODIES[1::3], ids=lambda large: large.name)
 async def test_the_loop_is_free_between_slices(large: LargeBody) -> None:
     """Four at once, and no turn of the loop takes long (as the processor counts it: others load the machine)."""
@@ -159,3 +160,31 @@ async def test_long_things_of_a_team_are_loaded_one_after_the_other() -> None:
                     pass
         async with asyncio.timeout(1), body.loading(INLINE_BYTES + 1):
             pass
+
+
+async def test_bodies_without_a_prompt_count_as_well() -> None:
+    """A key could leave a quarter of a megabyte on each of 4,096 connections, a gigabyte that nothing counted."""
+    budget, into = one_budget()
+    going_on, refused = asyncio.Event(), 0
+    sender = Sender(b" " * SMALL_BODY_BYTES)
+
+    async def never_whole() -> Message:
+        if sender.num_sent >= SMALL_BODY_BYTES // 2:
+            await going_on.wait()
+        sender.num_sent += PART_BYTES
+        return {"type": "http.request", "body": b" " * PART_BYTES, "more_body": True}
+
+    reading = [asyncio.create_task(into.small(principal("red"), sender.scope, never_whole, len)) for _ in range(8)]
+    await asyncio.sleep(0.1)
+    assert SMALL_BODY_BYTES <= budget.num_bytes <= budget.largest
+    refused = sum(task.done() and isinstance(task.exception(), HeldTooMuch) for task in reading)
+    assert refused >= 4
+    for task in reading:
+        task.cancel()
+    await asyncio.gather(*reading, return_exceptions=True)
+    assert budget.num_bytes == 0
+
+
+def one_budget() -> tuple[MemoryBudget, Intake]:
+    budget = MemoryBudget(4 * SMALL_BODY_BYTES)
+    return budget, Intake(MAX_BODY_BYTES, budget, DecodingLane(), lambda: 4096)

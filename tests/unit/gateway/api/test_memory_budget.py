@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.api.memory_budget import MemoryBudget, Reservation
+from gateway.api.intake.memory_budget import MemoryBudget, Reservation
 from gateway.call import Principal
 from gateway.errors import HeldTooMuch, MemoryFull, TakesTooMuch
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai.embeddings import EmbeddingsBody, EmbeddingsDialect
-from gateway.api.openai.refused import POOLED_IGNORED
-from gateway.api.openai.rerank import RerankDialect
-from gateway.api.vectors import PART_BYTES
+from gateway.api.openai.bodies import POOLED_IGNORED
+from gateway.api.openai.pooled import EmbeddingsBody, EmbeddingsDialect, RerankDialect
+from gateway.api.shapes import PART_BYTES
 from gateway.call import Call, Principal
 from gateway.errors import InvalidRequest, NotSupported, PaddockError
 from tests.support.openai_schema import check, properties

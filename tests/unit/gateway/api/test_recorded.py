@@ -11,15 +11,15 @@ import pytest
 from starlette.types import Message
 
 from gateway.api.answering import Answering, Record
-from gateway.api.memory_budget import MemoryBudget
-from gateway.api.openai.chat import ChatDialect
-from gateway.api.presence import ClientGone
-from gateway.api.responses.messages import EventMessages
-from gateway.api.sockets import Socket
-from gateway.api.streaming import LongEvent, Pings
+from gateway.api.http.sockets import Socket
+from gateway.api.http.streaming import LongEvent, Pings
+from gateway.api.intake.memory_budget import MemoryBudget
+from gateway.api.intake.presence import ClientGone
+from gateway.api.openai.dialects import ChatDialect
+from gateway.api.responses.socket.lanes import EventMessages
 from gateway.call import Call, Principal
 from gateway.resume.recording import Recording
-from gateway.store.stream_log import StreamHead
+from gateway.store.streams import StreamHead
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Started, Text
 

@@ -9,11 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.responses.body import MAX_ITEMS, ResponsesBody
-from gateway.api.responses.ids import input_id, new_response_id, output_id
-from gateway.api.responses.items import Item
+from gateway.api.responses.body import IGNORED, MAX_ITEMS, REFUSED, ResponsesBody
+from gateway.api.responses.items import Item, input_id, new_response_id, output_id
 from gateway.api.responses.records import NewRecord, Record, decode_record, encode_record
-from gateway.api.responses.refused import IGNORED, REFUSED
 from gateway.api.responses.request import LONG_CHARS, MAX_REPEATED_BYTES, Draft, ResponseRequest, draft_of, read_draft
 from gateway.errors import (
     InvalidRequest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -11,17 +12,18 @@ from typing import Any, cast
 import pytest
 from starlette.types import Scope
 
-from gateway.api.decoding import INLINE_BYTES, DecodingLane, ResultT
-from gateway.api.intake import Intake
-from gateway.api.memory_budget import MemoryBudget
+from gateway.api.intake.decoding import INLINE_BYTES, DecodingLane, ResultT
+from gateway.api.intake.intake import Intake
+from gateway.api.intake.memory_budget import MemoryBudget
+from gateway.api.responses import items, records, request
+from gateway.api.responses.create import Preparation
 from gateway.api.responses.events import EventWriter
-from gateway.api.responses.ids import new_response_id, output_id
-from gateway.api.responses.preparation import Preparation
+from gateway.api.responses.items import Item, new_response_id, output_id
 from gateway.api.responses.records import Record, decode_record, encode_record
 from gateway.api.responses.request import read_draft
 from gateway.api.responses.shelf import Shelf
-from gateway.attempts import INLINE_HELD_BYTES
 from gateway.call import Call, Principal
+from gateway.dispatch.slot_search import INLINE_HELD_BYTES
 from gateway.errors import StoreUnavailable
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import Finished, FinishReason, Text, Timings, Usage
@@ -121,6 +123,7 @@ async def test_references_count_as_what_they_stand_for(num_references: int, is_m
         assert trail.held_bytes > 6300 * num_references
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("text", ["5e-324", "1e308", "2.2250738585072011e-308"])
 def test_floats_at_the_limits_take_no_longer_in_a_record_than_python_reading_them(text: str) -> None:
     """Bodies of 16 KiB are not checked, so fourteen records had 32,000 of them: a quarter of a second of the loop."""
@@ -161,3 +164,32 @@ async def test_many_items_that_are_stored_are_put_together_on_a_thread(num_items
     with closing(Intake(8 << 20, MemoryBudget(1 << 30), lane, lambda: 0).message(CALL.principal, raw)) as taken:
         await shelf.complete(await taken.decoded(read_draft), taken)
     assert lane.num_runs == (num_items == 2000)
+
+
+async def test_what_references_stand_for_is_gone_through_in_short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 KB of them are half a million parts: read in one call they held every stream up for 0.5 s."""
+    lasted, since = list[float](), time.thread_time()
+
+    def let_loop_run() -> None:
+        nonlocal since
+        lasted.append(time.thread_time() - since)
+        since = time.thread_time()
+
+    for module in (records, request, items):
+        monkeypatch.setattr(module, "let_loop_run", let_loop_run, raising=False)
+    one = new_response_id()
+    parts = [{"type": "reasoning_text", "text": ""}] * 4_000
+    thought: Item = {"id": "a", "type": "reasoning", "summary": [], "content": parts, "status": "completed"}
+    raw = encode_record(Record(response={"id": one, "status": "completed", "output": []}, input=(thought,) * 60))
+    gc.disable()  # of a test's whole process it takes as long as all of this
+    try:
+        began = since = time.thread_time()
+        record = decode_record(raw)
+        body = json.dumps({"model": "m", "input": "hi", "previous_response_id": one}).encode()
+        asked = read_draft(body).resolved({one: record}).complete()
+        took_s = time.thread_time() - began
+    finally:
+        gc.enable()
+    assert record.input == (thought,) * 60
+    assert len(asked.requests[0].messages) == 1, "thoughts without a word are none"
+    assert max(lasted) < took_s / 8

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from gateway.api.http.sockets import Sockets
 from gateway.api.responses import records
-from gateway.api.responses.lanes import MAX_LANES, MAX_MESSAGES, Lanes
-from gateway.api.responses.memory import MAX_CONVERSATIONS, MAX_TEAMS_SHARE, Memories, Memory
-from gateway.api.responses.messages import Create, draft_of_message, read_message
 from gateway.api.responses.records import LONG_BYTES, NewRecord, Record, decode_record, encode_record
 from gateway.api.responses.request import LONG_CHARS
 from gateway.api.responses.shelf import Shelf
-from gateway.api.sockets import Sockets
+from gateway.api.responses.socket.lanes import MAX_LANES, MAX_MESSAGES, Create, Lanes, draft_of_message, read_message
+from gateway.api.responses.socket.memory import MAX_CONVERSATIONS, MAX_TEAMS_SHARE, Memories, Memory
 from gateway.call import Principal
 from gateway.errors import StreamLimit, TooManyConnections, TooManySockets
 from gateway.telemetry.ignored import Ignored
@@ -247,6 +246,7 @@ async def test_ids_of_stored_conversations_are_not_kept() -> None:
     assert memories.num_bytes == 0
 
 
+@pytest.mark.serial
 async def test_forgetting_a_conversation_costs_what_is_forgotten() -> None:
     """A hundred that went on from one of 300 took 1.6 ms each, and hundreds may have to make room in one go."""
     memory = Memory(Shared(), Memories(64 << 20), 64 << 20)

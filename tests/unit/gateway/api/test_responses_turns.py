@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.api.responses.truncation import MAX_RENDERS, turns_of, turns_to_drop, without
+from gateway.api.responses.create import MAX_RENDERS, turns_of, turns_to_drop, without
 from workers.protocol.requests import GenerateRequest, Message, ToolCall
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.openai.chat_request import read_chat
+from gateway.api.openai.requests import read_chat
 from gateway.api.parameters.sampling import INITIALS, NAMES
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import GenerateRequest, Sampling

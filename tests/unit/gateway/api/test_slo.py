@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gateway.api.slo import read_begin_by
+from gateway.api.request_head import read_begin_by
 from gateway.errors import InvalidRequest
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any
 
 import pytest
 
-from gateway.api.streaming import PING, EventStream, LongEvent, Written, split
+from gateway.api.http.streaming import PING, EventStream, LongEvent, Written, split
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,29 @@ async def test_a_comment_comes_only_where_nothing_else_does() -> None:
     num_sent = len(sent)
     await asyncio.sleep(0.05)
     assert len(sent) == num_sent, "no comments come when it is over"
+
+
+@pytest.mark.parametrize("blocked_at", range(1, 5))
+async def test_no_ping_comes_between_the_parts_of_an_event(blocked_at: int) -> None:
+    """A client that read nothing for longer than a ping's interval got one in the middle of an event's JSON."""
+    sent, reads, told = list[bytes](), asyncio.Event(), itertools.count(1)
+
+    async def send(message: Any) -> None:
+        if next(told) > blocked_at:
+            await reads.wait()
+        sent.append(message.get("body", b""))
+
+    async def writing() -> None:
+        await stream.start()
+        await stream.write(b"data: a\n\n")
+        await stream.write([LongEvent(iter([b"data: [1,", b"2,", b"3]", b"\n\n"]), iter(()))])
+
+    stream = EventStream(send, list)
+    answering = asyncio.create_task(stream.pinged(writing(), 0.02))
+    await asyncio.sleep(0.1)
+    reads.set()
+    await answering
+    assert b"data: [1,2,3]\n\n" in b"".join(sent)
 
 
 async def test_who_is_cut_off_while_pinged_ends_what_is_written() -> None:

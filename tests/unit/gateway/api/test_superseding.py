@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gateway.api.superseding import Superseding
+from gateway.api.answering import Superseding
 from gateway.call import Call, Principal
 from gateway.errors import Superseded
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Message, Scope
 
-from gateway.access.keys import Keys
-from gateway.api.diagnostics import begin_trail
-from gateway.api.metrics import ScrapeAccess, Targets
+from gateway.access.control import NOBODY
+from gateway.api.http.diagnostics import begin_trail
+from gateway.api.operations.metrics import Targets
 from gateway.registry.snapshot import FleetSnapshot
 from tests.support.ranked import worker
+from tests.support.still_fleet import StillFleet
 from workers.tracing.tracer import OFF
-
-
-@dataclass
-class Fleet:
-    snapshot: FleetSnapshot = field(default_factory=FleetSnapshot)
 
 
 async def told(targets: Targets) -> bytes:
@@ -31,15 +26,15 @@ async def told(targets: Targets) -> bytes:
 
     scope: Scope = {"type": "http", "method": "GET", "path": "/metrics/targets", "headers": []}
     begin_trail(scope, OFF)
-    await targets(scope, receive, send)
+    await targets(NOBODY, scope, receive, send)
     body: Any = sent[1]["body"]
     assert isinstance(body, bytes)
     return body
 
 
 async def test_one_picture_is_written_once() -> None:
-    fleet = Fleet(FleetSnapshot({"m": (worker("a"),)}))
-    targets = Targets(fleet, ScrapeAccess(Keys(), ""))
+    fleet = StillFleet(FleetSnapshot({"m": (worker("a"),)}))
+    targets = Targets(fleet)
     first = await told(targets)
     assert b'"worker":"a"' in first
     assert await told(targets) is first

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
+from gateway.access.control import AccessControl
+from gateway.access.keys import Keys
+from gateway.access.records import AccessRecord, digest
+from gateway.api.http.diagnostics import begin_trail
 from gateway.api.routes import ROUTES, RouteRow, Routes
 from gateway.errors import MethodNotAllowed, NotFound
-
-
-class Named:
-    """The app of one route."""
-
-    def __init__(self, name: str, reached: list[str]) -> None:
-        self._name, self._reached = name, reached
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._reached.append(self._name)
+from workers.tracing.tracer import OFF
 
 
 async def ask(method: str, path: str) -> list[str]:
-    """Return the names of the apps that a request reaches."""
+    """Return the names of the handlers that a request reaches."""
     reached: list[str] = []
-    routes = Routes({row.name: Named(row.name, reached) for row in ROUTES})
+
+    async def reach(name: str, *_: object) -> None:
+        reached.append(name)
+
+    handlers = {row.name: partial(reach, row.name) for row in ROUTES}
+    routes = Routes(handlers, AccessControl(Keys([AccessRecord(name="an", sha256=digest("key"), admin=True)])))
 
     async def nothing(*_: object) -> None:
         raise AssertionError("nothing is read or sent")
 
-    scope = {"type": "http", "method": method, "path": path, "headers": [], "root_path": ""}
+    headers = [(b"authorization", b"Bearer key")]
+    scope: Scope = {"type": "http", "method": method, "path": path, "headers": headers, "root_path": ""}
+    begin_trail(scope, OFF)
     await routes(scope, nothing, nothing)  # type: ignore[arg-type]
     return reached
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.api.anthropic.body import MessagesBody
-from gateway.api.native.completion_request import read_completion as read_native
-from gateway.api.openai.chat_body import ChatBody
-from gateway.api.openai.chat_request import ChatRequest, read_chat
+from gateway.api.native.request import read_completion as read_native
+from gateway.api.openai.bodies import ChatBody
+from gateway.api.openai.requests import ChatRequest, read_chat
 from gateway.api.parameters.base import Body
 from gateway.api.parameters.unread import read_body
 from gateway.api.responses.body import ResponsesBody

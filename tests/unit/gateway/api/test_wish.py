@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 from starlette.types import Scope
 
-from gateway.api.decoding import INLINE_BYTES, DecodingLane
-from gateway.api.intake import Intake
-from gateway.api.memory_budget import MemoryBudget
-from gateway.api.wish import read_wish
+from gateway.api.intake.decoding import INLINE_BYTES, DecodingLane
+from gateway.api.intake.intake import Intake
+from gateway.api.intake.memory_budget import MemoryBudget
+from gateway.api.request_head import read_wish
 from gateway.call import Principal
 
 SCOPE: Scope = {

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from gateway.bench import bounds
+from gateway.bench.connection import UNFINISHED, Tape
 from gateway.bench.document import Document
 from gateway.bench.driver import Run
 from gateway.bench.findings import Frame, document
-from gateway.bench.limit import judged
-from gateway.bench.tape import UNFINISHED, Tape
+from gateway.bench.runner import judged
 
 FRAME = Frame("now", {"model": "m"}, 2.0, bounds.of_calls("ttft<=1,e2e<3"))
 

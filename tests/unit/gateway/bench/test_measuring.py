@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from gateway.bench.command import BROKEN
-from gateway.bench.spread import quantile
+from gateway.bench.findings import quantile
 from tests.support.timed_server import PROBES, Timing, timed_server
 from tests.unit.gateway.bench.conftest import KEY, Bench
-from workers.command import INTERRUPTED
+from workers.commands.command import INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[4]
 SLACK_S = 0.25
@@ -26,6 +26,7 @@ def about(seconds: float) -> object:
     return pytest.approx(seconds + SLACK_S / 2, abs=SLACK_S / 2 + 0.005)
 
 
+@pytest.mark.serial
 def test_percentiles_are_those_of_the_server(bench: Bench) -> None:
     def plan(number: int) -> Timing:
         # One call in ten is slow to begin; each has one long gap.

@@ -14,10 +14,10 @@ import pytest
 from gateway.bench import command, options
 from gateway.bench.bounds import SINGLE
 from gateway.bench.document import SCHEMA, Document, Spread
-from gateway.bench.lengths import PRESETS
+from gateway.bench.findings import curve, quantile, spread
 from gateway.bench.page import page
 from gateway.bench.plots import logarithmic
-from gateway.bench.spread import curve, quantile, spread
+from gateway.bench.workload import PRESETS
 from tests.support.timed_server import Timing, timed_server
 from tests.unit.gateway.bench.conftest import Bench
 

@@ -12,12 +12,10 @@ from select import select
 
 import pytest
 
-from gateway.bench.connection import target
+from gateway.bench.connection import Tape, target
 from gateway.bench.driver import Caller, Driver, Form, Span
-from gateway.bench.progress import status
-from gateway.bench.tape import Tape
-from gateway.bench.traces import Replay
-from gateway.bench.words import Words
+from gateway.bench.terminal import status
+from gateway.bench.workload import Replay, Words
 from tests.support.timed_server import Timing, timed_server
 
 ROOT = Path(__file__).resolve().parents[4]

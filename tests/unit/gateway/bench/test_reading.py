@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from gateway.bench.reading import Reading
-from gateway.bench.tape import Tape
+from gateway.bench.connection import Reading, Tape
 
 STREAM = {b"content-type": b"text/event-stream; charset=utf-8", b"x-queue-position": b"3"}
 

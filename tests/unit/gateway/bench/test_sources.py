@@ -10,11 +10,7 @@ from statistics import mean, median, pstdev
 
 import pytest
 
-from gateway.bench.arrivals import arrivals
-from gateway.bench.conversations import Conversations
-from gateway.bench.lengths import PRESETS, Length
-from gateway.bench.traces import Replay, TraceUnusable, read
-from gateway.bench.words import Words
+from gateway.bench.workload import PRESETS, Conversations, Length, Replay, TraceUnusable, Words, arrivals, read
 
 MOST = 1 << 20
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.adapters.choice import uses_of
 from gateway.call import Principal
-from gateway.catalog.adapters import uses_of
 from gateway.catalog.names import Names
 from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied
 from workers.protocol.requests import AdapterUse

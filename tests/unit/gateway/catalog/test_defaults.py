@@ -11,7 +11,8 @@ from gateway.call import Principal
 from gateway.catalog.names import Named, Names
 from gateway.errors import InvalidRequest, ModelNotFound, NotSupported, PaddockError, PermissionDenied, Unavailable
 from tests.support.pool import heartbeat
-from workers.protocol.catalog import Catalog, Defaults, Job, ModelSpec
+from workers.models.catalog import Catalog, Defaults, Job
+from workers.models.spec import ModelSpec
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
 
 EVERYONE = Principal("k", "t", None, False)

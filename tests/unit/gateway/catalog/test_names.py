@@ -9,7 +9,8 @@ import pytest
 from gateway.call import Principal
 from gateway.catalog.names import Names
 from gateway.errors import ModelNotFound, PermissionDenied, Unavailable
-from workers.protocol.catalog import AliasChain, Catalog, ModelSpec, Target
+from workers.models.catalog import AliasChain, Catalog, Target
+from workers.models.spec import ModelSpec
 
 EVERYONE = Principal("k", "t", None, False)
 NARROW = Principal("k", "t", frozenset({"chat"}), False)

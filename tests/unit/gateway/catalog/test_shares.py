@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from gateway.catalog.shares import conversation_of, in_order
-from workers.protocol.catalog import Target
+from workers.models.catalog import Target
 from workers.protocol.requests import GenerateRequest, Infill, InfillFile, Message
 
 NINE_TO_ONE = (Target(model="big", weight=9), Target(model="next", weight=1))
@@ -102,6 +102,7 @@ def test_prompts_are_known_by_their_whole_and_code_by_its_place() -> None:
     assert conversation_of(typed[0], "t", "") != conversation_of(elsewhere, "t", "")
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     "asked",
     [

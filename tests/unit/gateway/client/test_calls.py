@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.client import AsyncClient, Client, LoraScale, Message, StopType
-from gateway.client.chat_answers import FunctionCall, ToolCall
+from gateway.client.answers import FunctionCall, ToolCall
 from tests.support.scripted_server import ScriptedServer
 from tests.unit.gateway.client.conftest import KEY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gateway.registry.adapter_names import agreed, callable_adapters, contents_of, known_adapters
+from gateway.adapters.names import agreed, callable_adapters, contents_of, known_adapters
 from tests.support.pool import heartbeat
 from workers.protocol.heartbeat import Heartbeat
 

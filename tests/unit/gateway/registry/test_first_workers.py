@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gateway.registry.first_workers import FirstWorkers
-from gateway.registry.snapshot import FleetSnapshot
+from gateway.registry.snapshot import FirstWorkers, FleetSnapshot
 from tests.support.pool import heartbeat
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.registry.snapshot import FleetSnapshot
-from gateway.registry.turnover import Turnover
+from gateway.registry.snapshot import FleetSnapshot, Turnover
 from workers.protocol.heartbeat import Heartbeat, ModelFacts
 
 FACTS = ModelFacts(n_ctx_train=1, n_params=1, size=1, n_vocab=1)

@@ -5,8 +5,18 @@ from __future__ import annotations
 import asyncio
 
 from gateway.relay.mailbox import Mailbox, MailboxWithSettings
-from workers.protocol.events import Failed, Finished, FinishReason, Settings, Started, Text, Timings, Usage
-from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.events import (
+    Failed,
+    Failure,
+    FailureCode,
+    Finished,
+    FinishReason,
+    Settings,
+    Started,
+    Text,
+    Timings,
+    Usage,
+)
 from workers.protocol.requests import Sampling
 
 END = Finished(1, FinishReason.STOP, Usage(1, 1, 0), Timings(0, 1, 1.0, 1, 1.0))
@@ -93,10 +103,10 @@ async def test_settings_come_behind_the_start_whichever_was_there_first() -> Non
         late.put(event, 10)
     await asyncio.sleep(0)
     assert not reader.done()
-    late.tell(SETTINGS)
+    late.release(SETTINGS)
     assert await reader == [STARTED, SETTINGS, Text(1, "a"), END]
     early = MailboxWithSettings(10, lambda: None)
-    early.tell(SETTINGS)
+    early.release(SETTINGS)
     for event in (STARTED, Text(1, "a")):
         early.put(event, 10)
     assert await early.take() == [STARTED, SETTINGS, Text(1, "a")]
@@ -105,7 +115,7 @@ async def test_settings_come_behind_the_start_whichever_was_there_first() -> Non
 async def test_a_worker_that_tells_no_settings_or_fails_keeps_nobody_waiting() -> None:
     silent = MailboxWithSettings(10, lambda: None)
     silent.put(STARTED)
-    silent.tell(None)
+    silent.release(None)
     assert await silent.take() == [STARTED]
     failed, failure = MailboxWithSettings(10, lambda: None), Failed(1, Failure(FailureCode.WORKER_LOST, "x"))
     failed.put(STARTED)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.routing.circuit import (
+from gateway.routing.retries import (
     FAILURES,
     FIRST_PAUSE_S,
     FORGOTTEN_S,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.routing.heads import FEW, HeadIndex
+from gateway.routing.prefix_index import FEW, HeadIndex
 
 
 def numbers(index: HeadIndex, head: int) -> set[int]:

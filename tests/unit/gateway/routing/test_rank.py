@@ -6,13 +6,12 @@ from collections import Counter
 
 import pytest
 
-from gateway.routing.ask import MAX_BIDS, Ask, Ranking
 from gateway.routing.cost import Recent
+from gateway.routing.placement import MAX_BIDS, Ask, Ranking
 from gateway.routing.pool import Pool, PoolBook
 from gateway.routing.rank import rank
 from tests.support.ranked import MEASURED, NOW, Sent, book_of, busy, full, prompt, worker
-from workers.protocol.heartbeat import PROTOCOL_VERSION
-from workers.protocol.news import Load
+from workers.protocol.heartbeat import PROTOCOL_VERSION, Load
 
 NOBODY: frozenset[str] = frozenset()
 

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.routing.ask import MAX_BIDS, Ask
-from gateway.routing.cost import Estimate, Price
-from gateway.routing.needs import Needs, needs_of
-from gateway.routing.pool import Pool
+from gateway.routing.cost import Estimate, Needs, Price, needs_of
+from gateway.routing.placement import MAX_BIDS, Ask
+from gateway.routing.pool import SPEED_STEP, Pool
 from gateway.routing.rank import rank
-from gateway.routing.speed_class import SPEED_STEP
 from tests.support.ranked import NOW, Sent, book_of, busy, prompt, worker
 from workers.protocol.heartbeat import Heartbeat
 

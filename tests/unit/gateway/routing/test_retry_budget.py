@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.routing.retry_budget import FLOOR, WINDOW_S, RetryBudget
+from gateway.routing.retries import BUDGET_WINDOW_S, FLOOR, RetryBudget
 
 
 def taken(budget: RetryBudget, tries: int, now: float, model: str = "m") -> int:
@@ -32,15 +32,15 @@ def test_a_storm_is_bounded_however_long_it_lasts() -> None:
             budget.called("m", now)
             calls += 1
             retries += taken(budget, 3, now)
-    assert retries <= 0.2 * calls + FLOOR * (100 / WINDOW_S + 1)
+    assert retries <= 0.2 * calls + FLOOR * (100 / BUDGET_WINDOW_S + 1)
     assert retries >= 0.19 * calls
 
 
 def test_what_was_spent_comes_back() -> None:
     budget = RetryBudget(0.0)
     assert taken(budget, 100, 0.5) == FLOOR
-    assert taken(budget, 100, WINDOW_S - 0.5) == 0
-    assert taken(budget, 100, WINDOW_S + 0.5) == FLOOR
+    assert taken(budget, 100, BUDGET_WINDOW_S - 0.5) == 0
+    assert taken(budget, 100, BUDGET_WINDOW_S + 0.5) == FLOOR
 
 
 def test_models_do_not_pay_for_each_other() -> None:

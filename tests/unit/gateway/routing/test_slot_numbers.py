@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.slot_numbers import ANY, firsts, located, number_of
+from gateway.routing.placement import ANY, firsts, located, number_of
 from tests.support.pool import heartbeat as worker
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.routing.urgency import MOST_URGENT, urgency
+from gateway.routing.placement import MOST_URGENT, urgency
 
 
 @pytest.mark.parametrize(("priority", "klass"), [(0, 0), (3, 3), (-8, -8), (8, 8), (9, 8), (-100, -8), (2**40, 8)])

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.store.cancellation import raise_if_cancelled
+from gateway.store.outage import raise_if_cancelled
 
 
 async def deaf_loop(rounds: list[int]) -> None:

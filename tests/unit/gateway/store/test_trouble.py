@@ -7,7 +7,7 @@ from redis._parsers.base import BaseParser
 from redis.exceptions import ConnectionError, ResponseError
 
 from gateway.errors import StoreUnavailable
-from gateway.store.trouble import checked, code_of, is_of_one_name, reading, remedy_for
+from gateway.store.outage import checked, code_of, is_of_one_name, reading, remedy_for
 
 SAID = [
     ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", "BUSY"),

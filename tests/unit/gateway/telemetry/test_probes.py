@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from gateway.api.drain import UNCOUNTED, Attendance
-from gateway.telemetry.logs import PROBED, REQUEST_LOGGER, log_request
+from gateway.api.operations.drain import UNCOUNTED, Attendance
+from gateway.telemetry.finish import PROBED, REQUEST_LOGGER, log_request
 from gateway.telemetry.trail import Trail
 
 

@@ -12,8 +12,7 @@ from gateway.telemetry import request_spans
 from gateway.telemetry.record import NO_WAIT, UNRECORDED, KeptRecord, begun
 from gateway.telemetry.standing import Standing
 from gateway.telemetry.trail import Trail
-from workers.protocol.events import Failed, Finished, FinishReason, Timings, Usage
-from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.events import Failed, Failure, FailureCode, Finished, FinishReason, Timings, Usage
 from workers.tracing.context import TraceContext, new_context
 from workers.tracing.span import Span
 from workers.tracing.tracer import OFF, Journey

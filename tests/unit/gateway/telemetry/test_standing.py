@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from gateway.api.diagnostics import answer_headers, ping
-from gateway.api.streaming import PING
+from gateway.api.http.diagnostics import answer_headers, ping
+from gateway.api.http.streaming import PING
 from gateway.telemetry.standing import Standing
 from gateway.telemetry.trail import Trail
 

@@ -7,7 +7,7 @@ import logging
 import time
 
 from gateway.telemetry.trail import Trail
-from workers.log_lines import FieldsFormatter, TextFormatter
+from workers.process.log_lines import FieldsFormatter, TextFormatter
 from workers.protocol.events import Usage
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gateway.api.answering import Unended
 from gateway.telemetry.trail import Trail
-from gateway.telemetry.unended import Unended
 from workers.protocol.events import Logprobs, Reasoning, Started, Text, TokenLogprob, ToolCallDelta, Usage
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from workers.chat.families import family_of
+from workers.chat.answers import family_of
 from workers.chat.tools import CallPiece, ContentPiece, Parser
 from workers.chat.tools.family import Ask, Family
 from workers.protocol.requests import Tool

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.api.openai.chat_request import read_chat
+from gateway.api.openai.requests import read_chat
 from tests.support.llama_source import files_of, skip_without_sources
 from tests.support.real_server import asked, built_server, real_server
 from tests.support.stack import ROOT, SHARED_MODELS
@@ -19,7 +19,7 @@ from tests.unit.workers.chat.conversations import GROUPS, Body
 from workers.chat.conversation import Conversation, conversation_of
 from workers.chat.named_templates import OF_LLAMA_SERVER
 from workers.chat.template import ChatTemplate
-from workers.protocol.failures import CallFailed
+from workers.protocol.events import CallFailed
 from workers.protocol.requests import Message
 
 FILES = {path.stem: path for path in files_of("models/templates", "*.jinja")}

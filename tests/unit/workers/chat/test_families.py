@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.workers.chat.reading import Outcome, cuts, family, parser_of, read, read_every_way, tool
-from workers.chat.families import FAMILIES
+from workers.chat.answers import FAMILIES
 from workers.chat.tools import CallPiece
 from workers.chat.tools.family import Ask, Family
 from workers.chat.tools.reader import MIN_MARK_CHARS, Reader

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from workers.chat.conversation import UNSET, ChatDefaults, conversation_of, is_thinking_off
+from workers.chat.conversation import PRESERVED, UNSET, conversation_of, is_thinking_off, variables
 from workers.chat.infill import MARGIN, InfillPrompts, InfillRoom, InfillTokens
 from workers.chat.prompts import SHORT_CHARS, Prompts, TooManyTokens, is_quick
 from workers.chat.template import ChatTemplate
-from workers.chat.variables import PRESERVED, variables
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.models.spec import ChatDefaults
+from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import GenerateRequest, Infill, InfillFile, Message, Thinking
 
 HELLO = (Message("user", "Hi"),)
@@ -152,18 +152,18 @@ ON, OFF = ({"enable_thinking": value, "thinking": value} for value in (True, Fal
         (ChatDefaults(thinking="on"), {}, {}, ON),
         (ChatDefaults(thinking="off"), {"enabled": True}, {}, ON),
         (ChatDefaults(thinking="on"), {"effort": "none"}, {}, OFF),
-        (ChatDefaults(thinking="on", values={"enable_thinking": False}), {}, {}, OFF),
-        (ChatDefaults(values={"thinking": False}), {}, {}, OFF),
-        (ChatDefaults(values={"thinking": False}), {"enabled": True}, {}, ON),
-        (ChatDefaults(values={"reasoning_effort": "none"}), {}, {}, OFF),
+        (ChatDefaults(thinking="on", chat_template_kwargs={"enable_thinking": False}), {}, {}, OFF),
+        (ChatDefaults(chat_template_kwargs={"thinking": False}), {}, {}, OFF),
+        (ChatDefaults(chat_template_kwargs={"thinking": False}), {"enabled": True}, {}, ON),
+        (ChatDefaults(chat_template_kwargs={"reasoning_effort": "none"}), {}, {}, OFF),
         (
-            ChatDefaults(values={"reasoning_effort": "low", "colour": "red"}),
+            ChatDefaults(chat_template_kwargs={"reasoning_effort": "low", "colour": "red"}),
             {},
             {"colour": "blue"},
             {"enable_thinking": True, "colour": "blue", **dict.fromkeys(NAMES, "low")},
         ),
         (
-            ChatDefaults(values={"reasoning_effort": "low"}),
+            ChatDefaults(chat_template_kwargs={"reasoning_effort": "low"}),
             {"effort": "high"},
             {},
             {"enable_thinking": True, **dict.fromkeys(NAMES, "high")},

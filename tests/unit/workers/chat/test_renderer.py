@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 from workers.chat.conversation import Conversation
 from workers.chat.renderer import Renderer
 from workers.chat.template import ChatTemplate, TemplateUnusable
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Message, Tool, ToolCall
 
 HOSTILE = """

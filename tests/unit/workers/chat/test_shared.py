@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from workers.chat.prompts import Prompts
-from workers.chat.shared import OPENINGS, SharedPrompts
+from workers.chat.prompts import OPENINGS, Prompts, SharedPrompts
 from workers.chat.template import CHATML, ChatTemplate
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 from workers.protocol.requests import GenerateRequest, Message, Tool
 
 DEMO = Path(__file__).parents[4] / "deploy" / "demo" / "paddock-demo.gguf"

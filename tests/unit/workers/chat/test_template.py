@@ -11,7 +11,7 @@ import pytest
 
 from workers.chat.conversation import Conversation, conversation_of
 from workers.chat.template import MAX_RENDERED_CHARS, ChatTemplate, TemplateSet, TemplateUnusable
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.protocol.events import CallFailed, FailureCode
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Tool, ToolCall
 
 HELLO = (Message("system", "Be brief."), Message("user", "Hi <&>"))

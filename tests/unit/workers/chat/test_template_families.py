@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.llama_source import files_of, skip_without_sources
 from tests.unit.workers.chat.reading import parser_of, read, tool
+from workers.chat.answers import FAMILIES, FamilyUnknown, family_of
 from workers.chat.conversation import Conversation
-from workers.chat.families import FAMILIES, FamilyUnknown, family_of
 from workers.chat.template import ChatTemplate
 from workers.chat.tools.family import Ask, Family
 from workers.protocol.requests import Message, ToolCall

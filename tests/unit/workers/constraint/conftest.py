@@ -9,9 +9,8 @@ import pytest
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.compiler import Compiler
 from workers.constraint.tool_calls import CallForms
-from workers.llama.grammar import GbnfGrammars
-from workers.llama.vocab import Vocab
-from workers.llama.vocab_file import VocabFile
+from workers.llama.sampling.grammar import GbnfGrammars
+from workers.llama.tokens.vocab import Vocab, VocabFile
 
 DEMO = Path(__file__).parents[4] / "deploy" / "demo" / "paddock-demo.gguf"
 

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.constrained.cases import Case, Verdict, judge, load_cases
 from workers.constraint.compiler import Compiler
-from workers.llama.vocab import Vocab
-from workers.protocol.failures import CallFailed
+from workers.llama.tokens.vocab import Vocab
+from workers.protocol.events import CallFailed
 
 CASES = load_cases()
 ONE_ORDER = "fields in any order"

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from workers.constraint.failures import Unusable
 from workers.constraint.gbnf import MAX_BYTES, check, names_tokens
+from workers.constraint.mask import Unusable
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 from tests.unit.workers.constraint.conftest import Trusting
 from workers.constraint.compiler import MAX_GRAMMARS, Compiler
 from workers.constraint.mask import Bits, Mask
-from workers.llama.vocab import Vocab
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.llama.tokens.vocab import Vocab
+from workers.protocol.events import CallFailed, FailureCode
 from workers.protocol.requests import Constraint, GenerateRequest, Tool
 
 PERSON = {

@@ -11,7 +11,7 @@ from tests.unit.workers.constraint.test_masks import tokens_in
 from workers.constraint.compiler import Compiler
 from workers.constraint.mask import Mask
 from workers.constraint.thought import Thought, ThoughtMask
-from workers.llama.vocab import Vocab
+from workers.llama.tokens.vocab import Vocab
 from workers.protocol.requests import Constraint, GenerateRequest, Message
 
 LONG_TAGS = ("<think>", "</think>")

@@ -11,17 +11,16 @@ import pytest
 from tests.unit.workers.chat.reading import read_every_way
 from tests.unit.workers.constraint.conftest import Trusting
 from tests.unit.workers.constraint.test_thought import Speaker
-from workers.chat.answers import Answers
-from workers.chat.families import FAMILIES
-from workers.chat.reasoning import THINK, THOUGHTS
+from workers.chat.answers import FAMILIES, Answers
+from workers.chat.conversation import THINK, THOUGHTS
 from workers.chat.tools.family import Ask, Family
-from workers.chat.tools.plain import PLAIN
+from workers.chat.tools.hermes import PLAIN
 from workers.constraint.compiler import Compiler
 from workers.constraint.tool_calls import CallForms
-from workers.llama.grammar import GbnfGrammars
-from workers.llama.vocab import Vocab
+from workers.llama.sampling.grammar import GbnfGrammars
+from workers.llama.tokens.vocab import Vocab
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
-from workers.service.thinking import thought_before
+from workers.service.calls.thinking import thought_before
 
 SCHEMA = {
     "type": "object",

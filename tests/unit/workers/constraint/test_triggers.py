@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workers.constraint.mask import Bits
-from workers.constraint.piece_index import PieceIndex
-from workers.constraint.triggers import MAX_KNOWN, TriggeredMask, Triggers
+from workers.constraint.triggers import MAX_KNOWN, PieceIndex, TriggeredMask, Triggers
 
 
 @dataclass

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from workers.engine.conversation_file import SaveBounds
-from workers.engine.disk import DiskTier, Identify
-from workers.engine.disk_folder import LEFT, CacheFolder
-from workers.engine.disk_names import BlockName, CacheKeys, block_names
-from workers.engine.scope import Scope
+from workers.engine.cache.names import BlockName, Scope, block_names
+from workers.engine.disk.conversation_file import SaveBounds
+from workers.engine.disk.folder import LEFT, CacheFolder
+from workers.engine.disk.keys import CacheKeys
+from workers.engine.disk.tier import DiskTier, Identify
 
 SECRET = "a secret of sixteen bytes or more"
 FINGERPRINT = bytes(range(32))

@@ -11,16 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.workers.engine.disk_support import FINGERPRINT, KEYS, SAVE_BOUNDS, TEAM
-from workers.engine.conversation_file import (
+from workers.engine.cache.names import Scope
+from workers.engine.cache.slots import SavedBlock, SavedConversation
+from workers.engine.disk.conversation_file import (
     ConversationFiles,
     ConversationOverBound,
     ConversationUnusable,
     SaveBounds,
-    SavedBlock,
-    SavedConversation,
 )
-from workers.engine.disk_names import CacheKeys
-from workers.engine.scope import Scope
+from workers.engine.disk.keys import CacheKeys
 
 MAX_BYTES = 1 << 24
 SAVED = SavedConversation(

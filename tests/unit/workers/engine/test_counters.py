@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 import pytest
 
 from workers.engine.counters import Distribution, PromptSources, PromptTally, Tally, TokenGaps
-from workers.engine.sequence import Sequence
-from workers.protocol.metrics.metric import GAP_S
-
-
-@dataclass
-class Request:
-    cache_prompt: bool = True
+from workers.engine.step.sequence import Sequence
+from workers.metrics.declaration import GAP_S
 
 
 @dataclass
@@ -26,7 +21,7 @@ class Call:
     num_cached: int = 0
     num_restored: int = 0
     num_fetched: int = 0
-    request: Request = field(default_factory=Request)
+    cache_prompt: bool = True
 
     @property
     def sequence(self) -> Sequence:
@@ -87,6 +82,6 @@ def test_each_prompt_token_has_one_source(cached: int, restored: int, fetched: i
 
 def test_calls_that_may_not_use_the_cache_do_not_ask_it() -> None:
     prompts = PromptTally()
-    prompts.note(Call(request=Request(cache_prompt=False)).sequence)
+    prompts.note(Call(cache_prompt=False).sequence)
     assert prompts.num_queried == 0
     assert prompts.sources.computed == 100

@@ -27,10 +27,10 @@ from tests.unit.workers.engine.disk_support import (
     tier,
     until,
 )
-from workers.engine.disk_folder import ERASED, LEFT, CacheFolder, CacheFolderUnusable
-from workers.engine.disk_index import DiskIndex
-from workers.engine.scope import Scope
-from workers.engine.sealed import HEADER, SEAL_BYTES, Kind, SealedReader
+from workers.engine.cache.names import Scope
+from workers.engine.disk.folder import ERASED, LEFT, CacheFolder, CacheFolderUnusable
+from workers.engine.disk.index import DiskIndex
+from workers.engine.disk.sealed import HEADER, SEAL_BYTES, Kind, SealedReader
 
 FILE_BYTES = STATE_BYTES + HEADER.size + SEAL_BYTES
 ROOT = Path(__file__).resolve().parents[4]

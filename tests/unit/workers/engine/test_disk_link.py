@@ -13,14 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.engine import disk_names, sequence
-from workers.engine.cache import PrefixCache
-from workers.engine.disk import DiskTier
-from workers.engine.disk_link import MAX_TAKEN_IN, DiskLink
-from workers.engine.disk_names import BLOCK_TOKENS, BlockName, StateNames, block_names
+from workers.engine.cache import names
+from workers.engine.cache.names import BLOCK_TOKENS, BlockName, Scope, StateNames, block_names
+from workers.engine.cache.prefix_cache import PrefixCache
+from workers.engine.cache.prefix_index import PrefixIndex
+from workers.engine.cache.prefix_tree import Block
+from workers.engine.cache.prompt import Path
+from workers.engine.disk.link import MAX_TAKEN_IN, DiskLink
+from workers.engine.disk.tier import DiskTier
 from workers.engine.pace import MovePace, PrefillPace
-from workers.engine.prefix import Block, Path, PrefixIndex
-from workers.engine.scope import Scope
+from workers.engine.step import sequence
 from workers.llama.memory import Memory
 
 TEAM = Scope("team")
@@ -69,7 +71,7 @@ def fetching(
     posted: list[Callable[[], None]] = []
     link = DiskLink(cast(DiskTier, full or Full()), MovePace(PrefillPace(32, 512)), by_range=True, post=posted.append)
     one = SimpleNamespace(fetching=False, fetched=False, shifted=False, num_fetched=0, num_known=len(path.tokens) + 1)
-    one.request, one.path = SimpleNamespace(cache_prompt=True), lambda: path
+    one.cache_prompt, one.path = True, lambda: path
     call = cast(sequence.Sequence, one)
     assert not link.may_enter(call, cache)
     return call, posted
@@ -106,13 +108,13 @@ def saved(index: PrefixIndex, path: Path) -> list[Block]:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each digest was made of."""
     sizes: list[int] = []
-    linked = disk_names._linked
+    linked = names._linked
 
     def counted(data: bytes | memoryview, key: bytes) -> bytes:
         sizes.append(len(data) // 4)
         return linked(data, key)
 
-    monkeypatch.setattr(disk_names, "_linked", counted)
+    monkeypatch.setattr(names, "_linked", counted)
     return sizes
 
 
@@ -149,7 +151,7 @@ def test_a_long_conversation_is_taken_in_over_several_steps() -> None:
 
 
 def test_no_more_is_read_than_ram_has_room_for_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.engine.disk_link.FETCH_BYTES", 10 * len(STATE))
+    monkeypatch.setattr("workers.engine.disk.link.FETCH_BYTES", 10 * len(STATE))
     path, cache, full = Path(np.arange(64 * BLOCK_TOKENS, dtype=np.int32), TEAM), cache_of(32 * len(STATE)), Full()
     call, posted = fetching(path, cache, full)
     while posted:
@@ -170,7 +172,7 @@ def test_what_ram_has_of_a_prefix_counts_and_stays() -> None:
 
 
 def test_nothing_more_is_read_for_a_call_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.engine.disk_link.FETCH_BYTES", 10 * len(STATE))
+    monkeypatch.setattr("workers.engine.disk.link.FETCH_BYTES", 10 * len(STATE))
     path, cache, full = Path(np.arange(64 * BLOCK_TOKENS, dtype=np.int32), TEAM), cache_of(1 << 30), Full()
     call, posted = fetching(path, cache, full)
     call.fetching = False

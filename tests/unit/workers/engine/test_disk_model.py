@@ -12,13 +12,15 @@ import pytest
 
 from tests.unit.workers.engine.disk_support import TEAM, fetched, store, until
 from workers.disk_cache import HASHES_FILE, cache_keys, kv_identity, open_slot_files, open_tier
-from workers.engine.conversation_file import ConversationUnusable, SavedBlock, SavedConversation
-from workers.engine.disk import DiskTier
-from workers.engine.disk_folder import CacheFolderUnusable
-from workers.engine.disk_names import CacheKeys, block_names
+from workers.engine.cache.names import block_names
+from workers.engine.cache.slots import SavedBlock, SavedConversation
+from workers.engine.disk.conversation_file import ConversationUnusable
+from workers.engine.disk.folder import CacheFolderUnusable
+from workers.engine.disk.keys import CacheKeys
+from workers.engine.disk.tier import DiskTier
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 from workers.settings import WorkerSettings
 
 DEMO = Path(__file__).resolve().parents[4] / "deploy" / "demo" / "paddock-demo.gguf"

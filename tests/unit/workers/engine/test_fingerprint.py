@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from workers.engine.fingerprint import (
+from workers.engine.disk.fingerprint import (
     HARMLESS,
     ModelChanged,
     ModelHashes,
@@ -21,7 +21,7 @@ from workers.engine.fingerprint import (
 )
 from workers.llama.gguf import read_header
 from workers.llama.native import build_id
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 DEMO = Path(__file__).resolve().parents[4] / "deploy" / "demo" / "paddock-demo.gguf"
 HEADER = read_header(DEMO)

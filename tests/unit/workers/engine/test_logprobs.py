@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from workers.engine.logprobs import BLOCK, LOWEST, LogSoftmax
+from workers.engine.step.sampling import BLOCK_LOGITS, LOWEST, LogSoftmax
 
 
 def plain(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -17,7 +17,7 @@ def plain(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return result
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, BLOCK, BLOCK + 1, 768, 5000, 151_936])
+@pytest.mark.parametrize("num_tokens", [1, 5, BLOCK_LOGITS, BLOCK_LOGITS + 1, 768, 5000, 151_936])
 @pytest.mark.parametrize("count", [0, 1, 5, 20, 100])
 def test_the_likeliest_tokens_in_order(num_tokens: int, count: int) -> None:
     random = np.random.default_rng(num_tokens + count)

@@ -10,15 +10,18 @@ from typing import TypeVar, cast
 import numpy as np
 import pytest
 
-from workers.engine.cache import PrefixCache
-from workers.engine.disk_names import BLOCK_TOKENS
+from workers.engine.cache.cached_sequence import NOWHERE
+from workers.engine.cache.names import BLOCK_TOKENS, Scope
+from workers.engine.cache.prefix_cache import PrefixCache
+from workers.engine.cache.prefix_index import PrefixIndex
+from workers.engine.cache.prefix_tree import MANY_PATHS, Block
+from workers.engine.cache.prompt import Path
+from workers.engine.cache.slots import READ_TOKENS, CopiedSlot, SlotContents, Work
 from workers.engine.pace import MovePace, PrefillPace
-from workers.engine.prefix import MANY_PATHS, Block, Path, PrefixIndex
-from workers.engine.scope import Scope
-from workers.engine.sequence import NOWHERE, Sequence
-from workers.engine.slots import READ_TOKENS, CopiedSlot, SlotBook, Work
+from workers.engine.step.sequence import Sequence
 from workers.llama.memory import Memory
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.protocol.events import CallFailed, FailureCode
+from workers.protocol.requests import GenerateRequest
 
 T = TypeVar("T")
 
@@ -76,7 +79,8 @@ def cache_of(memory: SlowMemory, ram_bytes: int = 1 << 30) -> PrefixCache:
 def call(path: Path) -> Sequence:
     """A conversation that is at its end."""
     one = SimpleNamespace(id=NOWHERE, num_cells=0, num_known=len(path.tokens) + 1, scope=path.scope, restores=[])
-    one.request = SimpleNamespace(cache_prompt=True, num_public=0, label="")
+    one.cache_prompt, one.num_public = True, 0
+    one.request = SimpleNamespace(asked=GenerateRequest(), label="")
     one.can_be_kept, one.shifted, one.slot, one.num_prompt, one.num_predicted = True, False, 0, len(path.tokens), 0
     one.is_full, one.path = False, lambda: path
     return cast(Sequence, one)
@@ -130,7 +134,7 @@ def copying(num_tokens: int) -> Callable[[], object]:
 
 
 def copied(cache: PrefixCache, path: Path, max_bytes: int = 1 << 30, disk: Disk | None = None) -> CopiedSlot:
-    book = SlotBook(cache, SimpleNamespace(running=[]), disk, num_slots=1, n_ctx=len(path.tokens))
+    book = SlotContents(cache, [], disk, num_slots=1, n_ctx=len(path.tokens))
     one = call(path)
     one.num_cells = len(path.tokens)
     book.ended(one, keep=True)
@@ -180,9 +184,10 @@ def test_a_copy_goes_on_from_ram_where_its_cells_have_gone_meanwhile() -> None:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give moves all the time they take: on a busy machine the usual 20 ms are over after a few blocks."""
-    monkeypatch.setattr("workers.engine.cache.MOVE_S", 60.0)
+    monkeypatch.setattr("workers.engine.cache.prefix_cache.MOVE_S", 60.0)
 
 
+@pytest.mark.serial
 def test_making_room_saves_for_a_moment_and_from_the_beginning() -> None:
     memory, path = SlowMemory(), path_of(512 * BLOCK_TOKENS)
     cache = cache_of(memory)
@@ -263,7 +268,7 @@ def test_no_more_is_read_from_disk_than_may_be_saved_but_for_a_part() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_saved_forks_of_a_conversation_are_bounded(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would make every look along the conversation longer. Where many part at one place, all are saved."""
-    monkeypatch.setattr("workers.engine.prefix.MAX_FORKS", 20)
+    monkeypatch.setattr("workers.engine.cache.prefix_tree.MAX_FORKS", 20)
     cache, path = cache_of(SlowMemory()), path_of(10 * BLOCK_TOKENS)
     ended(cache, path)
     for length in range(7, 10 * BLOCK_TOKENS, 7)[::order]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from workers.engine.prefix import Block, Path, PrefixIndex
-from workers.engine.scope import Scope
+from workers.engine.cache.names import Scope
+from workers.engine.cache.prefix_index import PrefixIndex
+from workers.engine.cache.prefix_tree import Block
+from workers.engine.cache.prompt import Path
 
 RED, BLUE = Scope("red"), Scope("blue")
 

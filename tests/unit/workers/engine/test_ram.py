@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workers.engine import ram as ram_module
-from workers.engine.prefix import Block, Path, PrefixIndex
-from workers.engine.ram import RamStore
-from workers.engine.scope import Scope
+from workers.engine.cache import ram as ram_module
+from workers.engine.cache.names import Scope
+from workers.engine.cache.prefix_index import PrefixIndex
+from workers.engine.cache.prefix_tree import Block
+from workers.engine.cache.prompt import Path
+from workers.engine.cache.ram import RamStore
 
 
 def test_a_block_that_is_larger_than_all_ram_drives_nobody_out() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workers.engine.sealed import HEADER, SEAL_BYTES, FileRefused, Kind, Label, SealedReader, write_sealed
+from workers.engine.disk.sealed import HEADER, SEAL_BYTES, FileRefused, Kind, Label, SealedReader, write_sealed
 
 KEY = b"k" * 32
 LABEL = Label(Kind.BLOCK, b"f" * 32, b"d" * 32, 64, 128)

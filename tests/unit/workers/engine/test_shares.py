@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.shares import (
+from workers.engine.step.shares import (
     LONGEST_SLICE_S,
     RETURN_SHARE,
     SLICE_S,
     SLICE_TOKENS,
-    Turn,
+    TimeSlice,
     gives_way,
     is_shared,
     last_of,
@@ -93,32 +93,32 @@ def test_cells_are_given_up_by_the_team_that_has_most() -> None:
 
 
 def test_a_slice_is_so_many_tokens_or_so_long() -> None:
-    turn = Turn()
-    turn.enter(10.0, 5)
-    assert not turn.is_over(9.9 + LONGEST_SLICE_S, 5, keeps_prompt=False), (
+    slice_ = TimeSlice()
+    slice_.enter(10.0, 5)
+    assert not slice_.is_over(9.9 + LONGEST_SLICE_S, 5, keeps_prompt=False), (
         "what it has read of its prompt would be lost"
     )
-    assert turn.is_over(10.0 + LONGEST_SLICE_S, 5, keeps_prompt=False, part=0.1), "others wait for it no longer"
-    assert turn.is_over(10.0 + SLICE_S, 5, keeps_prompt=True)
-    turn.num_cut = 3
-    assert not turn.is_over(10.0 + 4 * SLICE_S, 5, keeps_prompt=True)
-    assert not turn.is_over(10.0 + 4 * LONGEST_SLICE_S, 5, keeps_prompt=False)
-    turn.resume(10.5, again=False)
-    assert not turn.is_over(10.6, 5 + SLICE_TOKENS - 1, keeps_prompt=True)
-    assert turn.is_over(10.6, 5 + SLICE_TOKENS, keeps_prompt=True)
-    assert turn.is_over(10.5 + SLICE_S, 6, keeps_prompt=True)
-    assert turn.is_over(10.6, 5 + SLICE_TOKENS // 4, keeps_prompt=True, part=0.25)
+    assert slice_.is_over(10.0 + LONGEST_SLICE_S, 5, keeps_prompt=False, part=0.1), "others wait for it no longer"
+    assert slice_.is_over(10.0 + SLICE_S, 5, keeps_prompt=True)
+    slice_.num_cut = 3
+    assert not slice_.is_over(10.0 + 4 * SLICE_S, 5, keeps_prompt=True)
+    assert not slice_.is_over(10.0 + 4 * LONGEST_SLICE_S, 5, keeps_prompt=False)
+    slice_.resume(10.5, again=False)
+    assert not slice_.is_over(10.6, 5 + SLICE_TOKENS - 1, keeps_prompt=True)
+    assert slice_.is_over(10.6, 5 + SLICE_TOKENS, keeps_prompt=True)
+    assert slice_.is_over(10.5 + SLICE_S, 6, keeps_prompt=True)
+    assert slice_.is_over(10.6, 5 + SLICE_TOKENS // 4, keeps_prompt=True, part=0.25)
 
 
 def test_a_slice_is_worth_coming_back() -> None:
-    turn = Turn()
-    turn.enter(0.0, 5)
-    turn.resume(0.4, again=True)
-    assert not turn.is_over(0.4 + 0.4 / RETURN_SHARE - 0.1, 1000, keeps_prompt=True)
-    assert turn.is_over(0.4 + 0.4 / RETURN_SHARE, 1000, keeps_prompt=True)
-    turn.enter(0.0, 5)
-    turn.resume(60.0, again=True)
-    assert turn.is_over(60.0 + LONGEST_SLICE_S, 6, keeps_prompt=True)
+    slice_ = TimeSlice()
+    slice_.enter(0.0, 5)
+    slice_.resume(0.4, again=True)
+    assert not slice_.is_over(0.4 + 0.4 / RETURN_SHARE - 0.1, 1000, keeps_prompt=True)
+    assert slice_.is_over(0.4 + 0.4 / RETURN_SHARE, 1000, keeps_prompt=True)
+    slice_.enter(0.0, 5)
+    slice_.resume(60.0, again=True)
+    assert slice_.is_over(60.0 + LONGEST_SLICE_S, 6, keeps_prompt=True)
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=12), st.integers(1, 6))

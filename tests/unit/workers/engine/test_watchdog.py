@@ -73,9 +73,9 @@ def test_a_step_is_over_its_bound_while_it_runs() -> None:
 
 HANGING = """
 import ctypes, pathlib, sys
-from workers.black_box import BlackBox
+from workers.process.black_box import BlackBox
 from workers.engine.watchdog import Watchdog
-from workers import log_lines
+from workers.process import log_lines
 
 log_lines.configure("info", "text")
 library, path, bound_s = getattr(ctypes, sys.argv[1]), pathlib.Path(sys.argv[2]), float(sys.argv[3])

@@ -13,7 +13,8 @@ import pytest
 import uvicorn
 
 from tests.support.waiting import until
-from workers.http_server import connections, unread
+from workers.http_server import connection as reading
+from workers.http_server import connections
 from workers.http_server.connections import ConnectionBounds, Connections, Verdict, network_of
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
@@ -260,7 +261,7 @@ async def test_what_is_left_when_a_connection_closes_is_not_kept_for_ever(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a server has all patience with who does not read an answer under way."""
-    monkeypatch.setattr(unread, "LEFT_S", 0.3)
+    monkeypatch.setattr(reading, "LEFT_S", 0.3)
     with await asyncio.to_thread(deaf, served.port, b"GET /big HTTP/1.1\r\nconnection: close\r\n\r\n"):
         await until(lambda: served.state.total_requests == 1, 5.0, "it is answered")
         await until(lambda: served.connections.num_open == 0, 5.0, "it is cut")
@@ -320,6 +321,7 @@ def test_bounds_leave_descriptors_for_everything_else(num_descriptors: int) -> N
     assert ConnectionBounds.of(num_descriptors, most=1 << 30).most <= num_descriptors
 
 
+@pytest.mark.serial
 def test_counting_costs_little() -> None:
     """Twice per request, with as many connections as there may be."""
     many = Connections(ConnectionBounds(20_000, 20_000, 1 << 20))

@@ -191,6 +191,7 @@ async def test_a_crowd_leaves_most_of_the_time_to_others_and_known_callers_do_no
     assert before < len(begun) <= before + FIRST_MOST + 2
 
 
+@pytest.mark.serial
 async def test_beginning_costs_little_where_nobody_waits() -> None:
     pacer = Pacer()
     took_s = []

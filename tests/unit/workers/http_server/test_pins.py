@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import uvicorn
@@ -18,9 +19,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from gateway.api.handshake import WebSocketProtocol
+from gateway.api.http.websocket_protocol import WebSocketProtocol
 from workers.http_server.connection import BoundedConnection
+from workers.http_server.connections import ConnectionBounds
 from workers.http_server.protocol import HttpProtocol
+from workers.http_server.server import HttpServer, ServerDiffers, check_parts
 
 ROOT = Path(__file__).resolve().parents[4]
 PINNED = ("uvicorn", "websockets", "httptools")
@@ -40,7 +43,7 @@ def chains(ours: type, prefix: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(HttpProtocol, HttpToolsProtocol), (WebSocketProtocol, WebSocketsSansIOProtocol)]
 )
-async def test_what_the_protocols_use_is_there(ours: type, theirs: type) -> None:
+async def test_what_the_protocols_use_is_there(ours: Any, theirs: type) -> None:
     classes = (ours, BoundedConnection)
     own = {name for each in classes for name in vars(each) if name not in vars(theirs)}
     config = uvicorn.Config(app, lifespan="off", log_config=None)
@@ -59,6 +62,16 @@ async def test_what_the_protocols_use_is_there(ours: type, theirs: type) -> None
     used = {name for each in classes for name in chains(each, "self")} - own - made
     assert used
     assert used <= there, f"{theirs.__name__} has lost {sorted(used - there)}"
+    assert used - {"__init__"} == set(ours.UVICORN_PARTS), "what is looked for at start"
+    check_parts(ours)
+
+
+def test_a_server_that_lacks_a_part_is_told_at_start() -> None:
+    class Newer(HttpProtocol):
+        UVICORN_PARTS: ClassVar = (*HttpProtocol.UVICORN_PARTS, "on_something_new")
+
+    with pytest.raises(ServerDiffers, match=f"uvicorn {uvicorn.__version__} has no `on_something_new`"):
+        HttpServer(uvicorn.Config(app, http=Newer), lambda refusal: b"", ConnectionBounds.of(1024))
 
 
 async def test_what_is_used_of_their_parts_is_there() -> None:

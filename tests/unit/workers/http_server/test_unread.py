@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from workers.http_server.unread import UnreadTimer
+from workers.http_server.connection import UnreadTimer
 
 PATIENCE_S = 0.2
 ANSWER_BYTES = 1 << 20

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from llama_cpp import llama_cpp as c
 
-from tests.support.small_models import DEMO
+from tests.support.vocabularies import DEMO
 from workers.llama.context import Context
 from workers.llama.errors import ModelError
 from workers.llama.model import Model
 from workers.llama.placement import EXPERTS, BufferOverride, ModelParams, fill_context
-from workers.protocol.catalog import LlamaSettings
+from workers.models.spec import LlamaSettings
 
 
 def model_params(**settings: Any) -> Any:

@@ -6,7 +6,16 @@ import dataclasses
 
 import pytest
 
-from workers.llama.stages import ORDER, Settings, draw_s, is_greedy, looks_far, settled, sorts_all, working_stages
+from workers.llama.sampling.stages import (
+    ORDER,
+    Settings,
+    draw_s,
+    is_greedy,
+    looks_far,
+    settled,
+    sorts_all,
+    working_stages,
+)
 from workers.protocol.requests import SamplerName, Sampling
 
 EVERYTHING = Sampling(

@@ -9,9 +9,8 @@ import pytest
 
 from tests.support.llama_source import files_of
 from tests.support.texts import fuzzed_texts
-from workers.llama.token_floor import TokenFloor
-from workers.llama.vocab import encoded
-from workers.llama.vocab_file import VocabFile
+from workers.llama.tokens.token_process import TokenFloor
+from workers.llama.tokens.vocab import VocabFile, encoded
 
 VOCABULARIES = files_of("models", "ggml-vocab-*.gguf")
 QUICK = ("ggml-vocab-llama-spm", "ggml-vocab-starcoder")

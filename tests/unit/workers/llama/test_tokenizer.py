@@ -26,18 +26,17 @@ from tests.support.small_models import write_small_model
 from tests.support.texts import fuzzed_texts
 from tests.support.waiting import wait_until
 from workers.chat.prompts import Prompts, TooManyTokens
-from workers.llama.tokenizer import IN_PROCESS_CHARS, GuardedTokenizer, TokenProcesses
-from workers.llama.vocab import Vocab, encoded
-from workers.llama.vocab_file import VocabFile
+from workers.llama.tokens.tokenizer import IN_PROCESS_CHARS, GuardedTokenizer, TokenProcesses
+from workers.llama.tokens.vocab import Vocab, VocabFile, encoded
 from workers.patience import patience_s
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
+from workers.protocol.events import CallFailed, FailureCode
 from workers.protocol.requests import GenerateRequest
-from workers.stoppable import NotStarted, ProcessEnded, TookTooLong
 
 PLAIN = """
 import sys, threading
 from pathlib import Path
-from workers.llama.vocab_file import VocabFile
+from workers.llama.tokens.vocab import VocabFile
 with VocabFile.load(Path(sys.argv[1])) as file:
     threading.stack_size(8 << 20)
     text = "=" * int(sys.argv[2])
@@ -170,7 +169,7 @@ def test_what_takes_too_long_is_ended(bench: Bench) -> None:
 
 
 def test_time_is_told_in_the_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.llama.tokenizer.patience_s", lambda num_chars: 0.01)
+    monkeypatch.setattr("workers.llama.tokens.tokenizer.patience_s", lambda num_chars: 0.01)
     with pytest.raises(CallFailed, match=r"took longer than 0\.0 s to tokenise; send a shorter one") as failed:
         bench.guarded("word " * 400_000)
     assert failed.value.failure.code is FailureCode.INVALID_REQUEST

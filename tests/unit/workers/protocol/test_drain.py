@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from workers.protocol.drain import LEAST_S, left_s
+from workers.protocol.control import LEAST_S, left_s
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from workers.chat.conversation import Conversation
 from workers.chat.render_process import decode_conversation
+from workers.protocol.queries import Render, decode_render
 from workers.protocol.requests import GenerateRequest, Submit, Tool, decode_submit
-from workers.protocol.text import Render, decode_render
 
 FLOATS = [5e-324, 1e308, 2.2250738585072011e-308] * 7_000
 TOOLS = (Tool("f", parameters={"type": "object", "examples": FLOATS}),)
@@ -20,6 +20,7 @@ CONVERSATION = Conversation(messages=(), tools=TOOLS, values={"x": FLOATS})
 REQUEST = GenerateRequest(tools=TOOLS, template_values={"x": FLOATS})
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("decode", "message"),
     [

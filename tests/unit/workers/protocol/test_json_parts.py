@@ -10,8 +10,8 @@ import pytest
 
 from workers.protocol.json_parts import PART_CHARS, base64_parts, is_long, json_parts, struct_parts
 from workers.protocol.pooled import PoolRequest, PoolResult
+from workers.protocol.queries import Tokenized
 from workers.protocol.requests import GenerateRequest, Message, Submit, Tool
-from workers.protocol.text import Tokenized
 
 RANDOM = random.Random(7)
 LONG = 'h\u00e9 \U0001f600\n\x00\x7f"\\</' * 40_000

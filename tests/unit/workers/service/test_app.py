@@ -8,20 +8,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx2
+from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
+from tests.support.desks import call_desk
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
+from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad, EngineRequest
+from workers.metrics.worker import WorkerMetrics
+from workers.protocol.control import access_token
 from workers.protocol.framing import SUBMIT_PATH
-from workers.protocol.proofs import access_token
 from workers.protocol.requests import Sampling
-from workers.service.access import WorkerAccess
-from workers.service.app import MAX_SUBMIT_BYTES, build_app
-from workers.service.desk import CallDesk
-from workers.service.metrics import WorkerMetrics
+from workers.service.calls.stream import EventHub
+from workers.service.routes.app import MAX_SUBMIT_BYTES, CallRoutes, WorkerAccess, build_app
 from workers.service.shortage import Shortage
-from workers.service.stream import EventHub
 
 ACCESS = WorkerAccess("s", "w", "boot")
 
@@ -37,15 +38,19 @@ class Nothing:
     def cancel(self, key: int) -> None:
         raise AssertionError
 
+    def end(self, key: int, num_tokens: int) -> None:
+        raise AssertionError
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         raise AssertionError
 
 
 async def test_a_body_without_end_is_refused_at_the_bound() -> None:
     hub = EventHub("boot", grace_s=1)
-    metrics = WorkerMetrics("m", lambda: EngineLoad(1, 0, 0, 1, 0))
-    desk = CallDesk(hub, Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics, Sampling())
-    app = build_app(desk=desk, hub=hub, metrics=metrics, access=ACCESS, shortage=Shortage(lambda: None))
+    metrics = WorkerMetrics(CollectorRegistry(), "m", lambda: EngineLoad(1, 0, 0, 1, 0), EngineCounters)
+    desk = call_desk(hub, Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics, Sampling())
+    routes = CallRoutes(desk, "boot").routes()
+    app = build_app(hub=hub, metrics=metrics, access=ACCESS, shortage=Shortage(), routes=routes)
     chunk = b" " * (8 << 20)
     num_bytes = 0
     answers: list[Message] = []
@@ -85,11 +90,8 @@ async def test_scrapes_that_come_together_share_a_page() -> None:
         return EngineLoad(1, 0, 0, 1, 0)
 
     hub = EventHub("boot", grace_s=1)
-    metrics = WorkerMetrics("m", load)
-    desk = CallDesk(hub, Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics, Sampling())
-    transport = httpx2.ASGITransport(
-        build_app(desk=desk, hub=hub, metrics=metrics, access=ACCESS, shortage=Shortage(lambda: None))
-    )
+    metrics = WorkerMetrics(CollectorRegistry(), "m", load, EngineCounters)
+    transport = httpx2.ASGITransport(build_app(hub=hub, metrics=metrics, access=ACCESS, shortage=Shortage(), routes=[]))
     async with httpx2.AsyncClient(transport=transport, base_url="http://worker") as http:
         alone = (await http.get("/metrics")).text
         num_of_one, num_rendered = num_rendered, 0

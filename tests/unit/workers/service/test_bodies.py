@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from workers.service.bodies import INLINE_BYTES, received
+from workers.service.routes.bodies import INLINE_BYTES, received
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.support.desks import call_desk
 from tests.unit.workers.service.test_desk import Bench, submit
-from workers.protocol.events import Failed, Finished, FinishReason, Started, Text, Timings, Usage
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.events import (
+    CallFailed,
+    Failed,
+    Failure,
+    FailureCode,
+    Finished,
+    FinishReason,
+    Started,
+    Text,
+    Timings,
+    Usage,
+)
 from workers.protocol.requests import Cancel, Sampling
-from workers.service.call_story import Stories
-from workers.service.desk import CallDesk
+from workers.service.calls.call_record import Stories
 from workers.tracing.context import TraceContext, new_context
 from workers.tracing.span import Span
 from workers.tracing.tracer import Journey
@@ -37,7 +47,7 @@ class TracedBench(Bench):
         super().__init__()
         self.tracer = Tracer()
         stories = Stories(self.tracer, "w1", "m")
-        self.desk = CallDesk(self.hub, self.engine, self.prompts, self.metrics, Sampling(), stories=stories)
+        self.desk = call_desk(self.hub, self.engine, self.prompts, self.metrics, Sampling(), stories=stories)
 
     async def take(self, context: TraceContext = GATEWAY) -> int:
         """A call that lies in that span; the engine's key."""

@@ -7,14 +7,22 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from tests.support.desks import call_desk
+from tests.support.scrape import page_of
 from tests.support.waiting import until
 from workers.chat.prompts import SHORT_CHARS, Prompts
 from workers.chat.template import ChatTemplate
+from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad, EngineRequest
+from workers.metrics.worker import WorkerMetrics
 from workers.protocol.events import (
     CallEvent,
+    CallFailed,
     Failed,
+    Failure,
+    FailureCode,
     Finished,
     FinishReason,
     Logprobs,
@@ -26,12 +34,11 @@ from workers.protocol.events import (
     Usage,
     decode_step,
 )
-from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit, Tool
-from workers.service.desk import Begun, CallDesk
-from workers.service.metrics import WorkerMetrics
-from workers.service.stream import EventHub
+from workers.service.calls.desk import Begun
+from workers.service.calls.stream import EventHub
+from workers.service.lifecycle import Lifecycle
 
 USAGE = Usage(prompt_tokens=4, completion_tokens=3, cached_tokens=1)
 TIMINGS = Timings(cache_n=1, prompt_n=3, prompt_ms=2.0, predicted_n=3, predicted_ms=5.0)
@@ -45,6 +52,7 @@ class RecordingEngine:
     def __init__(self) -> None:
         self.taken: list[EngineRequest] = []
         self.cancelled: list[int] = []
+        self.ended: list[tuple[int, int]] = []
         self.refusal: Failure | None = None
         self.before: Callable[[], None] = lambda: None
 
@@ -56,6 +64,9 @@ class RecordingEngine:
 
     def cancel(self, key: int) -> None:
         self.cancelled.append(key)
+
+    def end(self, key: int, num_tokens: int) -> None:
+        self.ended.append((key, num_tokens))
 
 
 class WordTokenizer:
@@ -74,9 +85,10 @@ class Bench:
         self.engine = RecordingEngine()
         self.tokenizer = WordTokenizer()
         self.hub = EventHub("boot", grace_s=60)
-        self.metrics = WorkerMetrics("m", lambda: EngineLoad(4, 1, 2, 100, 25))
+        self.metrics = WorkerMetrics(CollectorRegistry(), "m", lambda: EngineLoad(4, 1, 2, 100, 25), EngineCounters)
         self.prompts = Prompts(ChatTemplate("{{ messages[0].content }} {{ tools }}"), self.tokenizer, num_tokens=9)
-        self.desk = CallDesk(self.hub, self.engine, self.prompts, self.metrics, defaults or Sampling())
+        self.life = Lifecycle()
+        self.desk = call_desk(self.hub, self.engine, self.prompts, self.metrics, defaults, life=self.life)
         self.feeds = {name: self.hub.attach(name, None) for name in ("g", "h")}
 
     def sent(self, gateway: str = "g") -> list[CallEvent]:
@@ -105,8 +117,8 @@ async def refused(bench: Bench, message: Submit) -> Failure:
 async def test_a_call_from_submit_to_its_end(bench: Bench) -> None:
     assert await bench.desk.submit(submit(7, max_tokens=5, stop=("x",), ignore_eos=True)) == Begun(4)
     [request] = bench.engine.taken
-    assert (list(request.tokens), request.max_tokens, request.stop) == ([3, 3, 5, 4], 5, ("x",))
-    assert (request.ignore_eos, request.label) == (True, "req-7")
+    assert (list(request.prompt.tokens), request.asked.max_tokens, request.asked.stop) == ([3, 3, 5, 4], 5, ("x",))
+    assert (request.asked.ignore_eos, request.label) == (True, "req-7")
     key = request.key
     bench.desk.deliver(1, [Started(key, 2, 4, 1), Text(key, "Hel")])
     bench.desk.deliver(2, [Text(key, "lo", 2), Finished(key, FinishReason.STOP, USAGE, TIMINGS, "x")])
@@ -131,7 +143,7 @@ async def test_calls_of_two_gateways_with_the_same_number_do_not_meet(bench: Ben
 async def test_repeating_a_submit_changes_nothing_while_the_call_lives(bench: Bench) -> None:
     counts = await asyncio.gather(*(bench.desk.submit(submit(1)) for _ in range(3)))
     assert (counts, len(bench.engine.taken)) == ([Begun(4)] * 3, 1)
-    bench.desk.draining = True
+    bench.life.draining = True
     assert await bench.desk.submit(submit(1)) == Begun(4)
 
 
@@ -168,7 +180,7 @@ async def test_empty_messages_are_the_callers_error(bench: Bench) -> None:
 
 
 async def test_a_draining_worker_takes_nothing_new(bench: Bench) -> None:
-    bench.desk.draining = True
+    bench.life.draining = True
     assert (await refused(bench, submit(1))).code is FailureCode.DRAINING
 
 
@@ -247,7 +259,7 @@ async def test_failing_all_ends_every_call_in_stream(bench: Bench) -> None:
     one, two = (request.key for request in bench.engine.taken)
     bench.desk.deliver(5, [Text(one, "<to")])
     failure = Failure(FailureCode.INTERNAL, "the engine is gone")
-    bench.desk.fail_all(failure)
+    bench.desk.end_all(lambda: failure)
     assert bench.sent() == [Text(1, "<to", 1), Failed(1, failure), Failed(2, failure)]
     assert sorted(bench.engine.cancelled) == [one, two]
     assert bench.desk.idle.is_set()
@@ -256,7 +268,7 @@ async def test_failing_all_ends_every_call_in_stream(bench: Bench) -> None:
 async def test_a_lost_gateways_calls_are_cancelled() -> None:
     bench = Bench()
     hub = EventHub("boot", grace_s=0.02)
-    desk = CallDesk(hub, bench.engine, Prompts(ChatTemplate(None), bench.tokenizer), bench.metrics, Sampling())
+    desk = call_desk(hub, bench.engine, Prompts(ChatTemplate(None), bench.tokenizer), bench.metrics, Sampling())
     await desk.submit(submit(1, "away"))
     await asyncio.wait_for(desk.idle.wait(), 1)
     assert bench.engine.cancelled == [bench.engine.taken[0].key]
@@ -267,7 +279,7 @@ async def test_metrics_count_what_happened(bench: Bench) -> None:
     key = bench.engine.taken[0].key
     bench.desk.deliver(1, [Started(key, 0, 4, 1), Text(key, "a"), Text(key, "b", 2)])
     bench.desk.deliver(2, [Finished(key, FinishReason.LENGTH, USAGE, TIMINGS)])
-    lines = bench.metrics.render().decode().splitlines()
+    lines = page_of(bench.metrics.registry).splitlines()
     labels = '{model_name="m"}'
     for line in (
         f"llamacpp:prompt_tokens_total{labels} 3.0",
@@ -302,16 +314,16 @@ async def test_everything_that_a_call_asks_for_reaches_the_engine(bench: Bench) 
     )
     await bench.desk.submit(Submit(gateway="g", call=1, request=asked, tenant="t", deadline=time.time() + 5))
     [request] = bench.engine.taken
-    assert (request.tenant, request.salt, request.cache_prompt, request.priority) == ("t", "mine", False, 7)
-    assert (request.context_shift, request.n_keep) == (True, -1)
-    assert (request.n_probs, request.post_sampling_probs, request.special) == (5, True, True)
+    assert (request.tenant, request.asked) == ("t", asked)
     assert request.deadline == pytest.approx(time.monotonic() + 5, abs=1)
 
 
 async def test_a_call_that_asks_for_nothing_special(bench: Bench) -> None:
     await bench.desk.submit(submit())
     [request] = bench.engine.taken
-    assert request == EngineRequest(request.key, request.tokens, None, (), Sampling(), label="req-1", tenant="t")
+    assert request == EngineRequest(
+        request.key, submit().request, request.prompt, Sampling(), label="req-1", tenant="t"
+    )
     assert request.deadline == math.inf
 
 
@@ -327,7 +339,7 @@ async def test_a_prompt_as_text_or_tokens_needs_no_messages(bench: Bench) -> Non
     for prompt, tokens in (("one three", [3, 5]), ((1, 0, 8), [1, 0, 8])):
         message = Submit(gateway="g", call=len(tokens), request=GenerateRequest(prompt=prompt), tenant="t")
         assert await bench.desk.submit(message) == Begun(len(tokens))
-        assert list(bench.engine.taken[-1].tokens) == tokens
+        assert list(bench.engine.taken[-1].prompt.tokens) == tokens
 
 
 @pytest.mark.parametrize("token", [-1, 9])

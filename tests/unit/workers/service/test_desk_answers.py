@@ -6,13 +6,15 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from tests.support.desks import call_desk
 from tests.unit.workers.service.test_desk import TIMINGS, USAGE, Bench, submit
-from workers.chat.answers import Answers
-from workers.chat.families import family_of
+from workers.chat.answers import Answers, family_of
 from workers.chat.tools import ContentPiece, Piece
 from workers.protocol.events import (
     CallEvent,
     Failed,
+    Failure,
+    FailureCode,
     Finished,
     FinishReason,
     Reasoning,
@@ -23,13 +25,12 @@ from workers.protocol.events import (
     decode_step,
     encode_step,
 )
-from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Sampling, Thinking, Tool
-from workers.service import desk, stream
-from workers.service.call_story import Stories
-from workers.service.desk import CallDesk
-from workers.service.stream import MAX_PART_BYTES, EventHub
+from workers.service.calls import desk, stream
+from workers.service.calls.call_record import Stories
+from workers.service.calls.desk import CallDesk
+from workers.service.calls.stream import MAX_PART_BYTES, EventHub
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
@@ -59,7 +60,7 @@ LAST_TOKEN = 4
 
 def desk_of(bench: Bench, template: str, vocab: MarkVocab = VOCAB) -> CallDesk:
     answers = Answers(family_of(template), vocab)
-    bench.desk = CallDesk(bench.hub, bench.engine, bench.prompts, bench.metrics, Sampling(), answers=answers)
+    bench.desk = call_desk(bench.hub, bench.engine, bench.prompts, bench.metrics, Sampling(), answers=answers)
     return bench.desk
 
 
@@ -76,15 +77,15 @@ async def test_the_answer_ends_after_the_one_call_that_is_wanted(bench: Bench) -
     key = bench.engine.taken[0].key
     desk.deliver(1, [Started(key, 0, 9, 4)])
     desk.deliver(2, [Text(key, CALL, 7), Text(key, CALL, 7)])
-    desk.deliver(3, [Text(key, " and more"), Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
+    assert bench.engine.ended == [(key, 7)]
+    usage = Usage(prompt_tokens=9, completion_tokens=16, cached_tokens=4)
+    desk.deliver(3, [Text(key, " and more"), Finished(key, FinishReason.LENGTH, usage, TIMINGS)])
     started, call, end = bench.sent()
     assert isinstance(started, Started)
     assert isinstance(call, ToolCallDelta)
     assert (call.name, call.arguments, call.num_tokens) == ("f", '{"a": 1}', 7)
     assert isinstance(end, Finished)
     assert (end.reason, end.usage) == (FinishReason.TOOL_CALLS, Usage(9, 7, 4))
-    assert (end.timings.cache_n, end.timings.prompt_n, end.timings.predicted_n) == (4, 5, 7)
-    assert bench.engine.cancelled == [key]
     assert desk.num_calls == 0
 
 

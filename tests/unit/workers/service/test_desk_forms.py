@@ -8,12 +8,13 @@ import threading
 import pytest
 from msgspec.structs import replace
 
+from tests.support.desks import call_desk
 from tests.unit.workers.service.test_desk import Bench, submit
 from workers.constraint.thought import Thought
 from workers.engine.request import TokenMask
-from workers.protocol.failures import CallFailed
+from workers.protocol.events import CallFailed
 from workers.protocol.requests import Cancel, Constraint, GenerateRequest, Sampling, Submit
-from workers.service.desk import Begun, CallDesk
+from workers.service.calls.desk import Begun
 
 
 class SlowForms:
@@ -38,7 +39,7 @@ class FormBench(Bench):
     def __init__(self) -> None:
         super().__init__()
         self.forms = SlowForms()
-        self.desk = CallDesk(self.hub, self.engine, self.prompts, self.metrics, Sampling(), self.forms)
+        self.desk = call_desk(self.hub, self.engine, self.prompts, self.metrics, Sampling(), self.forms)
 
 
 def asking(call: int, form: str, tenant: str) -> Submit:

@@ -8,17 +8,20 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from tests.support.desks import call_desk
+from tests.support.scrape import page_of
 from tests.unit.workers.service.test_desk import TIMINGS, USAGE, Bench, RecordingEngine, refused, submit
 from workers.chat.answers import Answers
+from workers.chat.conversation import THINK
 from workers.chat.prompts import Prompts
-from workers.chat.reasoning import THINK
 from workers.chat.template import ChatTemplate
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.thought import Thought
 from workers.engine.request import TokenMask
-from workers.llama.stages import settled
+from workers.llama.sampling.stages import settled
 from workers.protocol.events import (
     CallEvent,
+    FailureCode,
     Finished,
     FinishReason,
     Logprobs,
@@ -30,9 +33,7 @@ from workers.protocol.events import (
     TokenLogprob,
     Tokens,
 )
-from workers.protocol.failures import FailureCode
 from workers.protocol.requests import Constraint, GenerateRequest, Sampling, Thinking, Tool
-from workers.service.desk import CallDesk
 
 
 class Words:
@@ -67,7 +68,7 @@ class ThinkingBench(Bench):
     def __init__(self, defaults: Sampling | None = None) -> None:
         super().__init__(defaults)
         self.constraints = RecordingConstraints()
-        self.desk = CallDesk(
+        self.desk = call_desk(
             self.hub,
             self.engine,
             Prompts(ChatTemplate("{{ messages[0].content }}"), self.tokenizer, num_tokens=9),
@@ -88,8 +89,8 @@ async def bench() -> AsyncIterator[ThinkingBench]:
 async def test_what_a_call_is_to_be_told_reaches_the_engine(bench: ThinkingBench) -> None:
     await bench.desk.submit(submit(1, tell=("tokens", "progress"), max_predict_ms=250, slot=3, max_tokens=0))
     [request] = bench.engine.taken
-    assert (request.tell, request.max_predict_ms, request.slot) == (("tokens", "progress"), 250, 3)
-    assert request.max_tokens == 0
+    assert (request.asked.tell, request.asked.max_predict_ms) == (("tokens", "progress"), 250)
+    assert (request.asked.slot, request.asked.max_tokens) == (3, 0)
 
 
 async def test_settings_answer_the_submit_and_are_those_of_the_engine(bench: ThinkingBench) -> None:
@@ -156,7 +157,7 @@ async def test_thought_counts_as_text_does(bench: ThinkingBench) -> None:
     await bench.desk.submit(submit(1, content="a <think>"))
     key = bench.engine.taken[0].key
     bench.desk.deliver(1, [Started(key, 0, 4, 0), Text(key, "Let", 2)])
-    rendered = bench.metrics.render().decode()
+    rendered = page_of(bench.metrics.registry)
     assert 'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0' in rendered
     bench.desk.deliver(2, [Text(key, " me see</think>", 3), Text(key, "Yes", 1)])
     bench.desk.deliver(3, [Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
@@ -166,7 +167,7 @@ async def test_thought_counts_as_text_does(bench: ThinkingBench) -> None:
     assert "".join(event.text for event in thought) == "Let me see"
     assert "".join(event.text for event in said) == "Yes"
     assert sum(event.num_tokens for event in thought) + sum(event.num_tokens for event in said) == 6
-    rendered = bench.metrics.render().decode()
+    rendered = page_of(bench.metrics.registry)
     assert 'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0' in rendered
     assert 'llamacpp:tokens_predicted_total{model_name="m"} 6.0' in rendered
 

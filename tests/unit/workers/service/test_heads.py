@@ -6,11 +6,11 @@ from collections.abc import Iterable
 import pytest
 
 from workers.chat.tools import CallPiece, ContentPiece, ReasoningPiece
-from workers.engine.census import Found
+from workers.engine.cache.report import Found
 from workers.protocol.events import Usage
 from workers.protocol.prefixes import chain_of, prefix_of
 from workers.protocol.requests import GenerateRequest, Message, Tool, ToolCall
-from workers.service.heads import CallHeads, HeadBook
+from workers.service.registration.prefix_adverts import CallHeads, HeadBook
 
 BYTES_PER_TOKEN = 4
 
@@ -32,9 +32,8 @@ class Lookups:
 
 class Bench:
     def __init__(self, max_heads: int = 1000) -> None:
-        self.book = HeadBook(max_heads)
         self.lookups = Lookups()
-        self.book.connect(self.lookups)
+        self.book = HeadBook(self.lookups, max_heads)
         self.seen: dict[int, int] = {}
         """Told so far, as a gateway would put it together."""
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.service.lanes import FairLane, LaneBounds, prompts_at_once
+from workers.protocol.events import CallFailed, Failure, FailureCode
+from workers.service.calls.lanes import FairLane, LaneBounds, prompts_at_once
 
 
 class Gate:
@@ -40,6 +40,14 @@ async def settled(lane: FairLane, *, running: int, waiting: int) -> None:
     async with asyncio.timeout(10):
         while (lane.num_running, lane.num_waiting) != (running, waiting):  # noqa: ASYNC110 - a lane tells nobody
             await asyncio.sleep(0.005)
+
+
+async def begun(gate: Gate, *names: str) -> None:
+    """Wait for the threads of jobs that run."""
+    async with asyncio.timeout(10):
+        while len(gate.began) < len(names):  # noqa: ASYNC110 - a thread tells nobody
+            await asyncio.sleep(0.005)
+    assert gate.began == [*names]
 
 
 def begin(lane: FairLane, gate: Gate, team: str, name: str, num_bytes: int = 0) -> asyncio.Task[str]:
@@ -99,7 +107,7 @@ async def test_a_team_never_has_every_thread(gate: Gate) -> None:
     await settled(lane, running=2, waiting=8)
     other = begin(lane, gate, "other", "other")
     await settled(lane, running=3, waiting=8)
-    assert gate.began == ["crowd", "crowd", "other"]
+    await begun(gate, "crowd", "crowd", "other")
     gate.open.set()
     await asyncio.gather(other, *crowd)
 
@@ -126,7 +134,7 @@ async def test_a_running_job_keeps_its_place_when_its_caller_leaves(gate: Gate) 
     with pytest.raises(asyncio.CancelledError):
         await first
     assert (lane.num_running, lane.num_waiting) == (1, 1)
-    assert gate.began == ["first"]
+    await begun(gate, "first")
     gate.open.set()
     assert await second == "second"
 

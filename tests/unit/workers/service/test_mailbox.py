@@ -3,13 +3,13 @@ from __future__ import annotations
 import asyncio
 
 from workers.protocol.events import CallEvent, Text
-from workers.service.mailbox import Mailbox
+from workers.service.calls.mailbox import Mailbox
 
 
 async def test_steps_arrive_in_order_and_none_is_lost_however_fast_they_come() -> None:
-    mailbox = Mailbox(asyncio.get_running_loop())
+    mailbox = Mailbox(asyncio.get_running_loop(), print)
     got: list[tuple[int, list[CallEvent]]] = []
-    mailbox.connect(lambda step, events: got.append((step, events)))
+    mailbox.open(lambda step, events: got.append((step, events)))
 
     def engine() -> None:
         for step in range(1, 5001):
@@ -22,9 +22,9 @@ async def test_steps_arrive_in_order_and_none_is_lost_however_fast_they_come() -
 
 
 async def test_what_comes_while_the_loop_is_busy_is_one_delivery() -> None:
-    mailbox = Mailbox(asyncio.get_running_loop())
+    mailbox = Mailbox(asyncio.get_running_loop(), print)
     got: list[tuple[int, list[CallEvent]]] = []
-    mailbox.connect(lambda step, events: got.append((step, events)))
+    mailbox.open(lambda step, events: got.append((step, events)))
     first: list[CallEvent] = [Text(1, "a")]
     mailbox.put(1, first)
     mailbox.put(2, [Text(1, "b")])
@@ -37,8 +37,22 @@ async def test_what_comes_while_the_loop_is_busy_is_one_delivery() -> None:
 
 def test_after_the_loop_has_closed_steps_are_dropped() -> None:
     loop = asyncio.new_event_loop()
-    mailbox = Mailbox(loop)
-    mailbox.connect(lambda step, events: None)
+    mailbox = Mailbox(loop, print)
+    mailbox.open(lambda step, events: None)
     loop.close()
     mailbox.put(1, [])
     mailbox.put(2, [])
+
+
+async def test_what_comes_before_it_is_open_is_delivered_then_and_a_step_that_is_lost_is_told() -> None:
+    failures: list[BaseException] = []
+    mailbox = Mailbox(asyncio.get_running_loop(), failures.append)
+    mailbox.put(1, [Text(1, "a")])
+    await asyncio.sleep(0.01)
+    lost = ValueError("nobody knows this call")
+
+    def deliver(step: int, events: list[CallEvent]) -> None:
+        raise lost
+
+    mailbox.open(deliver)
+    assert failures == [lost]

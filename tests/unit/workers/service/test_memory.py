@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.protocol.catalog import MAX_KV_TOKENS
-from workers.service.memory import WORKER_SHARE, KvShape, free_bytes, outputs_too_large, plan_kv, share
+from workers.models.memory_plan import WORKER_SHARE, KvShape, free_bytes, outputs_too_large, plan_kv, share
+from workers.models.spec import MAX_KV_TOKENS
 
 
 def test_what_a_token_takes() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from array import array
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -12,14 +14,15 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
+from tests.support.desks import pooled_desk
 from tests.support.fake_pooled import FakeInputs, FakePooledEngine
 from tests.support.waiting import until
-from workers.engine.pooled import PooledRequest
+from workers.engine.pooled.engine import PooledRequest
 from workers.llama.pooling import Pooling
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.protocol.events import CallFailed, FailureCode
 from workers.protocol.pooled import POOL_PATH, PoolRequest, decode_result
-from workers.service.app import PoolRoute
-from workers.service.pooled import PooledDesk
+from workers.service.calls.pooled import PooledDesk
+from workers.service.routes.app import PoolRoutes
 
 NUM_ROWS, WIDTH = 700, 512
 
@@ -38,9 +41,9 @@ class CountedInputs(FakeInputs):
 
 
 def desk_of(inputs: FakeInputs) -> PooledDesk:
-    desk = PooledDesk(inputs, pooling=Pooling.RANK, width=1)
-    desk.connect(FakePooledEngine(2, 64, 1, desk.tell))
-    return desk
+    return pooled_desk(
+        lambda outcomes: FakePooledEngine(2, 64, 1, outcomes.tell), inputs, pooling=Pooling.RANK, width=1, longest=64
+    )
 
 
 async def test_a_query_that_is_too_long_is_read_once() -> None:
@@ -73,7 +76,7 @@ async def test_a_query_is_read_with_so_many_documents() -> None:
 
 
 async def test_a_call_that_the_engine_refuses_is_told_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "workers.service.call_story")
+    caplog.set_level(logging.INFO, "workers.service.calls.call_record")
     with pytest.raises(CallFailed):
         await desk_of(FakeInputs()).pool(PoolRequest(kind="rank", query="long " * 1000, inputs=("a",)))
     (line,) = caplog.records
@@ -107,10 +110,47 @@ class LargeEngine(FakePooledEngine):
         self._tell(request.key, tuple(numbers + place for place, _ in enumerate(request.inputs)))
 
 
+async def test_many_token_ids_are_gone_through_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a million, 3 MB, took 60 ms of the event loop, and 20 more where the engine looked through lists."""
+    asked: list[PooledRequest] = []
+    taken: list[threading.Thread] = []
+    in_turn, submit = PooledDesk._in_turn, FakePooledEngine.submit
+
+    def taking(desk: PooledDesk, parts: Sequence[int | str]) -> Sequence[int]:
+        taken.append(threading.current_thread())
+        return in_turn(desk, parts)
+
+    def hearing(engine: FakePooledEngine, request: PooledRequest) -> None:
+        asked.append(request)
+        submit(engine, request)
+
+    monkeypatch.setattr(PooledDesk, "_in_turn", taking)
+    monkeypatch.setattr(FakePooledEngine, "submit", hearing)
+    desk = pooled_desk(
+        lambda outcomes: FakePooledEngine(2, 64, 1, outcomes.tell),
+        FakeInputs(),
+        pooling=Pooling.MEAN,
+        width=1,
+        longest=64,
+    )
+    await desk.pool(PoolRequest(inputs=((1, 2, 3),)))
+    assert taken == [threading.current_thread()], "a few take less than a hop to another thread"
+    await desk.pool(PoolRequest(inputs=((1, 2, 3),) * 400))
+    assert threading.current_thread() not in taken[1:]
+    assert all(isinstance(one, array) for one in asked[-1].inputs), "numpy looks through it without a copy"
+    await desk.pool(PoolRequest(inputs=((1, 2**70),)))
+    assert list(asked[-1].inputs[0]) == [1, 2**70], "an engine with a vocabulary names the token that it refuses"
+
+
 async def test_a_large_answer_is_written_in_parts_and_others_get_their_turn() -> None:
     """Joined, encoded and written at once, 32 MiB held the event loop for 66 ms."""
-    desk = PooledDesk(FakeInputs(), pooling=Pooling.NONE, width=WIDTH)
-    desk.connect(LargeEngine(2, 64, WIDTH, desk.tell))
+    desk = pooled_desk(
+        lambda outcomes: LargeEngine(2, 64, WIDTH, outcomes.tell),
+        FakeInputs(),
+        pooling=Pooling.NONE,
+        width=WIDTH,
+        longest=64,
+    )
     parts: list[bytes] = []
     turns: set[int] = set()
     turn = 0
@@ -128,7 +168,7 @@ async def test_a_large_answer_is_written_in_parts_and_others_get_their_turn() ->
     counting = asyncio.create_task(count_turns())
     body = msgspec.json.encode(PoolRequest(inputs=("a", "b", "c")))
     scope = {"type": "http", "method": "POST", "path": POOL_PATH, "headers": []}
-    response = await PoolRoute(desk).pool(Request(scope, receiving(body)))
+    response = await PoolRoutes(desk).pool(Request(scope, receiving(body)))
     await response(scope, receiving(body), send)
     counting.cancel()
     result = decode_result(b"".join(parts))

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import httpx2
 from starlette.applications import Starlette
 
-from workers.service.probes import SETTLE_S, Probes
+from workers.service.lifecycle import Lifecycle
+from workers.service.routes.probes import SETTLE_S, Probes
 
 
 @dataclass
 class Calls:
-    draining: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     num_calls: int = 1
 
@@ -24,14 +24,17 @@ class Worker:
 
     def __init__(self) -> None:
         self.calls = Calls()
+        self.life = Lifecycle()
         self.registered = asyncio.Event()
         self.hung_s = 0.0
-        probes = Probes(lambda: {"status": "ok"}, self.calls, self.registered, self._drain, lambda: self.hung_s)
+        probes = Probes(
+            lambda: {"status": "ok"}, self.life, self.calls, self.registered, self._drain, lambda: self.hung_s
+        )
         transport = httpx2.ASGITransport(Starlette(routes=probes.routes()))
         self.http = httpx2.AsyncClient(transport=transport, base_url="http://worker")
 
     def _drain(self) -> None:
-        self.calls.draining = True
+        self.life.drain()
 
     def end_call(self) -> None:
         self.calls.num_calls = 0
@@ -48,7 +51,7 @@ async def test_ready_when_it_is_registered_and_until_it_drains() -> None:
     assert await worker.said("/health") == (200, "ok")
     worker.registered.set()
     assert await worker.said("/ready") == (200, "ready")
-    worker.calls.draining = True
+    worker.life.draining = True
     assert await worker.said("/ready") == (503, "draining")
     assert await worker.said("/health") == (200, "ok")
 
@@ -66,7 +69,7 @@ async def test_draining_is_over_with_the_last_call() -> None:
     worker = Worker()
     asked = asyncio.create_task(worker.http.post("/health/drain"))
     await asyncio.sleep(SETTLE_S + 0.1)
-    assert worker.calls.draining
+    assert worker.life.draining
     assert not asked.done()
     worker.end_call()
     answer = (await asked).json()
@@ -86,7 +89,7 @@ async def test_whoever_can_not_wait_is_told_what_runs() -> None:
     worker = Worker()
     answer = (await worker.http.post("/health/drain?timeout_s=0.1")).json()
     assert (answer["status"], answer["calls"]) == ("draining", 1)
-    assert worker.calls.draining
+    assert worker.life.draining
     for wrong in ("soon", "-1", "nan", "1e9"):
         refused = await worker.http.post(f"/health/drain?timeout_s={wrong}")
         assert (refused.status_code, refused.json()["param"]) == (400, "timeout_s")

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from workers.service.server import PortTaken, address_of, listen
+from workers.process.sockets import PortTaken, address_of, listen
 
 
 def test_port_zero_takes_a_free_one_and_the_address_names_it() -> None:

@@ -6,9 +6,10 @@ import errno
 
 import pytest
 
-from workers.protocol.failures import RETRYABLE
+from workers.process.memory import can_take
+from workers.protocol.events import RETRYABLE
 from workers.service import shortage
-from workers.service.shortage import PROBE_BYTES, Shortage, can_take, is_shortage
+from workers.service.shortage import PROBE_BYTES, Shortage, is_shortage
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,8 @@ def test_what_is_one(error: BaseException | None, is_one: bool) -> None:
 def test_it_lasts_until_memory_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, room = list[bool](), 0
     monkeypatch.setattr(shortage, "LOOK_S", 0.0)
-    short = Shortage(lambda: begun.append(True), lambda num_bytes: num_bytes <= room)
+    short = Shortage(lambda num_bytes: num_bytes <= room)
+    short.listen(lambda: begun.append(True))
     before = short.lasts
     for _ in range(3):
         assert short.note().code in RETRYABLE

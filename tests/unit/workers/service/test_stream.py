@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.relay.step_bounds import check_step
+from gateway.relay.event_source import check_step
 from workers.protocol.events import CallEvent, Logprobs, Started, Text, TokenLogprob, decode_alive, decode_step
 from workers.protocol.framing import ALIVE_EVENT, FrameReader
-from workers.service.stream import MAX_PART_BYTES, EventHub, Feed, Listing
+from workers.service.calls.stream import MAX_PART_BYTES, EventHub, Feed, Listing
 
 GRACE_S = 0.05
 

@@ -15,12 +15,10 @@ from starlette.middleware import Middleware
 from tests.contract.messages import MESSAGES
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
-from workers.llama.vocab import Vocab
-from workers.llama.vocab_file import VocabFile
-from workers.protocol.failures import Failure, FailureCode
-from workers.protocol.proofs import access_token
-from workers.protocol.requests import GenerateRequest, Infill, Message
-from workers.protocol.text import (
+from workers.llama.tokens.vocab import Vocab, VocabFile
+from workers.protocol.control import access_token
+from workers.protocol.events import Failure, FailureCode
+from workers.protocol.queries import (
     DETOKENIZE_PATH,
     MAX_PIECES,
     MAX_TEXT_BYTES,
@@ -39,10 +37,10 @@ from workers.protocol.text import (
     decode_rendered,
     decode_tokenized,
 )
-from workers.service.access import WorkerAccess
-from workers.service.app import Guard
-from workers.service.lanes import prompt_lane
-from workers.service.text import TextRoutes, Texts
+from workers.protocol.requests import GenerateRequest, Infill, Message
+from workers.service.calls.lanes import prompt_lane
+from workers.service.routes.app import Guard, WorkerAccess
+from workers.service.routes.text import TextRoutes, Texts
 
 DEMO = Path(__file__).parents[4] / "deploy" / "demo" / "paddock-demo.gguf"
 TEXT = "Grüße, 你好 <|im_end|>"

@@ -15,12 +15,12 @@ from tests.contract.messages import MESSAGES
 from tests.unit.workers.service.test_desk import Bench, submit
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
-from workers.protocol.failures import CallFailed
+from workers.protocol.events import CallFailed
+from workers.protocol.queries import TOKENIZE_PATH, Props, Tokenize
 from workers.protocol.requests import Cancel
-from workers.protocol.text import TOKENIZE_PATH, Props, Tokenize
-from workers.service.desk import Begun
-from workers.service.lanes import prompt_lane
-from workers.service.text import SHORT_BYTES, TextRoutes, Texts
+from workers.service.calls.desk import Begun
+from workers.service.calls.lanes import prompt_lane
+from workers.service.routes.text import SHORT_BYTES, TextRoutes, Texts
 
 LONG = "a " * SHORT_BYTES
 

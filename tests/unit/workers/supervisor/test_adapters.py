@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from workers.protocol.catalog import CatalogError
+from tests.unit.workers.supervisor.test_chat_template import worker_of
+from workers.models.catalog import CatalogError
+from workers.models.library import Library, ModelUnusable, wanted
+from workers.models.spec import AdapterSpec
 from workers.settings import SupervisorSettings, WorkerSettings
-from workers.supervisor.library import Library, ModelUnusable, demo, wanted
 from workers.supervisor.supervisor import plan, recipe
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
@@ -27,30 +28,25 @@ def written(folder: Path, adapters: str) -> Path:
 def test_a_worker_gets_paths_that_hold_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, "[{name: pirate, path: adapters/pirate.gguf, pinned: true}, {name: two, path: /a.gguf}]")
     settings = SupervisorSettings(catalog=file, adapters_dir=tmp_path / "more", max_adapters=3, adapters_mib=64)
-    wish = wanted(settings)
-    environment = recipe(plan(wish.catalog, {"m": tmp_path / "model.gguf"}, 4, (), "h")[0], settings, {}).environment
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    assert worker_of(settings, monkeypatch).adapters == (
+        AdapterSpec(name="pirate", path=str(tmp_path / "adapters" / "pirate.gguf"), pinned=True),
+        AdapterSpec(name="two", path="/a.gguf"),
+    )
     worker = WorkerSettings()
-    assert json.loads(worker.adapters) == [
-        {"name": "pirate", "path": str(tmp_path / "adapters" / "pirate.gguf"), "pinned": True},
-        {"name": "two", "path": "/a.gguf"},
-    ]
     assert (worker.adapters_dir, worker.max_adapters, worker.adapters_mib) == (tmp_path / "more", 3, 64)
 
 
 def test_without_any_nothing_can_be_loaded() -> None:
-    wish = wanted(SupervisorSettings())
-    place = plan(wish.catalog, {wish.catalog.models[0].name: demo()}, 4, (), "h")[0]
-    environment = recipe(place, SupervisorSettings(), {}).environment
-    assert environment.get("PADDOCK_ADAPTERS", "[]") == "[]"
+    worker = plan(wanted(SupervisorSettings()).models, 4, (), "h")[0]
+    assert worker.model.adapters == ()
+    environment = recipe(worker, SupervisorSettings(), {}).environment
     assert not environment.get("PADDOCK_ADAPTERS_DIR")
 
 
 def test_a_setting_names_them_where_there_is_no_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     wish = wanted(SupervisorSettings(adapters='[{"name": "a", "path": "a.gguf"}]'))
-    assert [adapter.path for adapter in wish.catalog.models[0].adapters] == [str(tmp_path / "a.gguf")]
+    assert [adapter.path for adapter in wish.models[0].adapters] == [str(tmp_path / "a.gguf")]
 
 
 def test_a_file_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -> None:

@@ -10,22 +10,27 @@ import pytest
 from workers.chat.conversation import Conversation
 from workers.chat.named_templates import NAMED
 from workers.chat.template import ChatTemplate
-from workers.protocol.catalog import TEMPLATE_NAMES, CatalogError
+from workers.models.catalog import CatalogError
+from workers.models.library import wanted
+from workers.models.spec import TEMPLATE_NAMES, ModelSpec
 from workers.protocol.requests import Message
 from workers.served_text import MAX_TEMPLATE_BYTES, TemplateFileUnusable, template_of
 from workers.settings import SupervisorSettings, WorkerSettings
-from workers.supervisor.library import wanted
-from workers.supervisor.supervisor import plan, recipe
+from workers.supervisor.supervisor import plan, recipe, write_specs
+from workers.worker import spec_of
 
 INLINE = "{% for message in messages %}\n{{ message.content }} 'Grüße'\n{% endfor %}"
 
 
-def worker_of(settings: SupervisorSettings, monkeypatch: pytest.MonkeyPatch) -> WorkerSettings:
-    found = wanted(settings).catalog
-    [place] = plan(found, {found.models[0].name: Path("model.gguf")}, 4, (), "h")[:1]
-    for name, value in recipe(place, settings, {}).environment.items():
+def worker_of(settings: SupervisorSettings, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
+    """Return what the first worker is told of its model, by its environment and its file."""
+    settings = settings.model_copy(update={"redis_url": "unix:///r.sock", "worker_secret": "hush"})
+    [worker] = plan(wanted(settings).models, 4, (), "h")[:1]
+    (settings.state_dir / "run").mkdir(parents=True, exist_ok=True)
+    write_specs([worker], settings)
+    for name, value in recipe(worker, settings, {}).environment.items():
         monkeypatch.setenv(name, value)
-    return WorkerSettings()
+    return spec_of(WorkerSettings())
 
 
 def catalog(tmp_path: Path, template: str) -> SupervisorSettings:
@@ -83,13 +88,13 @@ def test_thinking_and_variables_on_their_way_to_a_worker(
     entry = f"  - name: m\n    path: model.gguf\n    thinking: {written}\n    chat_template_kwargs: {{colour: red}}\n"
     file.write_text(f"models:\n{entry}")
     worker = worker_of(SupervisorSettings(catalog=file), monkeypatch)
-    assert (worker.thinking, json.loads(worker.chat_template_kwargs)) == (mode, {"colour": "red"})
+    assert (worker.thinking_mode, worker.chat_template_kwargs) == (mode, {"colour": "red"})
     config = tmp_path / "config.yaml"
     config.write_text(f"thinking: {written}\nchat_template_kwargs: {{colour: blue}}\n")
     for name in ("PADDOCK_THINKING", "PADDOCK_CHAT_TEMPLATE_KWARGS"):
         monkeypatch.delenv(name, raising=False)
     worker = worker_of(SupervisorSettings(config=config), monkeypatch)
-    assert (worker.thinking, json.loads(worker.chat_template_kwargs)) == (mode, {"colour": "blue"})
+    assert (worker.thinking_mode, worker.chat_template_kwargs) == (mode, {"colour": "blue"})
 
 
 def test_a_budget_of_thought_and_its_message_on_their_way_to_a_worker(

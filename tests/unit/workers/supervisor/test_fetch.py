@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from workers.model_file import first_part
+from workers.commands import fetch
+from workers.models.files import first_part
 from workers.protocol.exits import Exit
 from workers.settings import SupervisorSettings
-from workers.supervisor import fetch
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.supervisor.hub import HubError, choose
+from workers.models.hub import HubError, choose
 
 FILES = [
     "README.md",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.protocol.catalog import CatalogError
+from workers.models.catalog import CatalogError
+from workers.models.library import DEMO_ALIAS, Library, ModelUnusable, check_gguf, demo, wanted
 from workers.settings import SupervisorSettings
-from workers.supervisor.library import DEMO_ALIAS, Library, ModelUnusable, check_gguf, demo, wanted
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
 
@@ -21,14 +21,14 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_without_a_wish_it_is_the_demo() -> None:
-    spec = wanted(SupervisorSettings()).catalog.models[0]
+    spec = wanted(SupervisorSettings()).models[0]
     assert (spec.name, spec.path, spec.workers, spec.slots) == (DEMO_ALIAS, str(demo()), 2, 8)
 
 
 def test_one_model_with_its_settings(model: Path) -> None:
     spec = wanted(
         SupervisorSettings(model=model, workers=3, ctx=512, llama='{"n_batch": 64}', sampling='{"top_k": 5}')
-    ).catalog.models[0]
+    ).models[0]
     assert (spec.name, spec.workers, spec.ctx) == ("My-Model-v2", 3, 512)
     assert (spec.llama.n_batch, spec.sampling.top_k) == (64, 5)
 
@@ -39,7 +39,7 @@ def test_a_model_of_the_hub_is_named_after_its_repository() -> None:
         "owner/Some-Model-GGUF@main",
         f"owner/Some-Model-GGUF:Q8_0@{'0' * 40}",
     ):
-        assert wanted(SupervisorSettings(hf=reference)).catalog.models[0].name == "Some-Model"
+        assert wanted(SupervisorSettings(hf=reference)).models[0].name == "Some-Model"
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,15 @@ def test_a_wish_that_can_not_be_met(values: dict[str, object], said: str) -> Non
 def test_paths_are_relative_to_the_catalog(tmp_path: Path, model: Path) -> None:
     file = tmp_path / "catalog.yaml"
     file.write_text(f"models: [{{name: m, path: '{model.name}'}}]\naliases: {{gpt-4o: m}}\n")
-    wish = wanted(SupervisorSettings(catalog=file))
-    assert Library(tmp_path / "state").locate_all(wish) == {"m": model}
+    [found] = Library(tmp_path / "state").locate_all(wanted(SupervisorSettings(catalog=file)))
+    assert (found.name, found.path) == ("m", str(model))
 
 
 def test_a_model_without_workers_needs_no_file(tmp_path: Path, model: Path) -> None:
     file = tmp_path / "catalog.yaml"
     file.write_text(f"models: [{{name: far, path: gone.gguf, workers: 0}}, {{name: near, path: '{model.name}'}}]\n")
-    assert Library(tmp_path / "state").locate_all(wanted(SupervisorSettings(catalog=file))) == {"near": model}
+    [found] = Library(tmp_path / "state").locate_all(wanted(SupervisorSettings(catalog=file)))
+    assert (found.name, found.path) == ("near", str(model))
 
 
 @pytest.mark.parametrize(

@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from workers.protocol.catalog import Catalog, CatalogError, LlamaSettings, ModelSpec
+from workers.models.catalog import CatalogError
+from workers.models.spec import LlamaSettings, ModelSpec
 from workers.settings import SupervisorSettings
 from workers.supervisor import gpus
 from workers.supervisor.child import Backoff
-from workers.supervisor.supervisor import available_cores, host_id, plan, recipe
-
-FILES = {"big": Path("/m/big.gguf"), "small": Path("/m/small.gguf")}
+from workers.supervisor.supervisor import available_cores, host_id, plan, recipe, write_specs
 
 
-def catalog(threads: int = 0) -> Catalog:
-    return Catalog(
-        models=(
-            ModelSpec(name="big", path="big.gguf", workers=2, llama=LlamaSettings(n_threads=threads)),
-            ModelSpec(name="small", path="small.gguf", workers=1),
-            ModelSpec(name="later", path="later.gguf", workers=0),
-        )
+def models(threads: int = 0) -> tuple[ModelSpec, ...]:
+    return (
+        ModelSpec(name="big", path="/m/big.gguf", workers=2, llama=LlamaSettings(n_threads=threads)),
+        ModelSpec(name="small", path="/m/small.gguf", workers=1),
+        ModelSpec(name="later", path="/m/later.gguf", workers=0),
     )
 
 
 def test_cores_are_divided_and_devices_go_round() -> None:
-    places = plan(catalog(), FILES, cores=8, devices=("3", "5"), host="h")
-    assert [(place.name, place.worker_id, place.model.name, place.device, place.threads) for place in places] == [
+    planned = plan(models(), cores=8, devices=("3", "5"), host="h")
+    assert [
+        (worker.name, worker.worker_id, worker.model.name, worker.device, worker.model.llama.n_threads)
+        for worker in planned
+    ] == [
         ("worker-0", "h-0", "big", "3", 2),
         ("worker-1", "h-1", "big", "5", 2),
         ("worker-2", "h-2", "small", "3", 2),
@@ -36,29 +36,27 @@ def test_cores_are_divided_and_devices_go_round() -> None:
 
 
 def test_a_worker_may_get_several_devices() -> None:
-    wide = Catalog(
-        models=(
-            ModelSpec(name="big", path="big.gguf", workers=2, gpus=2),
-            ModelSpec(name="small", path="small.gguf", workers=2),
-        )
+    wide = (
+        ModelSpec(name="big", path="big.gguf", workers=2, gpus=2),
+        ModelSpec(name="small", path="small.gguf", workers=2),
     )
-    places = plan(wide, FILES, cores=8, devices=("0", "1", "2"), host="h")
-    assert [place.device for place in places] == ["0,1", "2,0", "1", "2"]
-    assert {place.device for place in plan(wide, FILES, cores=8, devices=(), host="h")} == {None}
+    planned = plan(wide, cores=8, devices=("0", "1", "2"), host="h")
+    assert [worker.device for worker in planned] == ["0,1", "2,0", "1", "2"]
+    assert {worker.device for worker in plan(wide, cores=8, devices=(), host="h")} == {None}
     with pytest.raises(CatalogError, match="each worker of big wants 2 GPUs and this machine has 1; lower `gpus`"):
-        plan(wide, FILES, cores=8, devices=("0",), host="h")
+        plan(wide, cores=8, devices=("0",), host="h")
 
 
 def test_a_worker_is_told_how_to_end_and_where_to_leave_word() -> None:
     settings = SupervisorSettings(step_timeout_s=7, core_dumps=True, state_dir=Path("/s"))
-    environment = recipe(plan(catalog(), FILES, 4, (), "h")[1], settings, {}).environment
+    environment = recipe(plan(models(), 4, (), "h")[1], settings, {}).environment
     told = ("PADDOCK_STEP_TIMEOUT_S", "PADDOCK_CORE_DUMPS", "PADDOCK_BLACK_BOX")
     assert [environment[name] for name in told] == ["7.0", "True", "/s/run/worker-1.calls"]
 
 
 def test_every_worker_has_a_thread_and_the_catalog_has_the_last_word() -> None:
-    places = plan(catalog(threads=6), FILES, cores=1, devices=(), host="h")
-    assert [(place.threads, place.device) for place in places] == [(6, None), (6, None), (1, None)]
+    planned = plan(models(threads=6), cores=1, devices=(), host="h")
+    assert [(worker.model.llama.n_threads, worker.device) for worker in planned] == [(6, None), (6, None), (1, None)]
 
 
 def test_a_container_counts_its_share_of_the_cores(tmp_path: Path) -> None:
@@ -69,17 +67,16 @@ def test_a_container_counts_its_share_of_the_cores(tmp_path: Path) -> None:
         assert available_cores(quota) == share
 
 
-def test_a_worker_is_told_everything_by_its_environment_and_no_keys_of_callers() -> None:
-    settings = SupervisorSettings(redis_url="unix:///r.sock", worker_secret="hush")
+def test_a_worker_is_told_all_but_its_model_by_its_environment_and_no_keys_of_callers(tmp_path: Path) -> None:
+    settings = SupervisorSettings(redis_url="unix:///r.sock", worker_secret="hush", state_dir=tmp_path)
     inherited = {"PATH": "/bin", "PADDOCK_API_KEY": "pk-x", "PADDOCK_SLOTS": "99", "PADDOCK_GATEWAY_GRACE_S": "1"}
-    made = recipe(plan(catalog(), FILES, 4, ("1",), "h")[0], settings, inherited)
+    worker = plan(models(), 4, ("1",), "h")[0]
+    made = recipe(worker, settings, inherited)
     assert made.argv[1:] == ("-m", "workers.cli", "worker")
-    assert made.environment.keys() & {"PADDOCK_API_KEY", "PADDOCK_CATALOG"} == set()
+    assert made.environment.keys() & {"PADDOCK_API_KEY", "PADDOCK_CATALOG", "PADDOCK_SLOTS"} == set()
     expected = {
         "PATH": "/bin",
-        "PADDOCK_MODEL": "/m/big.gguf",
-        "PADDOCK_ALIAS": "big",
-        "PADDOCK_SLOTS": "8",
+        "PADDOCK_MODEL_SPEC": str(tmp_path / "run" / "worker-0.json"),
         "PADDOCK_WORKER_ID": "h-0",
         "PADDOCK_WORKER_SECRET": "hush",
         "PADDOCK_REDIS_URL": "unix:///r.sock",
@@ -88,7 +85,16 @@ def test_a_worker_is_told_everything_by_its_environment_and_no_keys_of_callers()
         "CUDA_VISIBLE_DEVICES": "1",
     }
     assert expected.items() <= made.environment.items()
-    assert json.loads(made.environment["PADDOCK_LLAMA"]) == {"n_threads": 1}
+    (tmp_path / "run").mkdir()
+    write_specs([worker], settings)
+    told = tmp_path / "run" / "worker-0.json"
+    assert told.stat().st_mode & 0o777 == 0o600
+    assert json.loads(told.read_bytes()) == {
+        "name": "big",
+        "path": "/m/big.gguf",
+        "workers": 2,
+        "llama": {"n_threads": 1},
+    }
 
 
 def test_host_ids_are_stable_and_differ_by_state_folder() -> None:

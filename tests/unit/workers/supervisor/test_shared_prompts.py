@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from workers.protocol.catalog import MAX_SHARED_BYTES, CatalogError
-from workers.settings import SupervisorSettings, WorkerSettings
-from workers.supervisor.library import wanted
-from workers.supervisor.supervisor import plan, recipe
+from tests.unit.workers.supervisor.test_chat_template import worker_of
+from workers.models.catalog import CatalogError
+from workers.models.library import wanted
+from workers.models.spec import MAX_SHARED_BYTES
+from workers.settings import SupervisorSettings
 
 EXAMPLE = """
 models:
@@ -24,24 +25,16 @@ models:
 """
 
 
-def worker_of(settings: SupervisorSettings, monkeypatch: pytest.MonkeyPatch) -> WorkerSettings:
-    found = wanted(settings).catalog
-    [place] = plan(found, {found.models[0].name: Path("model.gguf")}, 4, (), "h")[:1]
-    for name, value in recipe(place, settings, {}).environment.items():
-        monkeypatch.setenv(name, value)
-    return WorkerSettings()
-
-
 def test_a_catalogs_texts_reach_the_worker_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "catalog.yaml"
     file.write_text(EXAMPLE)
     worker = worker_of(SupervisorSettings(catalog=file), monkeypatch)
-    assert json.loads(worker.shared_prompts) == ['Grüße. Be "kind".', "Two\nlines."]
+    assert list(worker.shared_prompts) == ['Grüße. Be "kind".', "Two\nlines."]
 
 
 def test_texts_of_the_settings_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = worker_of(SupervisorSettings(shared_prompts='["Be brief."]'), monkeypatch)
-    assert json.loads(worker.shared_prompts) == ["Be brief."]
+    assert list(worker.shared_prompts) == ["Be brief."]
 
 
 @pytest.mark.parametrize(

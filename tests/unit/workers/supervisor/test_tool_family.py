@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.workers.supervisor.test_chat_template import worker_of
-from workers.protocol.catalog import CatalogError
+from workers.models.catalog import CatalogError
+from workers.models.library import wanted
 from workers.settings import SupervisorSettings
-from workers.supervisor.library import wanted
 
 
 def catalog(tmp_path: Path, family: str) -> SupervisorSettings:

@@ -132,6 +132,7 @@ def test_a_journey_that_cannot_be_told_ends_nothing(caplog: pytest.LogCaptureFix
         until(lambda: bool(collector.names))
 
 
+@pytest.mark.serial
 def test_a_full_queue_loses_what_comes_and_says_how_much(caplog: pytest.LogCaptureFixture) -> None:
     collector = Collector()
     tracer = BackgroundTracer(collector)

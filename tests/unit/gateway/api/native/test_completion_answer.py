@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.native.completion_chunks import ChunkWriter
-from gateway.api.native.completion_request import CompletionRequest
-from gateway.api.native.completion_whole import WholeWriter
+from gateway.api.native.completion import ChunkWriter, WholeWriter
+from gateway.api.native.request import CompletionRequest
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
 from gateway.telemetry.trail import Trail

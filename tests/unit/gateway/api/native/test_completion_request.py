@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from starlette.types import Scope
 
-from gateway.api.native.completion_body import CompletionBody
-from gateway.api.native.completion_request import CompletionRequest, read_completion, read_infill
-from gateway.api.native.refused import IGNORED, REFUSED
+from gateway.api.native.body import IGNORED, REFUSED, CompletionBody
+from gateway.api.native.request import CompletionRequest, read_completion, read_infill
 from gateway.errors import InvalidRequest, NotSupported, PaddockError, UnsupportedParameter
 from workers.protocol.requests import AdapterUse, Constraint, Infill, InfillFile
 

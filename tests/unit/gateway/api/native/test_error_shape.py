@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gateway.api.native.error_shape import NATIVE
+from gateway.dispatch.upstream import error_for
 from gateway.errors import (
     AuthenticationFailed,
     ContextOverflow,
@@ -19,9 +20,8 @@ from gateway.errors import (
     QueueTimeout,
     UnsupportedParameter,
 )
-from gateway.relay.failures import answer_to
 from gateway.telemetry.trail import Trail
-from workers.protocol.failures import Failure, FailureCode, context_overflow
+from workers.protocol.events import Failure, FailureCode, context_overflow
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_status_and_type(error: PaddockError, code: int, kind: str) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_told_in_llama_servers_words() -> None:
-    error = answer_to(context_overflow(600, 512, is_whole=False))
+    error = error_for(context_overflow(600, 512, is_whole=False))
     inner = json.loads(NATIVE.body(error, Trail("r", "POST", "/completion")))["error"]
     assert (inner["n_prompt_tokens"], inner["n_ctx"]) == (600, 512)
     assert inner["message"] == (
@@ -55,6 +55,6 @@ def test_a_prompt_that_is_too_long_is_told_in_llama_servers_words() -> None:
 
 
 def test_a_worker_that_tells_no_remedy_is_understood() -> None:
-    error = answer_to(Failure(FailureCode.CONTEXT_OVERFLOW, "the prompt is too long", "prompt", 600, 512))
+    error = error_for(Failure(FailureCode.CONTEXT_OVERFLOW, "the prompt is too long", "prompt", 600, 512))
     message = json.loads(NATIVE.body(error, Trail("r", "POST", "/completion")))["error"]["message"]
     assert (message.endswith("(512 tokens); the prompt is too long"), error.param) == (True, "prompt")

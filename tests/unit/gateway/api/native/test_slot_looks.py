@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api.native.slots import FRESH_S, SlotLooks
 from gateway.errors import NoWorker
-from gateway.inquiries import Inquiries
+from gateway.relay.queries import WorkerQueries
 
 
 class Asked:
@@ -29,7 +29,7 @@ class Asked:
 
 
 def looks_of(asked: Asked) -> SlotLooks:
-    return SlotLooks(cast(Inquiries, asked))
+    return SlotLooks(cast(WorkerQueries, asked))
 
 
 async def test_a_crowd_asks_the_engines_once() -> None:

@@ -13,16 +13,16 @@ import msgspec
 import pytest
 from starlette.types import Message
 
-from gateway.api.answers import JSON, send_parts
-from gateway.api.decoding import DecodingLane
-from gateway.api.intake import Intake
-from gateway.api.memory_budget import MemoryBudget
-from gateway.api.native.prompts import read_native_prompts
+from gateway.api.http.answers import JSON, send_parts
+from gateway.api.intake.decoding import DecodingLane
+from gateway.api.intake.intake import Intake
+from gateway.api.intake.memory_budget import MemoryBudget
+from gateway.api.native.request import read_native_prompts
 from gateway.api.native.texts import CHARS_PER_TURN, TOKENS_PER_TURN, decoded_reply, text_parts, token_parts
 from gateway.call import Principal
 from gateway.errors import InternalError, TakesTooMuch
 from gateway.telemetry.trail import Trail
-from workers.protocol.text import Detokenized, Tokenized, decode_detokenized, packed
+from workers.protocol.queries import Detokenized, Tokenized, decode_detokenized, packed
 
 MANY = 20 * TOKENS_PER_TURN + 1
 
@@ -62,6 +62,7 @@ async def test_others_get_their_turn_while_many_are_written() -> None:
     assert max(len(message["body"]) for message in sent[1:]) < 64 * TOKENS_PER_TURN
 
 
+@pytest.mark.serial
 def test_long_prompts_of_tokens_are_read_at_once() -> None:
     tokens = list(range(1_000_000))
     took = []

@@ -1,0 +1,101 @@
+"""Chooses the LoRA adapters that a call uses.
+
+llama-server's adapter numbers are indexes into the list of a model's adapters, sorted by name: they move when adapters
+come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from gateway.call import Call, Principal
+from gateway.errors import InvalidRequest, PermissionDenied
+from gateway.registry.snapshot import FleetView
+from workers.protocol.requests import AdapterUse, GenerateRequest
+
+MAX_NAMES_TOLD = 20
+
+
+class AdapterScales(Protocol):
+    def scales(self, model: str) -> Mapping[str, float]:
+        """Return the scales of the adapters that a call uses if it names none."""
+        ...
+
+
+class CallAdapters:
+    """Chooses the adapters of calls by the fleet as it is now."""
+
+    def __init__(self, fleet: FleetView, scales: AdapterScales) -> None:
+        self._fleet = fleet
+        self._scales = scales
+
+    def of(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
+        """Return the adapters that a call is computed with if it asks for `asked` by name.
+
+        Raises InvalidRequest for one that is not known, PermissionDenied for one that the key may not use.
+        """
+        scales = self._scales.scales(call.model)
+        if not (asked or call.adapter or scales):
+            return ()
+        known = tuple(self._fleet.snapshot.contents.get(call.model, ()))
+        return uses_of(asked, call.adapter, scales, known, call.principal)
+
+    def applied(self, call: Call, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with the adapters that it is computed with. Raises as `of`."""
+        uses = self.of(call, request.adapters)
+        return request if uses == request.adapters else replace(request, adapters=uses)
+
+
+def uses_of(
+    asked: Sequence[AdapterUse], called: str, scales: Mapping[str, float], known: Sequence[str], principal: Principal
+) -> tuple[AdapterUse, ...]:
+    """Return the adapters that a call computes with: those that it asked for and the one that it called as `model`.
+
+    The key must allow each one whose scale is not 0. A call that asked for none gets the model's default `scales`,
+    which the operator sets and which hold for every key. Raises InvalidRequest, PermissionDenied.
+    """
+    if not asked and not called:
+        return tuple(AdapterUse(name, scale) for name, scale in sorted(scales.items()) if scale and name in known)
+    uses = tuple(_permitted(use, known, principal) for use in asked)
+    if called and all(use.name != called for use in uses):
+        uses = (AdapterUse(called), *uses)
+    return uses
+
+
+def visible(known: Sequence[str], principal: Principal) -> list[str]:
+    """Return the adapters that a key may see."""
+    return [name for name in known if principal.admin or principal.may_use(name)]
+
+
+def named(wanted: str, known: Sequence[str], principal: Principal) -> str:
+    """Return the adapter of this name or number. Raises InvalidRequest, which lists those that the key may use."""
+    if wanted in known:
+        return wanted
+    if wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < len(known):
+        return known[int(wanted)]
+    raise InvalidRequest(
+        f"`lora` names {wanted[:128]!r}, which is no adapter here. {_told(known, principal)}", param="lora"
+    )
+
+
+def _permitted(use: AdapterUse, known: Sequence[str], principal: Principal) -> AdapterUse:
+    """Return the use under the adapter's name. Raises PermissionDenied; never at a scale of 0, which turns it off."""
+    name = named(use.name, known, principal)
+    if use.scale and not principal.may_use(name):
+        # The error repeats what was sent, so that a number does not reveal its adapter's name.
+        message = f"This API key may not use the adapter {use.name[:128]!r}. {_told(known, principal)}"
+        raise PermissionDenied(message, param="lora")
+    return AdapterUse(name, use.scale)
+
+
+def _told(known: Sequence[str], principal: Principal) -> str:
+    usable = visible(known, principal)
+    names = ", ".join(f"`{name}`" for name in usable[:MAX_NAMES_TOLD])
+    if names:
+        return f"There are: {names}."
+    if known:
+        return "There is none that this key may use; ask the operator to add its name to the key's `aliases`."
+    return "There are: none; load one first."

@@ -1,0 +1,163 @@
+"""Registers LoRA adapters with all workers of a model, or with none, and removes them.
+
+Registrations are kept in Redis. Workers are told at once; those that can't be asked now, or start later, get them from
+`gateway.adapters.reconciler`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+from urllib.parse import quote
+
+from msgspec.structs import replace
+
+from gateway.adapters.desired import AdapterRecord, AdapterWishes
+from gateway.errors import InvalidRequest, PaddockError, Unavailable, WorkerLost
+from gateway.relay.queries import WorkerQueries, no_worker
+from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.queries import (
+    ADAPTERS_PATH,
+    AdapterInfo,
+    AdapterState,
+    LoadAdapter,
+    decode_adapter_infos,
+    decode_info,
+)
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 32
+"""Workers that are asked at the same time."""
+
+SETTLE_S = 3.0
+"""Seconds that an answer waits, at most, until the workers' heartbeats show the change."""
+LOOK_S = 0.05
+
+MARGIN_S = 5.0
+"""Seconds beyond the wait that a worker was asked for, after which its answer is given up."""
+
+T = TypeVar("T")
+
+
+class AdapterRegistrar:
+    def __init__(self, queries: WorkerQueries, wishes: AdapterWishes) -> None:
+        self._queries = queries
+        self._wishes = wishes
+
+    def knows(self, model: str, name: str) -> bool:
+        """Whether the adapter is registered, or a worker has it."""
+        beats = self._queries.workers(model)
+        return name in self._wishes.records(model) or any(name in beat.adapters for beat in beats)
+
+    async def register(self, model: str, asked: LoadAdapter) -> AdapterRecord:
+        """Register an adapter: every worker that can be asked checks the file; then all are told to load it.
+
+        Raises NoWorker, Unavailable where no worker answers, StoreUnavailable, and the error of the first worker that
+        refuses the file: nothing has changed then.
+        """
+        beats = self._serving(model)
+        record = await self._first(beats, model, asked)
+        check = record.ask(check=True)
+        await _of_all(beats, lambda beat: self._checked(beat, check))
+        await self._wishes.remember(record)
+        await _of_all(beats, lambda beat: self._told(beat, record))
+        await self._settled(beats, lambda beat: beat.adapter_hashes.get(record.name) == record.sha256)
+        return record
+
+    async def remove(self, model: str, name: str, wait_s: float) -> int:
+        """Remove an adapter and return how many calls still used it after `wait_s` seconds; none of them is ended.
+
+        Raises InvalidRequest where a worker has it from its settings, and StoreUnavailable.
+        """
+        beats = [beat for beat in self._queries.workers(model) if name in beat.adapters]
+        fixed = await _of_all(beats, lambda beat: self._has_fixed(beat, name))
+        if any(fixed):
+            raise InvalidRequest(
+                f"The adapter `{name}` stands in the settings of {beats[fixed.index(True)].worker}. Take it out of the "
+                "catalog's `adapters`, or of --adapters, and start the workers again.",
+                param="lora_name",
+            )
+        await self._wishes.forget(model, name)
+        left = await _of_all(beats, lambda beat: self._taken(beat, name, wait_s))
+        await self._settled(beats, lambda beat: name not in beat.adapters)
+        return sum(left)
+
+    async def _first(self, beats: list[Heartbeat], model: str, asked: LoadAdapter) -> AdapterRecord:
+        """Return the adapter's record, with the SHA-256 that the first worker that answers finds in the file."""
+        for beat in beats:
+            info = await self._checked(beat, replace(asked, check=True))
+            if info is not None:
+                return AdapterRecord(
+                    name=asked.name, base=model, path=asked.path, sha256=info.sha256, pinned=asked.pinned
+                )
+        raise Unavailable(f"No worker of `{model}` answered. Send the request again later.", retry_after_s=1.0)
+
+    async def _checked(self, beat: Heartbeat, check: LoadAdapter) -> AdapterInfo | None:
+        """Return what a worker finds in the file; None if it can't be asked. Raises PaddockError if it refuses it."""
+        try:
+            return await self._queries.of_worker(beat, "POST", ADAPTERS_PATH, decode_info, check)
+        except WorkerLost:
+            return None
+        except PaddockError as error:
+            # The worker calls the parameter by another name.
+            error.param = {"path": "lora_path", "name": "lora_name"}.get(error.param or "", error.param)
+            error.message += f" (Worker {beat.worker} refuses it, so nothing is registered.)"
+            raise
+
+    async def _told(self, beat: Heartbeat, record: AdapterRecord) -> None:
+        try:
+            await self._queries.of_worker(beat, "POST", ADAPTERS_PATH, decode_info, record.ask())
+        except PaddockError as error:
+            log.warning("worker %s has no adapter %s yet: %s", beat.worker, record.name, error)
+
+    async def _has_fixed(self, beat: Heartbeat, name: str) -> bool:
+        try:
+            infos = await self._queries.of_worker(beat, "GET", ADAPTERS_PATH, decode_adapter_infos)
+        except WorkerLost:
+            return False
+        return any(info.name == name and info.fixed for info in infos)
+
+    async def _taken(self, beat: Heartbeat, name: str, wait_s: float) -> int:
+        path = f"{ADAPTERS_PATH}/{quote(name)}?wait_s={wait_s:g}"
+        try:
+            info = await self._queries.of_worker(beat, "DELETE", path, decode_info, timeout_s=wait_s + MARGIN_S)
+        except PaddockError as error:  # worker or adapter has gone meanwhile, or the keeper removes the adapter later
+            log.info("worker %s: adapter %s: %s", beat.worker, name, error)
+            return 0
+        return info.calls if info.state is AdapterState.LEAVING else 0
+
+    def _serving(self, model: str) -> list[Heartbeat]:
+        beats = [beat for beat in self._queries.workers(model) if not beat.draining]
+        if not beats:
+            raise no_worker(model)
+        return beats
+
+    async def _settled(self, beats: list[Heartbeat], is_told: Callable[[Heartbeat], bool]) -> None:
+        """Return when the heartbeats of all these workers show the change, and after SETTLE_S at the latest."""
+        boots = {beat.boot for beat in beats}
+        model = beats[0].model if beats else ""
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:  # other processes write what is waited for
+            if all(is_told(beat) for beat in self._queries.workers(model) if beat.boot in boots):
+                return
+            await asyncio.sleep(LOOK_S)
+
+
+async def _of_all(beats: Iterable[Heartbeat], ask: Callable[[Heartbeat], Awaitable[T]]) -> list[T]:
+    """Return every worker's answer, in the order of `beats`; the first exception cancels the other questions."""
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one(beat: Heartbeat) -> T:
+        async with turns:
+            return await ask(beat)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(beat)) for beat in beats]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,0 +1,290 @@
+"""The local queue of one gateway process: its waiting calls and its leases. Memory only, no Redis.
+
+Counts the calls that this gateway has placed at each worker lately, or is about to: news can't include them yet.
+
+The two wait limits of a call: one clock runs while its model has workers, another while it has none. Pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from gateway.routing.placement import Ask, Ranking
+from gateway.store.client import Filed, Lease, Offers, Order
+from gateway.telemetry.standing import Standing
+
+REMEMBERED_S = 2.0
+"""Seconds for which moves are kept. News are younger, except in fleets of thousands of workers."""
+
+
+@dataclass(slots=True)
+class _Lately:
+    """The recent moves at one worker, in order: time.monotonic(), 1 placed or -1 given back, predicted prefill ms."""
+
+    moves: deque[tuple[float, int, float]] = field(default_factory=deque)
+    num_aimed: int = 0
+    """Calls that wait for this worker."""
+    aimed_ms: float = 0.0
+
+
+class Placements:
+    """The recent placements of one model. `gateway.routing.rank` calls `since` some dozens of times per call."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, _Lately] = {}
+        self._aims: dict[str, tuple[str, float]] = {}
+        """Ticket -> the worker that suits it best, and its predicted prefill there, ms."""
+
+    def placed(self, worker: str, now: float, prefill_ms: float) -> None:
+        self._note(worker, now, 1, prefill_ms)
+
+    def given_back(self, worker: str, now: float) -> None:
+        self._note(worker, now, -1, 0.0)
+
+    def aim(self, ticket: str, worker: str, prefill_ms: float) -> None:
+        """Note that a call waits, best of all for this worker: later calls count it as before them there."""
+        self.forget(ticket)
+        self._aims[ticket] = worker, prefill_ms
+        lately = self._of(worker)
+        lately.num_aimed += 1
+        lately.aimed_ms += prefill_ms
+
+    def forget(self, ticket: str) -> None:
+        """Remove a ticket that waits no more."""
+        aim = self._aims.pop(ticket, None)
+        if aim is not None:
+            lately = self._of(aim[0])
+            lately.num_aimed -= 1
+            lately.aimed_ms = lately.aimed_ms - aim[1] if lately.num_aimed else 0.0
+
+    def since(self, worker: str, at: float) -> tuple[int, float]:
+        """Return the calls placed after `at` less those given back, plus those that wait; and their prefill, ms."""
+        lately = self._workers.get(worker)
+        if lately is None:
+            return 0, 0.0
+        num, ms = lately.num_aimed, lately.aimed_ms
+        for when, change, prefill_ms in reversed(lately.moves):
+            if when <= at:
+                break
+            num += change
+            ms += prefill_ms
+        return num, ms
+
+    def tidy(self, now: float) -> None:
+        """Forget workers that nothing was sent to lately."""
+        for worker, lately in list(self._workers.items()):
+            while lately.moves and lately.moves[0][0] < now - REMEMBERED_S:
+                lately.moves.popleft()
+            if not lately.moves and not lately.num_aimed:
+                del self._workers[worker]
+
+    def _of(self, worker: str) -> _Lately:
+        return self._workers.setdefault(worker, _Lately())
+
+    def _note(self, worker: str, now: float, change: int, prefill_ms: float) -> None:
+        moves = self._of(worker).moves
+        moves.append((now, change, prefill_ms))
+        while moves[0][0] < now - REMEMBERED_S:
+            moves.popleft()
+
+
+class Patience:
+    """The wait limits of one call. Each clock stands still while the other one runs, so that workers that come and go
+    end no wait early, and make none endless. Times are time.monotonic().
+    """
+
+    __slots__ = ("_other_s", "deadline", "served")
+
+    def __init__(self, now: float, *, served: bool, queue_deadline: float, start_deadline: float) -> None:
+        """`queue_deadline`: when it stops waiting for a slot; `start_deadline`: when it stops waiting for a worker."""
+        self.served = served
+        """Whether its model has workers that take calls."""
+        self.deadline = queue_deadline if served else start_deadline
+        """When it stops waiting, unless `served` changes."""
+        self._other_s = (start_deadline if served else queue_deadline) - now
+
+    def turn(self, now: float, *, served: bool) -> bool:
+        """Set whether the model has workers, and switch clocks if that is new. Return whether it is."""
+        if served == self.served:
+            return False
+        self.served = served
+        self.deadline, self._other_s = now + self._other_s, self.deadline - now
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """One call that waits for its slot."""
+
+    order: Order
+    model: str
+    ask: Ask
+    avoid: frozenset[str]
+    """Workers that have failed it; used only if no other lives."""
+    patience: Patience
+    begin_by: float
+    """time.monotonic() by which the caller wants the first token; 0: none is named."""
+    ranking: Ranking
+    offers: Offers
+    filed: Filed | None = None
+    """Its place in the queue; None until Redis has told it."""
+    avoid_now: Callable[[], frozenset[str]] | None = None
+    """Returns the current value of `avoid`; None: it does not change."""
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a grant may be there to claim, and when this gateway stops."""
+    standing: Standing | None = None
+    """The object that is told its queue position, once it waits."""
+    asked: bool = False
+    """Whether Redis was asked, so that it may have it queued, granted or even leased."""
+    local: Lease | None = None
+    """A slot that it got without Redis, to be taken."""
+    since: float = field(default_factory=time.monotonic)
+    """time.monotonic() when it came."""
+
+    timer: asyncio.Timeout | None = None
+    """The timeout that ends its wait."""
+
+    @property
+    def id(self) -> str:
+        return self.order.id
+
+    @property
+    def deadline(self) -> float:
+        """time.monotonic() after which it stops waiting, if its model keeps or keeps lacking workers."""
+        return self.patience.deadline
+
+    def turn(self, now: float, *, served: bool) -> None:
+        """Note whether its model has workers that take calls (`served`); if that is new, move the end of its wait."""
+        if self.patience.turn(now, served=served) and self.timer is not None and not self.timer.expired():
+            self.timer.reschedule(asyncio.get_running_loop().time() + max(0.0, self.deadline - now))
+
+
+class HoldTime:
+    """The moving average of the seconds that calls of one model hold a slot, for predicting waits."""
+
+    WEIGHT = 0.1
+    FIRST_GUESS_S = 2.0
+
+    def __init__(self) -> None:
+        self.mean_s = self.FIRST_GUESS_S
+
+    def add(self, held_s: float) -> None:
+        self.mean_s += self.WEIGHT * (held_s - self.mean_s)
+
+
+class Line:
+    """The local queue: waiters and leases of this process, by model, and its recent placements."""
+
+    def __init__(self) -> None:
+        self.waiters: dict[str, Waiter] = {}
+        self.held: dict[str, Lease] = {}
+        self._held_since: dict[str, float] = {}
+        self._waiting: Counter[str] = Counter()
+        self._in_flight: Counter[str] = Counter()
+        self._placements: defaultdict[str, Placements] = defaultdict(Placements)
+        self._hold_times: dict[str, HoldTime] = {}
+        self._in_line: Counter[str] = Counter()
+
+    def enter(self, waiter: Waiter) -> None:
+        self.waiters[waiter.id] = waiter
+        self._waiting[waiter.model] += 1
+
+    def filed(self, waiter: Waiter, filed: Filed) -> None:
+        waiter.filed = filed
+        # An urgent call has a low position, but those behind it still wait.
+        self._in_line[waiter.model] = max(self._in_line[waiter.model], filed.position)
+        self.aim(waiter)
+
+    def aim(self, waiter: Waiter) -> None:
+        """Note that a call waits for the worker that is best by its ranking."""
+        if waiter.ranking.bids:
+            best = waiter.ranking.bids[0]
+            self._placements[waiter.model].aim(waiter.id, best.worker, best.cost_ms)
+
+    def leave(self, waiter: Waiter) -> None:
+        if self.waiters.pop(waiter.id, None) is not None:
+            self._waiting[waiter.model] -= 1
+            self._placements[waiter.model].forget(waiter.id)
+
+    def has(self, waiter: Waiter) -> bool:
+        """Return whether a call still waits."""
+        return self.waiters.get(waiter.id) is waiter
+
+    def of(self, model: str) -> list[Waiter]:
+        """Return the model's waiters in the order in which they came."""
+        return [waiter for waiter in self.waiters.values() if waiter.model == model]
+
+    def in_order(self, model: str) -> list[Waiter]:
+        """Return the model's waiters that are queued in Redis, the next one first."""
+        filed = [waiter for waiter in self.waiters.values() if waiter.model == model and waiter.filed is not None]
+        return sorted(filed, key=_rank)
+
+    def hold(self, lease: Lease, now: float, prefill_ms: float) -> None:
+        self.held[lease.id] = lease
+        self._held_since[lease.id] = now
+        self._in_flight[lease.at.model] += 1
+        self._placements[lease.at.model].placed(lease.at.worker, now, prefill_ms)
+
+    def fenced(self, id: str, fence: int) -> None:
+        """Set the fencing token of a lease."""
+        if id in self.held:
+            self.held[id] = replace(self.held[id], fence=fence)
+
+    def let_go(self, lease: Lease, now: float) -> bool:
+        """Remove a lease. Return False when it was not held any more."""
+        if self.held.pop(lease.id, None) is None:
+            return False
+        self._in_flight[lease.at.model] -= 1
+        self._hold_times.setdefault(lease.at.model, HoldTime()).add(now - self._held_since.pop(lease.id))
+        self._placements[lease.at.model].given_back(lease.at.worker, now)
+        return True
+
+    def waiting(self, model: str) -> int:
+        return self._waiting[model]
+
+    def oldest(self) -> dict[str, float]:
+        """Return model -> time.monotonic() since which the first of its calls has waited."""
+        models = {model for model, number in self._waiting.items() if number > 0}
+        found: dict[str, float] = {}
+        for waiter in self.waiters.values():  # in the order in which they came
+            if len(found) == len(models):
+                break
+            found.setdefault(waiter.model, waiter.since)
+        return found
+
+    def in_flight(self, model: str) -> int:
+        return self._in_flight[model]
+
+    def in_line(self, model: str) -> int:
+        """Return the number of calls of all gateways that wait for the model, as last heard; 0 where none here does."""
+        return self._in_line[model] if self._waiting[model] else 0
+
+    def heard(self, model: str, waiting: int) -> None:
+        self._in_line[model] = waiting
+
+    def placements(self, model: str) -> Placements:
+        return self._placements[model]
+
+    def tidy(self, now: float) -> None:
+        for placements in self._placements.values():
+            placements.tidy(now)
+
+    def predicted_wait_s(self, model: str, ahead: int, slots: int) -> float:
+        """Return the predicted wait of a call with `ahead` others before it for one of `slots`."""
+        mean_s = self._hold_times.get(model, HoldTime()).mean_s
+        return (ahead + 1) * mean_s / max(1, slots)
+
+    def models(self) -> set[str]:
+        """Return the models with calls that wait or hold slots here."""
+        return {waiter.model for waiter in self.waiters.values()} | {lease.at.model for lease in self.held.values()}
+
+    def leases_of(self, model: str) -> list[Lease]:
+        return [lease for lease in self.held.values() if lease.at.model == model]
+
+
+def _rank(waiter: Waiter) -> float:
+    return float(waiter.filed.rank) if waiter.filed is not None else 0.0

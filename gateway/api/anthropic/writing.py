@@ -1,0 +1,242 @@
+"""Writes a message of Anthropic's dialect: whole, or as a stream of typed events.
+
+Makes the small objects that whole messages and streams have in common.
+
+Source: Anthropic's API reference, "Create a Message" and "Streaming messages".
+
+Writes a message of Anthropic's dialect as a stream of typed events.
+
+Source: Anthropic's API reference, "Streaming messages": blocks come one after the other, each between its start and
+its stop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from pydantic_core import from_json
+
+from gateway.api.anthropic.error_shape import error_body
+from gateway.api.http.answers import in_parts
+from gateway.call import Call
+from gateway.errors import PaddockError
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import CallEvent, Finished, FinishReason, Reasoning, Started, Text, ToolCallDelta
+
+REASONS = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.TOOL_CALLS: "tool_use",
+}
+
+
+def message_id() -> str:
+    return "msg_" + os.urandom(12).hex()
+
+
+def stop_reason(end: Finished) -> str:
+    return "stop_sequence" if end.stop is not None else REASONS[end.reason]
+
+
+def usage_object(num_prompt: int, num_cached: int, num_answer: int) -> dict[str, Any]:
+    """Return `usage`, in which `input_tokens` are those that were not cached."""
+    return {
+        "input_tokens": num_prompt - num_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": num_answer,
+    }
+
+
+_encode = msgspec.json.Encoder().encode
+
+NO_BLOCK = ("", -1)
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+class StreamWriter:
+    """Writes one streamed message. What is the same in all deltas of a block is encoded once."""
+
+    def __init__(self, call: Call, trail: Trail) -> None:
+        self._model = call.alias
+        self._trail = trail
+        self._begun = False
+        self._block: tuple[str, int] = NO_BLOCK
+        """Kind of the open block, and for a tool use the number of its call."""
+        self._index = -1
+        self._delta_head = b""
+        self._delta_tail = b"}}\n\n"
+        self._end: Finished | None = None
+
+    def opening(self) -> bytes:
+        return b""  # the message begins with the size of its prompt, which comes with the first event
+
+    def chunks(self, events: list[CallEvent], choice: int) -> bytes:
+        if len(events) == 1:
+            event, kind = events[0], self._block[0]
+            if (type(event) is Text and kind == "text") or (type(event) is Reasoning and kind == "thinking"):
+                return self._delta_head + _encode(event.text) + self._delta_tail
+        return b"".join([self._one(event) for event in events])
+
+    def closing(self) -> bytes:
+        end = self._end
+        if end is None:
+            raise ValueError("the answer has no end")
+        usage = end.usage
+        delta = {
+            "type": "message_delta",
+            "delta": {"stop_reason": stop_reason(end), "stop_sequence": end.stop},
+            "usage": usage_object(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens),
+        }
+        return self._close_block() + _event("message_delta", delta) + _event("message_stop", {"type": "message_stop"})
+
+    def idle(self) -> bytes:
+        return PING
+
+    def broken(self, error: PaddockError) -> bytes:
+        return b"event: error\ndata: %b\n\n" % error_body(error, self._trail)
+
+    def _one(self, event: CallEvent) -> bytes:
+        match event:
+            case Started():
+                return self._start(event.num_prompt_tokens, event.num_cached_tokens)
+            case Text():
+                return self._in_block(("text", 0), {"type": "text", "text": ""}, event.text)
+            case Reasoning():
+                block: dict[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
+                return self._in_block(("thinking", 0), block, event.text)
+            case ToolCallDelta():
+                block = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+                return self._in_block(("tool_use", event.index), block, event.arguments)
+            case Finished():
+                self._end = event
+                return b"" if self._begun else self._start(event.usage.prompt_tokens, event.usage.cached_tokens)
+            case _:
+                return b""
+
+    def _start(self, num_prompt: int, num_cached: int) -> bytes:
+        self._begun = True
+        message: dict[str, Any] = {
+            "id": message_id(),
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage_object(num_prompt, num_cached, 0),
+        }
+        return _event("message_start", {"type": "message_start", "message": message})
+
+    def _in_block(self, key: tuple[str, int], block: dict[str, Any], text: str) -> bytes:
+        """Return a delta of the open block, or of a new one."""
+        begun = b""
+        if key != self._block:
+            begun = self._close_block() + self._open_block(key, block)
+        return begun + (self._delta_head + _encode(text) + self._delta_tail if text else b"")
+
+    def _open_block(self, key: tuple[str, int], block: dict[str, Any]) -> bytes:
+        self._block = key
+        self._index += 1
+        kind, field = DELTAS[key[0]]
+        head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":'
+        self._delta_head = head % (self._index, kind, field)
+        start = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return _event("content_block_start", start)
+
+    def _close_block(self) -> bytes:
+        if self._block is NO_BLOCK:
+            return b""
+        self._block = NO_BLOCK
+        return _event("content_block_stop", {"type": "content_block_stop", "index": self._index})
+
+
+DELTAS = {
+    "text": (b"text_delta", b"text"),
+    "thinking": (b"thinking_delta", b"thinking"),
+    "tool_use": (b"input_json_delta", b"partial_json"),
+}
+"""Kind of block -> type of its deltas, and the field that grows."""
+
+
+def _event(name: str, document: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(document))
+
+
+class WholeWriter:
+    """Collects one whole message from the events: its blocks in the order in which they began."""
+
+    def __init__(self, call: Call) -> None:
+        self._model = call.alias
+        self._blocks: list[dict[str, Any]] = []
+        self._texts: list[list[str]] = []
+        """Block -> the pieces of its text: joined piece by piece, a long text would be copied with each."""
+        self._calls: dict[int, tuple[dict[str, Any], list[str]]] = {}
+        self._end: Finished | None = None
+
+    def add(self, events: list[CallEvent], choice: int) -> None:
+        for event in events:
+            match event:
+                case Text():
+                    self._add_to("text", event.text)
+                case Reasoning():
+                    self._add_to("thinking", event.text)
+                case ToolCallDelta():
+                    self._call(event)[1].append(event.arguments)
+                case Finished():
+                    self._end = event
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the message as JSON; the call must have finished."""
+        end = self._end
+        if end is None:
+            raise ValueError("the answer has no end")
+        for block, texts in zip(self._blocks, self._texts, strict=True):
+            if texts:
+                block[block["type"]] = "".join(texts)
+        for block, arguments in self._calls.values():
+            block["input"] = _object("".join(arguments))
+        usage = end.usage
+        return in_parts(
+            {
+                "id": message_id(),
+                "type": "message",
+                "role": "assistant",
+                "model": self._model,
+                "content": self._blocks,
+                "stop_reason": stop_reason(end),
+                "stop_sequence": end.stop,
+                "usage": usage_object(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens),
+            }
+        )
+
+    def _add_to(self, kind: str, text: str) -> None:
+        """Add text to the last block, or to a new one. `kind`: the block's type and the name of its text."""
+        if not self._blocks or self._blocks[-1]["type"] != kind:
+            signature = {"signature": ""} if kind == "thinking" else {}
+            self._begin({"type": kind, kind: "", **signature})
+        self._texts[-1].append(text)
+
+    def _begin(self, block: dict[str, Any]) -> None:
+        self._blocks.append(block)
+        self._texts.append([])
+
+    def _call(self, event: ToolCallDelta) -> tuple[dict[str, Any], list[str]]:
+        known = self._calls.get(event.index)
+        if known is None:
+            block: dict[str, Any] = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+            self._begin(block)
+            known = self._calls[event.index] = (block, [])
+        return known
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Return the arguments as an object; if the answer was cut off inside of them, it has what came of them."""
+    try:
+        value = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,195 @@
+"""Sends whole answers, the large ones in parts, and errors where nothing else was sent before."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.api.dialect import SHAPE, ErrorShape
+from gateway.api.http.diagnostics import answer_headers, name_headers, origin_headers
+from gateway.api.http.streaming import UNREAD_BYTES
+from gateway.errors import (
+    AuthenticationFailed,
+    BodyTooLarge,
+    BodyTooSlow,
+    MethodNotAllowed,
+    NotSupported,
+    PaddockError,
+    Stopping,
+    Superseded,
+)
+from gateway.telemetry.trail import Trail
+
+JSON = b"application/json"
+
+PART_BYTES = 256 << 10
+"""Bytes, about, that are joined and sent at once: copying megabytes holds up every stream of the process."""
+
+_PLACE = b"\0"
+"""Marks where an array goes: JSON never has this byte."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EncodedArray:
+    """Stands for an array whose entries are encoded already: encoding them all at an answer's end takes too long."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: Sequence[bytes]) -> None:
+        self.entries = entries
+
+    def raw(self) -> msgspec.Raw:
+        """Return the array as JSON, where it is short."""
+        return msgspec.Raw(b"[%b]" % b",".join(self.entries))
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the array as JSON, about `PART_BYTES` at a time."""
+        entries = self.entries
+        at_once = max(1, PART_BYTES * len(entries) // (sum(map(len, entries)) + 1))
+        yield b"["
+        for start in range(0, len(entries), at_once):
+            yield (b"," if start else b"") + b",".join(entries[start : start + at_once])
+        yield b"]"
+
+
+def in_parts(document: Any) -> Iterator[bytes]:
+    """Yield a document as JSON, in parts where there are arrays in it that are encoded already."""
+    arrays: list[EncodedArray] = []
+
+    def place(array: EncodedArray) -> msgspec.Raw:
+        arrays.append(array)
+        return msgspec.Raw(_PLACE)
+
+    first, *others = msgspec.json.Encoder(enc_hook=place).encode(document).split(_PLACE)
+    yield first
+    for array, part in zip(arrays, others, strict=True):
+        yield from array.parts()
+        yield part
+
+
+def gathered(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes, short parts joined: an answer of a few short parts is one message."""
+    held: list[bytes] = []
+    num_bytes = 0
+    for part in parts:
+        held.append(part)
+        num_bytes += len(part)
+        if num_bytes > UNREAD_BYTES:
+            yield b"".join(held)
+            held, num_bytes = [], 0
+    if held:
+        yield b"".join(held)
+
+
+async def send_json(send: Send, document: Any, trail: Trail) -> None:
+    await send_bytes(send, _encode(document), JSON, trail)
+
+
+async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, trail: Trail) -> None:
+    """Send an answer that may be large as its parts are made: other tasks get a turn between two, and no more of it is
+    held than the connection takes.
+    """
+    part, more = next(parts), next(parts, None)
+    if more is None:
+        await send_bytes(send, part, content_type, trail)
+        return
+    trail.status, trail.outcome = 200, "ok"
+    headers = [(b"content-type", content_type), *answer_headers(trail)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    while more is not None:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+        await asyncio.sleep(0)
+        part, more = more, next(parts, None)
+    await send_last(send, part)
+
+
+async def send_bytes(send: Send, body: bytes, content_type: bytes, trail: Trail, status: int = 200) -> None:
+    """Send an answer at once. `status`: of something that went well."""
+    trail.status, trail.outcome = status, "ok"
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *answer_headers(trail)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send_last(send, body)
+
+
+async def send_last(send: Send, body: bytes) -> None:
+    """Send the rest of an answer. Where it is long, wait until the peer has read it: the call's memory and its place
+    among the requests of its key are given back when this returns.
+    """
+    if len(body) > UNREAD_BYTES:
+        for start in range(0, len(body), PART_BYTES):
+            await send({"type": "http.response.body", "body": body[start : start + PART_BYTES], "more_body": True})
+            await asyncio.sleep(0)
+        body = b""
+    await send({"type": "http.response.body", "body": body})
+
+
+LINGER_S = 5.0
+LINGER_BYTES = 64 << 20
+"""Seconds and bytes for which a refused body is read and thrown away, so that its sender gets to see the refusal."""
+
+
+def shape_of(scope: Scope) -> ErrorShape:
+    """Return the error shape of the route, or the one that `Door` sets where none was found."""
+    shape: ErrorShape = scope[SHAPE]
+    return shape
+
+
+def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
+    headers: list[tuple[bytes, bytes]] = []
+    if error.retry_after_s is not None or error.status in (429, 503):
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1.0))))
+    if isinstance(error, NotSupported | Superseded):
+        headers.append((b"x-should-retry", b"false"))  # SDKs take every 5xx, and 409, for a passing trouble
+    if isinstance(error, AuthenticationFailed):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allow.encode()))
+    if ends_connection(error):
+        headers.append((b"connection", b"close"))
+    return headers
+
+
+def ends_connection(error: PaddockError) -> bool:
+    """Return whether nothing more can be asked on the connection after this error."""
+    return isinstance(error, Stopping | BodyTooLarge | BodyTooSlow)
+
+
+def note_error(trail: Trail, error: PaddockError) -> None:
+    trail.outcome = error.code or error.type
+
+
+async def send_error(receive: Receive, send: Send, error: PaddockError, trail: Trail, shape: ErrorShape) -> None:
+    """Answer the request with an error; nothing may have been sent before."""
+    trail.status = shape.status(error)
+    note_error(trail, error)
+    body = shape.body(error, trail)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [*name_headers(trail), *origin_headers(trail.origin), *error_headers(error)]
+    if trail.closes and not ends_connection(error):
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": trail.status, "headers": headers})
+    if isinstance(error, BodyTooLarge | BodyTooSlow):
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await _discard_rest(receive)
+        body = b""
+    await send_last(send, body)
+
+
+async def _discard_rest(receive: Receive) -> None:
+    """Read on: closing while the client still writes would reset the connection before it has read the answer."""
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while num_bytes < LINGER_BYTES:
+                message: Message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                num_bytes += len(message.get("body", b""))
+    except TimeoutError:
+        return

@@ -1,0 +1,136 @@
+"""WebSockets: one connection's messages both ways, and all that are open, which end with the gateway.
+
+Source: RFC 6455; ASGI, "WebSocket" and its extension "WebSocket Denial Response".
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from starlette.types import Message, Receive, Send
+
+from gateway.api.intake.presence import ClientGone
+from gateway.call import Principal
+from gateway.errors import TooManyConnections, TooManySockets
+
+METHOD = "WEBSOCKET"
+"""The word in the place of a method, in routes and log lines."""
+
+SWITCHED = 101
+"""The status of a connection that was accepted."""
+NORMAL, RESTARTS = 1000, 1012
+"""Codes that say why a connection is closed."""
+
+RETRY_S = 10.0
+"""Seconds after which a WebSocket may have closed."""
+
+SEVERED = (OSError, RuntimeError)
+"""Errors of sending. RuntimeError: the server has just closed the connection over a message, too long or invalid."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Socket:
+    """One connection. Methods raise ClientGone when the client has gone."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+
+    async def accept(self, headers: Headers) -> None:
+        await self._receive()
+        await self._tell({"type": "websocket.accept", "headers": headers})
+
+    async def receive(self) -> str | None:
+        """Return the next message; None for one of bytes."""
+        message = await self._receive()
+        if message["type"] == "websocket.disconnect":
+            raise ClientGone
+        return message.get("text")
+
+    async def send(self, text: str) -> None:
+        """Send one message. Waits while the client's buffers are full."""
+        # This runs once per token, so it does without `_tell`.
+        try:
+            await self._send({"type": "websocket.send", "text": text})
+        except SEVERED:
+            raise ClientGone from None
+
+    async def close(self, code: int, reason: str) -> None:
+        """Close the connection. `reason`: up to 123 bytes."""
+        await self._tell({"type": "websocket.close", "code": code, "reason": reason})
+
+    async def _tell(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except SEVERED:
+            raise ClientGone from None
+
+
+def refusing(send: Send) -> Send:
+    """Return a `send` whose HTTP answers become the answer to the handshake."""
+
+    async def told(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    return told
+
+
+class Stoppable(Protocol):
+    def stop(self) -> None:
+        """Close it when what runs on it has ended."""
+        ...
+
+
+class Sockets:
+    """Counts the connections that are open, and bounds them in all and by key."""
+
+    def __init__(self, most: int, most_per_key: int) -> None:
+        self._most = most
+        self._most_per_key = most_per_key
+        self._per_key: Counter[str] = Counter()
+        self._open: dict[Stoppable, float] = {}
+        """Connection -> time.monotonic() at which it was opened."""
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def check(self, principal: Principal) -> None:
+        """Raise TooManySockets where this key has its share of connections, TooManyConnections where all are taken."""
+        if self._per_key[principal.key_id] >= self._most_per_key:
+            raise TooManySockets(
+                f"This key has {self._most_per_key} WebSockets open here. Close some, or send more requests over each; "
+                "an operator may raise PADDOCK_MAX_SOCKETS_PER_KEY.",
+                retry_after_s=RETRY_S,
+            )
+        if len(self._open) >= self._most:
+            raise TooManyConnections(
+                f"{self._most} WebSockets are open at this gateway. Send requests without one, or try again later.",
+                retry_after_s=RETRY_S,
+            )
+
+    @contextmanager
+    def opened(self, connection: Stoppable, principal: Principal) -> Iterator[None]:
+        """Count a connection while the block lasts. Raises as `check`."""
+        self.check(principal)
+        self._per_key[principal.key_id] += 1
+        self._open[connection] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._open[connection]
+            self._per_key[principal.key_id] -= 1
+            if not self._per_key[principal.key_id]:
+                del self._per_key[principal.key_id]
+
+    def stop(self, *, older_than_s: float = 0.0) -> None:
+        """Stop the connections that are older than that: a new one is to have time to ask something."""
+        before = time.monotonic() - older_than_s
+        for connection, opened_at in self._open.items():
+            if opened_at <= before:
+                connection.stop()

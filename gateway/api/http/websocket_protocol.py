@@ -1,0 +1,159 @@
+"""uvicorn's WebSocket protocol, with what it lacks: handshakes that always end, and bounds of messages.
+
+HTTP is spoken by `workers.http_server`; here is how a gateway writes that server's own answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+from uvicorn._types import ASGIReceiveEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+
+from gateway.api.openai.error_shape import error_body
+from gateway.errors import HeadTooLarge, HeadTooSlow, InvalidRequest, PaddockError, TooManyConnections
+from gateway.settings import GatewaySettings
+from gateway.telemetry.finish import PROBED
+from workers.http_server.acceptor import raise_limit
+from workers.http_server.connection import BoundedConnection
+from workers.http_server.connections import ConnectionBounds
+from workers.http_server.state import Refusal, response_of
+
+MAX_FRAGMENTS = 16_384
+"""Most fragments of one message: empty ones count for nothing in its size, and each takes memory."""
+
+PIECE_BYTES = 4 << 10
+"""Bytes that are read at once; a long frame lets nothing out before its end, and is read in longer pieces."""
+LONG_PIECE_BYTES = 64 << 10
+
+ERRORS: dict[int, type[PaddockError]] = {
+    400: InvalidRequest,
+    408: HeadTooSlow,
+    431: HeadTooLarge,
+    503: TooManyConnections,
+}
+
+
+RESERVED_PATHS = frozenset(path.encode() for path in PROBED)
+"""Paths that are answered when there is no room for other requests."""
+
+
+def connection_bounds(settings: GatewaySettings) -> ConnectionBounds:
+    """Return how many connections this process may have; raises its limit of open files first."""
+    return ConnectionBounds.of(
+        raise_limit(), settings.max_connections, settings.address_share, RESERVED_PATHS, settings.reader_timeout_s
+    )
+
+
+def refusal_body(refusal: Refusal) -> bytes:
+    """Return the body of an answer that the server gives itself; it is written like OpenAI's errors."""
+    return error_body(ERRORS[refusal.status](refusal.message))
+
+
+class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
+    """One WebSocket. It begins as a connection of `workers.http_server.protocol`."""
+
+    # fmt: off
+    UVICORN_PARTS: ClassVar[tuple[str, ...]] = (
+        "close_sent", "close_timeout", "close_timer", "conn", "connection_lost", "data_received", "frames",
+        "handle_cont", "handle_parser_exception", "handle_ping", "handshake_complete",
+        "handshake_initiated", "keepalive_timeout", "loop", "on_task_complete", "pause_writing",
+        "read_paused", "receive", "resume_writing", "send_receive_event_to_app", "shutdown", "transport",
+        "writable",
+    )
+    # fmt: on
+    """Attributes of uvicorn's class that are used or replaced here; `server.check_parts` looks for them at start."""
+
+    _goes_on = False
+    """Whether reading goes on in the loop's next turn."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.messages.ended(self)
+        # The websockets protocol is in a cycle of references, and with it the bytes of an unfinished message.
+        self.conn.reader.discard()
+        self.frames = []
+        super().connection_lost(exc)
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self._bound_leftovers()
+
+    def handle_parser_exception(self) -> None:
+        super().handle_parser_exception()
+        self._bound_leftovers()
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
+        if self.close_timer is not None:  # uvicorn's timer would not bound what is left when it closes
+            self.close_timer.cancel()
+            self.close_timer = self.loop.call_later(self.close_timeout, self._close)
+        self._bound_leftovers()
+
+    def make_room(self) -> None:
+        """Close: all unfinished messages take too much memory together, and this one began first."""
+        if not self.handshake_complete or self.close_sent or self.transport.is_closing():
+            self._close()
+            return
+        self.conn.fail(CloseCode.TRY_AGAIN_LATER, "too many large messages are under way; send this one again")
+        self.handle_parser_exception()
+
+    def data_received(self, data: bytes) -> None:
+        self._unread = self._unread + data if self._unread else data
+        if self._goes_on:
+            self.transport.pause_reading()
+        else:
+            self._read()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        event = await super().receive()
+        if self._unread and not self.read_paused:
+            self._go_on()
+        return event
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()  # pongs would heap up before a client that does not read
+
+    def send_receive_event_to_app(self) -> None:
+        self._server.messages.ended(self)
+        super().send_receive_event_to_app()
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) < MAX_FRAGMENTS:
+            super().handle_cont(event)
+        elif not self.close_sent:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"a message has more than {MAX_FRAGMENTS} fragments")
+            self.handle_parser_exception()
+
+    def _read(self) -> None:
+        """Read one piece: the bytes that come at once have room for ten thousands of small frames, and others wait."""
+        self._goes_on = False
+        if self.transport.is_closing() or self.read_paused:
+            return
+        num_bytes = LONG_PIECE_BYTES if len(self.conn.reader.buffer) >= PIECE_BYTES else PIECE_BYTES
+        piece, self._unread = self._unread[:num_bytes], self._unread[num_bytes:]
+        if len(piece) >= PIECE_BYTES:
+            self._server.messages.grew(self, len(piece))
+        super().data_received(piece)
+        if self.transport.is_closing():
+            self._bound_leftovers()
+            return
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            told = f"This is no handshake of a WebSocket: {self.conn.handshake_exc}. Send fewer and shorter headers."
+            self.transport.write(response_of(Refusal(400, told), self._server.form))
+            self._close()
+        elif self._unread:
+            self.transport.pause_reading()
+            if not self.read_paused:
+                self._go_on()
+        elif not self.read_paused:
+            self.transport.resume_reading()
+
+    def _go_on(self) -> None:
+        if not self._goes_on:
+            self._goes_on = True
+            self.loop.call_soon(self._read)

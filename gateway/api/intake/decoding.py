@@ -1,0 +1,126 @@
+"""Runs work on large bodies: one at a time, the teams that wait taking turns.
+
+Work that is one long call goes to a thread, which shares the interpreter with the loop. Work that can be done in slices
+is done on the loop, one slice in a turn. Both rest as long as they worked, however many bodies come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from time import monotonic, sleep, thread_time
+from typing import TypeVar
+
+from gateway.dispatch.team_turns import TeamTurns
+from workers.process.memory import give_back_free, started_threads
+
+INLINE_BYTES = 256 << 10
+INLINE_STRINGS, INLINE_NUMBERS = 2_000, 8_000
+"""Bounds up to which decoding a body takes a millisecond or two."""
+LEAST_REST_S = 0.001
+"""Shortest rest: timers are no finer. A shorter one is added to the next."""
+LONGEST_REST_S = 0.25
+REST_AFTER_S = 0.002
+"""Seconds of its processor that a job computes before it lets the loop run."""
+TIDY_AFTER_S = 1.0
+
+ResultT = TypeVar("ResultT")
+
+
+class _Job(threading.local):
+    """The job that the decoding thread is at; nothing on other threads."""
+
+    is_under_way = False
+    since_s = 0.0
+    """Of the thread's own clock, when it last let the loop run."""
+    rested_s = 0.0
+    """Seconds that it has let the loop run."""
+
+
+_job = _Job()
+
+
+def let_loop_run() -> None:
+    """Rest as long as the decoding thread has computed since its last rest; on any other thread, do nothing.
+
+    The loop gets the interpreter for a moment whenever it asks, but it asks for each event, and the thread has it, and
+    a core, in between: beside a body that took 80 ms a stream stood still for 200. Call it between parts of a body.
+    """
+    if _job.is_under_way and (took_s := thread_time() - _job.since_s) > REST_AFTER_S:
+        sleep(took_s)
+        _job.rested_s += took_s
+        _job.since_s = thread_time()
+
+
+class DecodingLane:
+    """Runs work on one thread, or in slices on the event loop. Teams wait in turn for either."""
+
+    def __init__(self) -> None:
+        self._thread = started_threads("decoding", 1)
+        self._jobs, self._slices = _Resting(), _Resting()
+        self._tidying: asyncio.TimerHandle | None = None
+        self._rested_s = 0.0
+        """Seconds that the last job rested while it was under way."""
+
+    async def run(self, team: str, work: Callable[[], ResultT]) -> ResultT:
+        """Return what `work` returns; raises what it raises. It must not touch what the loop may change."""
+        await self._jobs.take(team)
+        loop, began = asyncio.get_running_loop(), monotonic()
+        job = loop.run_in_executor(self._thread, self._do, work)
+        try:
+            # A job that has begun goes on when its caller leaves, and the next one waits for it.
+            return await asyncio.shield(job)
+        finally:
+            job.add_done_callback(lambda _: self._jobs.give_back(team, monotonic() - began - self._rested_s))
+            # An error refers to this frame, and the job to the error: kept here, it would leave a body to the GC.
+            del job, work
+
+    async def slice(self, team: str, work: Callable[[], None]) -> None:
+        """Do a slice of work, a millisecond or so, on the loop itself. Raises what it raises."""
+        await self._slices.take(team)
+        began = monotonic()
+        try:
+            work()
+        finally:
+            self._slices.give_back(team, monotonic() - began)
+
+    def _do(self, work: Callable[[], ResultT]) -> ResultT:
+        """Do a job, on the thread."""
+        _job.is_under_way, _job.since_s, _job.rested_s = True, thread_time(), 0.0
+        try:
+            return work()
+        finally:
+            _job.is_under_way, self._rested_s = False, _job.rested_s
+
+    def tidy(self) -> None:
+        """Give free memory back to the system after TIDY_AFTER_S, once for all calls until then."""
+        if self._tidying is None:
+            self._tidying = asyncio.get_running_loop().call_later(TIDY_AFTER_S, self._tidy)
+
+    def _tidy(self) -> None:
+        self._tidying = None
+        self._thread.submit(give_back_free)
+
+
+class _Resting:
+    """Turns with a rest between them that is as long as the turn was."""
+
+    def __init__(self) -> None:
+        self._turns = TeamTurns()
+        self._owed_s = 0.0
+        """Seconds of rest that are due for what was done."""
+
+    async def take(self, team: str) -> None:
+        """Wait for a turn."""
+        await self._turns.take(team)
+
+    def give_back(self, team: str, took_s: float) -> None:
+        """Give a turn back after its rest or, where little rest is due, in the loop's next turn."""
+        loop = asyncio.get_running_loop()
+        self._owed_s += took_s
+        if self._owed_s < LEAST_REST_S:
+            loop.call_soon(self._turns.give_back, team)
+            return
+        rest_s, self._owed_s = min(self._owed_s, LONGEST_REST_S), 0.0
+        loop.call_later(rest_s, self._turns.give_back, team)

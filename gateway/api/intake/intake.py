@@ -1,0 +1,247 @@
+"""Takes in a request's body: reads it within its caller's bounds, checks and decodes it, counts it until it is over.
+
+async with intake.opened(principal, scope, receive) as body:
+    asked = await body.decoded(dialect.read)        # large ones away from the event loop
+    ...                                             # its memory is reserved until here
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+from starlette.types import Receive, Scope
+
+from gateway.api.intake.body import declared_bytes, read_body
+from gateway.api.intake.bounds import SLICE_BYTES, UNCHECKED_BYTES, UNCHECKED_FACTOR, Shape, ShapeCheck, slices
+from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingLane
+from gateway.api.intake.memory_budget import MemoryBudget, Reservation
+from gateway.call import Principal
+from gateway.dispatch.team_turns import TeamTurns
+
+RESERVATION = "paddock.reservation"
+"""Key of the ASGI scope for what the request holds of the memory budget."""
+
+SMALL_BODY_BYTES = 256 << 10
+"""Most bytes of a request that names things and holds no prompt."""
+
+LOADS_AT_ONCE = 2
+"""Long things that may be read from Redis for requests at once; of one team one at a time."""
+
+AskedT = TypeVar("AskedT")
+PartT = TypeVar("PartT")
+
+
+class Intake:
+    """Takes in every body of this gateway process."""
+
+    def __init__(
+        self, max_body_bytes: int, budget: MemoryBudget, lane: DecodingLane, longest_context: Callable[[], int]
+    ) -> None:
+        """`longest_context` returns the longest context of all models that are served now, in tokens; 0: not known."""
+        self.max_body_bytes = max_body_bytes
+        self._budget = budget
+        self._lane = lane
+        self._longest_context = longest_context
+        self._loads = TeamTurns(LOADS_AT_ONCE)
+
+    @asynccontextmanager
+    async def opened(
+        self, principal: Principal, scope: Scope, receive: Receive, most: int | None = None
+    ) -> AsyncIterator[Body]:
+        """Read a request's body of at most `most` bytes (None: `max_body_bytes`), and check it while it comes.
+
+        Raises BodyTooLarge, BodyTooSlow, InvalidRequest, ContextOverflow, HeldTooMuch, MemoryFull, ClientGone.
+        """
+        most = self.max_body_bytes if most is None else min(most, self.max_body_bytes)
+        reservation = self._budget.reserve(principal)
+        scope[RESERVATION] = reservation
+        try:
+            # What is declared may never come: the caller's own share is reserved for it.
+            declared = declared_bytes(scope)
+            if declared <= UNCHECKED_BYTES:
+                reservation.resize(UNCHECKED_FACTOR * declared)
+            elif declared <= most:
+                reservation.resize(declared)
+            arrival = _Arrival(self, reservation)
+            raw = await read_body(scope, receive, most, came=arrival.came)
+            body = Body(raw, reservation, self, arrival.shape())
+            del raw, arrival
+            yield body
+        finally:
+            self.give_back(reservation)
+
+    async def small(
+        self, principal: Principal, scope: Scope, receive: Receive, read: Callable[[bytes], AskedT]
+    ) -> AskedT:
+        """Read a body that holds no prompt; it counts until it is read. Raises as `opened`, and what `read` raises."""
+        async with self.opened(principal, scope, receive, SMALL_BODY_BYTES) as body:
+            return await body.decoded(read)
+
+    def message(self, principal: Principal, raw: bytes) -> Body:
+        """Take in bytes that did not come as a body, or none for a request that only loads what is kept.
+
+        Close it in any case. Raises HeldTooMuch, MemoryFull.
+        """
+        reservation = self._budget.reserve(principal)
+        reservation.resize(len(raw))
+        return Body(raw, reservation, self)
+
+    def give_back(self, reservation: Reservation) -> None:
+        """Free what is reserved; where it is much, the system has it soon."""
+        reservation.close()
+        if reservation.num_bytes > INLINE_BYTES:
+            self._lane.tidy()
+
+    async def decoded(
+        self, raw: bytes, shape: Shape | None, reservation: Reservation, read: Callable[[bytes], AskedT]
+    ) -> AskedT:
+        """Return what `read` makes of a body. `shape`: how much it holds; None: too little to matter."""
+        if len(raw) <= INLINE_BYTES and _is_quick(shape):
+            asked = read(raw)
+        else:
+            asked = await self._lane.run(reservation.team, partial(read, raw))
+        reservation.resize(UNCHECKED_FACTOR * len(raw) if shape is None else shape.held_bytes)
+        return asked
+
+    async def checked(self, raw: bytes, reservation: Reservation) -> Shape | None:
+        """Return how much there is in a body that came whole; None: too little to matter. Raises as `check_slice`."""
+        if len(raw) <= UNCHECKED_BYTES:  # as nearly always
+            return None
+        arrival = _Arrival(self, reservation)
+        await arrival.came(raw, len(raw))
+        return arrival.shape()
+
+    def begin_check(self) -> ShapeCheck:
+        """Return the check of a body long enough to matter; making it goes over all workers, maybe a thousand."""
+        return ShapeCheck(self._longest_context())
+
+    async def check_slice(self, team: str, check: ShapeCheck, piece: bytes) -> None:
+        """Check more of a large body, in its team's turn. Raises InvalidRequest, ContextOverflow."""
+        await self._lane.slice(team, partial(check.add, piece))
+
+    async def aside(self, team: str, work: Callable[[], AskedT]) -> AskedT:
+        """Return what `work` returns; it runs on a thread, in its team's turn."""
+        return await self._lane.run(team, work)
+
+    @asynccontextmanager
+    async def loading(self, num_bytes: int, team: str) -> AsyncIterator[None]:
+        """Let a few long things be loaded at a time: each passes through the event loop byte by byte, several times."""
+        if num_bytes <= INLINE_BYTES:
+            yield
+            return
+        await self._loads.take(team)
+        try:
+            yield
+        finally:
+            self._loads.give_back(team)
+
+
+class Body:
+    """A body that has been read, and the memory that its request holds."""
+
+    __slots__ = ("_intake", "_reservation", "_shape", "raw")
+
+    def __init__(self, raw: bytes, reservation: Reservation, intake: Intake, shape: Shape | None = None) -> None:
+        """`shape`: None where the body was not checked while it came."""
+        self.raw = raw
+        """The bytes; empty once they are decoded."""
+        self._reservation = reservation
+        self._intake = intake
+        self._shape = shape
+
+    @property
+    def team(self) -> str:
+        """Return the team that asks."""
+        return self._reservation.team
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes that the request holds of the memory budget."""
+        return self._reservation.num_bytes
+
+    def close(self) -> None:
+        """Give the memory of the request back: it is over."""
+        self._intake.give_back(self._reservation)
+
+    def holds(self, num_bytes: int) -> None:
+        """Hold so many bytes more for the answer, or fewer. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+        self._reservation.add(num_bytes)
+
+    def holds_at_least(self, num_bytes: int) -> None:
+        """Hold at least so many bytes in all. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+        self._reservation.grow(num_bytes)
+
+    async def aside(self, num_bytes: int, work: Callable[[], AskedT]) -> AskedT:
+        """Return what `work` returns. It runs on a thread where it handles about `num_bytes` and those are many, or
+        where the body has more in it than its bytes tell.
+        """
+        if num_bytes <= INLINE_BYTES and _is_quick(self._shape):
+            return work()
+        return await self._intake.aside(self.team, work)
+
+    def loading(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
+        """Wait until so many bytes may be loaded for the request, where they are many."""
+        return self._intake.loading(num_bytes, self.team)
+
+    async def decoded(self, read: Callable[[bytes], AskedT]) -> AskedT:
+        """Return what `read` makes of the body; raises what that raises, InvalidRequest, HeldTooMuch and MemoryFull."""
+        raw, self.raw = self.raw, b""
+        if self._shape is None:
+            self._shape = await self._intake.checked(raw, self._reservation)
+        return await self._intake.decoded(raw, self._shape, self._reservation, read)
+
+
+def _is_quick(shape: Shape | None) -> bool:
+    return shape is None or (shape.num_strings <= INLINE_STRINGS and shape.num_numbers <= INLINE_NUMBERS)
+
+
+def held_while(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callable[[PartT], Awaitable[None]]:
+    """Return `work` as work during which the request's memory stays counted, with or without its connection."""
+    reservation: Reservation = scope[RESERVATION]
+
+    async def counted(part: PartT) -> None:
+        with reservation.shared():
+            await work(part)
+
+    return counted
+
+
+def holds_of(scope: Scope) -> Callable[[int], None]:
+    """Return a function that takes how many bytes more, or fewer, the request holds; it raises as `Body.holds`."""
+    reservation: Reservation = scope[RESERVATION]
+    return reservation.add
+
+
+class _Arrival:
+    """Checks a body while it comes, and refuses it with the first slice that has too much."""
+
+    __slots__ = ("_check", "_intake", "_reservation", "_unchecked")
+
+    def __init__(self, intake: Intake, reservation: Reservation) -> None:
+        self._intake = intake
+        self._reservation = reservation
+        self._check: ShapeCheck | None = None
+        self._unchecked: list[bytes] = []
+        """Parts that came while there was too little to matter."""
+
+    async def came(self, part: bytes, num_bytes: int) -> None:
+        """Take the next part. `num_bytes`: bytes that have come, with this part."""
+        self._reservation.grow(num_bytes)
+        if num_bytes <= UNCHECKED_BYTES:
+            self._unchecked.append(part)
+            return
+        if self._check is None:
+            self._check = self._intake.begin_check()
+            part, self._unchecked = b"".join((*self._unchecked, part)), []
+        if num_bytes <= SLICE_BYTES:
+            self._check.add(part)
+            return
+        for piece in slices(part):
+            await self._intake.check_slice(self._reservation.team, self._check, piece)
+
+    def shape(self) -> Shape | None:
+        """Return how much all of the body holds; None: too little to matter."""
+        return None if self._check is None else self._check.shape()

@@ -1,0 +1,199 @@
+"""Bytes that requests hold in this process, from the first byte of a body until the call is over.
+
+A team may hold as much as is free beside it: alone half of all, two at once a third each, so there is room for
+whoever comes next (the dynamic thresholds of shared-memory switches; Choudhury and Hahne, 1998). A key has three
+quarters of what its team may hold.
+
+Bounds the probabilities that a gateway holds of one request's answers, and counts their memory: each is dozens of
+bytes, and a hundred may come with every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from gateway.call import Principal
+from gateway.errors import HeldTooMuch, InvalidRequest, MemoryFull, TakesTooMuch
+from workers.protocol.events import CallEvent, Logprobs, PromptLogprobs, TokenLogprob
+from workers.protocol.requests import GenerateRequest
+
+KEY_SHARE = 0.75
+RETRY_AFTER_S = 1.0
+
+
+class MemoryBudget:
+    """The bytes that are held, by team and by key."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held = 0
+        self._of_team: dict[str, int] = {}
+        self._of_key: dict[str, int] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return self._held
+
+    @property
+    def largest(self) -> int:
+        """Return the bytes that a single key may hold when nobody else holds any."""
+        return int(self._max_bytes // 2 * KEY_SHARE)
+
+    def reserve(self, principal: Principal) -> Reservation:
+        """Return a reservation of no bytes, to be grown; close it in any case."""
+        return Reservation(self, principal)
+
+    def take(self, principal: Principal, num_bytes: int, num_before: int = 0) -> None:
+        """Take so many bytes for a request. `num_before`: bytes that it holds already.
+
+        Raises TakesTooMuch for what never fits, HeldTooMuch, MemoryFull.
+        """
+        if num_before + num_bytes > self.largest:
+            raise TakesTooMuch(
+                f"The request and its answer take {num_before + num_bytes} bytes of memory; one key may hold "
+                f"{self.largest}. Send less or ask for less, or have the operator raise PADDOCK_CALL_MEMORY_BYTES."
+            )
+        free = self._max_bytes - self._held
+        of_team = self._of_team.get(principal.team, 0) + num_bytes
+        of_key = self._of_key.get(principal.key_id, 0) + num_bytes
+        may = (free + of_team - num_bytes) // 2
+        if num_bytes > free:
+            message = f"Requests hold {self._held} bytes of this gateway's memory; {self._max_bytes} may. Try again."
+            raise MemoryFull(message, retry_after_s=RETRY_AFTER_S)
+        if of_team > may or of_key > may * KEY_SHARE:
+            what, held, most = ("team", of_team, may) if of_team > may else ("key", of_key, int(may * KEY_SHARE))
+            message = (
+                f"With this one, the requests of this {what} that are under way would hold {held} bytes of the "
+                f"gateway's memory; {most} are its share now. Wait for some to end."
+            )
+            raise HeldTooMuch(message, retry_after_s=RETRY_AFTER_S)
+        self.add(principal, num_bytes)
+
+    def add(self, principal: Principal, num_bytes: int) -> None:
+        """Count bytes that are held anyway, or, where the number is negative, given back."""
+        self._held += num_bytes
+        for held, name in ((self._of_team, principal.team), (self._of_key, principal.key_id)):
+            now = held.get(name, 0) + num_bytes
+            if now:
+                held[name] = now
+            else:
+                held.pop(name, None)
+
+
+class Reservation:
+    """The bytes that one request holds."""
+
+    __slots__ = ("_budget", "_num_holders", "_principal", "num_bytes")
+
+    def __init__(self, budget: MemoryBudget, principal: Principal) -> None:
+        self._budget = budget
+        self._principal = principal
+        self._num_holders = 1
+        self.num_bytes = 0
+
+    @property
+    def team(self) -> str:
+        return self._principal.team
+
+    def grow(self, num_bytes: int) -> None:
+        """Hold at least so many bytes. Raises as `resize`."""
+        if num_bytes > self.num_bytes:
+            self.resize(num_bytes)
+
+    def add(self, num_bytes: int) -> None:
+        """Hold so many bytes more, or fewer where it is negative. Raises as `resize`."""
+        self.resize(self.num_bytes + num_bytes)
+
+    def resize(self, num_bytes: int) -> None:
+        """Hold so many bytes from now on. Raises as `MemoryBudget.take`, and holds as many as before then."""
+        more = num_bytes - self.num_bytes
+        if more > 0:
+            self._budget.take(self._principal, more, self.num_bytes)
+        elif more:
+            self._budget.add(self._principal, more)
+        self.num_bytes = num_bytes
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold it at least until the block ends, for whoever goes on with the request without its connection."""
+        if not self._num_holders:
+            self._budget.add(self._principal, self.num_bytes)
+        self._num_holders += 1
+        try:
+            yield
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Count one holder less; the last one gives everything back."""
+        self._num_holders -= 1
+        if not self._num_holders:
+            self._budget.add(self._principal, -self.num_bytes)
+
+
+MAX_WHOLE_PROBS = 1 << 20
+"""Most probabilities of answers that are sent whole at their end: some 70 MB of JSON."""
+MAX_WAITING_PROBS = 1 << 17
+"""Most probabilities of tokens in a stream whose text has not come yet."""
+
+TOKEN_BYTES = 640
+"""Bytes that a token of the answer takes beside its probabilities: places in lists, and the objects around them."""
+PROB_BYTES = 128
+"""Bytes that a probability takes as JSON and while it waits for its text, with the part that is joined to send it."""
+PIECE_FACTOR = 5
+"""Bytes more for each byte of its token, which is told as a number and as text."""
+
+Holds = Callable[[int], None]
+"""Called with how many bytes more, or fewer, a request holds. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+
+
+class HeldProbs:
+    """Counts one request's probabilities until they are sent: by number, and by bytes in its memory budget."""
+
+    def __init__(self, requests: Sequence[GenerateRequest], holds: Holds, *, streams: bool, repeats: bool) -> None:
+        """`repeats`: all of them are told at the end, also of a stream, from the same bytes."""
+        self.are_told = any(one.n_probs for one in requests)
+        self._holds = holds
+        self._ends_whole = repeats or not streams
+        self._most = MAX_WHOLE_PROBS if self._ends_whole else MAX_WAITING_PROBS
+        # Those after the samplers are told twice over, as probabilities and as their logarithms.
+        self._factors = [2 if one.post_sampling_probs else 1 for one in requests]
+        self._num = [0] * len(requests)
+        self._num_bytes = [0] * len(requests)
+
+    def hear(self, choice: int, events: Sequence[CallEvent], *, written: bool) -> None:
+        """Count the probabilities of these events. Begin anew where a stream has `written` all it had of the answer.
+
+        Raises InvalidRequest where they are too many, HeldTooMuch, MemoryFull and TakesTooMuch.
+        """
+        if written and not self._ends_whole:
+            self._clear(choice)
+            return
+        num = num_bytes = 0
+        for event in events:
+            if isinstance(event, Logprobs):
+                num += 1 + len(event.top)
+                num_bytes += _bytes_of(event.chosen, event.top)
+            elif isinstance(event, PromptLogprobs):  # whose number is bounded when they are asked for
+                num_bytes += sum(_bytes_of(chosen, top) for chosen, top in event.tokens)
+        if not num_bytes:
+            return
+        self._num[choice] += num
+        if sum(self._num) > self._most:
+            message = f"The answers have more than {self._most} probabilities that can't be sent yet. Ask for fewer "
+            raise InvalidRequest(message + "with each token or for shorter answers, or have them streamed.")
+        num_bytes *= self._factors[choice]
+        self._holds(num_bytes)
+        self._num_bytes[choice] += num_bytes
+
+    def _clear(self, choice: int) -> None:
+        """Begin anew with one of the answers: what was counted of it has been sent."""
+        if num_bytes := self._num_bytes[choice]:
+            self._num[choice] = self._num_bytes[choice] = 0
+            self._holds(-num_bytes)
+
+
+def _bytes_of(chosen: TokenLogprob, top: Sequence[TokenLogprob]) -> int:
+    num_piece_bytes = len(chosen.piece) + sum([len(token.piece) for token in top])
+    return TOKEN_BYTES + PROB_BYTES * (1 + len(top)) + PIECE_FACTOR * num_piece_bytes

@@ -1,0 +1,154 @@
+"""Reads llama-server's generating bodies into canonical requests.
+
+Reads llama-server's prompts; where one is an object, its text is read in its place.
+
+Source of the forms: "POST /completion" in tools/server/README.md of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+from starlette.types import Scope
+
+from gateway.api.http.diagnostics import ignored_of
+from gateway.api.intake.body import read_object
+from gateway.api.native.body import IGNORED, REFUSED, CompletionBody, GenerationBody, InfillBody, Trigger
+from gateway.api.parameters.faults import shown
+from gateway.api.parameters.form import read_form
+from gateway.api.parameters.options import read_lora, read_notices, read_stop, requests_of, sharing_prompts, with_hints
+from gateway.api.parameters.prompts import Prompt, read_prompts
+from gateway.api.parameters.sampling import read_sampling
+from gateway.api.parameters.unread import read_body
+from gateway.api.request_head import named_model
+from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
+from gateway.telemetry.ignored import Ignored
+from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Notice
+
+
+def read_native_prompts(given: Any, path: str = "prompt") -> tuple[Prompt, ...]:
+    """Return one prompt or several. Raises InvalidRequest, NotSupported for what is more than text."""
+    if isinstance(given, list):
+        # There is nearly always none among what may be a million tokens; a generator over them takes twice as long.
+        if dict in set(map(type, given)):
+            given = [_text_of(one, f"{path}.{n}") for n, one in enumerate(given)]
+        return read_prompts(given, path)
+    return read_prompts(_text_of(given, path), path)
+
+
+def read_native_prompt(given: Any, path: str) -> Prompt:
+    """Return one prompt; an array is always its parts. Raises InvalidRequest, NotSupported."""
+    return read_prompts([given] if isinstance(given, list) else _text_of(given, path), path)[0]
+
+
+def _text_of(given: Any, path: str) -> Any:
+    """Return the text of an object, and everything else as it is."""
+    if not isinstance(given, dict):
+        return given
+    if given.get("multimodal_data"):
+        message = f"`{path}.multimodal_data` is not supported: the models here read text. Leave it out."
+        raise NotSupported(message, param=f"{path}.multimodal_data")
+    text = given.get("prompt_string")
+    if not isinstance(text, str):
+        message = f"`{path}.prompt_string` is {shown(text)}. Send a string."
+        raise InvalidRequest(message, param=f"{path}.prompt_string")
+    return text
+
+
+MAX_ANSWERS = 128
+"""Most answers to one request: its prompts times `n_cmpl`."""
+
+WORD_TRIGGERS = (0, 1)
+"""Types of a token and of a word; others are patterns. Source: `common_grammar_trigger_type` in common/common.h."""
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A parsed request, and how its answers are to be written."""
+
+    model: str
+    requests: tuple[GenerateRequest, ...]
+    """The requests; those of one prompt are beside each other."""
+    stream: bool
+    response_fields: tuple[str, ...] = ()
+    """Paths of the fields that the caller wants; empty: all."""
+
+
+def read_completion(raw: bytes, scope: Scope) -> CompletionRequest:
+    """Return the parsed body. Raises InvalidRequest, UnsupportedParameter, each naming the parameter by its path."""
+    body = _validated(CompletionBody, raw, scope, ignored_of(scope))
+    prompts = read_native_prompts(body.prompt)
+    if len(prompts) * body.n_cmpl > MAX_ANSWERS:
+        message = f"{len(prompts)} prompts times `n_cmpl` are more than {MAX_ANSWERS} answers. Ask for fewer at once."
+        raise InvalidRequest(message, param="n_cmpl")
+    request = _request(body)
+    requests = [one for prompt in prompts for one in requests_of(replace(request, prompt=prompt), body.n_cmpl)]
+    return _asked(body, requests)
+
+
+def read_infill(raw: bytes, scope: Scope) -> CompletionRequest:
+    """Return the parsed body. Raises InvalidRequest, UnsupportedParameter, each naming the parameter by its path."""
+    body = _validated(InfillBody, raw, scope, ignored_of(scope))
+    files = tuple(InfillFile(one.filename, one.text) for one in body.input_extra or ())
+    infill = Infill(body.input_prefix, body.input_suffix, body.prompt, files)
+    return _asked(body, requests_of(replace(_request(body), infill=infill), body.n_cmpl))
+
+
+def _validated(kind: type[BodyT], raw: bytes, scope: Scope, ignored: Ignored) -> BodyT:
+    document = read_object(raw)
+    return read_body(kind, document | {"model": named_model(document, scope)}, (IGNORED, REFUSED), ignored)
+
+
+def _asked(body: GenerationBody, requests: Sequence[GenerateRequest]) -> CompletionRequest:
+    return CompletionRequest(body.model, sharing_prompts(requests), body.stream, tuple(body.response_fields or ()))
+
+
+def _request(body: GenerationBody) -> GenerateRequest:
+    """Return the request without the text that is to be continued."""
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    request = GenerateRequest(
+        constraint=_constraint(body),
+        sampling=read_sampling(body),
+        max_tokens=None if body.n_predict < 0 else body.n_predict,
+        n_indent=body.n_indent,
+        stop=read_stop([text for text in stops if text]),
+        n_probs=body.n_probs,
+        post_sampling_probs=body.post_sampling_probs,
+        adapters=read_lora(body),
+        tell=_notices(body),
+    )
+    return with_hints(request, body)
+
+
+def _constraint(body: GenerationBody) -> Constraint | None:
+    constraint = read_form(body)
+    if constraint is None or not body.grammar_lazy:
+        return constraint
+    if not body.grammar_triggers:
+        message = "`grammar_lazy` needs `grammar_triggers`. Send the words that switch the grammar on."
+        raise InvalidRequest(message, param="grammar_triggers")
+    return replace(constraint, triggers=tuple(map(_word, range(len(body.grammar_triggers)), body.grammar_triggers)))
+
+
+def _word(number: int, trigger: Trigger) -> str:
+    if trigger.type not in WORD_TRIGGERS:
+        path = f"grammar_triggers.{number}.type"
+        message = f"`{path}` is {trigger.type}: patterns are not supported. Send words, of type 1."
+        raise UnsupportedParameter(message, param=path)
+    return trigger.value
+
+
+def _notices(body: GenerationBody) -> tuple[Notice, ...]:
+    """Return what is told beside the answer. llama-server tells a stream's tokens, and the settings at the end."""
+    notices = read_notices(body, stream=body.stream)
+    if body.stream and "tokens" not in notices:
+        notices = (*notices, "tokens")
+    wanted = body.response_fields
+    if wanted and not any(name.startswith(("generation_settings", "prompt")) for name in wanted):
+        return notices
+    return (*notices, "settings")

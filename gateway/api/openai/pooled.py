@@ -1,0 +1,170 @@
+"""`POST /v1/embeddings` and `POST /v1/rerank`.
+
+`POST /v1/embeddings`.
+
+Source: OpenAI's API reference, "Create embeddings"; `embd_normalize` is llama-server's (tools/server/README.md of
+llama.cpp).
+
+`POST /v1/rerank`, also as `/rerank`, `/v1/reranking` and `/reranking`: documents by how well they fit a query.
+
+Sources: Jina's rerank API and llama-server's (tools/server/README.md of llama.cpp); with `texts` in place of
+`documents`, the form of Hugging Face's text-embeddings-inference, as llama-server has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Discriminator, Field, Tag
+from starlette.types import Scope
+
+from gateway.api.http.diagnostics import ignored_of
+from gateway.api.intake.body import read_object
+from gateway.api.openai.bodies import POOLED_IGNORED, RERANK_REFUSED
+from gateway.api.parameters.base import Body, Loose
+from gateway.api.parameters.prompts import INPUT_FORMS, MAX_INPUTS, read_pool_inputs
+from gateway.api.parameters.unread import read_body
+from gateway.api.shapes import PART_BYTES, base64_of, rows_of, shortened
+from gateway.call import Call
+from gateway.errors import InvalidRequest
+from workers.protocol.json_parts import json_parts
+from workers.protocol.pooled import PoolRequest, PoolResult
+
+MAX_TOKEN = 2**31 - 1
+MAX_NORM = 1024
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EmbeddingsBody(Body):
+    model: str = ""
+    input: Annotated[Any, Field(description=f"{INPUT_FORMS}, up to {MAX_INPUTS}")]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
+    embd_normalize: Annotated[int, Field(ge=-1, le=MAX_NORM)] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsRequest:
+    model: str
+    request: PoolRequest
+    as_base64: bool
+    width: int | None
+    """Numbers wanted of each vector; None: all."""
+
+
+class EmbeddingsDialect:
+    """OpenAI's embeddings: reader and writer."""
+
+    def read(self, raw: bytes, scope: Scope) -> EmbeddingsRequest:
+        body = read_body(EmbeddingsBody, read_object(raw), (POOLED_IGNORED, {}), ignored_of(scope))
+        if body.dimensions is not None and body.embd_normalize != 2:
+            message = (
+                "`dimensions` gives shortened vectors length 1 again; `embd_normalize` asks for another. Send one."
+            )
+            raise InvalidRequest(message, param="dimensions")
+        request = PoolRequest(inputs=read_pool_inputs(body.input, "input"), kind="embed", normalize=body.embd_normalize)
+        return EmbeddingsRequest(body.model, request, body.encoding_format == "base64", body.dimensions)
+
+    def parts(self, asked: EmbeddingsRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
+        """Yield a list of one object per input. Raises InvalidRequest before the first part."""
+        if result.pooling == "none":
+            message = (
+                f"The model `{call.alias}` makes a vector of each token (pooling none), which this answer has no place "
+                "for. Ask it through POST /embeddings."
+            )
+            raise InvalidRequest(message, param="model")
+        if asked.width is not None and asked.width > result.width:
+            message = f"`dimensions` is {asked.width}; the model's vectors have {result.width}. Send at most that."
+            raise InvalidRequest(message, param="dimensions")
+        part = bytearray(b'{"object":"list","model":' + _encode(call.alias) + b',"data":[')
+        for index, row in enumerate(rows_of(result)):
+            if len(part) >= PART_BYTES:
+                yield bytes(part)
+                part.clear()
+            part += (b"," if index else b"") + self._entry(asked, row, index)
+        num_tokens = sum(result.num_tokens)
+        usage = _encode({"prompt_tokens": num_tokens, "total_tokens": num_tokens})
+        yield bytes(part) + b'],"usage":' + usage + b"}"
+
+    def _entry(self, asked: EmbeddingsRequest, row: Any, index: int) -> bytes:
+        if asked.width is not None:
+            row = shortened(row, asked.width)
+        vector = base64_of(row) if asked.as_base64 else row.tolist()
+        return _encode({"object": "embedding", "index": index, "embedding": vector})
+
+
+MAX_DOCUMENTS = 2048
+MAX_TOP = 2**31 - 1
+
+
+class DocumentBody(Loose):
+    text: str
+
+
+def _document_kind(value: Any) -> str:
+    return "<object>" if isinstance(value, dict) else "<text>"
+
+
+Document = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[DocumentBody, Tag("<object>")],
+    Discriminator(_document_kind),
+]
+
+
+class RerankBody(Body):
+    model: str = ""
+    query: str
+    documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)] | None = None
+    top_n: Annotated[int, Field(ge=1, le=MAX_TOP)] | None = None
+    return_documents: bool = False
+    texts: Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)] | None = None
+    return_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRequest:
+    model: str
+    request: PoolRequest
+    top_n: int | None
+    with_texts: bool
+    is_bare: bool
+    """Whether a bare array is answered, the form of text-embeddings-inference."""
+
+
+class RerankDialect:
+    """Reranking: reader and writer."""
+
+    def read(self, raw: bytes, scope: Scope) -> RerankRequest:
+        body = read_body(RerankBody, read_object(raw), (POOLED_IGNORED, RERANK_REFUSED), ignored_of(scope))
+        request = PoolRequest(inputs=_texts(body), kind="rank", query=body.query)
+        bare = body.texts is not None
+        return RerankRequest(body.model, request, body.top_n, body.return_text if bare else body.return_documents, bare)
+
+    def parts(self, asked: RerankRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
+        """Yield the documents best first, of equals the earlier one; their texts, if told back, may be long."""
+        scores = [row[0] for row in rows_of(result)]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+        entries = [self._entry(asked, index, scores[index]) for index in order]
+        if asked.is_bare:
+            return json_parts(entries)
+        num_tokens = sum(result.num_tokens)
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return json_parts({"object": "list", "model": call.alias, "results": entries, "usage": usage})
+
+    def _entry(self, asked: RerankRequest, index: int, score: float) -> dict[str, Any]:
+        entry: dict[str, Any] = {"index": index, "score" if asked.is_bare else "relevance_score": score}
+        text = asked.request.inputs[index]
+        if asked.with_texts:
+            entry["text" if asked.is_bare else "document"] = text if asked.is_bare else {"text": text}
+        return entry
+
+
+def _texts(body: RerankBody) -> tuple[str, ...]:
+    if (body.documents is None) == (body.texts is None):
+        problem = "is missing" if body.texts is None else "and `texts` are two forms of one request"
+        raise InvalidRequest(f"`documents` {problem}. Send an array of texts as `documents`.", param="documents")
+    return tuple(one if isinstance(one, str) else one.text for one in body.documents or body.texts or ())

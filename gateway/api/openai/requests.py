@@ -1,0 +1,209 @@
+"""Reads OpenAI's chats and completions into canonical requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from msgspec.structs import replace
+
+from gateway.api.intake.body import read_object
+from gateway.api.openai.bodies import (
+    COMPLETION_IGNORED,
+    COMPLETION_REFUSED,
+    DEFAULT_MAX_TOKENS,
+    IGNORED,
+    NOT_TOLD,
+    REFUSED,
+    ChatBody,
+    CompletionBody,
+    UsageWish,
+    read_stream_options,
+)
+from gateway.api.parameters.form import beside_call, read_form
+from gateway.api.parameters.messages import Toolbox, read_messages, read_tools
+from gateway.api.parameters.options import (
+    read_lora,
+    read_n_probs,
+    read_notices,
+    read_stop,
+    requests_of,
+    sharing_prompts,
+    with_hints,
+)
+from gateway.api.parameters.prompts import Prompt, read_prompts
+from gateway.api.parameters.sampling import read_sampling
+from gateway.api.parameters.thinking import other_words, read_template_values, read_thinking
+from gateway.api.parameters.unread import read_body
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.telemetry.ignored import Ignored
+from workers.protocol.requests import MAX_PROMPT_CHARS, GenerateRequest, Infill, Thinking
+
+
+def read_max_tokens(given: dict[str, int | None]) -> int | None:
+    """Return the one number that `given` holds under its names; None: no bound. Raises InvalidRequest if they differ.
+
+    A negative number says that there is no bound, as llama-server has it.
+    """
+    told = [(name, number) for name, number in given.items() if number is not None]
+    for (first, one), (second, other) in pairwise(told):
+        if one != other:
+            message = f"`{first}` ({one}) and `{second}` ({other}) contradict each other. Send one of them."
+            raise InvalidRequest(message, param=second)
+    return told[0][1] if told and told[0][1] >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A parsed chat request, and how its answers are to be written."""
+
+    model: str
+    requests: tuple[GenerateRequest, ...]
+    stream: bool
+    usage: UsageWish = NOT_TOLD
+    as_function: bool = False
+    """Whether a tool call is told in the older form, as `function_call`."""
+    verbose: bool = False
+    """Whether the answer tells what it ran with (`__verbose`)."""
+
+
+def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
+    """Return the parsed body; `ignored` notes parameters that nothing is done with.
+
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
+    """
+    ignored = ignored or Ignored()
+    body = read_body(ChatBody, read_object(raw), (IGNORED, REFUSED), ignored)
+    usage = read_stream_options(body.stream_options, stream=body.stream)
+    toolbox = read_tools(body)
+    request = with_hints(_chat_request(body, toolbox, ignored), body)
+    requests = sharing_prompts(requests_of(request, body.n))
+    return ChatRequest(body.model, requests, body.stream, usage, toolbox.as_function, body.verbose)
+
+
+def _chat_request(body: ChatBody, toolbox: Toolbox, ignored: Ignored) -> GenerateRequest:
+    lengths = {name: getattr(body, name) for name in ("max_tokens", "max_completion_tokens", "n_predict")}
+    return GenerateRequest(
+        messages=read_messages(body.messages),
+        tools=toolbox.tools,
+        forced_tools=toolbox.forced,
+        parallel_tool_calls=toolbox.parallel,
+        thinking=read_thinking(body, other_words(body)),
+        template_values=read_template_values(body),
+        constraint=beside_call(read_form(body), toolbox.forced, ignored),
+        sampling=read_sampling(body),
+        max_tokens=read_max_tokens(lengths),
+        stop=read_stop(body.stop),
+        adapters=read_lora(body),
+        n_probs=read_n_probs(body),
+        post_sampling_probs=body.post_sampling_probs,
+        tell=read_notices(body, stream=body.stream, verbose=body.verbose),
+    )
+
+
+MAX_CHOICES = 128
+"""Most answers to all prompts of a request together."""
+
+MAX_PROMPT_PROBS = 1 << 17
+"""Most probabilities that one request is told of the prompts' tokens, and of the likeliest ones in their place: some
+hundred bytes each.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A parsed request, and how its answers are to be written. Answer `i` is to prompt `i // n`."""
+
+    model: str
+    requests: tuple[GenerateRequest, ...]
+    stream: bool
+    prompts: tuple[Prompt, ...]
+    usage: UsageWish = NOT_TOLD
+    echo: bool = False
+    """Whether each answer begins with its prompt."""
+    legacy_logprobs: bool = False
+    """Whether probabilities have OpenAI's older shape; else they have that of chat, as in llama-server."""
+    verbose: bool = False
+    """Whether the answer tells what it ran with (`__verbose`)."""
+
+
+def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionRequest:
+    """Return the parsed body; `ignored` notes parameters that nothing is done with.
+
+    Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path.
+    """
+    unread = (COMPLETION_IGNORED, COMPLETION_REFUSED)
+    body = read_body(CompletionBody, read_object(raw), unread, ignored or Ignored())
+    usage = read_stream_options(body.stream_options, stream=body.stream)
+    prompts = read_prompts(body.prompt)
+    _check(body, prompts)
+    shared = with_hints(_request(body), body)
+    if body.echo and body.logprobs is not None:
+        most = MAX_PROMPT_PROBS // (1 + body.logprobs) // (len(prompts) * body.n)
+        shared = replace(shared, prompt_probs=most, cache_prompt=False)
+    requests = [one for prompt in prompts for one in requests_of(_asking(shared, prompt, body), body.n)]
+    legacy = body.logprobs is not None
+    answers = sharing_prompts(requests)
+    return CompletionRequest(body.model, answers, body.stream, prompts, usage, body.echo, legacy, body.verbose)
+
+
+def _check(body: CompletionBody, prompts: tuple[Prompt, ...]) -> None:
+    """Check what no single parameter shows. Raises InvalidRequest or UnsupportedParameter."""
+    if body.best_of and body.best_of != body.n:
+        message = (
+            f"`best_of` is {body.best_of} and `n` {body.n}; all answers are told. Send equal numbers, or `n` alone."
+        )
+        raise UnsupportedParameter(message, param="best_of")
+    if body.echo and body.n_probs:
+        message = "The probabilities of a prompt are told in the shape of `logprobs`; send that instead of `n_probs`."
+        raise UnsupportedParameter(message, param="n_probs")
+    if body.echo and body.logprobs is not None and body.suffix:
+        message = (
+            "A prompt with `suffix` has tokens that are no part of its text, so their probabilities can't be told. "
+            "Leave out `suffix`, `echo` or `logprobs`."
+        )
+        raise UnsupportedParameter(message, param="suffix")
+    if body.logprobs is not None and body.n_probs:
+        message = "`logprobs` and `n_probs` ask for probabilities in different shapes. Send one of them."
+        raise InvalidRequest(message, param="n_probs")
+    if len(prompts) * body.n > MAX_CHOICES:
+        count = len(prompts) * body.n
+        message = f"`n` times the prompts are {count} answers; one request takes {MAX_CHOICES}. Send several requests."
+        raise InvalidRequest(message, param="n")
+    num_chars = body.n * sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    if body.echo and num_chars > MAX_PROMPT_CHARS:
+        message = f"`echo` would tell {num_chars} characters of prompts; one request is told {MAX_PROMPT_CHARS}. "
+        raise InvalidRequest(message + "Ask for fewer answers at once, or leave it out.", param="echo")
+    if body.suffix and not all(isinstance(prompt, str) for prompt in prompts):
+        message = "`suffix` needs a `prompt` that is a text: what stands before the gap. Send strings."
+        raise InvalidRequest(message, param="suffix")
+
+
+def _request(body: CompletionBody) -> GenerateRequest:
+    """Return what the answers' requests have in common."""
+    asked = (body.max_tokens, body.n_predict)
+    lengths = {"max_tokens": body.max_tokens, "n_predict": body.n_predict}
+    # On the wire, -1 asks for the chosen token alone.
+    n_probs = body.n_probs if body.logprobs is None else body.logprobs or -1
+    notices = read_notices(body, stream=body.stream, verbose=body.verbose)
+    return GenerateRequest(
+        # A raw prompt's answer is raw text: nothing in it is taken for thought.
+        thinking=Thinking(split=False),
+        constraint=read_form(body),
+        sampling=read_sampling(body),
+        max_tokens=DEFAULT_MAX_TOKENS if asked == (None, None) else read_max_tokens(lengths),
+        stop=read_stop(body.stop),
+        adapters=read_lora(body),
+        n_probs=n_probs,
+        post_sampling_probs=body.post_sampling_probs,
+        tell=notices,
+    )
+
+
+def _asking(shared: GenerateRequest, prompt: Prompt, body: CompletionBody) -> GenerateRequest:
+    if body.suffix and isinstance(prompt, str):
+        return replace(shared, infill=Infill(prefix=prompt, suffix=body.suffix))
+    if body.echo and not isinstance(prompt, str):
+        # The prompt's text comes with the settings.
+        return replace(shared, prompt=prompt, tell=(*shared.tell, "settings", "prompt"))
+    return replace(shared, prompt=prompt)

@@ -1,0 +1,214 @@
+"""Writes what the chunks of a stream and whole answers have in common: ids, heads, usage, `__verbose`.
+
+Tells callers who ask for `verbose` what a chat's or completion's answer ran with: llama-server's `__verbose`.
+
+Source: `to_json_oaicompat_chat` and `to_json_non_oaicompat` in tools/server/server-task.cpp of llama.cpp. The text
+is told once, in the answer itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from gateway.api.http.answers import in_parts
+from gateway.api.openai.bodies import UsageWish
+from gateway.api.shapes import settings_object, stop_type, timings_object, usage_object
+from gateway.dispatch.fan_out import usage_of
+from workers.protocol.events import CallEvent, Finished, Settings, Started, Usage
+from workers.protocol.requests import GenerateRequest
+
+
+class StreamUsage:
+    """The usage that a stream tells: exact at the end, counted so far before."""
+
+    def __init__(self, wish: UsageWish, num_answers: int, num_prompts: int) -> None:
+        self.always = wish.always
+        self.at_end = wish.at_end
+        self._per_prompt = num_answers // num_prompts
+        self._starts: dict[int, Started] = {}
+        """The start of the first answer to each prompt: a prompt counts once."""
+        self._generated = [0] * num_answers
+        self._thought = [0] * num_answers
+        self.ends: list[Finished | None] = [None] * num_answers
+
+    def started(self, number: int, event: Started) -> None:
+        self._starts.setdefault(number // self._per_prompt, event)
+
+    def generated(self, number: int, num_tokens: int) -> None:
+        self._generated[number] += num_tokens
+
+    def thought(self, number: int, num_tokens: int) -> None:
+        self._thought[number] += num_tokens
+
+    def ended(self, number: int, event: Finished) -> None:
+        self.ends[number] = event
+        self._generated[number] = event.usage.completion_tokens
+
+    def so_far(self) -> dict[str, Any]:
+        starts = self._starts.values()
+        usage = Usage(
+            sum(start.num_prompt_tokens for start in starts),
+            sum(self._generated),
+            sum(start.num_cached_tokens for start in starts),
+        )
+        return usage_object(usage, sum(self._thought))
+
+    def whole(self) -> dict[str, Any]:
+        """Return the usage when every answer has ended."""
+        ends = [end for end in self.ends if end is not None]
+        return usage_object(usage_of(ends, len(ends) // self._per_prompt), sum(self._thought))
+
+
+def chat_id() -> str:
+    return "chatcmpl-" + os.urandom(12).hex()
+
+
+def completion_id() -> str:
+    return "cmpl-" + os.urandom(12).hex()
+
+
+class Choice(Protocol):
+    """Collects one of the answers."""
+
+    @property
+    def end(self) -> Finished | None: ...
+    def add(self, event: CallEvent) -> None: ...
+    def object(self, number: int, end: Finished) -> dict[str, Any]: ...
+    def verbose(self, end: Finished) -> dict[str, Any]: ...
+
+
+ChoiceT = TypeVar("ChoiceT", bound=Choice)
+
+
+class Whole(Generic[ChoiceT]):
+    """Collects all answers to one request from the events."""
+
+    def __init__(self, choices: Sequence[ChoiceT]) -> None:
+        self.choices = choices
+
+    def add(self, events: list[CallEvent], choice: int) -> None:
+        collected = self.choices[choice]
+        for event in events:
+            collected.add(event)
+
+    @property
+    def ends(self) -> list[Finished]:
+        ends = [choice.end for choice in self.choices if choice.end is not None]
+        if len(ends) < len(self.choices):
+            raise ValueError("an answer has no end")
+        return ends
+
+    def written(self, id_: str, kind: str, model: str, usage: dict[str, Any], fingerprint: str) -> Iterator[bytes]:
+        """Yield the object; `kind`: its `object`. Several answers tell their own times as well.
+
+        `fingerprint`: that of what computed it; empty: not known.
+        """
+        ends = self.ends
+        choices = [
+            choice.object(number, end) for number, (choice, end) in enumerate(zip(self.choices, ends, strict=True))
+        ]
+        if len(ends) > 1:
+            for choice, end in zip(choices, ends, strict=True):
+                choice["timings"] = timings_object(end.timings)
+        document = {
+            "id": id_,
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+            "choices": choices,
+            "usage": usage,
+            "timings": timings_object(ends[0].timings),
+        }
+        document |= self.choices[0].verbose(ends[0])
+        return in_parts(document | ({"system_fingerprint": fingerprint} if fingerprint else {}))
+
+
+class Verbose:
+    """Tells the prompt of one answer as the model read it, and the settings that the answer was drawn with."""
+
+    def __init__(self, request: GenerateRequest, *, wanted: bool, stream: bool) -> None:
+        self._request = request
+        self._wanted = wanted
+        self._stream = stream
+        self._ran: Settings | None = None
+
+    def note(self, event: Settings) -> None:
+        self._ran = event
+
+    def fields(self, end: Finished) -> dict[str, Any]:
+        """Return `__verbose` as a field of the answer, or no field where the caller did not ask."""
+        if not self._wanted:
+            return {}
+        ran, usage = self._ran, end.usage
+        sampling = self._request.sampling if ran is None else ran.sampling
+        return {
+            "__verbose": {
+                "prompt": "" if ran is None else ran.prompt,
+                "generation_settings": settings_object(
+                    self._request, sampling, self._request.adapters, stream=self._stream
+                ),
+                "tokens_predicted": usage.completion_tokens,
+                "tokens_evaluated": usage.prompt_tokens,
+                "truncated": end.truncated,
+                "stop_type": stop_type(end),
+                "stopping_word": end.stop or "",
+                "timings": timings_object(end.timings),
+            }
+        }
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class StreamHead:
+    """Wraps choices into events."""
+
+    def __init__(self, id_: str, kind: str, model: str, usage: StreamUsage) -> None:
+        """`kind`: the `object` of the chunks."""
+        head = _encode({"id": id_, "object": kind, "created": int(time.time()), "model": model})
+        self._start = self._head = b"data: " + head[:-1]
+        self._usage = usage
+        # With a chunk of usage at the end, the others have the field as well, and it is null.
+        self._tail = b',"usage":null}\n\n' if usage.at_end else b"}\n\n"
+
+    def sign(self, fingerprint: str) -> None:
+        """Let chunks tell the fingerprint of what computes them from now on; empty: not known."""
+        self._head = self._start + b',"system_fingerprint":' + _encode(fingerprint) if fingerprint else self._start
+
+    def framed(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+        """Return what stands before and behind the text of a plain chunk. Its choice is `before` + text + `after`."""
+        return self._head + b',"choices":[' + before, after + b"]" + self._tail
+
+    def chunk(self, choice: dict[str, Any], extra: bytes = b"") -> bytes:
+        body = self._head + b',"choices":[' + _encode(choice) + b"]" + extra
+        if self._usage.always:
+            return body + b',"usage":' + _encode(self._usage.so_far()) + b"}\n\n"
+        return body + self._tail
+
+    def end(self, number: int, event: Finished, verbose: Verbose) -> bytes:
+        """Note the end of an answer; return the fields of its last chunk beside the choice.
+
+        Several answers tell their own times; those of a single one stand in the stream's last chunk.
+        """
+        usage = self._usage
+        usage.ended(number, event)
+        told = verbose.fields(event)
+        if not usage.at_end or len(usage.ends) > 1:
+            told = {"timings": timings_object(event.timings), **told}
+        return b"," + _encode(told)[1:-1] if told else b""
+
+    def last(self) -> bytes:
+        """Return the chunk of usage, where one was asked for."""
+        usage = self._usage
+        if not usage.at_end:
+            return b""
+        body = self._head + b',"choices":[],"usage":' + _encode(usage.whole())
+        [end, *more] = usage.ends
+        if end is not None and not more:
+            body += b',"timings":' + _encode(timings_object(end.timings))
+        return body + b"}\n\n"

@@ -1,0 +1,135 @@
+"""`/health/drain`: takes this gateway out of service without refusing anybody.
+
+From the first request on `/ready` fails, so that balancers send nobody new; calls that come all the same are answered
+until SIGTERM, each with `Connection: close`, so that their callers go elsewhere with the next one. The request is
+answered when nothing runs and nobody has come for a while: then SIGTERM meets an idle process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from time import monotonic
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.access.control import RouteToken
+from gateway.api.http.answers import send_json
+from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.sockets import Sockets
+from gateway.api.intake.presence import while_present
+from gateway.api.request_head import query_of
+from gateway.call import Principal
+from gateway.dispatch.pipeline import Pipeline
+from gateway.errors import InvalidRequest
+from gateway.telemetry.finish import PROBED
+from workers.protocol import control
+from workers.protocol.control import DRAIN_PATH, LONGEST_S, seconds_of
+
+log = logging.getLogger(__name__)
+
+UNCOUNTED = PROBED | {DRAIN_PATH}
+"""Paths whose callers are not waited for: probes and scrapers go on until the end."""
+
+SETTLE_S = 5.0
+"""Seconds without newcomers that a drain waits for: balancers hear of a failing `/ready` seconds after one another."""
+LOOK_S = 0.05
+FIRST_REQUEST_S = 1.0
+"""Seconds that a WebSocket which is opened all the same has to ask something before it is closed."""
+
+
+class Attendance:
+    """Counts the requests that are being answered, and knows since when nobody new has come."""
+
+    def __init__(self) -> None:
+        self._drains_since = math.inf
+        self._num_open = 0
+        self._came_at = monotonic()
+
+    @property
+    def draining(self) -> bool:
+        """Whether balancers are to send nobody any more."""
+        return self._drains_since < math.inf
+
+    @property
+    def num_open(self) -> int:
+        """Number of open requests and WebSockets, without those of probes."""
+        return self._num_open
+
+    def drain(self) -> None:
+        if not self.draining:
+            log.info("gateway draining", extra={"fields": {"open": self._num_open}})
+            self._drains_since = self._came_at = monotonic()
+
+    def came(self, scope: Scope) -> bool:
+        """Count a request; False: it does not count, and `gone` must not be called for it."""
+        if scope["path"] in UNCOUNTED:
+            return False
+        self._num_open += 1
+        self._came_at = monotonic()
+        return True
+
+    def gone(self) -> None:
+        self._num_open -= 1
+
+    def quiet_s(self) -> float:
+        """Return the seconds since somebody came last, or since the draining began."""
+        return monotonic() - self._came_at
+
+    def drains_s(self) -> float:
+        """Return the seconds since the draining began; negative: it has not."""
+        return monotonic() - self._drains_since
+
+
+class DrainRoute:
+    """Answers when this gateway can be stopped without a loss, or after `timeout_s` of the query."""
+
+    def __init__(self, attendance: Attendance, pipeline: Pipeline, sockets: Sockets) -> None:
+        self._attendance = attendance
+        self._pipeline = pipeline
+        self._sockets = sockets
+
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        settle_s, timeout_s = seconds(scope, "settle_s", SETTLE_S), seconds(scope, "timeout_s", LONGEST_S)
+        began = monotonic()
+        self._attendance.drain()
+        async with while_present(receive):
+            drained = await self._drained(settle_s, began + timeout_s)
+        told = {
+            "status": "drained" if drained else "draining",
+            "calls": self._num_calls(),
+            "waited_s": round(monotonic() - began, 3),
+        }
+        await send_json(send, told, trail_of(scope))
+
+    async def _drained(self, settle_s: float, until: float) -> bool:
+        """Wait until nobody is there and nobody new came for `settle_s`; False where `until`, or SIGTERM, was first."""
+        while self._num_calls() or self._attendance.quiet_s() < settle_s:
+            left_s = until - monotonic()
+            if left_s <= 0 or self._pipeline.stopping:
+                return False
+            if self._attendance.drains_s() >= settle_s:
+                self._sockets.stop(older_than_s=FIRST_REQUEST_S)
+            await asyncio.sleep(min(LOOK_S, left_s))
+        return True
+
+    def _num_calls(self) -> int:
+        """Return the number of calls; those whose answers nobody reads now, but may later, have no request."""
+        return max(self._attendance.num_open, self._pipeline.num_calls)
+
+
+def drain_route_token(secret: str) -> RouteToken:
+    """Return the token of the route, made from the secret that all gateways share; `paddock drain` shows it."""
+    # Where a caller connects from proves nothing: behind a proxy on this machine everybody comes from here.
+    refusal = "Only an admin's API key, or `paddock drain`, may drain this gateway."
+    return RouteToken(control.gateway_drain_token(secret), refusal)
+
+
+def seconds(scope: Scope, name: str, default: float) -> float:
+    """Return a number of seconds from the query. Raises InvalidRequest."""
+    text = query_of(scope).get(name)
+    try:
+        return default if text is None else seconds_of(text)
+    except ValueError as error:
+        raise InvalidRequest(f"`{name}` {error}.", param=name) from None

@@ -1,0 +1,199 @@
+"""`/admin/explain`: how a call would be placed now, and which calls are in line before it. Nothing is sent anywhere.
+
+`GET` asks for a model, `POST` with the body of a chat request for that prompt. Told are numbers and names, never
+text.
+
+Writes the line of a model, circuits and gateways as JSON for operators. Pure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec.structs import replace as replace_struct
+from starlette.types import Receive, Scope, Send
+
+from gateway.adapters.choice import CallAdapters
+from gateway.api.http.answers import send_json
+from gateway.api.http.diagnostics import trail_of
+from gateway.api.native.reception import Reception
+from gateway.api.native.texts import ChatReader
+from gateway.api.request_head import query_of
+from gateway.call import Call, Principal
+from gateway.errors import StoreUnavailable
+from gateway.registry.snapshot import FleetView
+from gateway.routing.explain import Explanation, Placed
+from gateway.routing.placement import ANYWHERE, MOST_URGENT, Ask, ask_of
+from gateway.routing.retries import Circuits, View
+from gateway.store.queue_inspector import LineView, QueuedBid, QueuedTicket
+from workers.protocol.heartbeat import Heartbeat
+
+Json = dict[str, Any]
+
+
+def workers_told(explanation: Explanation, most: int) -> Json:
+    """Return how workers rank. `most`: workers that are named, of those that would do and of the others."""
+    return {
+        "num_workers": len(explanation.ranked) + len(explanation.left_out),
+        "workers": [_worker(placed) for placed in explanation.ranked[:most]],
+        "left_out": {out.worker: out.reason for out in explanation.left_out[:most]},
+        "waived": list(explanation.waived),
+    }
+
+
+def _worker(placed: Placed) -> Json:
+    return {
+        "worker": placed.worker,
+        "total_ms": round(placed.total_ms, 1),
+        "wait_ms": round(placed.wait_ms, 1),
+        "slot_ms": round(placed.slot_ms, 1),
+        "backlog_ms": round(placed.backlog_ms, 1),
+        "prefill_ms": round(placed.prefill_ms, 1),
+        "adapter_ms": round(placed.adapter_ms, 1),
+        "burden_ms": round(placed.burden_ms, 1),
+        "cached_tokens": placed.cached_tokens,
+        "uncached_tokens": placed.uncached_tokens,
+        "free_slots": placed.free_slots,
+        "placed_since": placed.placed,
+        "heard_s_ago": _seconds(placed.heard_s_ago),
+    }
+
+
+def line_told(line: LineView) -> Json:
+    """Return the line, with priorities as callers give them: the lower number is the more urgent one."""
+    return {
+        "waiting": line.waiting,
+        "settling": line.settling,
+        "by_priority": {str(-urgency): count for urgency, count in sorted(line.by_priority.items(), reverse=True)},
+        "by_team": dict(sorted(line.by_team.items(), key=lambda item: (-item[1], item[0]))),
+        "head": [_ticket(position, ticket) for position, ticket in enumerate(line.head, 1)],
+    }
+
+
+def _ticket(position: int, ticket: QueuedTicket) -> Json:
+    told: Json = {
+        "position": position,
+        "team": ticket.team,
+        "priority": -ticket.priority,
+        "waited_s": _seconds(ticket.waited_s),
+        "overtaken": ticket.overtaken,
+        "gateway": ticket.gateway,
+        "bids": {worker: _bid(bid) for worker, bid in ticket.bids.items()},
+        "elsewhere": None if ticket.elsewhere is None else _bid(ticket.elsewhere),
+    }
+    if ticket.begin_in_s is not None:
+        told["begin_in_s"] = _seconds(ticket.begin_in_s)
+    return told
+
+
+def _bid(bid: QueuedBid) -> Json:
+    return {
+        "cost_ms": round(bid.cost_ms, 1),
+        "else_ms": round(bid.other_ms, 1),
+        "loss_per_ms": round(bid.rate, 4),
+        "kv_tokens": bid.kv_tokens,
+    }
+
+
+def circuits_told(workers: Sequence[Heartbeat], views: Mapping[str, View]) -> list[Json]:
+    """Return the circuits of those workers that have failed lately."""
+    return [
+        {
+            "worker": beat.worker,
+            "state": views[beat.boot].state.value,
+            "failures": views[beat.boot].failures,
+            "tried_in_s": _seconds(views[beat.boot].tried_in_s),
+        }
+        for beat in workers
+        if beat.boot in views
+    ]
+
+
+def gateways_told(beats: Mapping[str, float], now: float) -> list[Json]:
+    """Return when gateways were seen, by this one's clock: others' may differ. `beats`: id -> Unix time of the last."""
+    return [{"gateway": id, "seen_s_ago": _seconds(max(0.0, now - at))} for id, at in sorted(beats.items())]
+
+
+def _seconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)
+
+
+MAX_WORKERS = 64
+"""Most workers that are listed: the best of those that would do, and as many of the others."""
+
+
+class Explaining(Protocol):
+    def explain(self, model: str, ask: Ask) -> Explanation: ...
+
+
+class Lines(Protocol):
+    async def look(self, model: str, workers: Sequence[str], classes: int) -> LineView: ...
+
+    async def gateways(self) -> Mapping[str, float]: ...
+
+
+class ExplainRoute:
+    def __init__(
+        self,
+        reception: Reception,
+        adapters: CallAdapters,
+        circuits: Circuits,
+        fleet: FleetView,
+        explaining: Explaining,
+        lines: Lines,
+        chat: ChatReader,
+    ) -> None:
+        self._reception = reception
+        self._adapters = adapters
+        self._circuits = circuits
+        self._fleet = fleet
+        self._explaining = explaining
+        self._lines = lines
+        self._chat = chat
+
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            call, ask = await self._asked(principal, scope, receive)
+        else:
+            call, ask = self._reception.call(principal, {}, scope), ANYWHERE
+        explanation = self._explaining.explain(call.model, ask)
+        beats = self._fleet.snapshot.workers.get(call.model, ())
+        told: dict[str, Any] = {
+            "model": call.model,
+            "alias": call.alias,
+            "fallbacks": list(call.fallbacks),
+            "prompt": {"bytes": ask.prefix.num_bytes, "heads": len(ask.prefix.digests)},
+            **workers_told(explanation, MAX_WORKERS),
+            "circuits": circuits_told(beats, self._circuits.states(time.monotonic())),
+        }
+        await self._add_line(told)
+        await send_json(send, told, trail_of(scope))
+
+    async def _asked(self, principal: Principal, scope: Scope, receive: Receive) -> tuple[Call, Ask]:
+        """Return the call of the chat request in the body, and its placement request. Raises as the chat route does."""
+        async with self._reception.opened(principal, scope, receive) as body:
+            asked = await body.decoded(lambda raw: self._chat.read(raw, scope))
+        query = query_of(scope)
+        call = self._reception.call(principal, {"model": asked.model or None}, scope)
+        request = asked.requests[0]
+        uses = self._adapters.of(call, request.adapters)
+        # Prefix hashes are a team's own: an admin may ask in the place of another team.
+        team = query.get("team", call.principal.team)
+        contents = self._fleet.snapshot.contents.get(call.model, {})
+        return call, ask_of(replace_struct(request, adapters=uses), team, contents)
+
+    async def _add_line(self, told: dict[str, Any]) -> None:
+        """Add what Redis knows; null while it is away, which is when one may want to know the rest."""
+        workers = [worker["worker"] for worker in told["workers"]]
+        try:
+            line = await self._lines.look(told["model"], workers, MOST_URGENT)
+            gateways = await self._lines.gateways()
+        except StoreUnavailable:
+            told["line"] = told["gateways"] = None
+            return
+        for worker in told["workers"]:
+            worker["leases"], worker["leased_kv_tokens"] = line.leased[worker["worker"]]
+        told["line"] = line_told(line)
+        told["gateways"] = gateways_told(gateways, time.time())

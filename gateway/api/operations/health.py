@@ -1,0 +1,160 @@
+"""`/health`, `/ready` and `/version`: for probes, without a key and past admission.
+
+They tell counts and names of models, never who asks what; bind the gateway to loopback or keep them behind the
+ingress where that is too much.
+
+Shares a question that many ask at about the same time: it is put once, and all of them get the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import redis.asyncio
+from starlette.types import Receive, Scope, Send
+
+from gateway import __version__
+from gateway.api.http.answers import send_json
+from gateway.api.http.diagnostics import trail_of
+from gateway.call import Principal
+from gateway.errors import Stopping, Unavailable
+from gateway.registry.snapshot import FirstWorkers, FleetView
+from gateway.store.outage import NO_ANSWER
+
+T = TypeVar("T")
+
+
+class SharedLook(Generic[T]):
+    """Asks once for all who wait, on one event loop. One who leaves does not end the wait; all are told a failure."""
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]], fresh_s: float) -> None:
+        """`fresh_s`: seconds for which an answer is told again, from when it was asked for."""
+        self._ask = ask
+        self._fresh_s = fresh_s
+        self._asked_at = 0.0
+        self._task: asyncio.Task[T] | None = None
+
+    async def take(self) -> T:
+        """Return an answer that is fresh, or the next one. Raises what asking raises."""
+        if self._task is None or (self._task.done() and not self._is_fresh(self._task)):
+            self._asked_at = time.monotonic()
+            self._task = asyncio.create_task(self._ask())
+            self._task.add_done_callback(_retrieve)
+        return await asyncio.shield(self._task)
+
+    def _is_fresh(self, task: asyncio.Task[T]) -> bool:
+        is_answer = not task.cancelled() and task.exception() is None
+        return is_answer and time.monotonic() - self._asked_at <= self._fresh_s
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Retrieve an exception that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+REDIS_PATIENCE_S = 1.0
+FRESH_S = 0.1
+"""Seconds for which an answer of Redis is told again: anybody may ask, and each question takes a connection to it."""
+
+MAX_NAMES_TOLD = 20
+
+
+async def health(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    """Tell that the process is up."""
+    await send_json(send, {"status": "ok"}, trail_of(scope))
+
+
+async def version(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    """Tell the release of Paddock, as vLLM's route does."""
+    await send_json(send, {"version": __version__}, trail_of(scope))
+
+
+class Places(Protocol):
+    """The part of admission that `Ready` asks."""
+
+    @property
+    def can_be_alone(self) -> bool: ...
+    @property
+    def alone_for(self) -> frozenset[str]: ...
+    @property
+    def redis_up(self) -> bool: ...
+
+
+class Unloaded(Protocol):
+    """The part of `ModelWishes` that `Ready` asks."""
+
+    async def unloaded(self, models: Sequence[str]) -> frozenset[str]: ...
+
+
+class Ready:
+    """Tells whether calls would be answered: at least one worker is there, or a catalog names models whose calls wait
+    for the first one, and a worker of each model that is meant to have one was seen; nobody has asked this process to
+    drain or to stop; and Redis takes writes, or it does not, and this gateway places calls on its share of the slots
+    (`degraded`).
+    """
+
+    def __init__(
+        self,
+        redis: redis.asyncio.Redis,
+        fleet: FleetView,
+        places: Places,
+        leaving: Callable[[], bool],
+        models: frozenset[str],
+        first: FirstWorkers,
+        wishes: Unloaded,
+    ) -> None:
+        """`models`: those that the catalog names."""
+        self._redis = redis
+        self._pinged = SharedLook(self._redis_answers, FRESH_S)
+        self._fleet = fleet
+        self._places = places
+        self._leaving = leaving
+        self._models = models
+        self._first = first
+        self._unloaded = SharedLook(lambda: wishes.unloaded(sorted(first.missing)), FRESH_S)
+
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._leaving():
+            raise Stopping("This gateway is stopping.")
+        missing = []
+        # A Redis that answers pings may refuse to write all the same.
+        takes = self._places.redis_up and await self._pinged.take()
+        if not takes and not self._places.can_be_alone:
+            missing.append("Redis does not answer, or takes no writes (check PADDOCK_REDIS_URL, and its log)")
+        snapshot = self._fleet.snapshot
+        num_workers = sum(not beat.draining for beats in snapshot.workers.values() for beat in beats)
+        if num_workers == 0 and not self._models:
+            missing.append("no worker is registered (start one with `paddock worker` on the same Redis)")
+        if awaited := await self._awaited():
+            missing.append(f"no worker of {_listed(awaited)} was seen yet (they load, or `paddock worker` is to start)")
+        if missing:
+            raise Unavailable(f"Not ready: {'; '.join(missing)}.", retry_after_s=1.0)
+        models = sorted(model for model, beats in snapshot.workers.items() if beats)
+        body = {"status": "ready", "workers": num_workers, "models": models}
+        if without := sorted(self._models.difference(models)):
+            body["without_workers"] = without
+        if alone_for := (self._places.alone_for if takes else frozenset(models)):
+            body |= {"status": "degraded", "without_redis": sorted(alone_for)}
+        await send_json(send, body, trail_of(scope))
+
+    async def _awaited(self) -> list[str]:
+        """Return the models that still wait for a first worker, except those that an admin has had unloaded."""
+        missing = self._first.missing
+        return sorted(missing - await self._unloaded.take()) if missing else []
+
+    async def _redis_answers(self) -> bool:
+        try:
+            async with asyncio.timeout(REDIS_PATIENCE_S):
+                await self._redis.ping()
+        except NO_ANSWER:
+            return False
+        return True
+
+
+def _listed(models: Sequence[str]) -> str:
+    more = len(models) - MAX_NAMES_TOLD
+    return ", ".join(f"`{model}`" for model in models[:MAX_NAMES_TOLD]) + (f" and {more} more" if more > 0 else "")

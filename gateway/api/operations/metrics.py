@@ -1,0 +1,89 @@
+"""`/metrics`, and `/metrics/targets`, where a scraper finds the workers: past admission, and without a key
+unless `metrics_key` is set.
+
+They tell counts, names of models and teams, and addresses of workers; keep them behind the ingress where that is too
+much.
+
+A scrape costs the event loop a look at the fleet and the queue. The page is written in a thread, in slices between
+which the event loop gets on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from gateway.access.control import RouteToken
+from gateway.api.http.answers import JSON, send_bytes, send_last
+from gateway.api.http.diagnostics import answer_headers, trail_of
+from gateway.call import Principal
+from gateway.errors import NotSupported
+from gateway.registry.snapshot import FleetView
+from gateway.telemetry.metrics import OK
+from workers.metrics.page import Page
+from workers.protocol.heartbeat import Heartbeat
+
+METRICS_PATHS = ("/metrics", "/metrics/targets")
+
+
+def metrics_route_token(metrics_key: str) -> RouteToken:
+    """Return the token of both routes, for operators who bound who reads them.
+
+    Counters of teams, read before and after a call, tell how long its prompt was.
+    """
+    return RouteToken(metrics_key, "Only the key of PADDOCK_METRICS_KEY or an admin's API key may read metrics.")
+
+
+class MetricsPage:
+    """Answers with metrics in one of Prometheus' formats."""
+
+    def __init__(self, registry: CollectorRegistry, update: Callable[[], None]) -> None:
+        """`update` sets the gauges at a scrape."""
+        self._page = Page(registry, update)
+
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = Headers(scope=scope)
+        body, told = await self._page.answer(asked.get("accept", ""), asked.get("accept-encoding", ""))
+        trail = trail_of(scope)
+        trail.status, trail.outcome = 200, OK
+        headers = [
+            *((name.encode(), value.encode()) for name, value in told.items()),
+            (b"content-length", b"%d" % len(body)),
+            *answer_headers(trail),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send_last(send, body)
+
+
+async def refuse_metrics(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse both routes, where the operator has switched them off."""
+    raise NotSupported("This gateway shows no metrics. An operator can switch them on: PADDOCK_METRICS_ENDPOINT.")
+
+
+class Targets:
+    """Tells Prometheus' `http_sd_configs` which workers there are to scrape, each process by its own address."""
+
+    def __init__(self, fleet: FleetView) -> None:
+        self._fleet = fleet
+        self._told: tuple[object, bytes] = (None, b"")
+        """The workers of a snapshot and the answer that lists them: anybody may ask, however large the fleet is."""
+
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        workers = self._fleet.snapshot.workers
+        if self._told[0] is not workers:
+            groups = [_group(beat) for beats in workers.values() for beat in beats]
+            self._told = workers, msgspec.json.encode(groups)
+        await send_bytes(send, self._told[1], JSON, trail_of(scope))
+
+
+def _group(beat: Heartbeat) -> dict[str, object]:
+    address = urlsplit(beat.address)
+    labels = {"model": beat.model, "worker": beat.worker}
+    if address.scheme != "http":
+        labels["__scheme__"] = address.scheme
+    return {"targets": [address.netloc], "labels": labels}

@@ -1,0 +1,154 @@
+"""Reads what a request's head says beside its body: session, wished time to first token, resumption, query.
+
+Reads how a stream is to outlive a broken connection: the headers `x-resume-grace` and `Last-Event-ID`.
+
+Source of the latter: WHATWG HTML, "Server-sent events". Ids of events are `<stream>:<number>`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.types import Scope
+
+from gateway.api.intake.intake import Body
+from gateway.api.parameters.faults import shown
+from gateway.catalog.shares import conversation_of
+from gateway.errors import InvalidRequest, StreamGone
+from gateway.resume.recordings import Owner
+from workers.protocol.requests import GenerateRequest
+
+SESSION_HEADER = b"x-session-id"
+
+
+def conversation(scope: Scope, request: GenerateRequest, team: str) -> Callable[[], str]:
+    """Return a function for `Pipeline.call` that tells which conversation the request belongs to."""
+    return partial(conversation_of, request, team, session_of(scope))
+
+
+def talk_of(scope: Scope, request_id: str) -> Callable[[], str]:
+    """Return the same for a request that is no turn of a conversation: its session if it names one, else its own id."""
+    return lambda: session_of(scope) or request_id
+
+
+def session_of(scope: Scope) -> str:
+    """Return the session that the caller names; empty without the header."""
+    found = next((value for name, value in scope["headers"] if name == SESSION_HEADER), b"")
+    return bytes(found).decode("latin-1").strip()
+
+
+SLO_HEADER = b"x-slo-ttft-ms"
+MAX_SLO_MS = 24 * 3600 * 1000
+
+
+def read_begin_by(scope: Scope) -> float:
+    """Return the Unix time to begin by; 0 without the header. Raises InvalidRequest unless above 0 and up to a day."""
+    for name, value in scope["headers"]:
+        if name == SLO_HEADER:
+            slo_ms = _number(value)
+            if not 0 < slo_ms <= MAX_SLO_MS:
+                shown = value[:40].decode("ascii", "replace")
+                message = f"The header `x-slo-ttft-ms` is {shown!r}. Send milliseconds, above 0 and up to {MAX_SLO_MS}."
+                raise InvalidRequest(message, param="x-slo-ttft-ms")
+            return time.time() + slo_ms / 1e3
+    return 0.0
+
+
+def _number(value: bytes) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        return math.nan
+    return number
+
+
+LONGEST_GRACE_S = 60
+
+_EVENT_ID = re.compile(rb"([0-9a-f]{1,64}):([0-9]{1,15})")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    owner: Owner
+    """The team and the request (its digest) that may read the stream again."""
+    grace_s: float
+    """Seconds that the answer goes on without its client."""
+    stream: str
+    """Id of the stream that is read again; empty: none, this is the first time."""
+    after: int
+    """Number of the last event that the client has."""
+
+
+async def read_wish(scope: Scope, body: Body) -> Wish | None:
+    """Return what both headers ask for; None without either. Long bodies are hashed on a thread.
+
+    Raises InvalidRequest, and StreamGone for an id that never was one of ours.
+    """
+    grace: bytes | None = None
+    last: bytes | None = None
+    for name, value in scope["headers"]:
+        if name == b"x-resume-grace":
+            grace = value
+        elif name == b"last-event-id" and value:
+            last = value
+    if grace is None and last is None:
+        return None
+    stream, after = ("", 0) if last is None else _event(last)
+    grace_s = 0.0 if grace is None else _grace_s(grace)
+    digest = await body.aside(len(body.raw), partial(_digest, scope, body.raw))
+    return Wish(Owner(body.team, digest), grace_s, stream, after)
+
+
+def _grace_s(value: bytes) -> float:
+    text = value.strip()
+    if not re.fullmatch(rb"[0-9]{1,2}(\.[0-9]{1,3})?", text) or not 1 <= float(text) <= LONGEST_GRACE_S:
+        shown = value[:40].decode("ascii", "replace")
+        message = f"The header `x-resume-grace` is {shown!r}. Send seconds, from 1 to {LONGEST_GRACE_S}."
+        raise InvalidRequest(message, param="x-resume-grace")
+    return float(text)
+
+
+def _event(value: bytes) -> tuple[str, int]:
+    found = _EVENT_ID.fullmatch(value.strip())
+    if found is None:
+        shown = value[:40].decode("ascii", "replace")
+        raise StreamGone(f"`Last-Event-ID` {shown!r} is no event of a stream here. Send the request without it.")
+    return found[1].decode(), int(found[2])
+
+
+def _digest(scope: Scope, raw: bytes) -> str:
+    """Return a digest that is the same for the same method, path, query and body."""
+    head = f"{scope['method']} {scope['path']}?".encode() + scope.get("query_string", b"") + b"\n"
+    digest = hashlib.sha256(head)
+    digest.update(raw)
+    return digest.hexdigest()
+
+
+MAX_FIELDS = 32
+
+
+def query_of(scope: Scope) -> dict[str, str]:
+    """Return the parameters of the query. Raises InvalidRequest."""
+    try:
+        pairs = parse_qsl(scope.get("query_string", b"").decode("latin-1"), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise InvalidRequest(f"The address has more than {MAX_FIELDS} parameters. Send fewer.") from None
+    return dict(pairs)
+
+
+def named_model(document: dict[str, Any], scope: Scope) -> str:
+    """Return `model` of the body, else of the query; empty where neither names one. Raises InvalidRequest."""
+    name = document.get("model")
+    if name is None:
+        return query_of(scope).get("model", "")
+    if not isinstance(name, str):
+        raise InvalidRequest(f"`model` is {shown(name)}. Send a string.", param="model")
+    return name

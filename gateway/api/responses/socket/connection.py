@@ -1,0 +1,296 @@
+"""One WebSocket from its acceptance to its close: takes requests as they come, sends responses as they are made.
+
+`/v1/responses` over WebSocket: checks whether a connection may be opened, and runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.access.control import AccessControl
+from gateway.api.answering import LAST_WORD_S, Answering
+from gateway.api.dialect import StreamWriter, WholeWriter
+from gateway.api.http.answers import note_error, shape_of
+from gateway.api.http.diagnostics import answer_headers, origin_of, trail_of
+from gateway.api.http.sockets import METHOD, NORMAL, RESTARTS, SWITCHED, Socket, Sockets
+from gateway.api.http.streaming import Pings
+from gateway.api.intake.intake import Body, Intake
+from gateway.api.intake.presence import CLIENT_GONE_STATUS, ClientGone
+from gateway.api.request_head import read_begin_by
+from gateway.api.responses.create import Preparation
+from gateway.api.responses.events import EventWriter
+from gateway.api.responses.request import ResponseRequest
+from gateway.api.responses.shelf import CHAIN_FACTOR, ResponseWriters, Shelf, Store
+from gateway.api.responses.socket.lanes import (
+    Create,
+    EventMessages,
+    Lanes,
+    draft_of_message,
+    error_text,
+    raw_message,
+    read_message,
+)
+from gateway.api.responses.socket.memory import Memories, Memory
+from gateway.api.resumable import Resumable
+from gateway.call import Principal
+from gateway.dispatch.pipeline import Pipeline
+from gateway.errors import ConnectionLimit, InternalError, PaddockError, Stopping
+from gateway.telemetry.finish import close_trail
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.trail import Trail
+
+log = logging.getLogger(__name__)
+
+CLOSING_S = 60.0
+"""Seconds that a client may take for the last event of a complete response, which has all of it once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds of one connection."""
+
+    max_bytes: int
+    """Most bytes of the requests that wait on it, and of the responses that it remembers."""
+    idle_s: float
+    """Seconds that it stays open without a request under way."""
+    life_s: float
+    """Seconds after which it takes no more requests; those that run then are finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """The parts that all connections share."""
+
+    access: AccessControl
+    pipeline: Pipeline
+    intake: Intake
+    preparation: Preparation
+    resumable: Resumable
+    store: Store
+    memories: Memories
+    metrics: Metrics
+    pings: Pings
+    bounds: Bounds
+
+
+class Connection:
+    def __init__(self, rooms: Rooms, socket: Socket, scope: Scope, request_id: str) -> None:
+        self._rooms = rooms
+        self._socket = socket
+        self._scope = scope
+        self._request_id = request_id
+        self._memory = Memory(rooms.store, rooms.memories, rooms.bounds.max_bytes)
+        self._shelf = Shelf(self._memory, CHAIN_FACTOR * rooms.intake.max_body_bytes)
+        self._answering: Answering[ResponseRequest] = Answering(
+            ResponseWriters(),
+            rooms.pipeline,
+            rooms.pings,
+            rooms.resumable,
+            partial(_conclude, self._shelf, self._memory),
+            repeats=True,
+        )
+        self._lanes: Lanes[Body] | None = None
+        self._ends_at = monotonic() + rooms.bounds.life_s
+        self._num_requests = 0
+        self._stopping = False
+        self._gone = False
+        """Whether the client has gone."""
+        self._was_long = False
+        """Whether the connection, if it ends now, ends for its age."""
+        self._over = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Serve until either side ends the connection. What runs then is finished, unless the client is gone."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._lanes = Lanes(tasks, self._respond, self._rest, self._rooms.bounds.max_bytes)
+                reading = tasks.create_task(self._read(self._lanes))
+                self._rest()
+                await self._over.wait()
+                reading.cancel()
+                if self._gone:
+                    self._lanes.cancel()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            # Lanes refer to the connection. The collector of cycles comes late, and hundreds of them held up the loop.
+            self._lanes = None
+            self._memory.close()
+        if not self._gone:
+            await self._say_goodbye()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._rest()
+
+    async def _read(self, lanes: Lanes[Body]) -> None:
+        try:
+            while True:
+                await self._take(await self._socket.receive(), lanes)
+        except ClientGone:
+            self._leave()
+
+    async def _take(self, text: str | None, lanes: Lanes[Body]) -> None:
+        lane, body, is_taken = "", None, False
+        try:
+            # A key may have been withdrawn since the handshake.
+            principal = self._rooms.access.authenticate(self._scope)
+            await self._rooms.access.starts.start(principal.team)
+            body = self._rooms.intake.message(principal, raw_message(text))
+            message = await body.decoded(read_message)
+            lane = message.lane
+            if monotonic() >= self._ends_at:
+                raise self._limit()
+            lanes.add(message, body)
+            is_taken = True
+        except PaddockError as error:
+            trail = self._new_trail()
+            try:
+                await self._refuse(error, trail, lane)
+            finally:
+                close_trail(trail, self._rooms.metrics)
+        finally:
+            # The client may leave while the message is decoded.
+            if body is not None and not is_taken:
+                body.close()
+        self._rest()
+
+    async def _respond(self, message: Create, body: Body) -> None:
+        trail = self._new_trail()
+        try:
+            await self._answer(message, body, trail)
+        except PaddockError as error:
+            await self._refuse(error, trail, message.lane)
+        except ClientGone:
+            _note_gone(trail)
+            self._leave()
+        except asyncio.CancelledError:
+            _note_gone(trail)
+            raise
+        except Exception:
+            log.exception("request failed", extra={"fields": trail.name()})
+            broken = InternalError.logged(trail.request_id)
+            await self._refuse(broken, trail, message.lane)
+        finally:
+            close_trail(trail, self._rooms.metrics)
+
+    async def _answer(self, message: Create, body: Body, trail: Trail) -> None:
+        """Answer one message. Raises PaddockError where nothing was told yet, and ClientGone."""
+        rooms = self._rooms
+        # A key may have been withdrawn since the handshake.
+        principal = rooms.access.authenticate(self._scope)
+        trail.asked_by(principal)
+        draft = await body.aside(message.num_bytes, partial(draft_of_message, message, trail.ignored))
+        asked, call = await rooms.preparation.prepare(draft, self._shelf, body, principal, trail, self._scope)
+        writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)
+        failure = await self._answering.write(asked, call, trail, writer, body.holds, sink)
+        if failure is None:
+            await self._last_word(sink.write(writer.closing()), CLOSING_S)
+        elif sink.told:
+            trail.status = 200
+            await self._last_word(sink.write(writer.broken(failure)))
+        else:
+            try:
+                raise failure
+            finally:
+                del failure  # the error refers to this frame, and with it to the request
+
+    async def _refuse(self, error: PaddockError, trail: Trail, lane: str) -> None:
+        """Send an error. The connection goes on."""
+        shape = shape_of(self._scope)
+        trail.status = trail.status or shape.status(error)
+        note_error(trail, error)
+        await self._last_word(self._socket.send(error_text(error, shape, trail, lane)))
+
+    async def _last_word(self, saying: Coroutine[None, None, None], patience_s: float = LAST_WORD_S) -> None:
+        """Send the last thing of a response or of the connection; a client that does not take it in is left."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await saying
+        except (TimeoutError, ClientGone):
+            self._leave()
+
+    async def _say_goodbye(self) -> None:
+        if self._stopping:
+            await self._last_word(self._socket.close(RESTARTS, "This gateway is stopping. Connect again."))
+            return
+        if not self._was_long:
+            reason = f"There was no request for {self._rooms.bounds.idle_s:g} s."
+            await self._last_word(self._socket.close(NORMAL, reason))
+            return
+        told = error_text(self._limit(), shape_of(self._scope), trail_of(self._scope), "")
+        await self._last_word(self._socket.send(told))
+        await self._last_word(self._socket.close(NORMAL, "This connection has reached its limit."))
+
+    def _limit(self) -> ConnectionLimit:
+        life_s = self._rooms.bounds.life_s
+        return ConnectionLimit(f"This connection has reached its limit of {life_s:g} s. Open another one.")
+
+    def _leave(self) -> None:
+        self._gone = True
+        self._over.set()
+
+    def _rest(self) -> None:
+        """Set the timer that ends the connection, unless it is at work."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lanes is not None and self._lanes.busy:
+            return
+        if self._stopping:
+            self._over.set()
+            return
+        idle_s, left_s = self._rooms.bounds.idle_s, self._ends_at - monotonic()
+        self._was_long = left_s <= idle_s
+        self._timer = asyncio.get_running_loop().call_later(min(idle_s, left_s), self._over.set)
+
+    def _new_trail(self) -> Trail:
+        self._num_requests += 1
+        request_id = f"{self._request_id}.{self._num_requests}"
+        path, mine = self._scope["path"], trail_of(self._scope)
+        record, ignored = mine.record.beside(), mine.ignored.another()
+        origin = origin_of(self._scope)
+        return Trail(request_id, METHOD, path, route=path, origin=origin, record=record, ignored=ignored)
+
+
+async def _conclude(
+    shelf: Shelf, memory: Memory, writer: StreamWriter | WholeWriter, failure: PaddockError | None
+) -> None:
+    await shelf.conclude(writer, failure)
+    if failure is None and isinstance(writer, EventWriter):
+        snapshot = writer.snapshot
+        is_stored = snapshot.asked.store and snapshot.is_kept
+        team = snapshot.call.principal.team
+        await memory.note(team, writer.record(writer.response(brief=True)), is_stored=is_stored)
+
+
+def _note_gone(trail: Trail) -> None:
+    trail.status, trail.outcome = trail.status or CLIENT_GONE_STATUS, "client_gone"
+
+
+class ResponsesSocket:
+    def __init__(self, rooms: Rooms, sockets: Sockets) -> None:
+        self._rooms = rooms
+        self._sockets = sockets
+
+    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        trail = trail_of(scope)
+        read_begin_by(scope)
+        if self._rooms.pipeline.stopping:
+            raise Stopping("This gateway is stopping. Connect again.", retry_after_s=1.0)
+        self._sockets.check(principal)
+        socket = Socket(receive, send)
+        connection = Connection(self._rooms, socket, scope, trail.request_id)
+        with self._sockets.opened(connection, principal):
+            trail.status = SWITCHED
+            await socket.accept(answer_headers(trail))
+            await connection.run()
+        trail.outcome = "ok"

@@ -1,0 +1,210 @@
+"""Runs the responses of one connection: those of a lane one after the other, lanes beside each other.
+
+Reads and writes the messages of the Responses API over WebSocket.
+
+Source: OpenAI's API reference, "Responses client events" and "Responses server events"; `generate` is from its
+guide "WebSocket mode".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from gateway.api.dialect import ErrorShape
+from gateway.api.http.sockets import Socket
+from gateway.api.http.streaming import END, Written, whole_events
+from gateway.api.intake.body import read_object
+from gateway.api.parameters.faults import shown
+from gateway.api.responses.request import Draft, draft_of
+from gateway.errors import InvalidRequest, PaddockError, StreamLimit, UnsupportedParameter
+from gateway.telemetry.ignored import Ignored
+from gateway.telemetry.trail import Trail
+
+CREATE = "response.create"
+DATA = b"\ndata: "
+_LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A message that asks for a response."""
+
+    document: dict[str, Any]
+    """The request, without the fields of the message itself."""
+    lane: str
+    """Its `stream_id`; empty: none."""
+    num_bytes: int
+
+
+def raw_message(text: str | None) -> bytes:
+    """Return the message as bytes. Raises InvalidRequest."""
+    if text is None:
+        raise InvalidRequest("The message is of bytes. Send JSON as text.")
+    return text.encode()
+
+
+def read_message(raw: bytes) -> Create:
+    """Return the parsed message. Raises InvalidRequest."""
+    document = read_object(raw)
+    kind, lane = document.pop("type", None), document.pop("stream_id", None)
+    if kind != CREATE:
+        raise InvalidRequest(f"`type` is {shown(kind)}. Send messages of the type `{CREATE}`.", param="type")
+    if lane is not None and not (isinstance(lane, str) and _LANE.fullmatch(lane)):
+        message = f"`stream_id` is {shown(lane)}. Send 1 to 256 of the characters A-Z, a-z, 0-9, `_`, `.` and `-`."
+        raise InvalidRequest(message, param="stream_id")
+    return Create(document, lane or "", len(raw))
+
+
+def draft_of_message(message: Create, ignored: Ignored) -> Draft:
+    """Return the parsed request of a message; `ignored` notes parameters that nothing is done with.
+
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
+    """
+    document = dict(message.document)
+    generates = document.pop("generate", None)
+    if not isinstance(generates, bool | None):
+        raise InvalidRequest(f"`generate` is {shown(generates)}. Send true or false.", param="generate")
+    if document.pop("background", None):
+        text = "`background` is not for WebSocket. Send the request to `POST /v1/responses`."
+        raise UnsupportedParameter(text, param="background")
+    document["stream"] = True
+    draft = draft_of(document, ignored, generates=generates is not False, num_bytes=message.num_bytes)
+    return replace(draft, is_remembered=True)
+
+
+class EventMessages:
+    """Sends the events of one response (`gateway.api.answering.Sink`), each as a message."""
+
+    def __init__(self, socket: Socket, lane: str) -> None:
+        self.told = False
+        """Whether something was sent."""
+        self._socket = socket
+        self._end = _end(lane)
+
+    async def start(self) -> None:
+        pass
+
+    async def write(self, body: Written) -> None:
+        """Write server-sent events. Waits while there is no room."""
+        self.told = True
+        for events in whole_events(body):
+            for event in events.split(END):
+                if event:
+                    text = event[event.index(DATA) + len(DATA) : -1] + self._end
+                    await self._socket.send(text.decode())
+            if not isinstance(body, bytes):
+                await asyncio.sleep(0)
+
+
+def error_text(error: PaddockError, shape: ErrorShape, trail: Trail, lane: str) -> str:
+    """Return `{"type": "error", "status", "error": {...}}`."""
+    body = shape.body(error, trail)
+    return (b'{"type":"error","status":%d,' % shape.status(error) + body[1:-1] + _end(lane)).decode()
+
+
+def _end(lane: str) -> bytes:
+    """Return the end of an event's object."""
+    return b',"stream_id":%b}' % _encode(lane) if lane else b"}"
+
+
+MAX_LANES = 16
+"""Most lanes that have something to do."""
+MAX_MESSAGES = 32
+"""Most messages that wait or are being answered."""
+
+
+class Held(Protocol):
+    """The memory that a message holds of the budget."""
+
+    def close(self) -> None: ...
+
+
+HeldT = TypeVar("HeldT", bound=Held)
+
+
+class Lanes(Generic[HeldT]):
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        respond: Callable[[Create, HeldT], Awaitable[None]],
+        on_rest: Callable[[], None],
+        max_bytes: int,
+    ) -> None:
+        """`respond` raises nothing. `on_rest` is called when there is nothing to do any more. `max_bytes`: most bytes
+        of all messages that wait or are being answered; a single one may have any number.
+        """
+        self._tasks = tasks
+        self._respond = respond
+        self._on_rest = on_rest
+        self._max_bytes = max_bytes
+        self._waiting: dict[str, deque[tuple[Create, HeldT]]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._num_messages = 0
+        self._num_bytes = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, message: Create, held: HeldT) -> None:
+        """Have a message answered, in its turn; `held` is closed when that is over. Raises StreamLimit."""
+        self._check(message)
+        self._num_messages += 1
+        self._num_bytes += message.num_bytes
+        lane = self._waiting.get(message.lane)
+        if lane is not None:
+            lane.append((message, held))
+            return
+        lane = self._waiting[message.lane] = deque([(message, held)])
+        task = self._tasks.create_task(self._run(message.lane, lane))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        # A task that is cancelled before its first step never comes to its end.
+        task.add_done_callback(lambda _: self._end(message.lane, lane))
+
+    def cancel(self) -> None:
+        for task in self._running:
+            task.cancel()
+
+    def _check(self, message: Create) -> None:
+        if message.lane not in self._waiting and len(self._waiting) >= MAX_LANES:
+            text = f"{MAX_LANES} streams are at work on this connection. Wait for one, or open another connection."
+        elif self._num_messages >= MAX_MESSAGES:
+            text = f"{MAX_MESSAGES} requests wait on this connection. Wait for their responses before sending more."
+        elif self._num_messages and self._num_bytes + message.num_bytes > self._max_bytes:
+            text = f"The requests that wait on this connection have more than {self._max_bytes} bytes together. Wait."
+        else:
+            return
+        raise StreamLimit(text, param="stream_id")
+
+    async def _run(self, name: str, lane: deque[tuple[Create, HeldT]]) -> None:
+        try:
+            while lane:
+                message, held = lane[0]
+                await self._respond(message, held)
+                lane.popleft()
+                held.close()
+                self._num_messages -= 1
+                self._num_bytes -= message.num_bytes
+        finally:
+            self._end(name, lane)
+
+    def _end(self, name: str, lane: deque[tuple[Create, HeldT]]) -> None:
+        """Give back what the lane's messages hold. Calling it again does nothing."""
+        if self._waiting.get(name) is not lane:
+            return
+        for _, held in lane:
+            held.close()
+        lane.clear()
+        del self._waiting[name]
+        if not self._waiting:
+            self._on_rest()

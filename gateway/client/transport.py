@@ -1,0 +1,137 @@
+"""The options that both clients give httpx, and the translation of its errors.
+
+Sends a request and waits for the headers of the answer, over a kept connection or a new one.
+
+A server may close an idle connection at the moment in which it is used again; llama-server does so after each
+stream. The error that follows says nothing about the request, so the request is sent once more over another
+connection. Nothing else is sent twice.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+from gateway.client.ask import Ask, StreamAsk
+from gateway.client.errors import ClientError, ConnectionFailed, Timeout
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_TIMEOUT_S = 600.0
+CONNECT_TIMEOUT_S = 10.0
+
+VerifySsl = bool | str | ssl.SSLContext
+"""Whether certificates are checked; or the file of authorities to check them with; or an SSL context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The address of a server, with the key, timeouts and headers for it."""
+
+    base_url: str
+    api_key: str = field(repr=False)
+    timeout_s: float | None
+    """Longest silence of the server in seconds, None: forever; connecting takes at most CONNECT_TIMEOUT_S."""
+    verify_ssl: VerifySsl
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def root(self) -> str:
+        """The base URL without the `/v1` that clients for OpenAI want."""
+        return self.base_url.rstrip("/").removesuffix("/v1")
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of httpx2's clients. Raises ConnectionFailed for a file that holds no authorities."""
+        headers = {"user-agent": "paddock-client", **self.headers}
+        if self.api_key:
+            headers["authorization"] = f"Bearer {self.api_key}"
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+        return {"headers": headers, "timeout": self._timeout(), "verify": self._verify(), "limits": limits}
+
+    def options_of(self, ask: Ask[Any]) -> dict[str, Any]:
+        """Return the options of one request."""
+        options: dict[str, Any] = {"params": dict(ask.query)}
+        if ask.body is not None:
+            options |= {"content": ask.body, "headers": {"content-type": "application/json"}}
+        if ask.patience_s is not None:
+            patience_s = ask.patience_s if self.timeout_s is None else min(ask.patience_s, self.timeout_s)
+            options["timeout"] = httpx2.Timeout(patience_s)
+        return options
+
+    @contextmanager
+    def translating(self, ask: Ask[Any] | StreamAsk[Any]) -> Iterator[None]:
+        """Raise httpx's errors inside the block as the client's own."""
+        try:
+            yield
+        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+            raise self._translated(error, ask) from error
+
+    def _translated(self, error: Exception, ask: Ask[Any] | StreamAsk[Any]) -> ClientError:
+        words = str(error) or type(error).__name__
+        if isinstance(error, httpx2.ConnectTimeout):
+            return Timeout(f"{self.root} took too long to connect to")
+        if isinstance(error, httpx2.TimeoutException):
+            return Timeout(f"{self.root}{ask.path}: no sign of life for longer than the timeout")
+        if isinstance(error, httpx2.ConnectError) and "CERTIFICATE" in words:
+            return ConnectionFailed(f"{self.root}: {words}; name its authority with verify_ssl='FILE'")
+        if isinstance(error, httpx2.ConnectError):
+            return ConnectionFailed(f"nothing answers at {self.root} ({words})")
+        return ConnectionFailed(f"{self.root}{ask.path}: the connection broke ({words})")
+
+    def _timeout(self) -> httpx2.Timeout:
+        if self.timeout_s is None:
+            return httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        return httpx2.Timeout(self.timeout_s, connect=min(self.timeout_s, CONNECT_TIMEOUT_S))
+
+    def _verify(self) -> ssl.SSLContext | bool:
+        if not isinstance(self.verify_ssl, str):
+            return self.verify_ssl
+        try:
+            return ssl.create_default_context(cafile=self.verify_ssl)
+        except OSError as error:
+            raise ConnectionFailed(f"verify_ssl: {self.verify_ssl}: {error}; name a PEM file") from None
+
+
+CLOSED = (httpx2.ReadError, httpx2.RemoteProtocolError, httpx2.WriteError)
+"""Errors that follow when the server has closed the connection."""
+
+
+class _Trace:
+    """Notes whether a new connection is made for a request."""
+
+    def __init__(self) -> None:
+        self.is_new = False
+
+    def note(self, event: str, _: Any) -> None:
+        self.is_new = self.is_new or "connect_" in event
+
+    async def note_async(self, event: str, _: Any) -> None:
+        self.note(event, _)
+
+
+def exchange(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
+    """Send a request and return the response, its body unread. Raises httpx2.HTTPError."""
+    while True:
+        trace = _Trace()
+        request.extensions["trace"] = trace.note
+        try:
+            return http.send(request, stream=True)
+        except CLOSED:
+            if trace.is_new:
+                raise
+
+
+async def exchange_async(http: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
+    """Send a request and return the response, its body unread. Raises httpx2.HTTPError."""
+    while True:
+        trace = _Trace()
+        request.extensions["trace"] = trace.note_async
+        try:
+            return await http.send(request, stream=True)
+        except CLOSED:
+            if trace.is_new:
+                raise

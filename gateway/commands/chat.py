@@ -1,0 +1,306 @@
+"""`paddock chat`: talk to a model in the terminal, or answer what comes in on a pipe.
+
+--model NAME          model, alias or adapter; left out: the first one that is loaded and talks
+--system TEXT         instructions that stand before the conversation
+--max-tokens N        longest answer
+--temperature T       0 is greedy; left out: the model's default
+--url URL             a gateway elsewhere, or a llama-server; its key is --api-key or PADDOCK_API_KEY
+--insecure            do not check the certificate of an https address
+flags                 where the local gateway is: --host, --port, --api-key, --state-dir, --config; left out: the one
+                      that `paddock up` runs here, and the key in its state folder
+
+While it answers, Ctrl-C stops the answer; Ctrl-D leaves. /help lists what else can be typed.
+
+A conversation with one model, and the terminal it is held in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NoReturn
+
+from gateway.client import AuthenticationFailed, Client, ClientError, ConnectionFailed, Message, Model, Timings
+from gateway.commands.target import Access, find
+from gateway.settings import GatewaySettings
+from workers import sources
+from workers.commands import command
+from workers.protocol.exits import Exit
+
+DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
+
+CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Control characters to remove: what a model says must not steer the terminal that it is shown on."""
+
+HELP = """/help            this
+/clear           forget the conversation
+/system [TEXT]   show the instructions, or set them
+/model [NAME]    list the models, or change to one
+/quit            leave, as Ctrl-D does
+Ctrl-C stops an answer. A line that begins with a space is sent as it is."""
+
+
+class ChatUnusable(ValueError):
+    """A request that can't be fulfilled; the message is for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a streamed answer."""
+
+    text: str
+    is_thought: bool
+
+
+class Conversation:
+    """The turns with one model. `parameters` are those of `chat.completions.create`."""
+
+    def __init__(self, client: Client, model: str | None, system: str | None, parameters: Mapping[str, Any]) -> None:
+        """Ask the server which models there are. Raises ClientError, ChatUnusable."""
+        self.system = system
+        self.timings: Timings | None = None
+        """The timings of the last answer that ended."""
+        self._client = client
+        self._parameters = parameters
+        self._turns: list[Message] = []
+        self.model = self._chosen(model)
+
+    def models(self) -> tuple[Model, ...]:
+        """Return the models that are served. Raises ClientError."""
+        return self._client.models.list()
+
+    def use(self, model: str) -> None:
+        """Change to another model. Raises ClientError, ChatUnusable."""
+        self.model = self._chosen(model)
+
+    def clear(self) -> None:
+        self._turns.clear()
+
+    def say(self, text: str) -> Generator[Piece]:
+        """Yield the answer in pieces. Both turns are kept when it ends or is left; none when it fails (ClientError)."""
+        self.timings = None
+        said: list[str] = []
+        turns = [*self._turns, Message("user", text)]
+        system = [Message("system", self.system)] if self.system else []
+        stream = self._client.chat.completions.create(
+            [*system, *turns], model=self.model, stream=True, **self._parameters
+        )
+        try:
+            for chunk in stream:
+                self.timings = chunk.timings or self.timings
+                if chunk.reasoning:
+                    yield Piece(chunk.reasoning, is_thought=True)
+                if chunk.text:
+                    said.append(chunk.text)
+                    yield Piece(chunk.text, is_thought=False)
+        except (GeneratorExit, KeyboardInterrupt):
+            self._turns = [*turns, Message("assistant", "".join(said))]
+            raise
+        finally:
+            stream.close()
+        self._turns = [*turns, Message("assistant", "".join(said))]
+
+    def _chosen(self, name: str | None) -> str:
+        models = self.models()
+        if name in [model.id for model in models]:
+            return name
+        if name is not None:
+            raise ChatUnusable(f"no model is called {name}; there are: {', '.join(model.id for model in models)}")
+        talking = [model for model in models if _talks(model)]
+        if not talking:
+            raise ChatUnusable("no model that talks is served there, or none that the key may use")
+        return min(talking, key=lambda model: not _is_loaded(model)).id
+
+
+def _talks(model: Model) -> bool:
+    """Return whether a model writes text: one that makes vectors or ranks does not."""
+    return model.architecture is None or "text" in model.architecture.output_modalities
+
+
+def _is_loaded(model: Model) -> bool:
+    return model.status is None or model.status.value == "loaded"
+
+
+class Terminal:
+    """Reads lines from standard input, writes to standard output; colours only where that is a terminal."""
+
+    def __init__(self) -> None:
+        self._is_tty = sys.stdout.isatty()
+        self._has_colours = self._is_tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def answer_once(self, conversation: Conversation, prompt: str) -> None:
+        """Prints the answer to one prompt, and nothing else. Raises ClientError, ChatUnusable."""
+        if not prompt.strip():
+            raise ChatUnusable("nothing came in on standard input; send a prompt, or run it in a terminal")
+        with closing(conversation.say(prompt.strip())) as pieces:
+            self._show(pieces)
+
+    def talk(self, conversation: Conversation, address: str) -> None:
+        """Read and answer lines until the person leaves."""
+        with suppress(ImportError):
+            import_module("readline")  # gives `input` a history and a line to edit
+        self._note(f"{conversation.model} at {address}. /help lists what can be typed, Ctrl-D leaves.")
+        while (line := self._line()) is not None:
+            if line.startswith("/"):
+                if not self._command(conversation, line):
+                    return
+            elif line.strip():
+                self._turn(conversation, line.strip())
+
+    def _line(self) -> str | None:
+        """Return the next line; None when the person leaves."""
+        while True:
+            try:
+                return input("> ")
+            except KeyboardInterrupt:
+                print()
+            except EOFError:
+                print()
+                return None
+
+    def _turn(self, conversation: Conversation, text: str) -> None:
+        try:
+            with closing(conversation.say(text)) as pieces:
+                self._show(pieces)
+        except KeyboardInterrupt:
+            self._note("\nstopped")
+            return
+        except ClientError as error:
+            self._complain(error)
+            return
+        timings = conversation.timings
+        if timings and timings.predicted_per_second:
+            self._note(f"{timings.predicted_n} tokens, {timings.predicted_per_second:.1f} tokens/s")
+
+    def _show(self, pieces: Iterator[Piece]) -> None:
+        """Thoughts are shown on a terminal only, dimmed; the answer begins on a line of its own."""
+        thinking = said = False
+        try:
+            for piece in pieces:
+                if piece.is_thought and not self._is_tty:
+                    continue
+                if piece.is_thought != thinking:
+                    thinking = piece.is_thought
+                    self._write(self._colour(DIM) if thinking else f"{self._colour(PLAIN)}\n\n")
+                said = True
+                self._write(piece.text.translate(CONTROLS) if self._is_tty else piece.text)
+        finally:
+            if thinking:
+                self._write(self._colour(PLAIN))
+        if said:
+            self._write("\n")
+
+    def _command(self, conversation: Conversation, line: str) -> bool:
+        """Carry out a command; return False to leave."""
+        name, _, rest = line.partition(" ")
+        actions: dict[str, Callable[[Conversation, str], None]] = {
+            "/help": lambda _, __: self._note(HELP),
+            "/clear": self._clear,
+            "/system": self._system,
+            "/model": self._model,
+        }
+        if name in ("/quit", "/exit"):
+            return False
+        if name not in actions:
+            self._complain(f"{name}: no such command; /help lists them, a space before it sends it to the model")
+            return True
+        try:
+            actions[name](conversation, rest.strip())
+        except (ClientError, ChatUnusable) as error:
+            self._complain(error)
+        return True
+
+    def _clear(self, conversation: Conversation, _: str) -> None:
+        conversation.clear()
+        self._note("forgotten")
+
+    def _system(self, conversation: Conversation, text: str) -> None:
+        if text:
+            conversation.system = text
+        self._note(conversation.system or "no instructions; /system TEXT sets them")
+
+    def _model(self, conversation: Conversation, name: str) -> None:
+        if name:
+            conversation.use(name)
+            self._note(conversation.model)
+            return
+        for model in conversation.models():
+            self._note(f"{'*' if model.id == conversation.model else ' '} {model.id}")
+
+    def _note(self, text: str) -> None:
+        self._write(f"{self._colour(DIM)}{text}{self._colour(PLAIN)}\n")
+
+    def _complain(self, error: ClientError | ChatUnusable | str) -> None:
+        self._write(f"{self._colour(RED)}{error}{self._colour(PLAIN)}\n")
+
+    def _colour(self, code: str) -> str:
+        return code if self._has_colours else ""
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+FORM = "`paddock chat --help` lists the flags"
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ChatUnusable(f"chat: {message}; {FORM}")
+
+
+def main(args: Sequence[str], known: Collection[str] = ()) -> int:
+    """Returns the exit code. `known`: every setting's name."""
+    if args and args[0] in ("-h", "--help"):
+        print((__doc__ or "").strip())
+        return 0
+    try:
+        options, flags = _parser().parse_known_args(args)
+        reading = sources.read(GatewaySettings, flags, prog="paddock chat", known=known)
+    except sources.SettingsError as error:
+        return command.complain(error.problems)
+    except ChatUnusable as error:
+        return command.complain([str(error)])
+    for warning in reading.warnings:
+        print(f"paddock: warning: {warning}", file=sys.stderr)
+    return _talk(options, find(options.url, reading))
+
+
+def _talk(options: Namespace, access: Access) -> int:
+    terminal = Terminal()
+    parameters = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+    try:
+        with Client(access.url, access.key, verify_ssl=not options.insecure) as client:
+            conversation = Conversation(client, options.model, options.system, parameters)
+            if sys.stdin.isatty():
+                terminal.talk(conversation, access.url)
+            else:
+                terminal.answer_once(conversation, sys.stdin.read())
+    except AuthenticationFailed as error:
+        return _failed(f"{error.message} ({access.key_from})")
+    except ConnectionFailed as error:
+        return _failed(f"{error}; start a gateway with `paddock up`, or name another with --url")
+    except (ChatUnusable, ClientError) as error:
+        return _failed(str(error))
+    return int(Exit.OK)
+
+
+def _failed(message: str) -> int:
+    print(f"paddock: {message}", file=sys.stderr)
+    return int(Exit.CRASHED)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="paddock chat", allow_abbrev=False, add_help=False)
+    parser.add_argument("--model")
+    parser.add_argument("--system")
+    parser.add_argument("--url")
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--insecure", action="store_true")
+    return parser

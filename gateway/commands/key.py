@@ -1,0 +1,144 @@
+"""`paddock key`: makes API keys, and writes their records to Redis as gateways believe them.
+
+make --name NAME       a key, its record for PADDOCK_API_KEYS, and the same sealed for Redis; nothing is written
+add --name NAME        the same, and writes it to Redis: valid at every gateway within 3 seconds
+list                   names, teams and rights of the records in Redis, and which of them gateways leave out
+remove --name NAME     takes one away from Redis
+--team T               whose caches and limits it shares; left out: default
+--alias A              a name that it may use, again for each; left out: all
+--admin                it may do what is for operators
+--weight W             share of its team while calls of several teams wait
+--fields JSON          further fields of docs/keys.md
+--sha256 HEX           of a key that is there already, which then is not shown
+flags                  settings as well: --redis-url, --gateway-secret, --state-dir, --config
+
+Run it where a gateway runs: it needs that one's secret. Without --redis-url it means the Redis of `paddock up` on this
+machine. Exit codes: 0 done, 2 a flag is wrong, 69 Redis can't be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Collection, Sequence
+from typing import NoReturn
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from gateway.access.first_key import NUM_RANDOM_BYTES, PREFIX
+from gateway.access.records import FIRST_KEY_NAME, AccessRecord, digest, open_record, seal_record
+from gateway.settings import UpSettings
+from gateway.store.client import connect
+from workers import secret_file, sources
+from workers.commands import command
+from workers.protocol import keys
+from workers.protocol.exits import Exit
+from workers.supervisor.redis_process import private_url
+
+
+class _Unusable(ValueError):
+    """A request that can't be fulfilled; the message is for a person."""
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Unusable(f"key: {message}; `paddock key --help` lists the flags")
+
+
+def main(args: Sequence[str], known: Collection[str] = ()) -> int:
+    """Returns the exit code. `known`: every setting's name."""
+    if not args or not {"-h", "--help"}.isdisjoint(args):
+        print((__doc__ or "").strip())
+        return 0
+    try:
+        options, flags = _parser().parse_known_args(args)
+        reading = sources.read(UpSettings, flags, prog=f"paddock key {options.deed}", known=known)
+        return asyncio.run(_done(options, reading.settings))
+    except sources.SettingsError as error:
+        return command.complain(error.problems)
+    except (_Unusable, OSError) as error:
+        return command.complain([str(error)])
+    except RedisError as error:
+        print(f"paddock: key: Redis can't be asked ({error}); check --redis-url", file=sys.stderr)
+        return int(Exit.NO_REDIS)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="paddock key", allow_abbrev=False, add_help=False)
+    parser.add_argument("deed", choices=("add", "list", "make", "remove"))
+    parser.add_argument("--name", default="")
+    parser.add_argument("--team")
+    parser.add_argument("--alias", action="append")
+    parser.add_argument("--admin", action="store_true")
+    parser.add_argument("--weight", type=float)
+    parser.add_argument("--fields", default="{}")
+    parser.add_argument("--sha256", default="")
+    return parser
+
+
+async def _done(options: Namespace, settings: UpSettings) -> int:
+    """Carry out the command; return the exit code. Raises _Unusable, OSError, redis.RedisError."""
+    path = settings.state_dir / secret_file.GATEWAY_SECRET
+    secret = settings.gateway_secret or secret_file.read(path)
+    if not secret:
+        raise _Unusable(
+            f"key: gateway_secret is unset, and {path} is not there; give --gateway-secret, as gateways have"
+        )
+    if options.deed == "make":
+        key, record = _made(options)
+        _show(key, record, secret)
+        return 0
+    async with connect(settings.redis_url or private_url(settings.state_dir, secret)) as client:
+        if options.deed == "list":
+            await _list(client, secret)
+        elif options.deed == "remove":
+            await _remove(client, options.name)
+        else:
+            key, record = _made(options)
+            await client.hset(keys.ACCESS_KEYS, record.name, seal_record(record, secret))
+            _show(key, record, secret)
+    return 0
+
+
+def _made(options: Namespace) -> tuple[str, AccessRecord]:
+    """Return the key, empty where only its hash is known, and its record. Raises _Unusable."""
+    if options.name == FIRST_KEY_NAME:
+        raise _Unusable(f"key: {FIRST_KEY_NAME!r} is the name of the first key; preset that with PADDOCK_API_KEY")
+    key = "" if options.sha256 else PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
+    given = {"team": options.team, "aliases": options.alias, "weight": options.weight, "admin": options.admin or None}
+    try:
+        more = json.loads(options.fields)
+        fields = {**more, **{name: value for name, value in given.items() if value is not None}}
+        named = {**fields, "name": options.name, "sha256": options.sha256 or digest(key)}
+        return key, msgspec.convert(named, AccessRecord)
+    except (ValueError, TypeError) as error:  # msgspec's own error is a ValueError
+        raise _Unusable(f"key: {error}; docs/keys.md lists the fields") from None
+
+
+def _show(key: str, record: AccessRecord, secret: str) -> None:
+    if key:
+        print(f"key      {key}")
+    print(f"record   {msgspec.json.encode(record).decode()}")
+    print(f"in Redis {seal_record(record, secret).decode()}")
+
+
+async def _remove(client: redis.asyncio.Redis, name: str) -> None:
+    if not await client.hdel(keys.ACCESS_KEYS, name):
+        raise _Unusable(f"key: there is no record {name!r} in Redis; `paddock key list` shows them")
+    print(f"removed  {name}; no gateway takes it 3 seconds from now")
+
+
+async def _list(client: redis.asyncio.Redis, secret: str) -> None:
+    for name, value in sorted((await client.hgetall(keys.ACCESS_KEYS)).items()):
+        shown = name.decode(errors="replace") if isinstance(name, bytes) else name
+        try:
+            record = open_record(value, secret)
+        except ValueError as error:
+            print(f"{shown}: left out, {error}")
+        else:
+            print(msgspec.json.encode(record).decode())

@@ -1,0 +1,322 @@
+"""`paddock up`: a private Redis, this machine's workers and a gateway, started in this order and stopped in reverse.
+
+Everything that can be known to be wrong is said before the first process starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.access.records import KeysInvalid, read_records
+from gateway.commands.target import address_file, welcome
+from gateway.settings import GatewaySettings, UpSettings
+from workers import sources
+from workers.models.catalog import Catalog, CatalogError
+from workers.models.library import Library, ModelUnusable, wanted
+from workers.process import sockets
+from workers.process.signals import StopSignals
+from workers.protocol.exits import FINAL, Exit
+from workers.protocol.keys import ROLES, Role
+from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
+from workers.supervisor import gpus
+from workers.supervisor.child import Child, Recipe, describe
+from workers.supervisor.fleet import Fleet, NoRedis
+from workers.supervisor.output import Console, Output
+from workers.supervisor.redis_process import PrivateRedis
+from workers.supervisor.state_folder import FolderTaken, StateFolder
+from workers.supervisor.supervisor import PlannedWorker, Supervisor, available_cores, host_id, plan, write_specs
+from workers.supervisor.terminal import Terminal
+
+READY_TIMEOUT_S = 900.0
+"""Seconds until a start is given up that never gets ready; loading a large model from a slow disk takes minutes."""
+
+PROGRESS_S = 5.0
+POLL_S = 0.03
+KILL_MARGIN_S = 5.0
+
+
+class PortTaken(RuntimeError):
+    """The address to listen on is in use."""
+
+
+def run(settings: UpSettings) -> int:
+    """Blocks until SIGINT, SIGTERM or a failure; returns the exit code (`workers.protocol.exits`)."""
+    # Unless a level was asked for, the terminal shows what needs attention; the log files hold everything.
+    threshold = settings.log_level if "log_level" in settings.model_fields_set else "warning"
+    with Terminal() as terminal:
+        return _run(settings, Console(threshold, terminal.say, raw=settings.log_format == "json"), terminal)
+
+
+def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
+    started = time.monotonic()
+    try:
+        catalog = wanted(settings)
+        read_records(settings.api_keys)
+        port = claim_port(settings.host, settings.port)
+        with StateFolder(settings.state_dir) as folder:
+            if exposure := folder.exposure():
+                console.say(f"paddock: {exposure}")
+            models = Library.of(settings).locate_all(catalog)
+            ready = _prepared(settings, folder, catalog, port)
+            workers = plan(models, available_cores(), gpus.visible(os.environ), host_id(folder.path))
+            write_specs(workers, ready)
+            return asyncio.run(Machine(ready, folder, workers, console, terminal.show, started).run())
+    except (CatalogError, KeysInvalid, FolderTaken) as error:
+        return _ended(console, error, Exit.USAGE)
+    except PortTaken as error:
+        return _ended(console, error, Exit.PORT_TAKEN)
+    except ModelUnusable as error:
+        return _ended(console, error, error.exit)
+    except NoRedis as error:
+        return _ended(console, error, Exit.NO_REDIS)
+    except OSError as error:
+        return _ended(console, error, Exit.USAGE)
+
+
+def claim_port(host: str, port: int) -> int:
+    """Return the port if it is free (0: any free one). Raises PortTaken; OSError when `host` is not of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                why = "is in use" if error.errno == errno.EADDRINUSE else "needs privileges"
+                raise PortTaken(f"port {port} on {host} {why}; give another with --port") from None
+            raise OSError(
+                f"can't listen on {host}: {error.strerror}; give an address of this machine with --host"
+            ) from None
+        claimed: int = probe.getsockname()[1]
+        return claimed
+
+
+def _prepared(settings: UpSettings, folder: StateFolder, found: Catalog, port: int) -> UpSettings:
+    """Return the settings with everything filled in that children need to know."""
+    catalog = settings.catalog
+    if catalog is None:
+        catalog = folder.run / "catalog.json"
+        catalog.write_bytes(msgspec.json.encode(found))
+    return settings.model_copy(
+        update={
+            "state_dir": folder.path,
+            "port": port,
+            "catalog": catalog.absolute(),
+            "worker_secret": settings.worker_secret or folder.secret(WORKER_SECRET),
+            "gateway_secret": settings.gateway_secret or folder.secret(GATEWAY_SECRET),
+        }
+    )
+
+
+def _ended(console: Console, error: Exception, code: Exit) -> int:
+    console.say(f"paddock: {error}")
+    return int(code)
+
+
+class Machine:
+    """The processes of one `paddock up`, from the first to the last."""
+
+    def __init__(
+        self,
+        settings: UpSettings,
+        folder: StateFolder,
+        workers: tuple[PlannedWorker, ...],
+        console: Console,
+        show: Callable[[str], None],
+        started: float,
+    ) -> None:
+        """`show` prints on standard output."""
+        self._settings = settings
+        self._folder = folder
+        self._workers = workers
+        self._console = console
+        self._show = show
+        self._started = started
+        self._urls: dict[Role, str] = {
+            "gateway": settings.redis_url,
+            "worker": settings.worker_redis_url or settings.redis_url,
+        }
+        self._stack: list[Child | Supervisor] = []
+        """The parts that run, in the order of starting."""
+        self._over = asyncio.Event()
+        self._code = int(Exit.OK)
+        self._ready = False
+
+    async def run(self) -> int:
+        private = None if self._settings.redis_url else self._private_redis()
+        fleet = Fleet(self._urls["worker"])
+        try:
+            if private:
+                await private.prepare()
+            async with asyncio.TaskGroup() as tasks:
+                with StopSignals(self._asked_to_stop, self._hurry):
+                    starting = tasks.create_task(self._start(tasks, private, fleet))
+                    await self._over.wait()
+                    starting.cancel()
+                    await asyncio.wait({starting})
+                    await self._stop()
+            return self._code
+        finally:
+            await fleet.aclose()
+            if private:
+                private.remove()
+
+    def _private_redis(self) -> PrivateRedis:
+        secrets: dict[Role, str] = {"gateway": self._settings.gateway_secret, "worker": self._settings.worker_secret}
+        private = PrivateRedis(self._folder.path, secrets)
+        self._urls = {role: private.url(role) for role in ROLES}
+        return private
+
+    async def _start(self, tasks: asyncio.TaskGroup, private: PrivateRedis | None, fleet: Fleet) -> None:
+        """Start Redis, workers and gateway; return when all are ready and this is told. A failure here ends the run."""
+        self._console.held = "log_level" not in self._settings.model_fields_set
+        try:
+            if private:
+                plain = {name: value for name, value in os.environ.items() if not name.startswith(sources.PREFIX)}
+                self._keep(tasks, private.recipe(plain), final=frozenset())
+            await fleet.wait_until_reachable()
+            self._say("redis ready")
+            supervisor = self._supervisor(fleet)
+            self._stack.append(supervisor)
+            tasks.create_task(self._keep_workers(supervisor))
+            self._keep(tasks, self._gateway(), final=FINAL)
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await self._wait_until_ready(fleet)
+        except NoRedis as error:
+            self._console.say(f"paddock: {error}")
+            self._finish(Exit.NO_REDIS)
+        except TimeoutError:
+            self._console.say(f"paddock: not ready within {READY_TIMEOUT_S:g} s; see {self._folder.logs}")
+            self._finish(Exit.CRASHED)
+        else:
+            if not self._over.is_set():
+                self._ready = True
+                self._console.held = False
+                await self._welcome()
+
+    def _supervisor(self, fleet: Fleet) -> Supervisor:
+        settings = self._settings.model_copy(update={"redis_url": self._urls["worker"]})
+        return Supervisor(
+            self._workers, settings, fleet, self._console, environment=os.environ, on_final=self._worker_lost
+        )
+
+    def _gateway(self) -> Recipe:
+        values = {name: getattr(self._settings, name) for name in GatewaySettings.model_fields}
+        values |= {"redis_url": self._urls["gateway"], "log_format": "json"}
+        environment = sources.environment_of(GatewaySettings.model_construct(**values), os.environ)
+        argv = (sys.executable, "-m", "gateway.cli", "gateway")
+        return Recipe("gateway", argv, environment, self._settings.drain_s + KILL_MARGIN_S)
+
+    def _keep(self, tasks: asyncio.TaskGroup, recipe: Recipe, final: frozenset[Exit]) -> None:
+        output = Output(recipe.name, self._folder.logs, self._console)
+
+        async def died(code: int, is_final: bool) -> None:
+            if is_final:
+                self._lost(code, f"{recipe.name} can't run ({describe(code)}): {output.complaint()}")
+
+        child = Child(recipe, output, on_death=died, final=final)
+        self._stack.append(child)
+        tasks.create_task(child.keep())
+
+    async def _keep_workers(self, supervisor: Supervisor) -> None:
+        code = await supervisor.keep()
+        if not self._over.is_set():
+            self._lost(code, "no worker is left")
+
+    def _worker_lost(self, code: int, line: str) -> None:
+        if not self._ready:
+            self._lost(code, line)
+        else:
+            self._console.say(f"paddock: {line}")
+
+    def _lost(self, code: int, line: str) -> None:
+        if not self._over.is_set():
+            self._console.say(f"paddock: {line}")
+            self._finish(code if code > 0 else Exit.CRASHED)
+
+    async def _wait_until_ready(self, fleet: Fleet) -> None:
+        missing = {worker.worker_id: worker for worker in self._workers}
+        told = time.monotonic()
+        # A cancellation may get lost in the Redis client, so the loops look for the end themselves.
+        while missing and not self._over.is_set():
+            for worker_id in await fleet.present({id: worker.model.name for id, worker in missing.items()}):
+                found = missing.pop(worker_id)
+                self._say(f"{found.name} ready: {found.model.name}{f' on GPU {found.device}' if found.device else ''}")
+            if time.monotonic() - told > PROGRESS_S:
+                told = time.monotonic()
+                self._say(f"still loading: {', '.join(worker.name for worker in missing.values())}")
+            await asyncio.sleep(POLL_S)
+        while not self._over.is_set() and not await self._gateway_agrees("/ready"):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(POLL_S)
+        if not self._over.is_set():
+            self._say("gateway ready")
+
+    async def _gateway_agrees(self, path: str, key: str = "") -> bool:
+        """Return whether a GET of this path is answered with 200."""
+        host = sockets.host_of(self._settings.host)
+        try:
+            reader, writer = await asyncio.open_connection(host, self._settings.port)
+        except OSError:
+            return False
+        try:
+            bearer = f"Authorization: Bearer {key}\r\n" if key else ""
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: paddock\r\n{bearer}Connection: close\r\n\r\n".encode())
+            return b" 200 " in await reader.readline()
+        except OSError:
+            return False
+        finally:
+            writer.close()
+
+    async def _welcome(self) -> None:
+        address = sockets.url_of(self._settings.host, self._settings.port)
+        key_file = self._folder.first_key
+        filed = key_file.read_text().strip() if key_file.is_file() else ""
+        key = self._settings.api_key or filed
+        if key and not await self._gateway_agrees("/v1/models", key):
+            key = ""  # it was the file's; this Redis had another first key already
+        kept_in = key_file if key and key == filed else None
+        models = tuple(dict.fromkeys(worker.model.name for worker in self._workers))
+        file = address_file(self._folder.path)
+        try:
+            file.write_text(address + "\n", encoding="utf-8")
+        except OSError as error:
+            self._console.say(
+                f"paddock: {file} can't be written ({error.strerror}); `paddock chat` needs --url {address}"
+            )
+        self._show(welcome(address, key, kept_in, models, self._folder.logs))
+
+    def _say(self, text: str) -> None:
+        self._console.say(f"paddock: {text} ({time.monotonic() - self._started:.1f} s)")
+
+    def _finish(self, code: int) -> None:
+        if not self._over.is_set():
+            self._code = int(code)
+            self._over.set()
+
+    def _asked_to_stop(self) -> None:
+        self._console.say("paddock: stopping, streams drain first; Ctrl-C again to stop at once")
+        self._finish(Exit.OK)
+
+    def _hurry(self) -> None:
+        self._console.say("paddock: stopping at once")
+        for part in self._stack:
+            part.hurry()
+
+    async def _stop(self) -> None:
+        """Stop the gateway first, so that its streams drain while workers still answer, and Redis last."""
+        self._console.held = False
+        address_file(self._folder.path).unlink(missing_ok=True)
+        for part in reversed(self._stack):
+            await part.stop()
+            if isinstance(part, Child) and part.last_code == Exit.DRAIN_CUT:
+                self._console.say(f"paddock: {part.name} cut off the streams that were left after its drain time")
+        self._console.say("paddock: stopped")

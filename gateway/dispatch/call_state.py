@@ -1,0 +1,157 @@
+"""The state of one call on its way to a worker that begins its answer, and the transitions of that state.
+
+begin_attempt -> answer_begins -> end_attempt        the worker answers
+              -> fail_attempt  -> begin_attempt      it does not: the dispatcher decides whether another one may
+move_to                                              a fallback of the model's chain takes over
+leave                                                the call is over, however it ended
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gateway.call import Call
+from gateway.errors import PaddockError
+from gateway.routing.chain import Reason
+from gateway.routing.placement import ANYWHERE, Ask, Ranking
+from gateway.routing.retries import RetryBudget
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.record import Attempt
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import Failed, Failure, FailureCode, Finished
+from workers.protocol.heartbeat import WorkerAddress
+from workers.protocol.pooled import PoolRequest
+from workers.protocol.requests import GenerateRequest
+
+REST_S = 0.1
+"""Seconds that a call avoids a worker that refused it."""
+LOST_REST_S = 0.5
+"""Seconds that a call avoids a worker that lost it: by then its event stream tells whether it is gone."""
+TIMER_S = 0.05
+"""Seconds by which a timer may be early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of every call, in seconds, and of retries."""
+
+    queue_timeout_s: float
+    start_timeout_s: float
+    """Longest wait of a call while its model has no worker."""
+    request_timeout_s: float
+    retry_share: float = 0.2
+    """Share of a model's calls that may be tried again on another worker."""
+    answer_timeout_s: float = math.inf
+    """Most seconds from an answer's first token to its end, where its key does not say."""
+
+
+@dataclass(slots=True, eq=False)
+class CallState:
+    """The state of one call. Its methods also write what becomes of it into the metrics and the request's trail."""
+
+    call: Call
+    """The call, with its current model and those that are left of its chain."""
+    trail: Trail
+    asked: GenerateRequest | PoolRequest
+    """The request as its caller sent it."""
+    metrics: Metrics
+    limits: Limits
+    budget: RetryBudget
+    request: GenerateRequest = field(default_factory=GenerateRequest)
+    """The request as the current model gets it; empty for pooled work, whose placement depends on nothing of it."""
+    ask: Ask = ANYWHERE
+    """The placement request: the facts that the choice of a worker depends on."""
+    ask_is_due: bool = False
+    """Whether that is still the one of another model, with other adapters."""
+    at: WorkerAddress | None = None
+    """The process that is to begin the answer; None: none was asked yet, or it has begun or failed."""
+    attempt: Attempt = field(default_factory=Attempt)
+    """The attempt at the worker that was asked last, for the call's trace."""
+    first_error: PaddockError | None = None
+    """The error of the first model that had no slot for the call."""
+    lost: set[str] = field(default_factory=set)
+    """Boot ids of the workers that were lost under it, those included that could not be asked at all."""
+    resting: dict[str, float] = field(default_factory=dict)
+    """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
+
+    def enter(self) -> None:
+        """Count the call as one of its model's calls, in flight until it `leave`s."""
+        self.budget.called(self.call.model, time.monotonic())
+        self.metrics.in_flight.labels(self.call.model).inc()
+
+    def leave(self) -> None:
+        self.metrics.in_flight.labels(self.call.model).dec()
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that the caller still waits for a slot."""
+        left_s = self.call.queue_deadline - time.monotonic()
+        return min(left_s, self.call.begin_by - time.time()) if self.call.begin_by else left_s
+
+    @property
+    def used_up_at(self) -> WorkerAddress | None:
+        """The process that had all of the call's time and has not begun the answer; None: there is none."""
+        return self.at if time.monotonic() >= self.call.deadline - TIMER_S else None
+
+    def begin_attempt(self, at: WorkerAddress, ranking: Ranking, fingerprint: str) -> None:
+        """Note that the call goes to a worker. `ranking`: the ranking that chose it."""
+        trail = self.trail
+        trail.attempts += 1
+        trail.worker, trail.fingerprint = at.worker, fingerprint
+        trail.submitted_at = time.monotonic()
+        bid = ranking.bid_for(at.worker)
+        trail.expected_cached = bid.cached_tokens if bid else 0
+        if trail.debug:
+            trail.placement = ranking.summary(at.worker)
+        self.at, self.attempt = at, trail.record.asks(self.call.model, at.worker, at.url, trail.attempts)
+
+    def begin_answer(self) -> None:
+        self.at = None
+        self.attempt.begun()
+        self.metrics.attempts.labels(self.call.model, "started").inc()
+
+    def end_attempt(self, end: Finished | Failed | None, error: str = "") -> None:
+        """Note the end of an answer that has begun. `end`: its last event; None: none came, because of `error`."""
+        self.attempt.over(error, end)
+
+    def fail_attempt(self, at: WorkerAddress, failure: Failure) -> None:
+        """Note that the answer has not begun at that worker."""
+        self.at = None
+        self.attempt.over(failure.code.value)
+        if self.trail.submitted_at is not None:
+            self.trail.failed_ms += (time.monotonic() - self.trail.submitted_at) * 1e3
+        self.metrics.attempts.labels(self.call.model, failure.code.value).inc()
+        if failure.code is FailureCode.WORKER_LOST:
+            self.lost.add(at.boot)
+
+    def rest(self, at: WorkerAddress, code: FailureCode) -> None:
+        """Let the call avoid a process for a while after its failure, one that drains for good."""
+        rest_s = LOST_REST_S if code is FailureCode.WORKER_LOST else REST_S
+        self.resting[at.boot] = math.inf if code is FailureCode.DRAINING else time.monotonic() + rest_s
+
+    def take_retry(self) -> bool:
+        """Return whether the retry budget of the model lets one more call be tried again, and count it if so."""
+        granted = self.budget.take(self.call.model, time.monotonic())
+        self.metrics.retries.labels(self.call.model, "granted" if granted else "denied").inc()
+        return granted
+
+    def avoid(self, boots: Iterable[str]) -> None:
+        """Let the call avoid these processes for good."""
+        self.resting |= dict.fromkeys(boots, math.inf)
+
+    def wait_anew(self) -> None:
+        """Let the call wait for a slot, and for a first worker, as long as if it had just come."""
+        limits = self.limits
+        self.call = self.call.waiting(time.monotonic(), queue_s=limits.queue_timeout_s, start_s=limits.start_timeout_s)
+
+    def move_to(self, model: str, reason: Reason) -> None:
+        """Go on with a fallback of the chain."""
+        self.metrics.fallbacks.labels(self.call.model, model, reason.value).inc()
+        self.trail.record.notes("fallback", model=self.call.model, fallback=model, reason=reason.value)
+        self.leave()
+        self.call = self.call.on_model(model)
+        self.enter()  # the fallback's workers are needed now
+        self.trail.model = model

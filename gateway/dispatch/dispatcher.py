@@ -1,0 +1,237 @@
+"""Takes calls to workers that begin their answers, and tries them again on others where that is safe.
+
+`_dispatched` is the one loop, for answers and pooled work alike: a slot, an attempt at its worker, and where that fails
+before the answer has begun, another one, as long as `_recover` lets it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TypeVar
+
+from msgspec.structs import replace as replace_struct
+
+from gateway.adapters.choice import CallAdapters
+from gateway.call import Answer, Call, Cutoff
+from gateway.dispatch.call_state import CallState, Limits
+from gateway.dispatch.slot_search import Admission, Lease, SlotSearch
+from gateway.dispatch.suitable_workers import SuitableWorkers
+from gateway.dispatch.team_turns import TeamTurns
+from gateway.dispatch.upstream import Upstream, UpstreamAnswer, error_for
+from gateway.errors import ClientTooSlow, Unsuited
+from gateway.registry.snapshot import FleetView
+from gateway.routing.chain import Reason
+from gateway.routing.placement import ANY, located
+from gateway.routing.retries import RetryBudget
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import RETRYABLE, CallFailed, Failed, Failure, FailureCode, Finished, Started
+from workers.protocol.heartbeat import WorkerAddress
+from workers.protocol.pooled import PoolRequest, PoolResult
+from workers.protocol.requests import GenerateRequest
+
+MAX_ATTEMPTS = 4
+MAX_LOST = 2
+"""Workers that may be lost under one call before it is given up: the call may be what ends them."""
+UNPAID = frozenset({FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY})
+"""Failures whose retry is not charged to the retry budget: a worker that drains or has no memory refuses each call
+once and at once, so a retry makes no trouble worse."""
+UNSUITED = frozenset({FailureCode.CONTEXT_OVERFLOW, FailureCode.UNSUPPORTED})
+"""Failures of a request at one model that another model may accept."""
+PLACED_AT_ONCE = 8
+"""Calls of a team that may be placed at once, until they have a slot or wait in line.
+
+Placing a call takes the event loop half a millisecond, in pieces. Were hundreds of one team placed side by side, each
+piece of another team's call would wait for a piece of all of them. With a round trip to Redis of 1 ms, eight at once
+place a team's calls as fast as a gateway can.
+"""
+
+BegunT = TypeVar("BegunT", Answer, PoolResult)
+
+
+class Dispatcher:
+    """The dispatcher of one gateway."""
+
+    def __init__(
+        self,
+        fleet: FleetView,
+        admission: Admission,
+        upstream: Upstream,
+        metrics: Metrics,
+        limits: Limits,
+        adapters: CallAdapters,
+    ) -> None:
+        self._upstream = upstream
+        self._metrics = metrics
+        self._limits = limits
+        self._budget = RetryBudget(limits.retry_share)
+        self.workers = SuitableWorkers(fleet, upstream, metrics)
+        self._slots = SlotSearch(fleet, admission, self.workers, adapters)
+        self._placing = TeamTurns.of_each(PLACED_AT_ONCE)
+
+    def answer(
+        self, call: Call, request: GenerateRequest, trail: Trail, cutoff: Cutoff
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Hand out the answer once it has begun; leaving the block cancels what is not over.
+
+        `cutoff` ends the call: it is cut where the caller reads too slowly, and gets the limit of an answer's time.
+        Raises PaddockError: no slot in time, refused by the worker, failed.
+        """
+
+        async def attempt(state: CallState, lease: Lease, held: AsyncExitStack) -> Answer:
+            answer = await held.enter_async_context(self._started(state, lease, cutoff))
+            await _wait_for_begin(answer, state)
+            self._limit_answer(call, cutoff)
+            return answer
+
+        return self._dispatched(self._state(call, request, trail), attempt)
+
+    async def pool(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
+        """Return the result of pooled work. Raises PaddockError."""
+
+        async def attempt(state: CallState, lease: Lease, held: AsyncExitStack) -> PoolResult:
+            return await self._upstream.pool(lease.at, state.call, request, state.attempt.context)
+
+        async with self._dispatched(self._state(call, request, trail), attempt) as result:
+            return result
+
+    def _state(self, call: Call, request: GenerateRequest | PoolRequest, trail: Trail) -> CallState:
+        return CallState(call, trail, request, self._metrics, self._limits, self._budget)
+
+    @asynccontextmanager
+    async def _dispatched(
+        self, state: CallState, attempt: Callable[[CallState, Lease, AsyncExitStack], Awaitable[BegunT]]
+    ) -> AsyncIterator[BegunT]:
+        """Attempt the call on one worker after the other until one begins; the block gets what `attempt` returned."""
+        turn = await self._placing.enter(state.call.principal.team)
+        state.trail.standing.on_wait = turn.leave
+        try:
+            await self._slots.prepare(state)
+            state.enter()
+            try:
+                while True:
+                    async with AsyncExitStack() as held:
+                        lease = await self._slots.slot(state, held)
+                        turn.leave()
+                        try:
+                            begun = await attempt(state, lease, held)
+                        except CallFailed as failed:
+                            failure = failed.failure
+                        else:
+                            state.begin_answer()
+                            self.workers.note_begin(lease.at)
+                            try:
+                                yield begun
+                            finally:
+                                self._note_end(state, lease.at, begun)
+                            return
+                    self._recover(state, lease.at, failure)
+            finally:
+                self._leave(state)
+        finally:
+            turn.leave()
+
+    def _started(self, state: CallState, lease: Lease, cutoff: Cutoff) -> AbstractAsyncContextManager[UpstreamAnswer]:
+        """Return the exchange with the worker. The slot is given back when the worker's answer ends, read or not."""
+        slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
+        return self._upstream.start(
+            lease.at,
+            state.call,
+            self._in_slot(state.request, lease.at),
+            on_end=lambda end: lease.give_back(_num_charged(end)),
+            on_overflow=lambda: cutoff.cut(slow),
+            context=state.attempt.context,
+            known_bytes=state.ask.prefix.num_bytes,
+        )
+
+    def _in_slot(self, request: GenerateRequest, at: WorkerAddress) -> GenerateRequest:
+        """Return the request with its slot in the worker's own numbering; any slot where it is another worker's."""
+        if request.slot == ANY:
+            return request
+        found = located(request.slot, self.workers.reachable(at.model))
+        return replace_struct(request, slot=found[1] if found is not None and found[0].worker == at.worker else ANY)
+
+    def _limit_answer(self, call: Call, cutoff: Cutoff) -> None:
+        """Limit the time of an answer that has begun."""
+        own_s = call.principal.bounds.answer_timeout_s
+        limit_s = self._limits.answer_timeout_s if own_s is None else own_s
+        if limit_s < math.inf:
+            cutoff.limit(limit_s, f"the limit of {limit_s:g} s for one answer (answer_timeout_s)")
+
+    def _note_end(self, state: CallState, at: WorkerAddress, begun: Answer | PoolResult) -> None:
+        if isinstance(begun, PoolResult):
+            state.end_attempt(None)
+            self.workers.note_complete(at)
+        else:
+            state.end_attempt(begun.end, "cancelled")
+            self.workers.note_end(at, begun.end)
+
+    def _leave(self, state: CallState) -> None:
+        """Note that the call is over, however it ended."""
+        state.leave()
+        self.workers.circuits.leaves(state)
+        if (at := state.used_up_at) is not None:
+            self.workers.blame(at)
+
+    def _recover(self, state: CallState, at: WorkerAddress, failure: Failure) -> None:
+        """Prepare another attempt. Raises PaddockError where another worker would not help, or enough were tried."""
+        code = failure.code
+        state.fail_attempt(at, failure)
+        self.workers.note_failure(at, code)
+        if code is FailureCode.CONTEXT_OVERFLOW and self._fits_elsewhere(state, failure):
+            state.wait_anew()
+            return
+        if state.call.meant_for and code in UNSUITED:
+            self._slots.fall_back(state, Reason.UNSUITED, _unsuited(state.call, failure))
+            return
+        if code not in RETRYABLE or state.trail.attempts >= MAX_ATTEMPTS or len(state.lost) >= MAX_LOST:
+            raise error_for(failure)
+        if code not in UNPAID and not state.take_retry():
+            raise error_for(failure)
+        state.rest(at, code)
+        state.wait_anew()  # losing a worker is not the caller's fault
+
+    def _fits_elsewhere(self, state: CallState, failure: Failure) -> bool:
+        """Return whether another worker of the model has the context for a prompt that was too long for the one that
+        counted it: one that found less memory at its start has less. The call avoids those that are too small.
+        """
+        if not failure.num_prompt_tokens or state.trail.attempts >= MAX_ATTEMPTS:
+            return False
+        beats = self.workers.reachable(state.call.model)
+        small = {beat.boot for beat in beats if beat.n_ctx <= failure.num_prompt_tokens}
+        if all(beat.boot in small or beat.draining for beat in beats):
+            return False
+        state.avoid(small)
+        return True
+
+
+async def _wait_for_begin(answer: UpstreamAnswer, state: CallState) -> None:
+    """Wait until an answer has begun: its first token is there. Raises CallFailed where it fails before. Callers that
+    ask for it are shown the prompt's progress as it is read, so that their answers begin with that.
+    """
+    first = await answer.peek()
+    if isinstance(first, Started):
+        state.trail.slot = first.slot
+        if "progress" not in state.request.tell:
+            first = await answer.peek(past=Started)
+    if isinstance(first, Failed):
+        await answer.take()  # so that nothing is left to cancel
+        raise CallFailed(first.failure)
+
+
+def _num_charged(end: Finished | Failed) -> float | None:
+    """Return the tokens that a call's team is charged; None: as was predicted."""
+    if not isinstance(end, Finished):
+        return None
+    usage = end.usage
+    return usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens
+
+
+def _unsuited(call: Call, failure: Failure) -> Unsuited:
+    return Unsuited(
+        f"The model `{call.meant_for}` has no place now, and `{call.model}`, which stands in for it, can't take this "
+        f"request: {failure.message} Send it again later.",
+        retry_after_s=1.0,
+    )

@@ -1,0 +1,173 @@
+"""Generates several answers to one request beside each other: each is placed and retried by itself.
+
+Answers to one prompt share its prefill where they meet on a worker (docs/engine.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from gateway.call import Answer, Call
+from gateway.dispatch.pipeline import Pipeline
+from gateway.dispatch.request_size import chars_of
+from gateway.dispatch.upstream import error_for
+from gateway.errors import PaddockError
+from gateway.telemetry.standing import Standing
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import CallEvent, Failed, Finished, Usage
+from workers.protocol.requests import GenerateRequest
+
+MAX_BESIDE = 32
+"""Answers to one request that are asked for at once; further ones follow as these end."""
+LONG_CHARS = 256 << 10
+LONG_PACE_S = 0.05
+"""Prompts over LONG_CHARS are hashed and encoded for each answer, so the answers to one begin LONG_PACE_S apart."""
+
+
+@asynccontextmanager
+async def answers(
+    pipeline: Pipeline, call: Call, requests: Sequence[GenerateRequest], trail: Trail
+) -> AsyncIterator[Answer]:
+    """Start the answers; the block begins when the first of them has, and leaving it cancels what is left.
+
+    Raises PaddockError, as `Pipeline.answer`; where one of several fails, none is complete.
+    """
+    # A task group's frame refers to the error that it raises, and the error to the frame, and so to all requests: a
+    # hundred of them, left many times, were 200,000 objects for the collector of cycles. So tracebacks are cut here.
+    if len(requests) == 1:
+        async with pipeline.answer(call, requests[0], trail) as answer:
+            yield answer
+        return
+    merged = Merged(len(requests))
+    trail.num_answers = len(requests)
+    branches: list[asyncio.Task[None]] = []
+    failure: PaddockError | None = None
+    is_long: dict[tuple[int, ...], bool] = {}
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for number, request in enumerate(requests):
+                # Each prompt is measured once, for all of its answers; the event loop gets a turn between two prompts.
+                prompt = (id(request.prompt), id(request.messages), id(request.infill))
+                if number and prompt not in is_long:
+                    is_long[prompt] = chars_of(request) > LONG_CHARS
+                    if not isinstance(request.prompt, str):
+                        await asyncio.sleep(0)
+                wait_s = (number % MAX_BESIDE) * LONG_PACE_S if number and is_long[prompt] else 0.0
+                branches.append(tasks.create_task(merged.follow(number, pipeline, call, request, trail, wait_s)))
+            await merged.begun.wait()
+            yield merged
+            for branch in branches:
+                branch.cancel()
+    except BaseExceptionGroup as group:
+        # All branches ask for the same; the first failure stands for those that it brought with it.
+        failure = _failure_of(group)
+        if failure is None:
+            raise
+        group.__traceback__ = None
+    except asyncio.CancelledError as cancelled:
+        cancelled.__traceback__ = None
+        raise
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure, branches, tasks
+
+
+class Merged:
+    """Merges the events of several answers in the order in which they come. A slow reader holds the answers up."""
+
+    def __init__(self, number: int) -> None:
+        self.begun = asyncio.Event()
+        """Set when one of the answers has begun."""
+        self.choice = 0
+        self.end: Finished | Failed | None = None
+        self._num_left = number
+        self._turns = asyncio.Semaphore(MAX_BESIDE)
+        self._arrived: asyncio.Queue[tuple[int, list[CallEvent]]] = asyncio.Queue(maxsize=number)
+
+    @property
+    def ended(self) -> bool:
+        return self._num_left == 0
+
+    async def take(self) -> list[CallEvent]:
+        self.choice, events = await self._arrived.get()
+        last = events[-1]
+        self.end = last if isinstance(last, Finished) else None
+        self._num_left -= self.end is not None
+        return events
+
+    async def follow(
+        self, number: int, pipeline: Pipeline, call: Call, request: GenerateRequest, trail: Trail, wait_s: float
+    ) -> None:
+        """Pass on one answer's events; it begins after `wait_s` seconds. Raises PaddockError."""
+        # The caller is told the queue position of the first answer.
+        own = replace(trail, standing=trail.standing if number == 0 else Standing())
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        try:
+            async with self._turns, pipeline.answer(_in_turn(call, number), request, own) as answer:
+                if not self.begun.is_set():
+                    _note_first(trail, own)
+                    self.begun.set()
+                await self._hand_on(number, answer)
+        finally:
+            if number == 0 and not self.begun.is_set():
+                _note_first(trail, own)  # no answer has begun so far
+
+    async def _hand_on(self, number: int, answer: Answer) -> None:
+        while not answer.ended:
+            events = await answer.take()
+            if isinstance(answer.end, Failed):
+                raise error_for(answer.end.failure)
+            await self._arrived.put((number, events))
+
+
+def _in_turn(call: Call, number: int) -> Call:
+    """Return the call of answer `number`: those that waited for earlier ones may wait for a slot as long as these."""
+    if number < MAX_BESIDE:
+        return call
+    began = call.received_at
+    queue_s, start_s = call.queue_deadline - began, (call.start_deadline or call.queue_deadline) - began
+    return call.waiting(time.monotonic(), queue_s=queue_s, start_s=start_s)
+
+
+def _failure_of(group: BaseExceptionGroup[BaseException]) -> PaddockError | None:
+    """Return the first failure, or None where not all are failures that callers are told of."""
+    failures, others = group.split(PaddockError)
+    return None if failures is None or others is not None else first_of(failures)
+
+
+def first_of(group: BaseExceptionGroup[PaddockError]) -> PaddockError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, PaddockError):
+        raise error
+    return error
+
+
+def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:
+    """Return the usage of all answers together; `ends` in the order of the requests, equally many for each prompt.
+
+    A prompt counts once, however many answers there are to it.
+    """
+    per_prompt = len(ends) // num_prompts
+    firsts = ends[::per_prompt]
+    return Usage(
+        sum(end.usage.prompt_tokens for end in firsts),
+        sum(end.usage.completion_tokens for end in ends),
+        sum(end.usage.cached_tokens for end in firsts),
+    )
+
+
+def _note_first(trail: Trail, own: Trail) -> None:
+    """Show the request with the worker and the times of its first answer."""
+    trail.model, trail.worker, trail.slot, trail.attempts = own.model, own.worker, own.slot, own.attempts
+    trail.queue_ms, trail.failed_ms, trail.submitted_at = own.queue_ms, own.failed_ms, own.submitted_at
+    trail.placement, trail.priority, trail.fingerprint = own.placement, own.priority, own.fingerprint
+    trail.expected_cached, trail.overtaken = own.expected_cached, own.overtaken

@@ -1,0 +1,184 @@
+"""Takes one call from its model's name through permission, slot and worker to the answer, and ends it in any case.
+
+call = pipeline.call(...)                           who asks for what, until when
+async with pipeline.answer(call, request, trail) as answer:
+    async for events in answer: ...                 lists of events; leaving the block is the cancellation
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from msgspec.structs import replace
+
+from gateway.adapters.choice import CallAdapters
+from gateway.call import Answer, Call, CallBounds, Cutoff, Principal
+from gateway.catalog.kinds import KIND_OF, of_kind
+from gateway.catalog.names import Names
+from gateway.dispatch.call_state import Limits
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.errors import Stopping
+from gateway.registry.snapshot import FleetView
+from gateway.routing.chain import Reason
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.prompts import UNWRITTEN, Heard, Prompts
+from gateway.telemetry.trail import Trail
+from workers.models.catalog import Job
+from workers.protocol.pooled import PoolRequest, PoolResult
+from workers.protocol.requests import GenerateRequest
+
+MAX_NAME_CHARS = 128
+"""Most characters of an unknown model's name that are written into the request's log."""
+
+
+class Pipeline:
+    """Takes every call of this gateway process from its model's name to the end of its answer."""
+
+    def __init__(
+        self,
+        names: Names,
+        fleet: FleetView,
+        dispatcher: Dispatcher,
+        adapters: CallAdapters,
+        metrics: Metrics,
+        limits: Limits,
+        prompts: Prompts = UNWRITTEN,
+    ) -> None:
+        self._names = names
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self.adapters = adapters
+        self._metrics = metrics
+        self._prompts = prompts
+        self._limits = limits
+        self._under_way: set[Cutoff] = set()
+        self._stopping = False
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def stop_taking(self) -> None:
+        """Refuse new calls from now on; those under way go on."""
+        self._stopping = True
+
+    def cut_all(self) -> None:
+        """End every call under way with an error that its client sees."""
+        for cutoff in self._under_way:
+            cutoff.cut(Stopping("This gateway stopped before the answer was complete. Send the request again."))
+
+    def call(
+        self,
+        principal: Principal,
+        alias: str,
+        trail: Trail,
+        job: Job | None = None,
+        begin_by: float = 0.0,
+        conversation: Callable[[], str] | None = None,
+        *,
+        strict: bool = False,
+    ) -> Call:
+        """Make a call; without `alias`, of the default model. `job`: the model's work; None: it is only asked about.
+
+        `begin_by` as in `Call`; `conversation` returns the key that chooses among several models of a name (`shares`).
+        `strict` as in `Names.named`.
+        Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does something else,
+        InvalidRequest where one has to be named.
+        """
+        if self._stopping:
+            raise Stopping("This gateway is stopping. Send the request again.", retry_after_s=1.0)
+        fleet = self._fleet.snapshot
+        known = (fleet.models, fleet.adapters, fleet.workers)
+        named = self._names.named(alias, principal, *known, job=job, strict=strict, complete=fleet.is_read)
+        if named.stands_in:
+            self._metrics.unknown_models.labels(named.model).inc()
+            trail.stands_in = named.name
+            trail.record.notes("unknown_model", model=alias[:MAX_NAME_CHARS], default=named.name)
+        alias, model = named.name, named.model
+        models: tuple[str, ...] = (model,)
+        if self._names.is_chain(alias):
+            models = self._names.chain(alias, conversation() if conversation is not None else "")
+        trail.alias, trail.model, trail.asks_only = alias, models[0], job is None
+        kind = None if job is None else KIND_OF[job]
+        if kind is not None:
+            models = of_kind(alias, kind, models, fleet.workers)
+        call = Call(
+            request_id=trail.request_id,
+            principal=principal,
+            alias=alias,
+            model=models[0],
+            received_at=trail.received_at,
+            deadline=trail.received_at + self._limits.request_timeout_s,
+            queue_deadline=trail.received_at + self._limits.queue_timeout_s,
+            start_deadline=trail.received_at + self._limits.start_timeout_s,
+            begin_by=begin_by,
+            adapter=alias if self._names.is_adapter(alias, fleet.models, fleet.adapters) else "",
+            kind=kind,
+            fallbacks=models[1:],
+        )
+        return self._served(call, trail)
+
+    def _served(self, call: Call, trail: Trail) -> Call:
+        """Return the call with the first model of its chain that has a worker, if one has."""
+        workers = self._fleet.snapshot.workers
+        standing_in = next((model for model in call.fallbacks if workers.get(model)), None)
+        if standing_in is not None and not workers.get(call.model):
+            self._metrics.fallbacks.labels(call.model, standing_in, Reason.NO_WORKER.value).inc()
+            trail.record.notes("fallback", model=call.model, fallback=standing_in, reason=Reason.NO_WORKER.value)
+            call = call.on_model(standing_in)
+        trail.model = call.model
+        return call
+
+    @asynccontextmanager
+    async def answer(self, call: Call, request: GenerateRequest, trail: Trail) -> AsyncIterator[Answer]:
+        """Place the call, again on another worker while that is safe, and hand out its answer once it has begun.
+
+        Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
+        """
+        request = _bounded(request, call.principal.bounds, trail)
+        with self._counted(call, request, trail) as (cutoff, heard):
+            async with cutoff, self._dispatcher.answer(call, request, trail, cutoff) as answer:
+                yield heard.of(answer)
+
+    async def pool(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
+        """Return the result of pooled work, which is placed like any call, and again where its worker is lost.
+
+        Raises PaddockError.
+        """
+        with self._counted(call, request, trail) as (cutoff, _):
+            async with cutoff:
+                return await self._dispatcher.pool(call, request, trail)
+
+    @contextmanager
+    def _counted(
+        self, call: Call, request: GenerateRequest | PoolRequest, trail: Trail
+    ) -> Iterator[tuple[Cutoff, Heard]]:
+        """Count a call as under way, with what cuts it off and what logs its prompt."""
+        limit = f"the limit of {self._limits.request_timeout_s:g} s for one request"
+        cutoff, heard = Cutoff(call.deadline, limit), self._prompts.begins(trail, request)
+        self._under_way.add(cutoff)
+        try:
+            yield cutoff, heard
+        finally:
+            self._under_way.discard(cutoff)
+            heard.ends()
+
+
+def _bounded(request: GenerateRequest, bounds: CallBounds, trail: Trail) -> GenerateRequest:
+    """Return the request within the limits of its key.
+
+    A priority beyond them is lowered and not refused: clients send one for every server alike, and an answer that
+    begins a little later is worth more to them than none. A header tells.
+    """
+    most_urgent = -bounds.min_priority
+    if request.priority > most_urgent:
+        trail.priority = bounds.min_priority
+        request = replace(request, priority=most_urgent)
+    if bounds.max_tokens is not None and (request.max_tokens is None or request.max_tokens > bounds.max_tokens):
+        request = replace(request, max_tokens=bounds.max_tokens)
+    return request

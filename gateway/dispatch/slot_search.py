@@ -1,0 +1,262 @@
+"""Finds slots for calls: on a call's model, or on a fallback of its chain where that has none in time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+from msgspec.structs import replace as replace_struct
+
+from gateway.adapters.choice import CallAdapters
+from gateway.call import Call
+from gateway.dispatch.call_state import CallState
+from gateway.dispatch.request_size import INLINE_CHARS, chars_of
+from gateway.dispatch.suitable_workers import SuitableWorkers
+from gateway.dispatch.team_turns import TeamTurns
+from gateway.errors import InvalidRequest, NotSupported, PaddockError, PermissionDenied, QueueFull, QueueTimeout
+from gateway.registry.snapshot import FleetView
+from gateway.routing.chain import Outlook, Reason, chosen
+from gateway.routing.placement import ANY, Ask, Ranking, ask_of, ask_of_pooled
+from gateway.telemetry.standing import Standing
+from gateway.telemetry.trail import Trail
+from workers.protocol.heartbeat import WorkerAddress
+from workers.protocol.pooled import PoolRequest
+
+LOOK_AROUND_S = 0.25
+"""Seconds between two looks of a call in line at whether its model still has workers, where it has fallbacks."""
+INLINE_HELD_BYTES = 1 << 20
+"""Bytes of a decoded body that are hashed on the event loop: 3,000 messages, or a hundred tools, take a ms or more."""
+INLINE_TOKENS = 1 << 16
+"""Token ids of pooled work that are counted on the event loop: a million of them took 48 ms."""
+
+AskedT = TypeVar("AskedT", CallState, PoolRequest)
+
+
+class Lease(Protocol):
+    """A slot on a worker."""
+
+    @property
+    def at(self) -> WorkerAddress: ...
+    @property
+    def ranking(self) -> Ranking: ...
+    @property
+    def overtaken(self) -> int:
+        """How often a slot went to a call that was behind this one in the queue."""
+        ...
+
+    def give_back(self, took: float | None) -> None:
+        """Give the slot back: the worker is done with the call. `took`: its tokens; None: as predicted. Never waits."""
+        ...
+
+
+class Admission(Protocol):
+    def slot(
+        self,
+        call: Call,
+        avoid: frozenset[str],
+        ask: Ask,
+        priority: int,
+        standing: Standing,
+        avoid_now: Callable[[], frozenset[str]],
+    ) -> AbstractAsyncContextManager[Lease]: ...
+
+    def predicted_wait_s(self, model: str) -> float:
+        """Return the seconds that a call which came now would wait for a slot of the model."""
+        ...
+
+
+class SlotSearch:
+    """Prepares calls for the models of their chains, and waits for slots there."""
+
+    def __init__(
+        self, fleet: FleetView, admission: Admission, workers: SuitableWorkers, adapters: CallAdapters
+    ) -> None:
+        self._fleet = fleet
+        self._admission = admission
+        self._workers = workers
+        self._adapters = adapters
+        self._hashing = TeamTurns()
+        """The teams' turns at hashing the prefixes of long prompts."""
+
+    async def prepare(self, state: CallState) -> None:
+        """Set the request as its model gets it, and its placement request. A long prompt's prefixes are hashed on a
+        thread, teams taking turns. Raises InvalidRequest, PermissionDenied for adapters.
+        """
+        if isinstance(state.asked, PoolRequest):
+            num_tokens = sum([len(one) for one in state.asked.inputs if not isinstance(one, str)])
+            if num_tokens <= INLINE_TOKENS:
+                state.ask = ask_of_pooled(state.asked)
+            else:
+                state.ask = await self._on_thread(state.call, ask_of_pooled, state.asked)
+            return
+        state.request = self._adapters.applied(state.call, state.asked)
+        await self._ask_anew(state)
+
+    async def _ask_anew(self, state: CallState) -> None:
+        """Set the placement request of the call's current request."""
+        if state.trail.held_bytes <= INLINE_HELD_BYTES and chars_of(state.request) <= INLINE_CHARS:
+            state.ask = self._ask_of(state)
+        else:
+            state.ask = await self._on_thread(state.call, self._ask_of, state)
+        state.ask_is_due = False
+
+    async def _on_thread(self, call: Call, make: Callable[[AskedT], Ask], asked: AskedT) -> Ask:
+        """Return what `make` makes of `asked`, on a thread; the teams take turns."""
+        team = call.principal.team
+        await self._hashing.take(team)
+        try:
+            return await asyncio.to_thread(make, asked)
+        finally:
+            self._hashing.give_back(team)
+
+    def _ask_of(self, state: CallState) -> Ask:
+        """Return the placement request of the call."""
+        hashes = self._fleet.snapshot.contents.get(state.call.model, {})
+        return ask_of(state.request, state.call.principal.team, hashes)
+
+    async def slot(self, state: CallState, held: AsyncExitStack) -> Lease:
+        """Wait for a slot of the first model of the call's chain that has one in time; `held` gives the slot back.
+
+        Raises PaddockError where none has.
+        """
+        while True:
+            self._choose_model(state)
+            if state.ask_is_due:
+                await self._ask_anew(state)
+            wait = state.trail.record.waits(state.call.model, state.trail.standing)
+            try:
+                lease = await self._slot_of_model(state, held)
+            except (QueueFull, QueueTimeout) as error:
+                wait.over(str(error.code))
+                self.fall_back(state, Reason(str(error.code)), error)
+            except NotSupported as error:
+                wait.over(Reason.UNSUITED.value)
+                await held.aclose()
+                self.fall_back(state, Reason.UNSUITED, error)
+            else:
+                if lease is None:
+                    wait.over(Reason.NO_WORKER.value)
+                    continue
+                wait.over(overtaken=lease.overtaken)
+                state.trail.overtaken += lease.overtaken
+                self._workers.circuits.leaves(state, but=lease.at.boot)
+                state.begin_attempt(lease.at, lease.ranking, self._workers.fingerprint(lease.at))
+                return lease
+
+    async def _slot_of_model(self, state: CallState, held: AsyncExitStack) -> Lease | None:
+        """Return a slot of the call's model; None as `_wait`. Raises QueueFull, QueueTimeout, NotSupported."""
+        with _timed(state.trail):
+            avoid = await self._workers.avoided(state)
+        priority, standing = state.request.priority, state.trail.standing
+        avoid_now = partial(self._workers.avoided_in_line, state)
+        slot = self._admission.slot(state.call, avoid, state.ask, priority, standing, avoid_now)
+        is_unknown = not self._fleet.snapshot.workers.get(state.call.model)
+        with _timed(state.trail):
+            lease = await self._wait(state, held, slot)
+            if is_unknown and lease is not None:
+                await self._workers.check(state, lease.at)
+        return lease
+
+    async def _wait(
+        self, state: CallState, held: AsyncExitStack, slot: AbstractAsyncContextManager[Lease]
+    ) -> Lease | None:
+        """Wait for the slot; None: meanwhile the model lost its last suitable worker, and a fallback has one."""
+        if not state.call.fallbacks:
+            return await held.enter_async_context(slot)
+        try:
+            async with asyncio.timeout(None) as patience:
+                with _watch(partial(self._is_forsaken, state), lambda: patience.reschedule(0.0)):
+                    return await held.enter_async_context(slot)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            return None
+
+    def _choose_model(self, state: CallState) -> None:
+        """Move the call to the best model of its chain, if that is another one. If none is ready, the call stays."""
+        call = state.call
+        if not call.fallbacks:
+            return
+        here = self._outlook(state, call.model)
+        best = chosen(self._outlooks(state, here), state.patience_s)
+        if best is not None and best.model != call.model:
+            self._move(state, best.model, Reason.WAIT if here.ready else Reason.NO_WORKER)
+            if not here.ready:
+                state.wait_anew()  # the call may have waited for a first worker
+
+    def fall_back(self, state: CallState, reason: Reason, error: PaddockError) -> None:
+        """Move the call to a fallback model. Raises `error`, or that of the first model, if none is ready."""
+        state.first_error = state.first_error or error
+        if reason is Reason.QUEUE_TIMEOUT:
+            state.wait_anew()
+        best = chosen(self._outlooks(state), state.patience_s)
+        if best is None:
+            raise state.first_error
+        self._move(state, best.model, reason)
+
+    def _move(self, state: CallState, model: str, reason: Reason) -> None:
+        state.move_to(model, reason)
+        if isinstance(state.asked, PoolRequest):
+            return
+        had_adapters = bool(state.request.adapters)
+        state.request = self._adapters.applied(state.call, replace_struct(state.asked, slot=ANY))
+        if had_adapters or state.request.adapters:
+            state.ask_is_due = True  # prefixes are hashed anew, before the call waits for a slot there
+        else:
+            state.ask = replace(state.ask, slot=ANY)
+
+    def _is_forsaken(self, state: CallState) -> bool:
+        """Return whether the call's model has no worker that would do, and one of its fallbacks has."""
+        return not self._outlook(state, state.call.model).ready and any(one.ready for one in self._outlooks(state))
+
+    def _outlooks(self, state: CallState, *before: Outlook) -> Iterator[Outlook]:
+        yield from before
+        for model in state.call.fallbacks:
+            yield self._outlook(state, model)
+
+    def _outlook(self, state: CallState, model: str) -> Outlook:
+        ready = self._workers.any_for(state, model) and self._has_adapters(state, model)
+        return Outlook(model, ready, self._admission.predicted_wait_s(model) if ready else 0.0)
+
+    def _has_adapters(self, state: CallState, model: str) -> bool:
+        if isinstance(state.asked, PoolRequest) or not state.asked.adapters or model == state.call.model:
+            return True
+        try:
+            self._adapters.applied(replace(state.call, model=model), state.asked)
+        except (InvalidRequest, PermissionDenied):
+            return False
+        return True
+
+
+@contextmanager
+def _watch(found: Callable[[], bool], then: Callable[[], None]) -> Iterator[None]:
+    """Call `then` once `found` returns True, which is asked every LOOK_AROUND_S seconds while the block lasts."""
+    loop = asyncio.get_running_loop()
+    timers: list[asyncio.TimerHandle] = []
+
+    def look() -> None:
+        if found():
+            then()
+        else:
+            timers[:] = [loop.call_later(LOOK_AROUND_S, look)]
+
+    timers.append(loop.call_later(LOOK_AROUND_S, look))
+    try:
+        yield
+    finally:
+        timers[0].cancel()
+
+
+@contextmanager
+def _timed(trail: Trail) -> Iterator[None]:
+    """Add the time of the block to the call's `queue_ms`, however it ends."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        trail.queue_ms += (time.monotonic() - began) * 1e3

@@ -1,0 +1,173 @@
+"""The placement request of a call (`Ask`), and the ranking of workers that answers it. Values only.
+
+Numbers slots over all workers of a model: in the order of worker ids, each has as many numbers as slots. Pure.
+
+With one worker these are its own slot numbers. They move when workers come and go.
+
+Priority classes of the queue: calls of a higher class go first, whatever the shares of teams are. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import msgspec
+
+from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.pooled import PoolInput, PoolRequest
+from workers.protocol.prefixes import NOTHING, Prefix, prefix_of
+from workers.protocol.requests import GenerateRequest
+
+ANY = -1
+
+
+def firsts(workers: Sequence[Heartbeat]) -> list[int]:
+    """Return the number of each worker's first slot. `workers` are sorted by id."""
+    return list(accumulate((worker.slots for worker in workers), initial=0))[:-1]
+
+
+def located(number: int, workers: Sequence[Heartbeat]) -> tuple[Heartbeat, int] | None:
+    """Return the worker that has the slot of this number, and its own number for it; None: no worker has."""
+    for first, worker in zip(firsts(workers), workers, strict=True):
+        if first <= number < first + worker.slots:
+            return worker, number - first
+    return None
+
+
+def number_of(worker_id: str, slot: int, workers: Sequence[Heartbeat]) -> int:
+    """Return the number of a worker's slot; ANY where the worker is none of these."""
+    for first, worker in zip(firsts(workers), workers, strict=True):
+        if worker.worker == worker_id:
+            return first + slot
+    return ANY
+
+
+MAX_BIDS = 8
+"""Most workers that a ticket has bids for."""
+MAX_LEFT_OUT = 64
+MAX_OTHERS = 3
+"""Most workers in a `Ranking.summary` beside the one that the call went to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The facts of one call that its placement depends on."""
+
+    prefix: Prefix = NOTHING
+    """The prompt's prefix hashes (heads); none where it may not use the cache. `num_bytes` is right in any case."""
+    max_tokens: int | None = None
+    """Most tokens of its answer; None: no bound is named."""
+    adapters: frozenset[str] = frozenset()
+    """LoRA adapters that it names."""
+    slot: int = ANY
+    """Number of the slot that it asks for, counted over the model's workers."""
+
+
+ANYWHERE = Ask()
+
+
+def ask_of(request: GenerateRequest, tenant: str, hashes: Mapping[str, str]) -> Ask:
+    """Return the placement request of a generation. `hashes`: adapter -> SHA-256, of those that the model has."""
+    prefix = prefix_of(request, tenant, hashes)
+    return Ask(
+        prefix if request.cache_prompt else Prefix((), (), prefix.num_bytes),
+        request.max_tokens,
+        frozenset(use.name for use in request.adapters),
+        request.slot,
+    )
+
+
+def ask_of_pooled(request: PoolRequest) -> Ask:
+    """Return the placement request of embeddings or a ranking: nothing is cached, and there is no decode."""
+    num_bytes = sum(map(_num_bytes, request.inputs))
+    return Ask(Prefix((), (), num_bytes + len(request.query or "") * len(request.inputs)), max_tokens=0)
+
+
+def _num_bytes(one: PoolInput) -> int:
+    if isinstance(one, str):
+        return len(one)
+    return sum(len(part) if isinstance(part, str) else 4 for part in one)
+
+
+class Bid(msgspec.Struct, frozen=True):
+    """The predicted cost of one worker for a call. A struct, since nine of them are made for each call."""
+
+    worker: str
+    wait_ms: float
+    """Predicted time until it has a slot there and its prefill begins."""
+    cost_ms: float
+    """Predicted time from then to its first token: loading adapters, and prefill of what is not cached there."""
+    kv_tokens: int
+    """KV cells that it is predicted to take: the uncached part of the prompt, and the answer."""
+    cached_tokens: int
+    """Estimated tokens of the prompt that are cached there."""
+    burden_ms: float = 0.0
+    """Cost of its prefill for other calls: those behind it, and those whose cached prompts give way to it."""
+
+    @property
+    def weight_ms(self) -> float:
+        """The cost to all calls, once it has a slot."""
+        return self.cost_ms + self.burden_ms
+
+    @property
+    def total_ms(self) -> float:
+        """The figure by which workers are compared."""
+        return self.wait_ms + self.weight_ms
+
+    @property
+    def figures(self) -> str:
+        """The costs in one line, for people."""
+        return (
+            f"wait_ms={self.wait_ms:.0f} cost_ms={self.cost_ms:.0f} burden_ms={self.burden_ms:.0f} "
+            f"cached={self.cached_tokens}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The workers for a call, best first. No slot is taken yet."""
+
+    bids: tuple[Bid, ...]
+    """Bids of the best workers, at most MAX_BIDS, by `total_ms`; none where no worker would do."""
+    elsewhere: Bid | None = None
+    """The least bid of any other worker that would do; None: there is no other, or too many would not do."""
+    left_out: frozenset[str] = frozenset()
+    """Workers that would not do and that `elsewhere` does not stand for, at most MAX_LEFT_OUT."""
+    charge: float = 0.0
+    """Tokens that the call is predicted to take, for fair shares: uncached prompt and answer on the best worker; the
+    whole prompt and the answer where there is no worker.
+    """
+    hold_ms: float = 0.0
+    """Predicted time of the decode, after the first token."""
+
+    @property
+    def take(self) -> tuple[Bid, ...]:
+        """The workers to take at once if they have a slot: none is worse than waiting for the best one."""
+        if not self.bids:
+            return ()
+        least = self.bids[0].total_ms
+        return tuple(bid for bid in self.bids if bid.weight_ms <= least)
+
+    def bid_for(self, worker: str) -> Bid | None:
+        """Return the bid for a worker, `elsewhere` for one without its own; None: there is neither."""
+        return next((bid for bid in self.bids if bid.worker == worker), self.elsewhere)
+
+    def summary(self, worker: str) -> str:
+        """Return the costs of the worker that was chosen, then of others, in one line:
+        `w1 wait_ms=0 cost_ms=41 burden_ms=40 cached=512; w2 ...`.
+        """
+        chosen = self.bid_for(worker)
+        parts = [f"{worker} {chosen.figures}" if chosen else f"{worker} unranked"]
+        others = [bid for bid in self.bids if bid.worker != worker]
+        return "; ".join(parts + [f"{bid.worker} {bid.figures}" for bid in others[:MAX_OTHERS]])
+
+
+MOST_URGENT = 8
+"""Highest class; classes go from its negative to it."""
+
+
+def urgency(priority: int) -> int:
+    """Return the class of a request's priority. Both count up with urgency; priorities may go further than classes."""
+    return max(-MOST_URGENT, min(MOST_URGENT, priority))

@@ -1,0 +1,202 @@
+"""Decides about retries: circuits of workers that fail call after call, and a model's retry budget. Pure.
+
+Circuit breakers: a worker process that fails call after call gets no calls, and a trial call after a while. Pure.
+
+closed     FAILURES in a row within WINDOW_S      -> open
+open       its pause is over                      -> half open: one call may try it
+half open  the answer to that call begins         -> closed, on trial: one more failure opens it
+           that call fails                        -> open, for twice as long
+closed     an answer is complete                  -> as new
+
+Times are seconds by the caller's clock. `luck` is a number from 0 to 1, so that gateways do not try a worker in
+step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+FAILURES = 3
+WINDOW_S = 30.0
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+JITTER = 0.2
+"""Share by which a pause is longer or shorter."""
+FORGOTTEN_S = 600.0
+"""Seconds without a failure after which a process counts as new; the circuits of gone processes end so as well."""
+
+
+class State(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(frozen=True, slots=True)
+class Circuit:
+    """The circuit breaker of one worker process at one gateway."""
+
+    failed_at: tuple[float, ...] = ()
+    """Times of the failures in a row that still count, oldest first."""
+    open_until: float | None = None
+    """Time at which a trial call is allowed; None: the circuit is closed."""
+    pause_s: float = 0.0
+    """Length of the last pause before its jitter; 0: there was none."""
+
+    def state(self, now: float) -> State:
+        if self.open_until is None:
+            return State.CLOSED
+        return State.OPEN if now < self.open_until else State.HALF_OPEN
+
+    def failed(self, now: float, luck: float) -> Circuit:
+        """Return the circuit after a call has failed by the worker's fault."""
+        state = self.state(now)
+        failed_at = (*(at for at in self.failed_at if now - at < WINDOW_S), now)[-FAILURES:]
+        if state is State.OPEN or (state is State.CLOSED and len(failed_at) < FAILURES):
+            return replace(self, failed_at=failed_at)
+        pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s or FIRST_PAUSE_S)
+        return Circuit(failed_at, now + pause_s * (1 - JITTER + 2 * JITTER * luck), pause_s)
+
+    def begun(self, now: float) -> Circuit:
+        """Return the circuit after an answer has begun."""
+        if self.state(now) is not State.HALF_OPEN:
+            return self
+        return Circuit((now,) * (FAILURES - 1), None, self.pause_s)
+
+    def complete(self, now: float) -> Circuit:
+        """Return the circuit after an answer is complete. While it is open, the answer's call is older than that."""
+        return self if self.state(now) is State.OPEN else Circuit()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The state of one circuit that has failed lately, for operators."""
+
+    state: State
+    failures: int
+    """Failures in a row within WINDOW_S."""
+    tried_in_s: float
+    """Seconds until a trial call is allowed; 0 when calls go through or a trial call may."""
+
+
+class Circuits:
+    """The circuits of all worker processes of one gateway, by boot id. At most one trial call runs at each."""
+
+    def __init__(self, luck: Callable[[], float] = random.random) -> None:
+        self._luck = luck
+        self._circuits: dict[str, Circuit] = {}
+        self._trials: dict[str, Hashable] = {}
+        """Boot id -> the trial call at that process."""
+
+    @property
+    def all_new(self) -> bool:
+        """Whether no process has failed lately, so that all are admitted."""
+        return not self._circuits
+
+    def admits(self, boot: str, call: Hashable, now: float, *, going: bool = True) -> bool:
+        """Return whether the call may go there. Where it would be the trial call, and is `going`, no other is admitted
+        until it `leaves`, begins or fails.
+        """
+        circuit = self._circuits.get(boot)
+        state = State.CLOSED if circuit is None else circuit.state(now)
+        if state is not State.HALF_OPEN:
+            return state is State.CLOSED
+        return (self._trials.setdefault(boot, call) if going else self._trials.get(boot, call)) is call
+
+    def leaves(self, call: Hashable, but: str = "") -> None:
+        """End the call's trials, except at the process `but`."""
+        for boot in [boot for boot, trying in self._trials.items() if trying is call and boot != but]:
+            del self._trials[boot]
+
+    def failed(self, boot: str, now: float) -> float:
+        """Record a failure. Return the seconds for which it opens the circuit; 0: it does not."""
+        self._forget(now)
+        before = self._circuits.get(boot, Circuit())
+        after = self._circuits[boot] = before.failed(now, self._luck())
+        self._trials.pop(boot, None)
+        if after.open_until is None or after.open_until == before.open_until:
+            return 0.0
+        return after.open_until - now
+
+    def begun(self, boot: str, now: float) -> None:
+        circuit = self._circuits.get(boot)
+        if circuit is not None:
+            self._circuits[boot] = circuit.begun(now)
+            self._trials.pop(boot, None)
+
+    def complete(self, boot: str, now: float) -> None:
+        circuit = self._circuits.get(boot)
+        if circuit is None:
+            return
+        after = circuit.complete(now)
+        if after == Circuit():
+            del self._circuits[boot]
+            self._trials.pop(boot, None)
+
+    def states(self, now: float) -> Mapping[str, View]:
+        """Return boot id -> state of its circuit; a process that has not failed lately is not in it."""
+        return MappingProxyType(
+            {
+                boot: View(
+                    circuit.state(now),
+                    sum(now - at < WINDOW_S for at in circuit.failed_at),
+                    max(0.0, (circuit.open_until or now) - now),
+                )
+                for boot, circuit in self._circuits.items()
+            }
+        )
+
+    def _forget(self, now: float) -> None:
+        for boot, circuit in list(self._circuits.items()):
+            if now - max(circuit.failed_at[-1], circuit.open_until or 0.0) > FORGOTTEN_S:
+                del self._circuits[boot]
+                self._trials.pop(boot, None)
+
+
+BUDGET_WINDOW_S = 10
+FLOOR = 10
+"""Retries within the window that are free, so that one worker's end costs a quiet fleet no call."""
+
+
+@dataclass(slots=True)
+class _Second:
+    number: int
+    calls: int = 0
+    retries: int = 0
+
+
+class RetryBudget:
+    """The retry budgets of one gateway, by model. Times are seconds by the caller's clock, which does not go back."""
+
+    def __init__(self, share: float) -> None:
+        """`share` of the calls of the last WINDOW_S seconds may be retries, and FLOOR more."""
+        self._share = share
+        self._seconds: dict[str, deque[_Second]] = {}
+
+    def called(self, model: str, now: float) -> None:
+        """Count a new call of the model."""
+        self._now(model, now).calls += 1
+
+    def take(self, model: str, now: float) -> bool:
+        """Return whether one more call may be tried again, and count it if so."""
+        second = self._now(model, now)
+        seconds = self._seconds[model]
+        allowed = FLOOR + self._share * sum(each.calls for each in seconds)
+        if sum(each.retries for each in seconds) + 1 > allowed:
+            return False
+        second.retries += 1
+        return True
+
+    def _now(self, model: str, now: float) -> _Second:
+        seconds = self._seconds.setdefault(model, deque(maxlen=BUDGET_WINDOW_S))
+        number = int(now)
+        while seconds and seconds[0].number <= number - BUDGET_WINDOW_S:
+            seconds.popleft()
+        if not seconds or seconds[-1].number != number:
+            seconds.append(_Second(number))
+        return seconds[-1]

@@ -1,0 +1,115 @@
+"""The state of one worker for the ranking (`Standing`): when it can begin, by its last news. Values only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+import msgspec
+
+from workers.protocol.heartbeat import Heartbeat, Load
+
+NOT_KNOWN = Load(prefill_ms=0.5, decode_ms=20.0, hold_ms=5000.0, answer_tokens=512.0, bytes_per_token=4.0)
+"""Figures until any worker of a pool has measured: a middling GPU and model. It only matters that all get the same."""
+ADAPTER_LOAD_MS = 500.0
+"""Time to load an adapter, until any worker has loaded one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """The medians of what a pool's workers have measured, for those that have not yet. All are above 0."""
+
+    prefill_ms: float = NOT_KNOWN.prefill_ms
+    decode_ms: float = NOT_KNOWN.decode_ms
+    hold_ms: float = NOT_KNOWN.hold_ms
+    answer_tokens: float = NOT_KNOWN.answer_tokens
+    bytes_per_token: float = NOT_KNOWN.bytes_per_token
+    """Used for all workers of the pool, whatever each has measured: they have one tokenizer, and a worker must not look
+    cheaper than another because of which requests it has seen."""
+    adapter_load_ms: float = ADAPTER_LOAD_MS
+
+
+def typical_of(workers: Iterable[Heartbeat]) -> Typical:
+    beats = list(workers)
+    loads = [beat.load for beat in beats]
+    return Typical(
+        prefill_ms=_middle((load.prefill_ms for load in loads), NOT_KNOWN.prefill_ms),
+        decode_ms=_middle((load.decode_ms for load in loads), NOT_KNOWN.decode_ms),
+        hold_ms=_middle((load.hold_ms for load in loads), NOT_KNOWN.hold_ms),
+        answer_tokens=_middle((load.answer_tokens for load in loads), NOT_KNOWN.answer_tokens),
+        bytes_per_token=_middle((load.bytes_per_token for load in loads), NOT_KNOWN.bytes_per_token),
+        adapter_load_ms=_middle((beat.adapter_load_ms for beat in beats), ADAPTER_LOAD_MS),
+    )
+
+
+def _middle(values: Iterable[float], otherwise: float) -> float:
+    known = [value for value in values if value > 0]
+    return median(known) if known else otherwise
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """The state of a worker as of its last news. Times are seconds of `heard_at`'s clock; lengths are milliseconds."""
+
+    worker: str
+    number: int
+    """Number of the worker in the pool's index of heads (prefix hashes)."""
+    beat: Heartbeat
+    """Its record; `load`, `draining`, `slots_busy` and `kv_tokens_used` are the news' where they are newer."""
+    heard_at: float
+    ready_at: float
+    """When it can begin the prefill of one more prompt, if nothing comes between."""
+    ahead: int
+    """Calls that get a slot before a new one does; below 0: slots that are free."""
+    slot_at: float
+    """When the first of its slots is free, if none is now."""
+    slot_ms: float
+    """Predicted time between two of its slots coming free."""
+    backlog_at: float
+    """When the prefills that it has are done."""
+    prefill_ms: float
+    adapter_load_ms: float
+    kv_free: float
+    """KV cells; infinite where it has none at all, as an encoder, which needs none."""
+    known: bool
+    """Whether the worker measured all of its figures; those that it did not are typical of the pool."""
+
+
+def standing(number: int, beat: Heartbeat, heard_at: float, typical: Typical) -> Standing:
+    load = beat.load
+    slots = max(1, beat.slots)
+    slot_ms = (load.hold_ms or typical.hold_ms) / slots
+    first_ms = load.free_in_ms or slot_ms
+    prefill_ms = load.prefill_ms or typical.prefill_ms
+    ahead = load.slots_busy + load.waiting - slots
+    slot_at = heard_at + first_ms / 1000
+    backlog_at = heard_at + load.backlog_tokens * prefill_ms / 1000
+    taken_at = slot_at + ahead * slot_ms / 1000 if ahead >= 0 else heard_at
+    return Standing(
+        worker=beat.worker,
+        number=number,
+        beat=beat,
+        heard_at=heard_at,
+        ready_at=max(taken_at, backlog_at),
+        ahead=ahead,
+        slot_at=slot_at,
+        slot_ms=slot_ms,
+        backlog_at=backlog_at,
+        prefill_ms=prefill_ms,
+        adapter_load_ms=beat.adapter_load_ms or typical.adapter_load_ms,
+        kv_free=beat.kv_tokens - load.kv_tokens_used if beat.kv_tokens else math.inf,
+        known=load.hold_ms > 0 and load.prefill_ms > 0 and (beat.adapter_load_ms > 0 or not beat.adapters),
+    )
+
+
+def with_load(beat: Heartbeat, load: Load, draining: bool, version: int) -> Heartbeat:
+    """Return the heartbeat as the worker would write it now."""
+    return msgspec.structs.replace(
+        beat,
+        load=load,
+        slots_busy=load.slots_busy,
+        kv_tokens_used=load.kv_tokens_used,
+        draining=draining,
+        version=version,
+    )

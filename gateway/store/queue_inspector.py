@@ -1,0 +1,131 @@
+"""Inspects a model's queue in Redis, for people: the calls that wait, for how long, with what bids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+
+from gateway.store.outage import answered, reading
+from gateway.store.scripts import load_script
+from workers.protocol import keys
+from workers.protocol.heartbeat import PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedBid:
+    """The bid of a waiting ticket for one worker."""
+
+    cost_ms: float
+    """Time from the slot to the first token."""
+    other_ms: float
+    """Time to the first token on the best other worker, waiting for that one included."""
+    kv_tokens: int
+    rate: float
+    """Loss in ms without the slot, per ms that the call would hold it; negative: it waits for another worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedTicket:
+    """One call near the front of the queue."""
+
+    team: str
+    priority: int
+    """Priority class; higher goes first."""
+    waited_s: float | None
+    """Seconds since it was queued; None: not known."""
+    overtaken: int
+    """How often a slot that it wanted went to a ticket behind it."""
+    begin_in_s: float | None
+    """Seconds until its deadline; below 0: it is over; None: it has none."""
+    gateway: str
+    bids: Mapping[str, QueuedBid]
+    """Worker -> its bid."""
+    elsewhere: QueuedBid | None
+    """The bid for workers that are not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineView:
+    settling: bool
+    """Whether no slots are granted: Redis has lost its data, and gateways report what runs."""
+    waiting: int
+    by_priority: Mapping[int, int]
+    by_team: Mapping[str, int]
+    """Team -> its tickets, including those that were granted a slot and have not claimed it yet."""
+    head: tuple[QueuedTicket, ...]
+    """Tickets that the next free slot may go to, in order."""
+    leased: Mapping[str, tuple[int, int]]
+    """Worker -> number of its leases, and their predicted KV tokens."""
+
+
+class LineReader:
+    """Reads queues and heartbeats, and changes nothing."""
+
+    def __init__(self, redis: redis.asyncio.Redis) -> None:
+        self._redis = redis
+        self._script = load_script("look")
+
+    async def look(self, model: str, workers: Sequence[str], classes: int) -> LineView:
+        """Return the state of a model's queue, and the leases of `workers`. Classes go from `-classes` to `classes`.
+
+        Raises StoreUnavailable.
+        """
+        head = (keys.model_prefix(model), PROTOCOL_VERSION, 0, "")
+        asked = (*map(str, (*head, -classes, classes)), *workers)
+        answer: Any = await answered(self._redis.eval(self._script.source, 1, *asked))
+        with reading():
+            settling, waiting, by_priority, by_team, tickets, leased, now_ms = answer
+            counts = iter(leased)
+            return LineView(
+                bool(settling),
+                waiting,
+                dict(_pairs(by_priority)),
+                {team.decode(): count for team, count in _pairs(by_team)},
+                tuple(_ticket(row, now_ms) for row in tickets),
+                {worker: (next(counts), next(counts)) for worker in workers},
+            )
+
+    async def gateways(self) -> dict[str, float]:
+        """Return gateway id -> unix time of its last heartbeat. Raises StoreUnavailable."""
+        beats: list[Any] = await answered(self._redis.zrange(keys.GATEWAYS, 0, -1, withscores=True))
+        with reading():
+            return {id.decode(): float(at) for id, at in beats}
+
+
+def _pairs(row: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    items = iter(row)
+    return zip(items, items, strict=True)
+
+
+def _ticket(row: Sequence[Any], now_ms: int) -> QueuedTicket:
+    fields = {name.decode(): value.decode() for name, value in _pairs(row[1:])}
+    deadline_ms, elsewhere, bids = _bids(fields.get("bids", ""))
+    filed_ms = float(fields.get("at") or 0)
+    return QueuedTicket(
+        team=fields.get("team", ""),
+        priority=row[0],
+        waited_s=(now_ms - filed_ms) / 1000 if filed_ms else None,
+        overtaken=int(fields.get("passed", 0)),
+        begin_in_s=(deadline_ms - now_ms) / 1000 if deadline_ms else None,
+        gateway=fields.get("gateway", ""),
+        bids=bids,
+        elsewhere=elsewhere,
+    )
+
+
+def _bids(text: str) -> tuple[float, QueuedBid | None, dict[str, QueuedBid]]:
+    """Return a ticket's deadline in unix ms, 0 for none, its bid for workers that are not named, and its other bids."""
+    if not text:
+        return 0.0, None, {}
+    deadline, elsewhere, _, named, *_ = text.split("\n")
+    bids = dict(bid.rsplit("=", 1) for bid in named.split("|") if bid)
+    told = {worker: _bid(bid) for worker, bid in bids.items()}
+    return float(deadline), _bid(elsewhere) if elsewhere else None, told
+
+
+def _bid(text: str) -> QueuedBid:
+    rate, kv, cost, other = text.split(" ")
+    return QueuedBid(float(cost), float(other), int(kv), float(rate))

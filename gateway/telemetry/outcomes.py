@@ -1,0 +1,79 @@
+"""Tells who is to blame for a request that did not end well, in a closed table of all outcomes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Who(StrEnum):
+    CALLER = "caller"
+    """The caller asked for what can't be had, or went away."""
+    POLICY = "policy"
+    """A bound that an operator has set: on the queue, on time, on a key's rights or a team's storage, on the number of
+    workers (none, for a model at zero)."""
+    WORKER = "worker"
+    """A worker failed, or there was none."""
+    GATEWAY = "gateway"
+    """The gateway failed, was stopped, or had no Redis."""
+
+
+FAILED_BY = {
+    "client_gone": Who.CALLER,
+    "cancelled": Who.CALLER,
+    "superseded": Who.CALLER,
+    "client_too_slow": Who.CALLER,
+    "invalid_request_error": Who.CALLER,
+    "invalid_request": Who.CALLER,
+    "context_length_exceeded": Who.CALLER,
+    "context_overflow": Who.CALLER,
+    "request_head_too_large": Who.CALLER,
+    "request_head_timeout": Who.CALLER,
+    "request_too_large": Who.CALLER,
+    "request_body_timeout": Who.CALLER,
+    "previous_response_not_found": Who.CALLER,
+    "unsupported_parameter": Who.CALLER,
+    "unsupported": Who.CALLER,
+    "not_supported": Who.CALLER,
+    "invalid_api_key": Who.CALLER,
+    "unknown_route": Who.CALLER,
+    "model_not_found": Who.CALLER,
+    "response_not_found": Who.CALLER,
+    "stream_gone": Who.CALLER,
+    "method_not_allowed": Who.CALLER,
+    "websocket_connection_limit_reached": Who.POLICY,
+    "websocket_stream_limit_reached": Who.POLICY,
+    "model_not_allowed": Who.POLICY,
+    "queue_full": Who.POLICY,
+    "too_many_streams": Who.POLICY,
+    "queue_timeout": Who.POLICY,
+    "request_timeout": Who.POLICY,
+    "busy": Who.POLICY,
+    "too_many_connections": Who.POLICY,
+    "too_many_requests": Who.POLICY,
+    "too_many_sockets": Who.POLICY,
+    "memory_share_taken": Who.POLICY,
+    "memory_full": Who.POLICY,
+    "no_worker": Who.POLICY,
+    "unsuited": Who.POLICY,
+    "storage_full": Who.POLICY,
+    "unavailable": Who.WORKER,
+    "draining": Who.WORKER,
+    "worker_lost": Who.WORKER,
+    "out_of_memory": Who.WORKER,
+    "internal": Who.WORKER,
+    "store_unavailable": Who.GATEWAY,
+    "stopping": Who.GATEWAY,
+    "unauthorized": Who.GATEWAY,
+    "internal_error": Who.GATEWAY,
+}
+"""Outcome -> who is to blame. Outcomes are codes of errors (`gateway.errors`; types where an error has none), of
+workers' failures (`workers.protocol.events`), and the two ways of ending without an error."""
+
+OTHER = "other"
+"""The code of an outcome that is not in the table."""
+
+
+def blamed(outcome: str) -> tuple[Who, str]:
+    """Return who is to blame, and the outcome as a label: one of the table's, or `OTHER`, the gateway's fault."""
+    who = FAILED_BY.get(outcome)
+    return (Who.GATEWAY, OTHER) if who is None else (who, outcome)

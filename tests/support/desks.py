@@ -1,0 +1,106 @@
+"""Desks of workers without a model: what a test leaves out does as little as it can."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry
+
+from workers.chat.answers import Answers
+from workers.chat.prompts import Prompts
+from workers.chat.tools.hermes import HERMES
+from workers.constraint.thought import Thought
+from workers.engine.cache.report import Found
+from workers.engine.counters import EngineCounters
+from workers.engine.request import EngineLoad, TokenMask
+from workers.llama.pooling import Pooling
+from workers.metrics.worker import WorkerMetrics
+from workers.protocol.events import CallFailed, Failure, FailureCode
+from workers.protocol.requests import GenerateRequest, Sampling
+from workers.service.calls.call_record import Stories
+from workers.service.calls.desk import CallDesk, Constraints, Engine
+from workers.service.calls.lanes import prompt_lane
+from workers.service.calls.mailbox import Mailbox
+from workers.service.calls.pooled import Engine as PooledEngine
+from workers.service.calls.pooled import Inputs, Outcomes, PooledDesk
+from workers.service.calls.stream import EventHub
+from workers.service.lifecycle import Lifecycle
+from workers.service.registration.prefix_adverts import HeadBook
+
+
+class NoForms:
+    """Compiles none."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> TokenMask | None:
+        raise CallFailed(Failure(FailureCode.UNSUPPORTED, "this worker can't keep answers to a form"))
+
+
+class NoReport:
+    """Tells nothing, so that all stays in the book."""
+
+    def take(self) -> list[Found]:
+        return []
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """There is nothing to forget."""
+
+
+def call_desk(
+    hub: EventHub,
+    engine: Engine,
+    prompts: Prompts,
+    metrics: WorkerMetrics,
+    defaults: Sampling | None = None,
+    constraints: Constraints | None = None,
+    answers: Answers | None = None,
+    *,
+    mailbox: Mailbox | None = None,
+    life: Lifecycle | None = None,
+    stories: Stories | None = None,
+    heads: HeadBook | None = None,
+) -> CallDesk:
+    """A desk; without a mailbox a test delivers the engine's steps itself."""
+    life = life or Lifecycle()
+    return CallDesk(
+        mailbox or Mailbox(asyncio.get_running_loop(), life.crashed),
+        engine,
+        hub,
+        prompts,
+        metrics,
+        life,
+        stories or Stories(),
+        prompt_lane(),
+        defaults=defaults or Sampling(),
+        constraints=constraints or NoForms(),
+        answers=answers or Answers(HERMES),
+        heads=heads or HeadBook(NoReport()),
+        adapter_hashes=dict,
+    )
+
+
+def pooled_desk(
+    make_engine: Callable[[Outcomes], PooledEngine],
+    inputs: Inputs,
+    *,
+    pooling: Pooling,
+    width: int,
+    longest: int,
+) -> PooledDesk:
+    """A desk for pooled work, with the engine that `make_engine` returns."""
+    outcomes = Outcomes()
+    return PooledDesk(
+        outcomes,
+        make_engine(outcomes),
+        inputs,
+        Lifecycle(),
+        WorkerMetrics(CollectorRegistry(), "m", lambda: EngineLoad(1, 0, 0, 1, 0), EngineCounters),
+        Stories(),
+        prompt_lane(),
+        pooling=pooling,
+        width=width,
+        longest=longest,
+    )

@@ -1,0 +1,233 @@
+"""The dispatcher over an upstream that is no worker: what it retries, what it cancels, and what it gives back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.adapters.choice import CallAdapters
+from gateway.call import Call
+from gateway.catalog.names import Names
+from gateway.dispatch.call_state import Limits
+from gateway.dispatch.dispatcher import MAX_ATTEMPTS, MAX_LOST, Dispatcher
+from gateway.dispatch.fan_out import answers
+from gateway.dispatch.pipeline import Pipeline
+from gateway.errors import InvalidRequest, PaddockError, QueueFull, RequestTimeout, Stopping, Unsuited, WorkerLost
+from gateway.registry.snapshot import FleetSnapshot
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.trail import Trail
+from tests.support.plain_upstream import PlainAdmission, PlainUpstream, Script
+from tests.support.pool import call as call_of
+from tests.support.pool import heartbeat
+from tests.support.still_fleet import StillFleet
+from tests.support.waiting import until
+from workers.protocol.events import (
+    CallEvent,
+    Failed,
+    Failure,
+    FailureCode,
+    Finished,
+    FinishReason,
+    Started,
+    Text,
+    Timings,
+    Usage,
+)
+from workers.protocol.pooled import PoolRequest, PoolResult
+from workers.protocol.requests import GenerateRequest
+
+REQUEST = GenerateRequest(prompt="hi")
+POOLED = PoolRequest(inputs=("a",))
+END = Finished(1, FinishReason.STOP, Usage(7, 3, 2), Timings(0, 1, 1.0, 1, 1.0))
+ANSWER: tuple[CallEvent, ...] = (Started(1, 4, 7, 2), Text(1, "hello"), END)
+ENDLESS: tuple[CallEvent, ...] = (Started(1, 4, 7, 2), Text(1, "hello"))
+VECTORS = PoolResult(pooling="mean", width=1, rows=(1,), num_tokens=(1,), vectors=b"1234")
+
+
+def failure(code: FailureCode) -> Failure:
+    return Failure(code, "no")
+
+
+LOST, BUSY = failure(FailureCode.WORKER_LOST), failure(FailureCode.BUSY)
+
+
+class NoScales:
+    def scales(self, model: str) -> dict[str, float]:
+        return {}
+
+
+@dataclass
+class Scene:
+    """A gateway's pipeline with workers w1, w2 ... of model `m`, and x1 of the model `x`."""
+
+    scripts: dict[str, list[Script]]
+    metrics: Metrics = field(default_factory=lambda: Metrics(CollectorRegistry()))
+    trail: Trail = field(default_factory=lambda: Trail("id", "POST", "/"))
+
+    def __post_init__(self) -> None:
+        workers = {"m": "w", "x": "x"}
+        beats = {
+            model: tuple(heartbeat(name, model=model, boot=f"boot-{name}") for name in self.scripts if name[0] == first)
+            for model, first in workers.items()
+        }
+        fleet = StillFleet(FleetSnapshot(beats, frozenset(beats)))
+        self.upstream, self.admission = PlainUpstream(self.scripts), PlainAdmission(fleet)
+        limits, adapters = Limits(10.0, 10.0, 600.0), CallAdapters(fleet, NoScales())
+        self.dispatcher = Dispatcher(fleet, self.admission, self.upstream, self.metrics, limits, adapters)
+        self.pipeline = Pipeline(Names(None), fleet, self.dispatcher, adapters, self.metrics, limits)
+
+    async def answered(
+        self, call: Call | None = None, requests: Sequence[GenerateRequest] = (REQUEST,)
+    ) -> list[CallEvent]:
+        events: list[CallEvent] = []
+        async with answers(self.pipeline, call or call_of(), requests, self.trail) as answer:
+            while not answer.ended:
+                events += await answer.take()
+        return events
+
+    async def pooled(self) -> PoolResult:
+        return await self.pipeline.pool(call_of(), POOLED, self.trail)
+
+    def check_all_is_given_back(self) -> None:
+        assert self.admission.num_held == self.pipeline.num_calls == 0
+        values = self.metrics.registry.get_sample_value
+        in_flight = [values("paddock_requests_in_flight", {"model": model}) for model in "mx"]
+        assert not any(in_flight)
+
+
+async def test_an_answer_comes_as_the_upstream_gives_it_and_is_charged() -> None:
+    scene = Scene({"w1": [ANSWER]})
+    assert tuple(await scene.answered()) == ANSWER
+    assert (scene.trail.worker, scene.trail.slot, scene.trail.attempts) == ("w1", 4, 1)
+    assert scene.admission.leases[0].charged == [8.0], "the uncached prompt and the answer"
+    assert scene.upstream.cancelled == []
+    scene.check_all_is_given_back()
+
+
+@pytest.mark.parametrize("code", [FailureCode.WORKER_LOST, FailureCode.BUSY, FailureCode.DRAINING])
+@pytest.mark.parametrize("is_event", [False, True])
+async def test_what_fails_before_it_has_begun_is_tried_on_another_worker(code: FailureCode, is_event: bool) -> None:
+    refused: Script = (Started(1, 0, 7, 2), Failed(1, failure(code))) if is_event else failure(code)
+    scene = Scene({"w1": [refused], "w2": [ANSWER]})
+    assert tuple(await scene.answered()) == ANSWER
+    assert scene.upstream.started == ["w1", "w2"]
+    assert scene.upstream.cancelled == [], "there is nothing left of a call that has failed"
+    assert scene.trail.attempts == 2
+    scene.check_all_is_given_back()
+
+
+async def test_what_fails_after_it_has_begun_is_told_in_its_stream() -> None:
+    scene = Scene({"w1": [(Started(1, 0, 7, 2), Text(1, "hel"), Failed(1, LOST))], "w2": [ANSWER]})
+    assert (await scene.answered())[-1] == Failed(1, LOST)
+    assert scene.upstream.started == ["w1"]
+    scene.check_all_is_given_back()
+
+
+async def test_what_no_worker_would_take_is_not_tried_again() -> None:
+    scene = Scene({"w1": [failure(FailureCode.INVALID_REQUEST)], "w2": [ANSWER]})
+    with pytest.raises(InvalidRequest):
+        await scene.answered()
+    assert scene.upstream.started == ["w1"]
+    scene.check_all_is_given_back()
+
+
+@pytest.mark.parametrize(("refusal", "most", "error"), [(LOST, MAX_LOST, WorkerLost), (BUSY, MAX_ATTEMPTS, QueueFull)])
+async def test_attempts_are_bounded(refusal: Failure, most: int, error: type[PaddockError]) -> None:
+    scene = Scene({f"w{number}": [refusal] for number in range(9)})
+    with pytest.raises(error):
+        await scene.answered()
+    assert len(scene.upstream.started) == most
+    scene.check_all_is_given_back()
+
+
+async def test_leaving_cancels_and_gives_the_slot_back() -> None:
+    scene = Scene({"w1": [ENDLESS]})
+    async with scene.pipeline.answer(call_of(), REQUEST, scene.trail) as answer:
+        assert await answer.take() == list(ENDLESS)
+        assert (scene.admission.num_held, scene.pipeline.num_calls) == (1, 1)
+    assert scene.upstream.cancelled == ["w1"]
+    scene.check_all_is_given_back()
+
+
+@pytest.mark.parametrize("script", [(), (Started(1, 4, 7, 2),), ENDLESS])
+async def test_a_task_that_is_cancelled_leaves_nothing_behind(script: Script) -> None:
+    scene = Scene({"w1": [script]})
+    task = asyncio.create_task(scene.answered())
+    await until(lambda: scene.upstream.started == ["w1"], 1.0, "it is asked")
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert scene.upstream.cancelled == ["w1"]
+    scene.check_all_is_given_back()
+
+
+async def test_a_gateway_that_stops_cuts_its_calls_off() -> None:
+    scene = Scene({"w1": [ENDLESS]})
+    task = asyncio.create_task(scene.answered())
+    await until(lambda: scene.pipeline.num_calls == 1 and scene.upstream.started == ["w1"], 1.0, "it is asked")
+    await asyncio.sleep(0)
+    scene.pipeline.cut_all()
+    with pytest.raises(Stopping):
+        await task
+    assert scene.upstream.cancelled == ["w1"]
+    scene.check_all_is_given_back()
+
+
+async def test_a_call_whose_time_is_up_is_cancelled() -> None:
+    scene = Scene({"w1": [()]})
+    late = replace(call_of(), deadline=call_of().received_at + 0.05)
+    with pytest.raises(RequestTimeout):
+        await scene.answered(late)
+    assert scene.upstream.cancelled == ["w1"]
+    scene.check_all_is_given_back()
+
+
+async def test_several_answers_are_placed_each_by_itself() -> None:
+    scene = Scene({"w1": [LOST, ANSWER, ANSWER], "w2": [ANSWER]})
+    events = await scene.answered(requests=[REQUEST] * 3)
+    assert events.count(END) == 3
+    assert sorted(scene.upstream.started) == ["w1", "w1", "w1", "w2"]
+    scene.check_all_is_given_back()
+
+
+async def test_a_fallback_takes_what_its_model_can_not() -> None:
+    scene = Scene({"x1": [ANSWER]})
+    call = replace(call_of(), fallbacks=("x",))
+    assert tuple(await scene.answered(call)) == ANSWER
+    assert scene.trail.model == "x"
+    scene.check_all_is_given_back()
+
+
+async def test_what_does_not_suit_a_fallback_is_no_fault_of_the_request() -> None:
+    scene = Scene({"x1": [failure(FailureCode.UNSUPPORTED)]})
+    with pytest.raises(Unsuited):
+        await scene.answered(replace(call_of(), fallbacks=("x",)))
+    scene.check_all_is_given_back()
+
+
+async def test_pooled_work_goes_through_the_same_loop() -> None:
+    scene = Scene({"w1": [LOST], "w2": [VECTORS]})
+    assert await scene.pooled() == VECTORS
+    assert scene.upstream.started == ["w1", "w2"]
+    assert scene.upstream.asked == [POOLED, POOLED]
+    scene.check_all_is_given_back()
+
+
+async def test_pooled_work_that_nobody_takes_fails() -> None:
+    scene = Scene({f"w{number}": [BUSY] for number in range(9)})
+    with pytest.raises(QueueFull):
+        await scene.pooled()
+    assert len(scene.upstream.started) == MAX_ATTEMPTS
+    scene.check_all_is_given_back()
+
+
+async def test_a_worker_that_is_lost_is_not_asked() -> None:
+    scene = Scene({"w1": [ANSWER], "w2": [ANSWER]})
+    scene.upstream.lost.add("boot-w1")
+    await scene.answered()
+    assert scene.upstream.started == ["w2"]

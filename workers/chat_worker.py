@@ -1,0 +1,288 @@
+"""The composition root of a worker that generates text: what is opened before it serves, and how that is wired."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
+
+from workers.chat.answers import Answers, family_of
+from workers.chat.prompts import Prompts
+from workers.chat.renderer import Renderer
+from workers.constraint.compiler import Compiler
+from workers.constraint.forked_grammars import ForkedGrammars
+from workers.constraint.forks import Forks
+from workers.constraint.gbnf import Trial
+from workers.constraint.tool_calls import CallForms
+from workers.disk_cache import kv_identity, open_slot_files, open_tier
+from workers.engine.adapters.shelf import AdapterShelf
+from workers.engine.disk.conversation_file import ConversationFiles
+from workers.engine.disk.fingerprint import KvIdentity
+from workers.engine.disk.tier import DiskTier
+from workers.engine.engine import Engine
+from workers.engine.watchdog import Watchdog
+from workers.llama.context import Context
+from workers.llama.model import Model, ModelTooLarge
+from workers.llama.placement import Devices
+from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
+from workers.metrics.worker import WorkerMetrics
+from workers.models.memory_plan import free_bytes, free_for_cache, kv_shape, plan_kv
+from workers.models.spec import AdapterSpec, ModelSpec
+from workers.protocol.events import CallFailed
+from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.pooled import POOL_PATH
+from workers.served_text import infill_prompts, open_renderer, text_routes
+from workers.service.calls.call_record import Stories
+from workers.service.calls.desk import CallDesk
+from workers.service.calls.lanes import prompt_lane, prompts_at_once
+from workers.service.calls.mailbox import Mailbox
+from workers.service.calls.pooled import no_pooled_work
+from workers.service.calls.stream import EventHub
+from workers.service.lifecycle import Lifecycle
+from workers.service.registration.prefix_adverts import HeadBook
+from workers.service.routes.adapters import AdapterRoutes
+from workers.service.routes.app import CallRoutes
+from workers.service.routes.bodies import refusing
+from workers.service.routes.slots import SlotKeeper, SlotRoutes
+from workers.service.server import Served, WorkerIdentity
+from workers.settings import SettingUnusable, WorkerSettings
+
+LEARNED_POSITIONS = "position_embd.weight"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatWorker:
+    """The opened parts. `wire` adds those of an event loop."""
+
+    settings: WorkerSettings
+    spec: ModelSpec
+    model: Model
+    context: Context
+    n_ctx: int
+    prompts: Prompts
+    renderer: Renderer
+    answers: Answers
+    constraints: Compiler
+    shelf: AdapterShelf
+    watchdog: Watchdog
+    identity: KvIdentity
+    """Identity of the KV that outlives the process."""
+    tier: DiskTier | None
+    slot_files: ConversationFiles | None
+
+    def wire(self, worker: WorkerIdentity, life: Lifecycle, stories: Stories) -> Served:
+        """Wire the parts: mailbox, engine, calls, routes. Called on the loop that serves them."""
+        spec, ram_bytes, sampling = self.spec, self.settings.cache_ram_mib << 20, self.spec.sampling.sampling()
+        mailbox = Mailbox(asyncio.get_running_loop(), life.crashed)
+        engine = Engine(
+            self.model,
+            self.context,
+            slots=spec.slots,
+            n_ctx=self.n_ctx,
+            emit=mailbox.put,
+            on_crash=life.crashed_in_thread,
+            ram_bytes=ram_bytes,
+            adapters=self.shelf,
+            watchdog=self.watchdog,
+            disk=self.tier,
+        )
+        metrics = WorkerMetrics(
+            CollectorRegistry(),
+            worker.model,
+            engine.load,
+            lambda: engine.counters,
+            lambda: self.constraints.counts,
+            worker=worker.worker,
+            version=worker.version,
+            draining=lambda: life.draining,
+            devices=Devices(free_bytes).memory,
+        )
+        hub = EventHub(worker.boot, grace_s=worker.gateway_grace_s)
+        lane = prompt_lane()
+        heads = HeadBook(engine.cache_report)
+        adapters = AdapterRoutes(self.shelf, self.settings.adapters_dir)
+        calls = CallDesk(
+            mailbox,
+            engine,
+            hub,
+            self.prompts,
+            metrics,
+            life,
+            stories,
+            lane,
+            defaults=sampling,
+            constraints=self.constraints,
+            answers=self.answers,
+            heads=heads,
+            adapter_hashes=adapters.hashes,
+        )
+        keeper = SlotKeeper(
+            engine.slot_contents,
+            self.slot_files,
+            self.shelf,
+            self.identity.fingerprint,
+            n_ctx=self.n_ctx,
+            max_bytes=ram_bytes,
+        )
+        texts = text_routes(
+            self.model, self.prompts, lane, self.renderer, sampling, name=spec.name, slots=spec.slots, n_ctx=self.n_ctx
+        )
+
+        def announced(beat: Heartbeat) -> Heartbeat:
+            hashes = adapters.hashes()
+            return replace(
+                beat,
+                infill=self.prompts.can_infill,
+                adapters=tuple(hashes),
+                adapter_hashes=hashes,
+                adapters_resident=adapters.resident(),
+                adapter_load_ms=adapters.load_ms(),
+                adapter_room=adapters.room(),
+            )
+
+        return Served(
+            kind="generate",
+            engine=engine,
+            calls=calls,
+            hub=hub,
+            metrics=metrics,
+            routes=[
+                *CallRoutes(calls, worker.boot).routes(),
+                refusing(POOL_PATH, no_pooled_work()),
+                *adapters.routes(),
+                *SlotRoutes(keeper).routes(),
+                *texts.routes(),
+            ],
+            heads=heads,
+            announced=announced,
+            retire=engine.retire,
+        )
+
+
+def open_chat_worker(
+    opened: contextlib.ExitStack, model: Model, settings: WorkerSettings, spec: ModelSpec, watchdog: Watchdog
+) -> ChatWorker:
+    """Open the parts, in the order in which they need each other. Whatever is opened closes with `opened`.
+
+    Raises ModelError, ModelTooLarge, AdapterError, TemplateUnusable, FamilyUnknown, CacheFolderUnusable,
+    SettingUnusable.
+    """
+    loaded_at = time.time()
+    renderer = opened.enter_context(open_renderer(model, spec.chat_template, prompts_at_once()))
+    answers = Answers(family_of("\n".join(renderer.sources.values()), spec.tool_family), model.vocab, spec)
+    logger.info("answers are read as those of the family %s", answers.family.name)
+    if fault := answers.closing_fault(spec.thinking_budget_message):
+        raise SettingUnusable(f"thinking_budget_message {fault}")
+    context, n_ctx = make_context(model, spec, workers=settings.workers_on_machine)
+    opened.enter_context(context)
+    long_texts = opened.enter_context(contextlib.closing(TokenProcesses(model.path, number=prompts_at_once())))
+    prompts = Prompts(
+        renderer,
+        GuardedTokenizer(model.vocab, long_texts),
+        bos_text=model.bos_text,
+        num_tokens=model.facts.n_vocab,
+        n_ctx=n_ctx,
+        shared=spec.shared_prompts,
+        infill=infill_prompts(model.vocab, spec.llama, n_ctx=n_ctx),
+        defaults=spec,
+    )
+    identity = kv_identity(settings, model.header, spec.llama, n_ctx=context.kv_tokens, loaded_at=loaded_at)
+    shelf = opened.enter_context(
+        contextlib.closing(
+            AdapterShelf(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)
+        )
+    )
+    processes = opened.enter_context(contextlib.closing(Forks(model.path)))
+    tier, slot_files = open_tier(settings, identity), open_slot_files(settings)
+    for one in (tier, slot_files):
+        if one is not None:
+            opened.callback(one.close)
+    forms = CallForms(answers.family.syntax, answers.controls, open_objects=spec.open_objects)
+    forked = ForkedGrammars(processes, model.vocab)
+    constraints = Compiler(model.vocab, forked, Trial(processes), forms, forked)
+    constraints.warm_up()
+    context.warm_up()
+    _register_adapters(shelf, spec.adapters)
+    return ChatWorker(
+        settings,
+        spec,
+        model,
+        context,
+        n_ctx,
+        prompts,
+        renderer,
+        answers,
+        constraints,
+        shelf,
+        watchdog,
+        identity,
+        tier,
+        slot_files,
+    )
+
+
+def make_context(model: Model, spec: ModelSpec, *, workers: int) -> tuple[Context, int]:
+    """Return the context and the longest conversation it allows, tokens. Raises ModelError, ModelTooLarge.
+
+    `workers`: how many share the machine.
+
+    Without an explicit `kv_tokens` the cache shrinks until it fits, down to one conversation.
+    """
+    llama, trained = spec.llama, model.facts.n_ctx_train
+    asked = spec.ctx or trained
+    if asked > trained:
+        logger.warning("ctx %d is more than the %d tokens that the model was trained for", asked, trained)
+    if LEARNED_POSITIONS in model.header.tensors:  # llama.cpp aborts at the first token beyond them
+        asked = min(asked, trained)
+    shape = kv_shape(model.header)
+    token_bytes = shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0
+    free = free_for_cache(llama)
+    if free is not None and spec.kv_tokens * token_bytes > free:
+        raise ModelTooLarge(  # llama.cpp would find out slowly, and at the expense of everyone on this machine
+            f"kv_tokens: {spec.kv_tokens:,} KV cells take {int(spec.kv_tokens * token_bytes) >> 20:,} MiB and "
+            f"{free >> 20:,} MiB of memory are free; lower --kv-tokens"
+        )
+    plan = plan_kv(
+        slots=spec.slots,
+        n_ctx=asked,
+        kv_tokens=spec.kv_tokens,
+        bytes_per_token=token_bytes,
+        free_bytes=free,
+        workers=workers,
+    )
+    n_ctx, kv_tokens, reason = plan.n_ctx, plan.kv_tokens, plan.reason
+    while True:
+        try:
+            context = Context(model, llama, slots=spec.slots, kv_tokens=kv_tokens)
+            break
+        except ModelTooLarge as error:
+            if spec.kv_tokens or kv_tokens <= n_ctx:
+                raise
+            kv_tokens, reason = max(n_ctx, kv_tokens // 2), str(error)
+    n_ctx = min(n_ctx, context.kv_tokens)
+    if reason:
+        logger.warning(
+            "conversations of up to %d tokens over %d KV cells instead of %d tokens over %d cells: %s",
+            *(n_ctx, context.kv_tokens, asked, spec.kv_tokens or spec.slots * asked, reason),
+        )
+    return context, n_ctx
+
+
+def _register_adapters(shelf: AdapterShelf, adapters: Iterable[AdapterSpec]) -> None:
+    """Load the adapters that the settings list. Raises AdapterError, SettingUnusable."""
+    for adapter in adapters:
+        try:
+            path = Path(adapter.path).expanduser()
+            info = shelf.register(adapter.name, path, pinned=adapter.pinned, fixed=True)
+        except CallFailed as failed:
+            raise SettingUnusable(f"adapters: {adapter.name}: {failed.failure.message}") from None
+        logger.info("adapter %s: rank %d, %d bytes", info.name, info.rank, info.size)

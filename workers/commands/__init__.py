@@ -1,0 +1,1 @@
+"""The commands of the workers' half of the program, and how a command is run."""

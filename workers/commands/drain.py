@@ -1,0 +1,164 @@
+"""`paddock drain`: takes a gateway or a worker of this machine out of service and waits, as a container's preStop hook.
+
+gateway              the gateway that --host and --port (PADDOCK_HOST, PADDOCK_PORT) name
+worker               the worker that --worker-host and --worker-port name
+--url URL            another one
+--timeout-s S        give up waiting after so long; left out: it waits until nothing runs any more
+--settle-s S         of a gateway: for so long nobody new must have come; left out: 5
+flags                settings as well: --gateway-secret, --worker-secret, --api-key (of an admin), --state-dir, --config
+
+It does not stop the process: whoever calls it does so afterwards, with SIGTERM. Exit codes: 0 nothing runs any more,
+75 something did when the time was up, 1 nobody answers, 2 a flag is wrong or the key or secret is not accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, NoReturn
+from urllib.parse import urlencode, urlsplit
+
+from workers import secret_file, sources
+from workers.commands import command
+from workers.process import sockets
+from workers.protocol import control
+from workers.protocol.exits import Exit
+from workers.protocol.framing import HEALTH_PATH
+from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
+from workers.settings import PaddockSettings, WorkerSettings
+
+SECRETS = {"gateway": ("gateway_secret", GATEWAY_SECRET), "worker": ("worker_secret", WORKER_SECRET)}
+"""Part -> the setting with the secret that its token is made from, and the file that has it where that is unset."""
+PARTS: Mapping[str, type[PaddockSettings]] = {"worker": WorkerSettings}
+ANSWER_S = 10.0
+"""Seconds for the health check. A process that does not answer in time still loads its model: nothing to wait for."""
+MAX_ANSWER_BYTES = 64 << 10
+MARGIN_S = 10.0
+"""Seconds that the HTTP request waits beyond `timeout_s`."""
+
+
+class _Unusable(ValueError):
+    """The command can't do what was asked for; the message is for a person."""
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Unusable(f"drain: {message}; `paddock drain --help` lists the flags")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The process to drain, and the credential for asking it: the secret, else an admin's API key."""
+
+    part: str
+    url: str
+    secret: str
+    key: str = ""
+
+    def bearer(self, told: Mapping[str, Any]) -> str:
+        """Return the bearer token to send. `told`: the health answer. The secret itself is not sent."""
+        if not self.secret:
+            return self.key
+        if self.part == "worker":
+            return control.drain_token(self.secret, str(told.get("worker", "")), str(told.get("boot", "")))
+        return control.gateway_drain_token(self.secret)
+
+
+def main(args: Sequence[str], known: Collection[str] = (), parts: Mapping[str, type[PaddockSettings]] = PARTS) -> int:
+    """Drain and return the exit code. `known`: every setting's name. `parts`: what can be drained, and its settings."""
+    if not {"-h", "--help"}.isdisjoint(args):
+        print((__doc__ or "").strip())
+        return 0
+    try:
+        options, flags = _parser(parts).parse_known_args(args)
+        reading = sources.read(parts[options.part], flags, prog=f"paddock drain {options.part}", known=known)
+        for warning in reading.warnings:
+            print(f"paddock: warning: {warning}", file=sys.stderr)
+        return _drain(_target(options, reading.settings), options)
+    except sources.SettingsError as error:
+        return command.complain(error.problems)
+    except _Unusable as error:
+        return command.complain([str(error)])
+
+
+def _parser(parts: Mapping[str, type[PaddockSettings]]) -> _Parser:
+    parser = _Parser(prog="paddock drain", allow_abbrev=False, add_help=False)
+    parser.add_argument("part", choices=sorted(parts))
+    parser.add_argument("--url", default="")
+    parser.add_argument("--timeout-s", type=_seconds)
+    parser.add_argument("--settle-s", type=_seconds)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds that a flag gives. Raises ArgumentTypeError."""
+    try:
+        return control.seconds_of(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"it {error}, and is {text!r}") from None
+
+
+def _target(options: Namespace, settings: PaddockSettings) -> Target:
+    """Return the target that the flags and settings name. Raises _Unusable."""
+    url = options.url or _own_url(options.part, settings)
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise _Unusable(f"drain: --url {url!r} is no address; give http://HOST:PORT")
+    name, file = SECRETS[options.part]
+    secret, key = str(getattr(settings, name)), str(getattr(settings, "api_key", ""))
+    secret = secret or secret_file.read(settings.state_dir / file)
+    if not secret and not key:
+        flag = name.replace("_", "-")
+        raise _Unusable(f"drain: {name} is unset, and there is none in the state folder; give --{flag}")
+    return Target(options.part, url.rstrip("/"), secret, key)
+
+
+def _own_url(part: str, settings: PaddockSettings) -> str:
+    prefix = "worker_" if part == "worker" else ""
+    host, port = str(getattr(settings, f"{prefix}host")), int(getattr(settings, f"{prefix}port"))
+    if not port:
+        raise _Unusable(f"drain: {prefix}port is 0, so the port is not known; give --url")
+    return sockets.url_of(host, port)
+
+
+def _drain(target: Target, options: Namespace) -> int:
+    asked = {name: getattr(options, name) for name in ("timeout_s", "settle_s")}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    try:
+        _, alive = _ask(target, "GET", HEALTH_PATH, ANSWER_S)
+        path = f"{control.DRAIN_PATH}?{urlencode(asked)}"
+        patience_s = asked.get("timeout_s", control.LONGEST_S) + MARGIN_S
+        status, told = _ask(target, "POST", path, patience_s, f"Bearer {target.bearer(alive)}")
+    except (OSError, HTTPException, ValueError) as error:
+        print(f"paddock: {target.url} does not answer ({error})", file=sys.stderr)
+        return int(Exit.CRASHED)
+    if status != 200:
+        return command.complain([f"{target.url} refuses to drain ({status}): {_reason(told)}"])
+    print(f"paddock: {told['status']} after {told['waited_s']} s, {told['calls']} calls run")
+    return int(Exit.OK if told["status"] == "drained" else Exit.DRAIN_CUT)
+
+
+def _ask(
+    target: Target, method: str, path: str, timeout_s: float, authorization: str = ""
+) -> tuple[int, dict[str, Any]]:
+    """Return an answer's status and JSON. Raises OSError, HTTPException, ValueError (no JSON object, or too long)."""
+    parts = urlsplit(target.url)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = kind(parts.netloc, timeout=timeout_s)
+    try:
+        connection.request(method, parts.path + path, headers={"Authorization": authorization} if authorization else {})
+        response = connection.getresponse()
+        answer = json.loads(response.read(MAX_ANSWER_BYTES))
+        if not isinstance(answer, dict):
+            raise ValueError("no JSON object")
+        return response.status, answer
+    finally:
+        connection.close()
+
+
+def _reason(told: dict[str, Any]) -> str:
+    error = told.get("error")
+    return str(error.get("message") if isinstance(error, dict) else told.get("message", told))

@@ -1,0 +1,102 @@
+"""`paddock fetch`: brings the models that a catalog or `--hf` names into the models folder, and tells where they lie.
+
+For setups that start workers themselves: an init container, a compose file, a machine's setup. It prints one line per
+model, its name and its file, separated by a tab. The file has the model's name, whatever the hub calls it (`NAME.gguf`,
+or `NAME-00001-of-0000N.gguf` for a split model), so that a worker can be told where to look before anything is fetched.
+Links of these names are ours; a real file is not, and is neither replaced nor removed. Where the settings name no model
+and a file of the name lies there, that file is the model.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from workers.models.catalog import CatalogError
+from workers.models.files import SPLIT, SUFFIX, first_part, parts, plain_name
+from workers.models.library import DEMO_ALIAS, Library, ModelUnusable, wanted
+from workers.protocol.exits import Exit
+from workers.settings import SupervisorSettings
+
+
+def run(settings: SupervisorSettings) -> int:
+    """Fetch the models; block until all are there; return the exit code. What is there already is not fetched again."""
+    try:
+        library = Library.of(settings)
+        for model in library.locate_all(wanted(_with_own_file(settings, library.folder))):
+            print(f"{model.name}\t{named(library.folder, model.name, Path(model.path or ''))}", flush=True)
+    except CatalogError as error:
+        return _complain(str(error), Exit.USAGE)
+    except ModelUnusable as error:
+        return _complain(str(error), error.exit)
+    except OSError as error:
+        return _complain(f"models_dir: {error.filename}: {error.strerror}; name a folder with --models-dir", Exit.USAGE)
+    return Exit.OK
+
+
+def _with_own_file(settings: SupervisorSettings, folder: Path) -> SupervisorSettings:
+    """Return the settings, with the user's own `folder/NAME.gguf` as the model where they name none: the demo would
+    have its name. Raises OSError.
+    """
+    if settings.catalog or settings.model or settings.hf:
+        return settings
+    own = first_part(folder / f"{plain_name(settings.alias or DEMO_ALIAS)}{SUFFIX}")
+    return settings.model_copy(update={"model": own}) if _is_real(own) else settings
+
+
+def named(folder: Path, model: str, first: Path) -> Path:
+    """Link `folder/NAME.gguf`, or one name per part, to the model's files, in place of all older links of the name;
+    return the first. Raises OSError, and ModelUnusable where a file that is no link has the name.
+    """
+    plain, links = folder / f"{plain_name(model)}{SUFFIX}", dict[Path, Path]()
+    for part in parts(first.absolute()):
+        split = SPLIT.search(part.name)
+        links[plain.with_stem(f"{plain.stem}{split[0] if split else ''}")] = part
+    others = [near for near in _called(plain) if near not in links]
+    _check_free(model, plain, links, others)
+    for link, part in links.items():
+        if not _is_real(link) and not (link.is_symlink() and link.readlink() == part):
+            _link(link, part)
+    for other in others:
+        if other.is_symlink():
+            other.unlink(missing_ok=True)
+    return next(iter(links))
+
+
+def _called(plain: Path) -> list[Path]:
+    """Return the files that a worker which is told the plain name takes for the model."""
+    if not plain.parent.is_dir():
+        return []
+    return [near for near in plain.parent.iterdir() if SPLIT.sub("", near.name) == plain.name]
+
+
+def _check_free(model: str, plain: Path, links: Mapping[Path, Path], others: Sequence[Path]) -> None:
+    """Raise ModelUnusable where a real file would be replaced, or be found instead of the model."""
+    taken = [link for link, part in links.items() if _is_real(link) and not (part.exists() and link.samefile(part))]
+    if plain not in links:
+        taken += [other for other in others if _is_real(other)]
+    if taken:
+        raise ModelUnusable(
+            f"model {model}: {taken[0]} is a file that `paddock fetch` has not made, and has the name under which the "
+            "model is to be found; move it away, or give the model another name"
+        )
+
+
+def _is_real(path: Path) -> bool:
+    return path.exists() and not path.is_symlink()
+
+
+def _link(link: Path, target: Path) -> None:
+    """Make or replace a link in one step: a worker that starts meanwhile finds the old file or the new one."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    fresh = link.with_name(f".{link.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    os.replace(fresh, link)
+
+
+def _complain(line: str, code: Exit) -> int:
+    print(f"paddock: {line}", file=sys.stderr)
+    return code

@@ -1,0 +1,67 @@
+"""`paddock supervisor`: runs this machine's workers against a given Redis, as a cluster does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from workers.models.catalog import CatalogError
+from workers.models.library import Library, ModelUnusable, wanted
+from workers.process.signals import StopSignals
+from workers.protocol.exits import Exit
+from workers.settings import SupervisorSettings
+from workers.supervisor import gpus
+from workers.supervisor.fleet import Fleet
+from workers.supervisor.output import Console
+from workers.supervisor.state_folder import FolderTaken, StateFolder
+from workers.supervisor.supervisor import PlannedWorker, Supervisor, available_cores, host_id, plan, write_specs
+from workers.supervisor.terminal import Terminal
+
+
+def run(settings: SupervisorSettings) -> int:
+    """Run until SIGINT or SIGTERM, or until no worker can run; return the exit code."""
+    raw = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
+    with Terminal() as terminal:
+        return _run(settings, Console(settings.log_level, terminal.say, raw=raw))
+
+
+def _run(settings: SupervisorSettings, console: Console) -> int:
+    for name, flag in (("redis_url", "--redis-url"), ("worker_secret", "--worker-secret")):
+        if not getattr(settings, name):
+            console.say(f"paddock: {name} is unset: a supervisor needs it; give {flag}, or use `paddock up`")
+            return Exit.USAGE
+    try:
+        catalog = wanted(settings)
+        with StateFolder(settings.state_dir) as folder:
+            if exposure := folder.exposure():
+                console.say(f"paddock: {exposure}")
+            models = Library.of(settings).locate_all(catalog)
+            workers = plan(models, available_cores(), gpus.visible(os.environ), host_id(settings.state_dir))
+            write_specs(workers, settings)
+            return asyncio.run(_keep(workers, settings, console))
+    except (CatalogError, FolderTaken, OSError) as error:
+        console.say(f"paddock: {error}")
+        return Exit.USAGE
+    except ModelUnusable as error:
+        console.say(f"paddock: {error}")
+        return error.exit
+
+
+async def _keep(workers: tuple[PlannedWorker, ...], settings: SupervisorSettings, console: Console) -> int:
+    fleet = Fleet(settings.redis_url)
+    supervisor = Supervisor(
+        workers,
+        settings,
+        fleet,
+        console,
+        environment=os.environ,
+        on_final=lambda _, line: console.say(f"paddock: {line}"),
+    )
+    stops: list[asyncio.Task[None]] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            with StopSignals(lambda: stops.append(tasks.create_task(supervisor.stop())), supervisor.hurry):
+                return await supervisor.keep()
+    finally:
+        await fleet.aclose()

@@ -1,0 +1,263 @@
+"""Rules of JSON Schema that need reasoning: schemas that exclude each other, and `uniqueItems`.
+
+Support for `uniqueItems` in a grammar: exact where few values are possible, a bound on the length where more are.
+
+A grammar does not remember the items that came. For items of up to four values, all arrays without repeats are
+listed. Where the values are known, an array is no longer than there are values. Else the keyword is not enforced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+from urllib.parse import unquote
+
+MAX_PAIRS = 2_000
+MAX_HOPS = 16
+MAX_COMPARED = 20_000
+"""Most pairs compared for one answer, whatever tools and parameters it has: properties that refer to each other have as
+many as there are ways through."""
+PER_COMPARISON = 16
+"""Compared values, or names of properties, that count as one pair of schemas."""
+
+_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
+
+
+@dataclass(slots=True)
+class Comparisons:
+    """The comparisons that are left for one answer."""
+
+    left: int = MAX_COMPARED
+
+
+class Disjoint:
+    """Compares the schemas of one document. `root` is the document in which references are looked up."""
+
+    def __init__(self, root: Any, comparisons: Comparisons | None = None) -> None:
+        self._root = root
+        self._comparisons = comparisons or Comparisons()
+        self._targets: dict[str, Any] = {}
+        """Schemas by reference, each looked up once: one may be as long as the document."""
+        self._required: dict[int, frozenset[str]] = {}
+        self._types: dict[int, frozenset[str]] = {}
+        self._values: dict[int, frozenset[str] | None] = {}
+        """Listed values by a schema's identity: lists are long, and may be referred to from everywhere."""
+
+    def all(self, schemas: Any) -> bool:
+        """Return whether no value can satisfy two of these schemas."""
+        if not isinstance(schemas, Sequence) or len(schemas) * len(schemas) > 2 * MAX_PAIRS:
+            return False
+        return all(self.two(a, b, MAX_HOPS) for a, b in combinations(schemas, 2))
+
+    def two(self, a: Any, b: Any, hops: int) -> bool:
+        self._comparisons.left -= 1
+        if self._comparisons.left < 0:
+            return False
+        a, b = self._target(a), self._target(b)
+        if a is False or b is False:
+            return True
+        if hops <= 0 or not isinstance(a, dict) or not isinstance(b, dict):
+            return False
+        common = self._types_of(a) & self._types_of(b)
+        if not common:
+            return True
+        values_a, values_b = self._values_of(a), self._values_of(b)
+        if values_a is not None and values_b is not None:
+            self._comparisons.left -= min(len(values_a), len(values_b)) // PER_COMPARISON
+            return values_a.isdisjoint(values_b)
+        return common == {"object"} and self._objects(a, b, hops)
+
+    def _types_of(self, schema: dict[str, Any]) -> frozenset[str]:
+        if id(schema) not in self._types:
+            self._types[id(schema)] = _types(schema)
+        return self._types[id(schema)]
+
+    def _values_of(self, schema: dict[str, Any]) -> frozenset[str] | None:
+        if id(schema) not in self._values:
+            self._values[id(schema)] = _values(schema)
+        return self._values[id(schema)]
+
+    def _objects(self, a: dict[str, Any], b: dict[str, Any], hops: int) -> bool:
+        must_a, must_b = self._required_of(a), self._required_of(b)
+        self._comparisons.left -= (len(must_a) + len(must_b)) // PER_COMPARISON
+        if any(_closed_to(b, name) for name in must_a) or any(_closed_to(a, name) for name in must_b):
+            return True
+        parts_a, parts_b = _properties(a), _properties(b)
+        shared = [name for name in must_a & must_b if name in parts_a and name in parts_b]
+        return any(self.two(parts_a[name], parts_b[name], hops - 1) for name in shared)
+
+    def _required_of(self, schema: dict[str, Any]) -> frozenset[str]:
+        if id(schema) not in self._required:
+            self._required[id(schema)] = _required(schema)
+        return self._required[id(schema)]
+
+    def _target(self, schema: Any) -> Any:
+        """Return the schema that a schema with `$ref` refers to, else itself; None: there is none, or it is too far."""
+        for _ in range(MAX_HOPS):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                return schema
+            reference = schema["$ref"]
+            if reference not in self._targets:
+                self._targets[reference] = _found(self._root, reference)
+            schema = self._targets[reference]
+        return None
+
+
+def _found(root: Any, reference: str) -> Any:
+    """Return the schema of a document that a reference means; None: there is none."""
+    if not reference.startswith("#/"):
+        return None
+    schema = root
+    for part in reference[2:].split("/"):
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if not isinstance(schema, dict) or name not in schema:
+            return None
+        schema = schema[name]
+    return schema
+
+
+def _types(schema: dict[str, Any]) -> frozenset[str]:
+    """Return the types of the values that may satisfy a schema; integers are numbers."""
+    kinds = _TYPES
+    if "type" in schema:
+        named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        kinds = frozenset("number" if kind == "integer" else str(kind) for kind in named)
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return kinds & frozenset(map(_type, values)) if isinstance(values, list) else kinds
+
+
+def _type(value: Any) -> str:
+    if value is None:
+        return "null"
+    for kind, name in ((bool, "boolean"), (int | float, "number"), (str, "string"), (list, "array")):
+        if isinstance(value, kind):
+            return name
+    return "object"
+
+
+def _values(schema: dict[str, Any]) -> frozenset[str] | None:
+    """Return the values that a schema lists, as texts that are equal where the values are; None if it lists none."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return frozenset(map(_text, values)) if isinstance(values, list) else None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
+
+
+def _required(schema: dict[str, Any]) -> frozenset[str]:
+    names = schema.get("required")
+    return frozenset(map(str, names)) if isinstance(names, list) else frozenset()
+
+
+def _properties(schema: dict[str, Any]) -> dict[str, Any]:
+    parts = schema.get("properties")
+    return parts if isinstance(parts, dict) else {}
+
+
+def _closed_to(schema: dict[str, Any], name: str) -> bool:
+    """Return whether an object with this property can't satisfy the schema."""
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    return is_closed and name not in _properties(schema)
+
+
+MAX_ARRANGED = 4
+"""Most values whose arrays are listed, 65 of them; one value more makes 326."""
+MAX_REFERENCES = 8
+"""Most references that are followed one after the other."""
+
+ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$comment"})
+ARRAY_KEYWORDS = ANNOTATIONS | {"type", "items", "minItems", "maxItems", "uniqueItems"}
+VALUE_KEYWORDS = ANNOTATIONS | {"type", "enum", "const"}
+TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def place_of(reference: Any) -> tuple[str, str] | None:
+    """Return the keyword and the name of the definition that a reference means; None: it means something else."""
+    parts = reference.split("/", 3) if isinstance(reference, str) else []
+    if len(parts) < 3 or parts[0] != "#" or parts[1] not in ("$defs", "definitions"):
+        return None
+    return parts[1], unquote(parts[2]).replace("~1", "/").replace("~0", "~")
+
+
+class Values:
+    """The values that the schemas of one document list. Each list is read once, however often it is referred to: a
+    document of 256 KiB has room for a hundred thousand values and for thousands of references.
+    """
+
+    def __init__(self, root: Any) -> None:
+        """`root` is the document, which must not change."""
+        self._root = root
+        self._known: dict[int, list[Any] | None] = {}
+        """Values by the schema's identity."""
+        self._places: dict[str, tuple[str, str] | None] = {}
+        """What each reference means, which is read once as well: it may be as long as the document."""
+
+    def of(self, schema: Any) -> list[Any] | None:
+        """Return the values that a schema allows, each once; None: they are many, or it can't be told."""
+        root = self._root
+        for _ in range(MAX_REFERENCES):
+            place = self._place(schema["$ref"]) if isinstance(schema, dict) and "$ref" in schema else None
+            if place is None or not schema.keys() <= ANNOTATIONS | {"$ref"}:
+                break
+            shelf = root.get(place[0]) if isinstance(root, dict) else None
+            schema = shelf.get(place[1]) if isinstance(shelf, dict) else None
+        if not isinstance(schema, dict):
+            return None
+        if id(schema) not in self._known:
+            self._known[id(schema)] = _listed(schema)
+        return self._known[id(schema)]
+
+    def _place(self, reference: Any) -> tuple[str, str] | None:
+        if not isinstance(reference, str):
+            return None
+        if reference not in self._places:
+            self._places[reference] = place_of(reference)
+        return self._places[reference]
+
+    def unique_arrays(self, schema: dict[str, Any]) -> list[list[Any]] | None:
+        """Return all arrays that a schema of an array without repeats allows, the shortest first; None: it is another
+        schema, or they are many.
+        """
+        asks = schema.get("uniqueItems") is True and schema.get("type") == "array"
+        if not asks or not schema.keys() <= ARRAY_KEYWORDS:
+            return None
+        values = self.of(schema.get("items"))
+        if values is None or len(values) > MAX_ARRANGED:
+            return None
+        least, most = schema.get("minItems", 0), schema.get("maxItems", len(values))
+        if not isinstance(least, int) or not isinstance(most, int) or least > min(most, len(values)):
+            return None
+        lengths = range(max(0, least), min(most, len(values)) + 1)
+        return [list(one) for length in lengths for one in itertools.permutations(values, length)]
+
+
+def _listed(schema: dict[str, Any]) -> list[Any] | None:
+    if not schema.keys() <= VALUE_KEYWORDS:
+        return None
+    kind = schema.get("type")
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if listed is None:
+        listed = {"boolean": [False, True], "null": [None]}.get(kind) if isinstance(kind, str) else None
+    if not isinstance(listed, list) or ("const" in schema and "enum" in schema):
+        return None
+    if kind is not None and not all(_is_of(value, kind) for value in listed):
+        return None
+    return list({json.dumps(value, sort_keys=True): value for value in listed}.values())
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    types = TYPES.get(kind, ()) if isinstance(kind, str) else ()
+    return isinstance(value, types) and (isinstance(value, bool) == (kind == "boolean"))

@@ -1,0 +1,177 @@
+"""Adapter turns: a pure choice of the next step's adapters, since all rows of one `llama_decode` share them.
+
+Calls with the same adapters and scales are a group. Teams take turns, and a team's turn goes to its group that has
+waited longest: however many groups a team makes, it bears their cost. All calls of a group are computed in its turn,
+whichever team they are of; a team that waited for just this group has had its turn with it.
+
+A switch makes llama.cpp lay out its graphs anew, so a turn lasts several steps if a switch costs much beside a step.
+One caller with an adapter of their own does not halve the pace of fifteen others: a group's turn grows with its share
+of the callers. Both have a bound, in steps and in time.
+
+One run each on one core, one caller, rank 8 or 16 on seven matrices of each layer: a switch adds 0.8 to 1.0 ms with the
+demo model (steps of 0.25 ms), 4.2 to 4.4 ms with a 0.5 B model (steps of 23 ms). With eight callers it is in the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Generic, Protocol, TypeVar
+
+SHARE = 0.1
+"""Share of a turn's time that its switch may take."""
+
+FEWEST_STEPS = 2
+"""Fewest steps of a turn: the first one pays for the switch, the second tells how much that was."""
+
+MOST_STEPS = 16
+"""Most steps of a turn that others wait for; with k groups of one team none waits for more than (k - 1) times that."""
+
+WAIT_S = 0.25
+"""Seconds that the turns of all groups of one team may take: past that a turn ends early, after at least one step."""
+
+TEAM_WAIT_S = 0.06
+"""`WAIT_S` where other teams wait: a turn ends before a step with which all of their turns would take longer."""
+
+_WEIGHT = 0.3
+"""Weight of the newest measurement, against all before it."""
+
+K = TypeVar("K")
+
+
+class AdapterUser(Protocol):
+    @property
+    def adapter_set(self) -> Keyed: ...
+
+    @property
+    def team(self) -> str: ...
+
+
+class Keyed(Protocol):
+    @property
+    def key(self) -> bytes: ...
+
+
+S = TypeVar("S", bound=AdapterUser)
+
+Callers = Mapping[K, Mapping[str, int]]
+"""Number of callers, at least one, by group and team."""
+
+
+class AdapterTurns(Generic[K]):
+    """Decides which group has the turn, of those with something to compute. Times are seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self.switch_s = 0.0
+        """Seconds of a switch, as far as known."""
+        self.step_s = 0.0
+        """Seconds of a step without a switch."""
+        self._current: K | None = None
+        self._holder = ""
+        """The team whose turn it is."""
+        self._groups: dict[K, None] = {}
+        """All groups that are here; those that wait are in order, the longest first."""
+        self._teams: dict[str, None] = {}
+        """All teams that are here, in the same order."""
+        self._num_steps = 0
+        self._since = 0.0
+        self._first_s = 0.0
+        """Seconds of the turn's first step, if that paid for a switch; else 0."""
+        self._last_s = 0.0
+        """Seconds of the turn's last step, without a switch."""
+
+    def choose(self, callers: Callers[K], now: float) -> K:
+        """Return the group that the next step computes; `callers` has at least one. Asking again changes nothing."""
+        self._groups = _present(self._groups, callers)
+        self._teams = _present(self._teams, (team for teams in callers.values() for team in teams))
+        claims = self._claims(callers)
+        current = self._current
+        if current is not None:
+            if current in callers and not self._is_over(current, callers, claims, now):
+                return current
+            # A team whose group has ended had its turn too: else groups of one step each would keep all others out.
+            for team in [team for team in self._teams if team == self._holder or claims[team] == current]:
+                _move_back(self._teams, team)
+            _move_back(self._groups, current)
+            claims = self._claims(callers)
+        self._holder = next(iter(self._teams))
+        current = self._current = claims[self._holder]
+        self._num_steps, self._since, self._first_s, self._last_s = 0, now, 0.0, 0.0
+        return current
+
+    def note_step(self, seconds: float, *, switched: bool, comparable: bool = True) -> None:
+        """Learn from a step of the chosen group. `comparable`: it computed one token per caller, no prompt."""
+        self._num_steps += 1
+        self._last_s = max(0.0, seconds - self.switch_s * switched)
+        if not comparable:
+            self._first_s = 0.0
+        elif switched:
+            self._first_s = seconds if self._num_steps == 1 else 0.0
+        else:
+            self.step_s = _mean(self.step_s, seconds)
+            if self._first_s:
+                self.switch_s = _mean(self.switch_s, max(0.0, self._first_s - seconds))
+                self._first_s = 0.0
+
+    def length(self, group: K, callers: Callers[K], rivals: Collection[str] = ()) -> int:
+        """Return the steps of a turn of `group` while others wait: `rivals`, or if empty its own team's others."""
+        worth = math.ceil(self.switch_s / (SHARE * self.step_s)) if self.step_s else 0
+        others = [
+            sum(count for team, count in teams.items() if not rivals or team in rivals)
+            for other, teams in callers.items()
+            if other != group
+        ]
+        num_turns = len(rivals) or len(others)
+        share = math.ceil(sum(callers[group].values()) * num_turns / max(1, sum(others)))
+        return min(MOST_STEPS, max(FEWEST_STEPS, worth) * max(1, share))
+
+    def _claims(self, callers: Callers[K]) -> dict[str, K]:
+        """Return each team's group that has waited longest, which gets the team's next turn."""
+        claims: dict[str, K] = {}
+        for group in self._groups:
+            for team in callers[group]:
+                claims.setdefault(team, group)
+        return claims
+
+    def _rivals(self, group: K, claims: Mapping[str, K]) -> set[str]:
+        """Return the teams that wait while `group` has the turn."""
+        return {team for team, claim in claims.items() if claim != group and team != self._holder}
+
+    def _is_over(self, group: K, callers: Callers[K], claims: Mapping[str, K], now: float) -> bool:
+        if len(callers) == 1 or not self._num_steps:
+            return False
+        lasted_s = now - self._since
+        rivals = self._rivals(group, claims)
+        if rivals:
+            is_long = lasted_s + self._last_s > TEAM_WAIT_S / len({claims[team] for team in rivals})
+        else:
+            is_long = lasted_s >= WAIT_S / (len(callers) - 1)
+        return is_long or self._num_steps >= self.length(group, callers, rivals)
+
+
+def chosen(turns: AdapterTurns[bytes], ready: list[S], now: float) -> list[S]:
+    """Return those of `ready` whose adapters have the turn, in the same order."""
+    callers: dict[bytes, dict[str, int]] = {}
+    for one in ready:
+        teams = callers.setdefault(one.adapter_set.key, {})
+        teams[one.team] = teams.get(one.team, 0) + 1
+    if not callers:
+        return ready
+    turn = turns.choose(callers, now)
+    return ready if len(callers) == 1 else [one for one in ready if one.adapter_set.key == turn]
+
+
+def _present(queue: Mapping[K, None], here: Iterable[K]) -> dict[K, None]:
+    """Return the queue with those that are here, newcomers at its end."""
+    new = dict.fromkeys(here)
+    return {**{one: None for one in queue if one in new}, **new}
+
+
+def _move_back(queue: dict[K, None], one: K) -> None:
+    if one in queue:
+        del queue[one]
+        queue[one] = None
+
+
+def _mean(mean: float, value: float) -> float:
+    return value if not mean else mean + _WEIGHT * (value - mean)

@@ -1,0 +1,107 @@
+"""The part of a call that the cache knows: its tokens, and its place in the KV cache."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from secrets import token_hex
+
+import numpy as np
+
+from workers.engine.cache.matches import Restore
+from workers.engine.cache.names import Scope
+from workers.engine.cache.prompt import Path, Prompt, Tokens
+
+NOWHERE = -1
+"""Sequence id or slot of a call that holds none."""
+
+
+class CachedSequence:
+    """The tokens of a call and the cells that it holds. Belongs to the engine's thread."""
+
+    __slots__ = (
+        *("_base", "_n_ctx", "_num_unturned", "_own", "_since", "cache_prompt", "fetched", "fetching", "id", "key"),
+        *("num_cells", "num_fetched", "num_prompt", "num_public", "num_restored", "position_lag", "prompt"),
+        *("restores", "scope", "shifted", "stops"),
+    )
+
+    def __init__(
+        self, key: int, prompt: Prompt, scope: Scope, n_ctx: int, *, cache_prompt: bool = True, num_public: int = 0
+    ) -> None:
+        """`cache_prompt`: whether other calls may share its cells. `num_public`: tokens that belong to everyone."""
+        self.key, self.prompt, self.scope = key, prompt, scope
+        self.num_prompt, self.num_public, self.cache_prompt = len(prompt), num_public, cache_prompt
+        self.id = NOWHERE
+        """Sequence id in the cache; `NOWHERE` while it waits."""
+        self.num_cells = 0
+        """Tokens at the beginning that are in the cache."""
+        self.position_lag = self.num_prompt - prompt.position(self.num_prompt)
+        """Cells of the prompt beyond its positions: the token in cell n of the answer has position n less these."""
+        self.restores: deque[Restore] = deque()
+        """Saved blocks to restore before anything is computed."""
+        self.num_restored = self.num_fetched = 0
+        """Tokens restored for it so far from RAM, and tokens fetched for it from disk to RAM."""
+        self.fetching = self.fetched = False
+        """Whether it waits for blocks from disk, and whether the disk was asked for its blocks."""
+        self.stops: set[int] = set()
+        """Lengths at which its state is to be saved: a chunk must not go past one."""
+        self.shifted = False
+        """Whether its context was shifted: no call may share its cells, as they are not what its tokens alone give."""
+        self._own = "" if cache_prompt else token_hex(16)
+        """Name by which this call alone finds its cells again: without `cache_prompt`, and after its last shift."""
+        self._num_unturned = 0
+        """Cells at the last shift, whose keys are rotated in the next step."""
+        self._base: Tokens = prompt.ids()
+        self._since: list[int] = []
+        self._n_ctx = n_ctx
+
+    @property
+    def num_known(self) -> int:
+        """Return the tokens of the conversation so far, the answer's included."""
+        return len(self._base) + len(self._since)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether it has `n_ctx` cells: it computes nothing until its context is shifted."""
+        return self.num_cells >= self._n_ctx and self.id != NOWHERE
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Return whether its cells may be saved: keys that are still to be rotated may not."""
+        return self.num_cells > self._num_unturned
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else may share its cells, so that they are kept for as long as the call lives."""
+        return bool(self._own)
+
+    def tokens(self) -> Tokens:
+        """Return the conversation's tokens so far. The array must not be written to."""
+        if self._since:
+            self._base = np.concatenate((self._base, np.asarray(self._since, dtype=np.int32)))
+            self._since = []
+        return self._base
+
+    def path(self) -> Path:
+        if self._own:
+            return Path(self.tokens(), replace(self.scope, own=self._own))
+        return Path(self.tokens(), self.scope, self.num_public)
+
+    def take_chunk(self, num_tokens: int) -> Tokens:
+        """Return the next tokens to compute; they count as cached from here on."""
+        chunk = self.tokens()[self.num_cells : self.num_cells + num_tokens]
+        self.num_cells += num_tokens
+        return chunk
+
+    def forget(self, start: int, end: int) -> None:
+        """Drop tokens [start, end) from the conversation, whose cells no other call may share any more."""
+        tokens = self.tokens()
+        self._base = np.concatenate((tokens[:start], tokens[end:]))
+        self.num_cells -= end - start
+        self.shifted = True
+        self._own = token_hex(16)
+        self._num_unturned = self.num_cells
+
+    def cut(self, num_tokens: int) -> None:
+        """Drop the newest `num_tokens` tokens from the conversation; their cells have been dropped before."""
+        self._base = self.tokens()[: self.num_known - num_tokens]

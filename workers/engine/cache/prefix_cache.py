@@ -1,0 +1,586 @@
+"""The prefix cache: which sequence holds which KV cells, which prefixes stay, which move to RAM and back.
+
+A call takes the longest prefix that is known. Cells that some sequence holds are shared without a copy; blocks in RAM
+are restored one by one. When the call ends, its cells stay under its sequence id, idle, for the next call to share.
+Attention scans idle cells too, in every step, so they move to RAM after a while, a few blocks per step.
+This is for memory that knows ranges (`MemoryKind.by_range`); other kinds: `workers.engine.cache.checkpoints`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from workers.engine.cache.cached_sequence import NOWHERE, CachedSequence
+from workers.engine.cache.matches import Match, Restore
+from workers.engine.cache.names import BLOCK_TOKENS
+from workers.engine.cache.prefix_index import PrefixIndex
+from workers.engine.cache.prefix_tree import Block
+from workers.engine.cache.prompt import Path
+from workers.engine.cache.ram import RamStore
+from workers.engine.pace import MOVE_S, MovePace
+from workers.engine.request import IntegrityError
+from workers.llama.errors import StateUnusable
+from workers.llama.memory import Memory
+
+IDLE_STEPS = 32
+"""Steps of other calls for which an idle prefix stays in the KV cache.
+
+Keeping it costs attention's scan (0.3 us per token and step with flash attention, 2.6 us without). Moving it to RAM
+costs saving and restoring (a few us per token). After this many steps keeping it has cost more.
+"""
+
+CHEAP_CELLS = 256
+"""Idle cells that cost next to nothing: llama.cpp rounds what it scans up to a multiple of this."""
+
+IDLE_STEPS_WITHOUT_RAM = 8192
+"""`IDLE_STEPS` where there is no RAM tier: a prefix that leaves must be computed anew."""
+
+
+PACK_CELLS = 512
+"""Free cells below the cells in use from which on packing pays, if they outnumber the cells in use."""
+
+PACK_TOKENS = 1024
+"""Most tokens that packing moves at once: about 2 ms with a 0.5 B model."""
+
+PACK_BYTES = 16 << 20
+"""Most bytes that it moves at once: 1,024 tokens of an 8 B model are 128 MiB, and took 46 ms."""
+
+TELL_S = 10.0
+"""Seconds between two log lines about prefixes that are lost."""
+
+UNSAVED = (MemoryError, StateUnusable)
+"""Errors of saving where there is no memory for the copy, here or within llama.cpp; the cells stay as they were."""
+
+_END = object()
+
+log = logging.getLogger("paddock.engine")
+
+
+@dataclass(slots=True)
+class Idle:
+    """A cached prefix that no running call uses."""
+
+    since_step: int
+    last_used: float
+    """Time of the last use, `time.monotonic` seconds."""
+
+
+class PrefixCache:
+    """The prefixes in the KV cache and in RAM. Belongs to the engine's thread."""
+
+    can_pack = True
+    """Whether cells can be moved within the cache."""
+    needs_stops = False
+    """Whether a prefix can be shared only at lengths where `reached` was called."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        *,
+        kv_tokens: int,
+        num_sequences: int,
+        ram_bytes: int,
+        pace: MovePace,
+        on_evict: Callable[[Block], None] = lambda block: None,
+    ) -> None:
+        """`num_sequences`: at least one more than the engine has slots; the last one is for moving cells."""
+        self.kv_tokens = kv_tokens
+        self.index = PrefixIndex()
+        self.ram = RamStore(self.index, ram_bytes, on_evict)
+        self.num_restored = 0
+        """Tokens brought back from RAM so far."""
+        self.num_packed = 0
+        """Tokens moved within the cache so far, to close holes."""
+        self._memory = memory
+        self._pace = pace
+        self._num_sequences = num_sequences
+        self._scratch = num_sequences - 1
+        self._ids = range(num_sequences if self.needs_stops else self._scratch)
+        self._free_ids = list(reversed(self._ids))
+        self._live: dict[int, CachedSequence] = {}
+        self._idle: dict[int, Idle] = {}
+        self._token_bytes = 0.0
+        """Most bytes of a saved token so far."""
+        self._step = 0
+        self._most_used = 0
+        """Most cells in use at once since the last packing: no cell in use lies much higher."""
+        self._packing: Iterator[None] | None = None
+        self._told_at = -TELL_S
+
+    @property
+    def num_used(self) -> int:
+        """Return the cells that hold a token, and those that full conversations need for their context shift."""
+        index = self.index
+        own = sum(one.num_cells - index.held_by(id_) for id_, one in self._live.items())
+        return index.num_cells + own + self._num_to_part()
+
+    @property
+    def num_free(self) -> int:
+        return self.kv_tokens - self.num_used
+
+    @property
+    def num_idle(self) -> int:
+        """Return how many cells `make_room` can free."""
+        return self.num_idle_without(())
+
+    @property
+    def keeps_parts(self) -> bool:
+        """Return whether a prompt that is computed in part loses nothing by leaving the cache for a while."""
+        return not self.needs_stops and self.ram.max_bytes > 0
+
+    def num_idle_without(self, leaving: Iterable[CachedSequence]) -> int:
+        """Return how many cells `make_room` could free if these sequences left."""
+        left = {one.id: one for one in leaving if one.id != NOWHERE}
+        live: set[int] = self._live.keys() - left.keys()
+        nodes = {id(node): node for id_ in (*self._idle, *left) for node in self.index.nodes_of(id_)}
+        tails = sum(one.num_cells - self.index.held_by(id_) for id_, one in left.items())
+        return tails + sum(len(node.tokens) for node in nodes.values() if not node.holders & live)
+
+    def lookup(self, sequence: CachedSequence) -> Match:
+        """Return the longest known prefix of the sequence's tokens; running calls' newest tokens count."""
+        self._enter_live(sequence)
+        return self._match(sequence)
+
+    def enter(self, sequence: CachedSequence) -> None:
+        """Give the sequence an id and the cells that are cached for it; its `restores` lists the blocks that follow."""
+        match = self.lookup(sequence)
+        sequence.id = self._new_id(match.holder)
+        sequence.num_cells = 0
+        self._live[sequence.id] = sequence
+        if match.num_held:
+            self._memory.share(match.holder, sequence.id, 0, match.num_held)
+            self.index.share(sequence.id, sequence.path(), match.num_held)
+            sequence.num_cells = match.num_held
+        sequence.restores.extend(match.restores)
+        self._drop_covered(sequence.id)
+        self._thin_out()
+        self._most_used = max(self._most_used, self.num_used)
+
+    def restore(self, sequence: CachedSequence) -> None:
+        """Restore the next block that the sequence waits for; where that fails, the rest is computed."""
+        part = sequence.restores.popleft()
+        block = part.block
+        if part.start != sequence.num_cells or not self.make_room(block.end - block.start):
+            sequence.restores.clear()
+            return
+        started = time.perf_counter()
+        try:
+            self._memory.load(self._scratch, block.state)
+        except StateUnusable:
+            self.ram.discard(block)
+            sequence.restores.clear()
+            return
+        self._memory.share(self._scratch, sequence.id, part.start, part.end)
+        self._memory.remove(self._scratch)
+        sequence.num_cells = part.end
+        self.index.extend(sequence.id, sequence.path(), part.end)
+        self.ram.touch(block)
+        self.num_restored += part.end - part.start
+        sequence.num_restored += part.end - part.start
+        self._pace.note_restore(block.end - block.start, time.perf_counter() - started)
+
+    def reached(self, sequence: CachedSequence) -> None:
+        """Note that a prompt has come to one of its stops, or to its end. Does nothing: any prefix can be shared."""
+
+    def leave(self, sequence: CachedSequence, *, keep: bool) -> None:
+        """Take the sequence out of the cache. With `keep` its prefix stays, idle."""
+        self._most_used = max(self._most_used, self.num_used)
+        id_, sequence.id = sequence.id, NOWHERE
+        del self._live[id_]
+        sequence.restores.clear()
+        if not (keep and sequence.can_be_kept and self._settle(id_, sequence)):
+            self._free(id_)
+            return
+        self._idle[id_] = Idle(self._step, time.monotonic())
+        self._touch(id_)
+        self._drop_covered(id_)
+        leaf = next(self.index.nodes_of(id_))
+        if len(leaf.holders) > 1:
+            self._free(id_)
+
+    def shift(self, sequence: CachedSequence, start: int, end: int, until: float) -> bool:
+        """Shift the context: drop tokens [start, end). Return whether there was room for that; without room the call
+        must end. If the sequence `is_full` still, time was up, and the next step must go on.
+
+        The cells' positions move for every sequence that holds them, so this one gets cells of its own first, beginning
+        with the last ones: so at any time it shares only a beginning with others, and holds the rest alone.
+        """
+        id_, num_cells = sequence.id, sequence.num_cells
+        first_moved = 0 if start else end  # dropped cells need no copy if nothing before them stays
+        has_room = not self._num_shared(id_) or self.make_room(0)  # `num_used` counts the cells to be copied
+        num_shared = self._num_shared(id_)
+        while has_room and num_shared > first_moved and time.perf_counter() < until:
+            first = max(first_moved, (num_shared - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+            has_room = self._part(id_, first, num_shared)
+            num_shared = first if has_room else num_shared
+        if not has_room or num_shared > first_moved:
+            self.index.release(id_, num_shared)
+            return has_room
+        self.index.release(id_)
+        if sequence.shifted:
+            self.erase(sequence.path())
+        self._memory.cut(id_, start, end)
+        self._memory.shift(id_, end, num_cells, start - end)
+        sequence.forget(start, end)
+        return True
+
+    def truncate(self, sequence: CachedSequence, num_cells: int) -> bool:
+        """Drop a sequence's cells from `num_cells` on; return False where this memory can't, and they stay."""
+        if sequence.id != NOWHERE and num_cells < sequence.num_cells:
+            self.index.release(sequence.id, num_cells)
+            self._memory.cut(sequence.id, num_cells, -1)
+            sequence.num_cells = num_cells
+        return True
+
+    def make_room(self, num_cells: int) -> bool:
+        """Free idle prefixes until so many cells are free; return whether that was possible."""
+        until = time.perf_counter() + MOVE_S
+        while self.num_free < num_cells:
+            if not self._idle:
+                return False
+            self._evict(min(self._idle, key=self._worth), until)
+        return True
+
+    def tidy(self, step: int, seconds: float) -> None:
+        """Move prefixes that have been idle for long to RAM, for about `seconds`. Called in every step."""
+        self._step = step
+        if self._idle or self._packing:
+            self._tidy_until(time.perf_counter() + seconds)
+
+    def take_in(self, path: Path, block: Block) -> None:
+        """Put a block of the path into RAM that was saved earlier, by this process or another."""
+        if self.ram.max_bytes:
+            self.ram.add(block, self.index.put(path, block, self._spared))
+
+    def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
+        """Yield copies of the path's cells from `start` on, a bounded number in each. Stop at cells that are not cached
+        or have no room for a copy. Calls may come and go between two copies. Raises StateUnusable.
+        """
+        num_releases, match, parts = -1, Match(0, NOWHERE, ()), iter(tuple[Restore, ...]())
+        while start < end:
+            if self.index.num_releases != num_releases:
+                num_releases, match = self.index.num_releases, self.index.match(path, end, start)
+                parts = iter(match.restores)
+            block: Block | None = None
+            if start < match.num_held:
+                stop = min(match.num_held, start - start % BLOCK_TOKENS + BLOCK_TOKENS)
+                block = Block(start, stop, self._take(match.holder, start, stop))
+            elif (part := next(parts, None)) is not None:
+                block = self.cut_out(part.block, start, part.end)
+            if block is None:
+                return
+            yield block
+            start = block.end
+
+    def state_size(self, path: Path, end: int) -> int:
+        """Return the bytes of the first copy where that is the whole conversation and not made yet; else 0."""
+        return 0
+
+    def erase(self, path: Path) -> None:
+        """Forget what this conversation alone has in the cache and in RAM; cells that others use or share stay."""
+        own = [id_ for id_ in self._idle if self.index.held_in(id_, path) == self.index.held_by(id_) > path.num_public]
+        for id_ in own:
+            self._free(id_)
+        for block in self.index.own_blocks(path):
+            self.ram.discard(block)
+
+    def save_some(self) -> bool:
+        """Copy a part of an idle prefix to RAM, ahead of need; return whether more can be copied now."""
+        for id_ in self._idle:
+            for start, end in self._unsaved(id_):
+                # Only into free room: blocks dropped for it would leave other idle prefixes unsaved.
+                if self.ram.num_free < (end - start) * self._token_bytes:
+                    return False
+                if self._save(id_, start, end) is not None:
+                    return True
+                break
+        return False
+
+    def save_idle(self, go_on: Callable[[Block], bool]) -> None:
+        """Copy idle prefixes to RAM, latest used first, while `go_on(block)` is true; they stay in the cache."""
+        for id_ in sorted(self._idle, key=lambda id_: -self._idle[id_].last_used):
+            for start, end in self._unsaved(id_):
+                block = self._save(id_, start, end)
+                if block is None:
+                    break
+                if not go_on(block):
+                    return
+
+    def forget_all(self) -> None:
+        """Free every prefix, saved ones too, and overwrite every cell. Only while nothing runs."""
+        for id_ in list(self._idle):
+            self._free(id_)
+        for block in self.ram.blocks:
+            self.ram.discard(block)
+        self._memory.clear()
+
+    def check(self) -> None:
+        """Raise IntegrityError where the records contradict themselves or llama.cpp's cache."""
+        try:
+            self.index.check()
+            self.ram.check()
+        except ValueError as error:
+            raise IntegrityError(str(error)) from error
+        self.check_cells()
+
+    def check_cells(self) -> None:
+        """Do the quick part of `check`. Raises IntegrityError."""
+        self._check_ids()
+        held = {id_: one.num_cells for id_, one in self._live.items()}
+        held |= {id_: self.index.held_by(id_) for id_ in self._idle}
+        for id_ in range(self._num_sequences):
+            self._check_sequence(id_, held.get(id_, 0))
+
+    def _check_ids(self) -> None:
+        if sorted([*self._free_ids, *self._live, *self._idle]) != list(self._ids):
+            raise IntegrityError(
+                f"ids are lost or held twice: {self._free_ids}, {list(self._live)}, {list(self._idle)}"
+            )
+
+    def _check_sequence(self, id_: int, num_cells: int) -> None:
+        if not self._memory.can_continue(id_, num_cells):
+            first, last = self._memory.first_position(id_), self._memory.last_position(id_)
+            raise IntegrityError(
+                f"sequence {id_}: {num_cells} cells by the book, positions {first} to {last} in the cache"
+            )
+
+    def _tidy_until(self, until: float) -> None:
+        patience = IDLE_STEPS if self.ram.max_bytes else IDLE_STEPS_WITHOUT_RAM
+        for id_ in [id_ for id_, idle in self._idle.items() if self._step - idle.since_step >= patience]:
+            if time.perf_counter() >= until or not self._save_until(id_, until):
+                return
+            self._free(id_)
+        while self._packing is not None and time.perf_counter() < until:
+            if next(self._packing, _END) is _END:
+                self._packing = None
+
+    def _pack(self) -> Iterator[None]:
+        """Move the cells of running calls down into free cells that others left, a part at a time.
+
+        Attention scans up to the highest cell in use, whatever is free below.
+        """
+        seen: set[int] = set()
+        for id_ in list(self._live):
+            sequence = self._live.get(id_)
+            if sequence is None or sequence.shifted:  # moved keys are rotated by the next step: they can't be saved yet
+                continue
+            for node in list(self.index.nodes_of(id_)):
+                if id(node) in seen or id_ not in node.holders:
+                    continue
+                seen.add(id(node))
+                first = start = node.start
+                while start < node.end:
+                    if node.start != first or id_ not in node.holders:
+                        break  # it was split or left since the last part
+                    end = min(start + self._num_packed_at_once, node.end)
+                    if not self._move_down(list(node.holders), start, end):
+                        return
+                    start = end
+                    yield
+            start, last = self.index.held_by(id_), sequence.num_cells
+            while self._has_own(id_, sequence, start, last):
+                end = min(start + self._num_packed_at_once, last)
+                if not self._move_down([id_], start, end):
+                    return
+                start = end
+                yield
+        self._most_used = self.num_used
+
+    def _has_own(self, id_: int, sequence: CachedSequence, start: int, end: int) -> bool:
+        """Whether the call still has this id, and such cells that no other may hold or get to: the index lacks them."""
+        if self._live.get(id_) is not sequence or sequence.shifted:
+            return False
+        return self.index.held_by(id_) <= start < end <= sequence.num_cells
+
+    def _move_down(self, holders: list[int], start: int, end: int) -> bool:
+        """Move a range down; return whether there was memory for it. Else the cells stay, which only costs time."""
+        try:
+            num_bytes = self._memory.relocate(holders, self._scratch, start, end)
+        except MemoryError:
+            self._most_used = self.num_used
+            return False
+        if end - start >= BLOCK_TOKENS:  # of fewer, what every state begins with is a large part
+            self._token_bytes = max(self._token_bytes, num_bytes / (end - start))
+        self.num_packed += end - start
+        return True
+
+    @property
+    def _num_packed_at_once(self) -> int:
+        """Return the tokens that packing moves at once: few while it is not known how many bytes one takes."""
+        num_tokens = int(PACK_BYTES / self._token_bytes) if self._token_bytes else BLOCK_TOKENS
+        return max(BLOCK_TOKENS, min(PACK_TOKENS, num_tokens))
+
+    def _enter_live(self, asking: CachedSequence) -> None:
+        """Bring the index up to date on the running calls that the asking one could share with."""
+        for id_, one in self._live.items():
+            same = one.scope == asking.scope or (one.num_public and one.scope.adapters == asking.scope.adapters)
+            if same and one.cache_prompt and not one.shifted and self.index.held_by(id_) < one.num_cells:
+                self.index.extend(id_, one.path(), one.num_cells)
+
+    def _match(self, sequence: CachedSequence) -> Match:
+        """Return the longest known prefix; at least one token is left to compute, since its logits are wanted."""
+        match = self.index.match(sequence.path(), sequence.num_known - 1)
+        return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())
+
+    def _new_id(self, needed: int) -> int:
+        """Return a free sequence id, evicting an idle prefix for it if need be. `needed`: a sequence that must stay."""
+        if not self._free_ids:
+            idle = (id_ for id_ in self._idle if id_ != needed)
+            self._evict(min(idle, key=self._worth), time.perf_counter() + MOVE_S)
+        return self._free_ids.pop()
+
+    def _thin_out(self) -> None:
+        """Free idle prefixes that are saved in RAM, so that the cells of a call that begins lie low.
+
+        Attention scans up to the highest cell in use, for as long as the call runs, whatever is free below.
+        """
+        num_idle = self.num_idle if self._idle else 0
+        for id_ in list(self._idle):
+            if num_idle <= CHEAP_CELLS:
+                return
+            if self.ram.max_bytes and not self._unsaved(id_):
+                num_idle -= self.index.num_exclusive(id_)
+                self._free(id_)
+
+    def _settle(self, id_: int, sequence: CachedSequence) -> bool:
+        """Enter all cells of a sequence that ended into the index; return whether they can be kept.
+
+        Cells that other sequences computed as well are replaced by theirs.
+        """
+        path = sequence.path()
+        while (known := self.index.extend(id_, path, sequence.num_cells)) < sequence.num_cells:
+            other = self.index.match(path, sequence.num_cells)
+            self._memory.cut(id_, known, other.num_held)
+            self._memory.share(other.holder, id_, known, other.num_held)
+            self.index.share(id_, path, other.num_held)
+        return True
+
+    def _num_shared(self, id_: int) -> int:
+        """Return how many cells at the sequence's beginning others hold too."""
+        return self.index.held_by(id_) - self.index.num_exclusive(id_)
+
+    def _num_to_part(self) -> int:
+        """Return how many cells to copy until no full conversation shares any; the last holder keeps shared ones."""
+        full = {id_ for id_, one in self._live.items() if one.is_full}
+        nodes = {id(node): node for id_ in full for node in self.index.nodes_of(id_)}
+        return sum(len(node.tokens) * min(len(node.holders & full), len(node.holders) - 1) for node in nodes.values())
+
+    def _part(self, id_: int, start: int, end: int) -> bool:
+        """Copy a range that others hold too to cells of the sequence's own; return whether there was memory for it."""
+        try:
+            self._memory.load(self._scratch, self._take(id_, start, end))
+        except UNSAVED:
+            return False
+        self._memory.cut(id_, start, end)
+        self._memory.share(self._scratch, id_, start, end)
+        self._memory.remove(self._scratch)
+        return True
+
+    def _touch(self, id_: int) -> None:
+        """Mark the saved blocks of a prefix as just used: else they would leave RAM to make room for its end."""
+        self.ram.touch(*self._blocks_of(id_))
+
+    def _blocks_of(self, id_: int) -> set[Block]:
+        """Return the saved blocks of a prefix, without those that go on into another prefix."""
+        nodes = set(self.index.nodes_of(id_))
+        return {block for node in nodes for block in node.blocks if block.nodes <= nodes}
+
+    def _drop_covered(self, by: int) -> None:
+        """Free the ids of idle prefixes that the sequence `by` holds whole."""
+        for id_ in [id_ for id_ in self._idle if id_ != by and self.index.ends_above(id_, by)]:
+            self._free(id_)
+
+    def _worth(self, id_: int) -> float:
+        """Return the worth of an idle prefix: what losing it costs, divided by its age since the last use."""
+        age_s = time.monotonic() - self._idle[id_].last_used + 1e-3
+        return self._pace.rebuild_s(self.index.num_exclusive(id_), saved=not self._unsaved(id_)) / age_s
+
+    def _evict(self, id_: int, until: float) -> None:
+        """Free a prefix at once. Only the beginning of a long one is saved, since running streams wait meanwhile."""
+        self._save_until(id_, until)
+        self._free(id_)
+
+    def _save_until(self, id_: int, until: float) -> bool:
+        """Copy what is not saved yet to RAM, until about `until`; return whether there was time for all of it.
+
+        Copies from the beginning on, at least one range, and no more of the prefix than RAM holds: later blocks would
+        evict those before them.
+        """
+        unsaved = self._unsaved(id_)
+        if not unsaved:
+            return True
+        saved = self._blocks_of(id_)
+        self.ram.touch(*saved)
+        sizes = [len(block.state) for block in saved]
+        room, size = self.ram.low_water - sum(sizes), max(sizes, default=0)
+        for start, end in unsaved:
+            block = self._save(id_, start, end) if room >= size else None
+            if block is None:
+                break
+            size = len(block.state)
+            room -= size
+            if time.perf_counter() >= until:
+                break
+        self._touch(id_)
+        return time.perf_counter() < until
+
+    def _unsaved(self, id_: int) -> Iterable[tuple[int, int]]:
+        return self.index.unsaved(id_, BLOCK_TOKENS) if self.ram.max_bytes else ()
+
+    def _save(self, id_: int, start: int, end: int) -> Block | None:
+        """Copy a range to RAM and return its block; None: it is not kept there and must be computed anew if wanted."""
+        try:
+            block = Block(start, end, self._take(id_, start, end))
+        except UNSAVED as error:
+            self._note_unsaved(end - start, error)
+            return None
+        self._token_bytes = max(self._token_bytes, len(block.state) / (end - start))
+        self.ram.add(block, self.index.store(id_, block, self._spared))
+        return block if block.nodes else None
+
+    def _note_unsaved(self, num_tokens: int, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= TELL_S:
+            self._told_at = now
+            why = str(error) or "out of memory"
+            log.warning(
+                "no memory to keep a prefix in (%d tokens): it is computed again where wanted (%s)", num_tokens, why
+            )
+
+    def _spared(self, block: Block) -> bool:
+        """Return whether a shorter saved block is still of use beside a longer one that covers it."""
+        return False
+
+    def _take(self, id_: int, start: int, end: int) -> bytes:
+        """Return the saved state of a range of cells."""
+        self._memory.share(id_, self._scratch, start, end)
+        try:
+            return self._memory.save(self._scratch)
+        finally:
+            self._memory.remove(self._scratch)
+
+    def cut_out(self, block: Block, start: int, end: int) -> Block | None:
+        """Return a part of a saved block; None: there is no room to cut it. Raises StateUnusable."""
+        if (start, end) == (block.start, block.end):
+            return Block(start, end, block.state)
+        if not self.make_room(block.end - block.start):
+            return None
+        self._memory.load(self._scratch, block.state)
+        try:
+            self._memory.cut(self._scratch, block.start, start)
+            self._memory.cut(self._scratch, end, block.end)
+            return Block(start, end, self._memory.save(self._scratch))
+        finally:
+            self._memory.remove(self._scratch)
+
+    def _free(self, id_: int) -> None:
+        self._idle.pop(id_, None)
+        self.index.release(id_)
+        self._memory.remove(id_)
+        self._free_ids.append(id_)
+        num_used = self.num_used
+        if self.can_pack and self._packing is None and self._most_used - num_used > max(PACK_CELLS, num_used):
+            self._packing = self._pack()

@@ -1,0 +1,375 @@
+"""The contents of slots: the conversation that last ended in each, which can be copied out, restored and erased.
+
+The work is done on the engine's thread in pieces between two steps, so that running streams do not wait for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from workers.engine.cache.cached_sequence import NOWHERE
+from workers.engine.cache.names import BLOCK_TOKENS, Scope
+from workers.engine.cache.prefix_cache import PrefixCache
+from workers.engine.cache.prefix_tree import Block
+from workers.engine.cache.prompt import Path, Tokens
+from workers.engine.request import EngineRequest
+from workers.llama.errors import StateUnusable
+from workers.protocol.events import CallFailed, Failure, FailureCode
+from workers.protocol.queries import SlotInfo
+
+T = TypeVar("T")
+
+Post = Callable[[Callable[[], None]], None]
+Work = Generator[None, None, T]
+
+
+class SlotCall(Protocol):
+    """A call in a slot, as far as the slots' contents need it."""
+
+    @property
+    def request(self) -> EngineRequest: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def num_prompt(self) -> int: ...
+    @property
+    def num_predicted(self) -> int: ...
+    @property
+    def num_cells(self) -> int: ...
+    @property
+    def shifted(self) -> bool: ...
+
+    def path(self) -> Path: ...
+
+
+class Archive(Protocol):
+    """`workers.engine.disk.link.DiskLink`, as far as it is needed here."""
+
+    def look_up(self, path: Path, known: int, limit: int, on_blocks: Callable[[list[Block]], None]) -> bool: ...
+
+
+UNBOUNDED = -1
+
+READ_TOKENS = 16 * BLOCK_TOKENS
+"""Most tokens read from disk at once for a copy, whose bytes are checked before more are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBlock:
+    """The saved state of tokens [start, end)."""
+
+    start: int
+    end: int
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SavedConversation:
+    tokens: Tokens
+    blocks: tuple[SavedBlock, ...]
+    """Blocks in order, without gaps, from token 0."""
+    num_public: int = 0
+    """Tokens at the beginning that come from a shareable prompt."""
+    num_bytes: int = 0
+    """Bytes of the file that it was read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotConversation:
+    """A conversation that ended in a slot."""
+
+    path: Path
+    num_prompt: int
+    num_decoded: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedSlot:
+    scope: Scope
+    conversation: SavedConversation
+    """The conversation, without tokens if nothing of it is left."""
+    num_left: int = 0
+    """Tokens at the end that are not cached any more."""
+
+
+class SlotContents:
+    """The contents of all slots, and the work on them. Belongs to the engine's thread."""
+
+    def __init__(
+        self, cache: PrefixCache, running: Sequence[SlotCall], disk: Archive | None, *, num_slots: int, n_ctx: int
+    ) -> None:
+        self.num_slots = num_slots
+        self._cache = cache
+        self._running = running
+        """The calls that hold a slot; the list changes as they come and go."""
+        self._disk = disk
+        self._n_ctx = n_ctx
+        self._held: dict[int, SlotConversation] = {}
+        self._jobs: deque[Callable[[], bool]] = deque()
+        self._reading = False
+        """Whether the first job waits for the disk; all others wait for it."""
+        self.closed: Failure | None = None
+        """Why no work is done any more; None: it is done."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs) and not self._reading
+
+    def ended(self, sequence: SlotCall, *, keep: bool) -> None:
+        """Note the conversation of a call that is about to leave its slot. With `keep` its cells may be used again."""
+        if sequence.slot == NOWHERE:
+            return
+        self._held.pop(sequence.slot, None)
+        request = sequence.request
+        if keep and request.asked.cache_prompt and not sequence.shifted and sequence.num_cells:
+            path = sequence.path()
+            path = Path(path.tokens[: sequence.num_cells], path.scope, path.num_public)
+            held = SlotConversation(path, sequence.num_prompt, sequence.num_predicted, request.label)
+            self._held[sequence.slot] = held
+
+    def infos(self) -> list[SlotInfo]:
+        running = {one.slot: one for one in self._running}
+        return [self._info(slot, running.get(slot)) for slot in range(self.num_slots)]
+
+    def begin(self, result: Future[T], work: Work[T]) -> None:
+        """Queue work to be done bit by bit, unless nobody waits for the result any more."""
+        if not result.set_running_or_notify_cancel():
+            return
+        if self.closed is not None:
+            result.set_exception(CallFailed(self.closed))
+            return
+        self._jobs.append(partial(self._go_on, result, work))
+
+    def move(self, seconds: float) -> None:
+        """Work for about `seconds`. Called in every step."""
+        if not self._jobs:
+            return
+        until = time.perf_counter() + seconds
+        while self.has_work and time.perf_counter() < until:
+            if self._jobs[0]():
+                self._jobs.popleft()
+
+    def close(self, failure: Failure) -> None:
+        """End all work with `failure`, since the engine ends."""
+        self._reading = False
+        self.closed = failure
+        while self._jobs:
+            if self._jobs[0]():
+                self._jobs.popleft()
+
+    def copied(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Work[CopiedSlot | None]:
+        """Return the conversation, as far as it is in the cache, in RAM or on disk; None: the slot is empty.
+
+        Raises CallFailed as soon as it is known to be larger than `max_bytes`.
+        """
+        held = self._of(slot, tenant, salt)
+        if held is None:
+            return None
+        path, end = held.path, len(held.path.tokens)
+        if self._cache.needs_stops:
+            blocks = yield from self._copied_state(path, end, max_bytes)
+        else:
+            blocks = yield from self._copied_blocks(path, end, max_bytes)
+        position = blocks[-1].end if blocks else 0
+        saved = tuple(SavedBlock(block.start, block.end, block.state) for block in blocks)
+        conversation = SavedConversation(path.tokens[:position], saved, min(path.num_public, position))
+        return CopiedSlot(path.scope, conversation, end - position)
+
+    def restored(self, slot: int, scope: Scope, saved: SavedConversation) -> Work[int]:
+        """Put the blocks into RAM, as far as there is room; return the tokens that the next call finds."""
+        self._refuse_busy(slot)
+        if not self._cache.ram.max_bytes:
+            message = "conversations are restored to memory that this worker does not have; raise cache_ram_mib"
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "action"))
+        self._held.pop(slot, None)
+        end = saved.blocks[-1].end if saved.blocks else 0
+        path = Path(saved.tokens[:end], scope, saved.num_public)
+        for block in reversed(saved.blocks):
+            self._cache.take_in(path, Block(block.start, block.end, block.state))
+            yield
+        known = self._num_known(path)
+        if known:
+            path = Path(path.tokens[:known], scope, saved.num_public)
+            self._held[slot] = SlotConversation(path, known, 0, "")
+        return known
+
+    def erased(self, slot: int, tenant: str, salt: str) -> Work[int]:
+        """Erase the slot's conversation; return the tokens that the slot held."""
+        held = self._of(slot, tenant, salt)
+        if held is None:
+            return 0
+        self._cache.erase(held.path)
+        self._held.pop(slot)
+        yield
+        return len(held.path.tokens)
+
+    def _copied_blocks(self, path: Path, end: int, max_bytes: int) -> Work[list[Block]]:
+        blocks: list[Block] = []
+        position = num_bytes = 0
+        while True:
+            for block in self._cache.copies(path, position, end):
+                blocks.append(block)
+                position, num_bytes = block.end, num_bytes + len(block.state)
+                _check_size(num_bytes, max_bytes)
+                yield
+            more = (yield from self._read(path, position, min(end, position + READ_TOKENS))) if position < end else []
+            if not more:
+                return blocks
+            for one in more:
+                part = self._cache.cut_out(one, position, one.end)
+                if part is None:
+                    return blocks
+                blocks.append(part)
+                position, num_bytes = part.end, num_bytes + len(part.state)
+                _check_size(num_bytes, max_bytes)
+                yield
+
+    def _copied_state(self, path: Path, end: int, max_bytes: int) -> Work[list[Block]]:
+        """Return a copy of the longest saved state of the path."""
+        _check_size(self._cache.state_size(path, end), max_bytes)
+        block = next(self._cache.copies(path, 0, end), None)
+        known = 0 if block is None else block.end
+        longer = (yield from self._read(path, known, end)) if known < end else []
+        found = longer or ([] if block is None else [block])
+        _check_size(sum(len(one.state) for one in found), max_bytes)
+        return found
+
+    def _read(self, path: Path, known: int, end: int) -> Work[list[Block]]:
+        """Return the blocks that the disk has beyond the first `known` tokens; other jobs wait meanwhile."""
+        blocks: list[Block] = []
+        if self._disk is not None and self._disk.look_up(path, known, end, partial(self._have_read, blocks)):
+            self._reading = True
+            yield
+        return blocks
+
+    def _have_read(self, into: list[Block], blocks: list[Block]) -> None:
+        into.extend(blocks)
+        self._reading = False
+
+    def _go_on(self, result: Future[T], work: Work[T]) -> bool:
+        """Do the next part of a job; return whether the job is over."""
+        try:
+            if self.closed is not None:
+                raise CallFailed(self.closed)
+            next(work)
+        except StopIteration as end:
+            result.set_result(end.value)
+        except CallFailed as failed:
+            result.set_exception(failed)
+        except MemoryError:
+            message = "this worker has no memory for the conversation in the slot; ask again"
+            result.set_exception(CallFailed(Failure(FailureCode.OUT_OF_MEMORY, message)))
+        except StateUnusable as error:
+            result.set_exception(CallFailed(Failure(FailureCode.INTERNAL, f"the slot can't be copied: {error}")))
+        else:
+            return False
+        return True
+
+    def _of(self, slot: int, tenant: str, salt: str) -> SlotConversation | None:
+        """Return the conversation that the slot holds for this team, if any. Raises CallFailed."""
+        self._refuse_busy(slot)
+        held = self._held.get(slot)
+        mine = held is not None and (held.path.scope.tenant, held.path.scope.salt) == (tenant, salt)
+        return held if mine else None
+
+    def _refuse_busy(self, slot: int) -> None:
+        if any(one.slot == slot for one in self._running):
+            message = f"a call is running in slot {slot}; ask again when it has ended"
+            raise CallFailed(Failure(FailureCode.BUSY, message))
+
+    def _num_known(self, path: Path) -> int:
+        index, end = self._cache.index, len(path.tokens)
+        return index.match_checkpoint(path, end).end if self._cache.needs_stops else index.match(path, end).num_known
+
+    def _info(self, slot: int, one: SlotCall | None) -> SlotInfo:
+        held = self._held.get(slot)
+        if one is not None:
+            what = (one.num_prompt, one.num_predicted, one.request.label, one.request.tenant, _num_left(one))
+        elif held is not None:
+            what = (held.num_prompt, held.num_decoded, held.label, held.path.scope.tenant or "", UNBOUNDED)
+        else:
+            what = (0, 0, "", "", UNBOUNDED)
+        return SlotInfo(
+            id=slot,
+            n_ctx=self._n_ctx,
+            is_processing=one is not None,
+            n_prompt_tokens=what[0],
+            n_decoded=what[1],
+            request_id=what[2],
+            tenant=what[3],
+            n_remain=what[4],
+        )
+
+
+def _check_size(num_bytes: int, max_bytes: int) -> None:
+    """Raise CallFailed where the conversation is too large."""
+    if num_bytes > max_bytes:
+        message = (
+            f"the slot's conversation takes more than the {max_bytes:,} bytes that are left of slot_save_mib_per_team, "
+            "or of slot_save_mib for all teams. Erase some with `action=erase` and their `filename`, or save under a "
+            "name that is there"
+        )
+        raise CallFailed(Failure(FailureCode.STORAGE_FULL, message, "filename"))
+
+
+def _num_left(one: SlotCall) -> int:
+    most = one.request.asked.max_tokens
+    return UNBOUNDED if most is None else max(0, most - one.num_predicted)
+
+
+class SlotProxy:
+    """The slots, for any thread: the engine's thread does the work and fulfils the futures.
+
+    A future ends with CallFailed: BUSY while a call runs in the slot, UNSUPPORTED, INTERNAL, or the failure that the
+    engine ends with. Methods raise CallFailed: INVALID_REQUEST for an unknown slot, or the failure it has ended with.
+    """
+
+    def __init__(self, book: SlotContents, post: Post) -> None:
+        self._book = book
+        self._post = post
+
+    def infos(self) -> Future[list[SlotInfo]]:
+        return self._begin(self._list())
+
+    def copy(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Future[CopiedSlot | None]:
+        """Copy the slot's conversation, in as many parts as it takes; None: it is empty for this team and salt.
+
+        The future ends with STORAGE_FULL where the conversation takes more than `max_bytes`.
+        """
+        self.check(slot)
+        return self._begin(self._book.copied(slot, tenant, salt, max_bytes))
+
+    def restore(self, slot: int, scope: Scope, saved: SavedConversation) -> Future[int]:
+        """Restore a conversation; the result is the tokens that the next call with this prefix need not compute."""
+        self.check(slot)
+        return self._begin(self._book.restored(slot, scope, saved))
+
+    def erase(self, slot: int, tenant: str, salt: str) -> Future[int]:
+        """Erase the slot's conversation; the result is the tokens that the slot held."""
+        self.check(slot)
+        return self._begin(self._book.erased(slot, tenant, salt))
+
+    def _begin(self, work: Work[T]) -> Future[T]:
+        if self._book.closed is not None:
+            raise CallFailed(self._book.closed)
+        result: Future[T] = Future()
+        self._post(partial(self._book.begin, result, work))
+        return result
+
+    def _list(self) -> Work[list[SlotInfo]]:
+        yield
+        return self._book.infos()
+
+    def check(self, slot: int) -> None:
+        """Raise CallFailed for a slot that does not exist."""
+        if not 0 <= slot < self._book.num_slots:
+            message = f"there is no slot {slot}; this worker's are 0 to {self._book.num_slots - 1}"
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "id"))

@@ -1,0 +1,189 @@
+"""Files that hold one whole conversation, its tokens and their saved KV, for `/slots/{id}?action=save|restore`.
+
+A file is sealed as the disk tier's are (`workers.engine.disk.sealed`), and bound to the team, salt and adapters that it
+was saved for, so nobody else can restore it. Contents, little-endian: number of tokens 4, of public tokens 4, of
+blocks 4; the tokens, 4 each; for each block start 4, end 4, length 8; the blocks' states.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from workers.engine.cache.names import Scope
+from workers.engine.cache.slots import SavedBlock, SavedConversation
+from workers.engine.disk.folder import CacheFolder, sync_folder
+from workers.engine.disk.keys import CacheKeys
+from workers.engine.disk.sealed import SEALED_OVERHEAD, FileRefused, Kind, Label, SealedReader, write_sealed
+
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+MAX_TOKENS = 1 << 24
+
+_COUNTS = struct.Struct("<III")
+_BLOCK = struct.Struct("<IIQ")
+
+
+class ConversationUnusable(ValueError):
+    """A conversation can't be saved or restored; the message is for the caller."""
+
+
+class ConversationOverBound(Exception):
+    """A conversation would take more room than its team, or all teams, have left; the message is for the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveBounds:
+    """Bounds on the files in the folder."""
+
+    max_files_per_team: int
+    max_bytes_per_team: int
+    max_bytes: int
+    """Most bytes of all teams together."""
+
+
+class ConversationFiles:
+    """The configured folder, with one folder per team, made when needed. Methods block for as long as a file takes."""
+
+    def __init__(self, path: Path, keys: CacheKeys, bounds: SaveBounds) -> None:
+        """Open the folder. Raises CacheFolderUnusable."""
+        self._folder = CacheFolder(path)
+        self._keys = keys
+        self._bounds = bounds
+
+    def close(self) -> None:
+        self._folder.close()
+
+    def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> int:
+        """Return the most bytes that a new file may have; it replaces one of its name.
+
+        Raises ConversationOverBound where `num_bytes` would be over a bound. Workers that save into one folder at the
+        same moment may be over by one file each.
+        """
+        bounds, own = self._bounds, self._keys.tenant_folder(tenant)
+        held = {team: self._folder.files(team) for team in {own, *self._folder.versions()}}
+        held[own].pop(name, 0)
+        num_files, num_own = len(held[own]), sum(held[own].values())
+        remedy = "Erase some with `action=erase` and their `filename`, or save under a name that is there"
+        if num_files >= bounds.max_files_per_team:
+            raise ConversationOverBound(
+                f"this team has {num_files} saved slots, and slot_saves_per_team is {bounds.max_files_per_team}. "
+                + remedy
+            )
+        if num_own + num_bytes > bounds.max_bytes_per_team:
+            raise ConversationOverBound(
+                f"{name}: with its {num_bytes:,} bytes this team's saved slots would take {num_own + num_bytes:,}, and "
+                f"slot_save_mib_per_team is {bounds.max_bytes_per_team >> 20:,}. {remedy}"
+            )
+        num_all = sum(sum(files.values()) for files in held.values())
+        if num_all + num_bytes > bounds.max_bytes:
+            raise ConversationOverBound(
+                f"{name}: the folder of saved slots has no room for {num_bytes:,} bytes more; slot_save_mib is "
+                f"{bounds.max_bytes >> 20:,}, for all teams. {remedy}, or ask the operator for more"
+            )
+        return min(bounds.max_bytes_per_team - num_own, bounds.max_bytes - num_all)
+
+    def erase(self, name: str, tenant: str | None) -> int:
+        """Remove a team's file and return its size in bytes. Raises ConversationUnusable."""
+        check_name(name)
+        try:
+            with self._folder.opened(self._keys.tenant_folder(tenant)) as folder:
+                num_bytes = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+                os.unlink(name, dir_fd=folder)
+                sync_folder(folder)
+        except FileNotFoundError:
+            raise ConversationUnusable(f"{name}: there is no such file") from None
+        except OSError as error:
+            raise ConversationUnusable(f"{name}: can't be erased: {error.strerror}") from None
+        return num_bytes
+
+    def write(self, name: str, scope: Scope, fingerprint: bytes, saved: SavedConversation) -> int:
+        """Write or replace a file; return its bytes. Raises ConversationUnusable, ConversationOverBound."""
+        check_name(name)
+        counts = _COUNTS.pack(len(saved.tokens), saved.num_public, len(saved.blocks))
+        table = b"".join(_BLOCK.pack(block.start, block.end, len(block.state)) for block in saved.blocks)
+        tokens = np.ascontiguousarray(saved.tokens, dtype="<i4").tobytes()
+        parts = [counts + tokens + table, *(block.state for block in saved.blocks)]
+        label = _label(scope, fingerprint, len(saved.tokens))
+        self.check_room(name, scope.tenant, sum(map(len, parts)) + SEALED_OVERHEAD)
+        try:
+            with self._folder.opened(self._team(scope), create=True) as folder:
+                written = write_sealed(folder, name, self._keys.seal, label, parts)
+                sync_folder(folder)
+        except OSError as error:
+            raise ConversationUnusable(f"{name}: can't be written: {error.strerror}") from None
+        return written
+
+    def read(
+        self, name: str, scope: Scope, fingerprint: bytes, *, max_bytes: int, max_tokens: int = MAX_TOKENS
+    ) -> SavedConversation:
+        """Return the conversation in a file. Raises ConversationUnusable, which names the file and the reason."""
+        check_name(name)
+        try:
+            with (
+                self._folder.opened(self._team(scope)) as folder,
+                SealedReader(folder, name, self._keys.seal, max_bytes=max_bytes) as file,
+            ):
+                label, length = file.label()
+                saved = _contents(file, length, max_tokens)
+                file.verify()
+        except FileNotFoundError:
+            raise ConversationUnusable(f"{name}: there is no such file; save the slot under this name first") from None
+        except FileRefused as error:
+            raise ConversationUnusable(f"{name}: {error}; save the slot again") from None
+        except OSError as error:
+            raise ConversationUnusable(f"{name}: can't be read: {error.strerror}") from None
+        if label.fingerprint != fingerprint:
+            raise ConversationUnusable(
+                f"{name}: it was saved with another model, llama.cpp or KV setting; save the slot again"
+            )
+        if label != _label(scope, fingerprint, len(saved.tokens)):
+            raise ConversationUnusable(f"{name}: it was saved for another team, salt or adapter; save the slot again")
+        return saved
+
+    def _team(self, scope: Scope) -> str:
+        return self._keys.tenant_folder(scope.tenant)
+
+
+def check_name(name: str) -> None:
+    """Raise ConversationUnusable for a file name that is not allowed."""
+    if not NAME.fullmatch(name):
+        raise ConversationUnusable(
+            "filename: use at most 128 letters, digits and . _ -, not beginning with a dot; folders can't be given"
+        )
+
+
+def _label(scope: Scope, fingerprint: bytes, num_tokens: int) -> Label:
+    return Label(Kind.CONVERSATION, fingerprint, scope.seed, 0, num_tokens)
+
+
+def _contents(file: SealedReader, length: int, max_tokens: int) -> SavedConversation:
+    """Return what a file holds. Its lengths, not verified yet, are checked against its size before more is read."""
+    num_tokens, num_public, num_blocks = _COUNTS.unpack(_bounded(file, _COUNTS.size, length))
+    left = length - _COUNTS.size
+    if num_tokens > max_tokens:
+        raise FileRefused(f"its {num_tokens:,} tokens are more than the {max_tokens:,} of a conversation here")
+    tokens = np.frombuffer(_bounded(file, num_tokens * 4, left), dtype="<i4").astype(np.int32)
+    left -= num_tokens * 4
+    table = [*_BLOCK.iter_unpack(_bounded(file, num_blocks * _BLOCK.size, left))]
+    left -= num_blocks * _BLOCK.size
+    if sum(size for _, _, size in table) != left:
+        raise FileRefused("it is damaged: its blocks do not add up to its length")
+    at = 0
+    blocks = []
+    for start, end, size in table:
+        if start != at or not start < end <= num_tokens:
+            raise FileRefused(f"it is damaged: a block of tokens {start} to {end} follows token {at}")
+        blocks.append(SavedBlock(start, end, file.take(size)))
+        at = end
+    return SavedConversation(tokens, tuple(blocks), num_public, file.size)
+
+
+def _bounded(file: SealedReader, size: int, left: int) -> bytes:
+    if size > left:
+        raise FileRefused("it is damaged: it ends inside its table")
+    return file.take(size)

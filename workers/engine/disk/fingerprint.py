@@ -1,0 +1,219 @@
+"""The fingerprint of saved KV: 32 bytes that are the same for the same model, llama.cpp and settings.
+
+Every byte of the model's files counts: fine-tuned models share headers, sizes and, in part, tensors, so a sample of the
+file could take one for the other. Hashing reads the whole file (about 1.8 GB/s of one core, or what the disk gives), so
+it is done once and remembered beside the state, for as long as the file's inode does not change.
+
+llama.cpp's state format checks layer count, KV types, row sizes and whether V is transposed (llama-kv-cache.cpp,
+`state_read_data`). It does not tell which weights, rope or build the numbers came from, nor whether they were rotated
+for quantisation (`LLAMA_ATTN_ROT_DISABLE`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from workers.llama.gguf import GgufHeader
+from workers.llama.native import build_id
+from workers.models.spec import LlamaSettings
+
+CHUNK_BYTES = 8 << 20
+"""Bytes that are hashed between two looks whether to stop."""
+
+NUM_SAMPLES = 64
+SAMPLE_BYTES = 16 << 10
+"""Bytes of one of a file's samples in `system_fingerprint`, which must be known at once."""
+
+FRESH_NS = 2_000_000_000
+"""Nanoseconds after a change in which a file may change again without its times showing it."""
+
+MOST_REMEMBERED = 64
+
+HARMLESS = frozenset(
+    {
+        *("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "main_gpu", "tensor_split"),
+        *("use_mmap", "use_mlock", "check_tensors", "no_perf", "no_host"),
+        *("embeddings", "pooling", "spm_infill"),
+    }
+)
+"""Settings that change neither the layout of KV nor, beyond rounding, its numbers. All others count."""
+
+
+class ModelChanged(RuntimeError):
+    """The model's file is not the one that was loaded, or changes; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """Facts that show whether a file changed. Programs can set the modification time but not the change time."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    device: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileState:
+        status = path.stat()
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
+
+    def text(self) -> str:
+        return f"{self.size} {self.mtime_ns} {self.ctime_ns} {self.inode} {self.device}"
+
+
+def context_facts(header: GgufHeader, settings: LlamaSettings, *, build: str, n_ctx: int) -> dict[str, object]:
+    """Return the facts that KV depends on beside the model's contents. `n_ctx`: cells of the llama.cpp context."""
+    values = msgspec.structs.asdict(settings)
+    counted = {name: value for name, value in values.items() if name not in HARMLESS}
+    return {"build": build, "long_rope": _long_rope(header, n_ctx), **counted}
+
+
+def fingerprint(model: bytes, facts: dict[str, object]) -> bytes:
+    """Return 32 bytes for a model's hash and `context_facts`."""
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(b"paddock kv 1\x00" + model + text.encode()).digest()
+
+
+def system_fingerprint(paths: Sequence[Path], build: str) -> str:
+    """Return the text that callers tell models and builds apart by (OpenAI's `system_fingerprint`).
+
+    A worker announces it when it starts, before a whole file could be hashed. So it is made of the files' sizes, their
+    beginnings and samples at equal distances, in which fine-tunes of one model differ. Raises OSError.
+    """
+    digest = hashlib.sha256(build.encode())
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(b"%d" % size)
+        with path.open("rb") as file:
+            for number in range(NUM_SAMPLES):
+                file.seek(max(0, size - SAMPLE_BYTES) * number // (NUM_SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    # llama-server's begins with a "b" and its build.
+    return f"b{build.partition(' ')[0]}-{digest.hexdigest()[:16]}"
+
+
+def parts_of(header: GgufHeader) -> list[Path]:
+    """Return the files that a model consists of."""
+    match = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", header.path.name)
+    count = header.number("split.count") or 1
+    if count < 2 or match is None:
+        return [header.path]
+    return [header.path.with_name(f"{match[1]}{part:05d}{match[2]}") for part in range(1, count + 1)]
+
+
+class ModelHashes:
+    """SHA-256 of model files, remembered in a file that belongs to this user. Workers may share it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def digest(
+        self, paths: Sequence[Path], *, loaded_at: float = float("inf"), stop: Callable[[], bool] = lambda: False
+    ) -> bytes | None:
+        """Return the hash of all parts together; None when told to stop. Blocks for reading what is not remembered.
+
+        `loaded_at`: `time.time` seconds when llama.cpp began to read them. Raises ModelChanged, OSError.
+        """
+        whole = hashlib.sha256()
+        for path in paths:
+            one = self._one(path.resolve(), loaded_at, stop)
+            if one is None:
+                return None
+            whole.update(bytes.fromhex(one))
+        return whole.digest()
+
+    def _one(self, path: Path, loaded_at: float, stop: Callable[[], bool]) -> str | None:
+        before = FileState.of(path)
+        if before.ctime_ns > loaded_at * 1e9:
+            raise ModelChanged(f"{path} changed after it was loaded; restart the worker")
+        known = self._remembered().get(f"{path}")
+        if known is not None and known[0] == before.text():
+            return known[1]
+        found = _sha256(path, before.size, stop)
+        if found is None:
+            return None
+        if FileState.of(path) != before:
+            raise ModelChanged(f"{path} changed while it was read; restart the worker when it is complete")
+        if time.time_ns() - before.ctime_ns > FRESH_NS:
+            self._remember(path, before, found)
+        return found
+
+    def _remembered(self) -> dict[str, tuple[str, str]]:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=dict[str, tuple[str, str]])
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+    def _remember(self, path: Path, state: FileState, digest: str) -> None:
+        """Remember a hash. If two workers do so at once, one hash is lost and computed again at the next start."""
+        known = self._remembered()
+        known.pop(f"{path}", None)
+        kept = dict([*known.items()][1 - MOST_REMEMBERED :])
+        kept[f"{path}"] = (state.text(), digest)
+        temporary = self._file.with_name(f".{self._file.name}-{secrets.token_hex(4)}")
+        with contextlib.suppress(OSError):  # it is only remembered for speed
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(kept))
+            temporary.replace(self._file)
+
+
+def _sha256(path: Path, size: int, stop: Callable[[], bool]) -> str | None:
+    digest, left = hashlib.sha256(), size
+    with path.open("rb", buffering=0) as file:
+        # A file that grows is not read for ever; the caller finds out afterwards that it has grown.
+        while left and (chunk := file.read(min(CHUNK_BYTES, left))):
+            if stop():
+                return None
+            digest.update(chunk)
+            left -= len(chunk)
+    return digest.hexdigest()
+
+
+def _long_rope(header: GgufHeader, n_ctx: int) -> bool:
+    """Return whether llama.cpp takes the rope factors for long contexts (`llama_model::get_rope_factors`)."""
+    if not any("rope_factors_long" in name for name in header.tensors):
+        return False
+    arch = header.text("general.architecture") or ""
+    trained = header.number(f"{arch}.context_length") or 0
+    return n_ctx > (header.number(f"{arch}.rope.scaling.original_context_length") or trained)
+
+
+class KvIdentity:
+    """The fingerprint of one context's KV, computed when it is first asked for. Any thread may ask."""
+
+    def __init__(
+        self, header: GgufHeader, settings: LlamaSettings, hashes: ModelHashes, *, n_ctx: int, loaded_at: float
+    ) -> None:
+        """`n_ctx`: cells of the llama.cpp context. `loaded_at`: `time.time` seconds before the model was loaded."""
+        self._header = header
+        self._settings = settings
+        self._hashes = hashes
+        self._n_ctx = n_ctx
+        self._loaded_at = loaded_at
+        self._lock = threading.Lock()
+        self._found: bytes | None = None
+
+    def fingerprint(self, stop: Callable[[], bool] = lambda: False) -> bytes | None:
+        """Return 32 bytes; None when told to stop. May block for reading the model. Raises ModelChanged, OSError."""
+        with self._lock:
+            if self._found is None:
+                model = self._hashes.digest(parts_of(self._header), loaded_at=self._loaded_at, stop=stop)
+                if model is not None:
+                    facts = context_facts(self._header, self._settings, build=build_id(), n_ctx=self._n_ctx)
+                    self._found = fingerprint(model, facts)
+            return self._found

@@ -1,0 +1,298 @@
+"""The folder of the disk tier: `<version>/<team>/<2 hex digits>/<name>`, opened level by level without following links.
+
+Names that are not of this form are neither read nor removed. Several processes, on several machines, may use one folder
+at a time; a file that is missing was removed by another one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.engine.disk.keys import FOLDER_HEX, NAME_HEX, STEM_HEX
+from workers.engine.disk.sealed import TEMPORARY, discard
+
+FOLDER_MODE = 0o700
+STALE_S = 3600.0
+"""Age in seconds from which on a file that still has its temporary name belongs to a process that is gone."""
+
+LEFT = ".left"
+"""File that a worker touches when it is about to end and has written all it had so far: others look again."""
+
+ERASED = ".erased-"
+ERASE_TRIES = 20
+ERASE_WAIT_S = 0.05
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = re.compile(rf"[0-9a-f]{{{FOLDER_HEX}}}")
+_SHARD = re.compile(r"[0-9a-f]{2}")
+_NAME = re.compile(rf"[0-9a-f]{{{NAME_HEX}}}(?:[0-9a-f]{{{STEM_HEX}}})?")
+
+
+class CacheFolderUnusable(ValueError):
+    """The configured folder can't hold a cache; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A folder of the lowest level, which holds files."""
+
+    version: str
+    tenant: str
+    shard: str
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        return self.version, self.tenant, self.shard
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of one file in the folder."""
+
+    version: str
+    tenant: str
+    name: str
+
+    @property
+    def leaf(self) -> Leaf:
+        return Leaf(self.version, self.tenant, self.name[:2])
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file as a scan saw it."""
+
+    place: Place
+    size: int
+    used_at: float
+    """Time of the last use, `time.time` seconds."""
+
+
+class CacheFolder:
+    """The folder, held open so that nobody can put another one in its place. Methods may raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the folder if it is missing, and open it. Raises CacheFolderUnusable."""
+        self.path = path
+        self._root = open_private(path)
+
+    def close(self) -> None:
+        os.close(self._root)
+
+    @contextmanager
+    def opened(self, *names: str, create: bool = False) -> Iterator[int]:
+        """Yield the descriptor of a folder within. Raises FileNotFoundError; OSError if a level is a link or a file."""
+        folder = os.dup(self._root)
+        try:
+            for name in names:
+                below = _enter(folder, name, create=create)
+                os.close(folder)
+                folder = below
+            yield folder
+        finally:
+            os.close(folder)
+
+    def mark_left(self) -> None:
+        """Tell the others that a worker which is about to end has written something."""
+        mark = os.open(LEFT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._root)
+        try:
+            now = time.time_ns()  # finer than the file system's own clock, by which two marks may have one time
+            os.utime(mark, ns=(now, now))
+        finally:
+            os.close(mark)
+
+    def left_at(self) -> int:
+        """Return when a worker last called `mark_left`, unix time in ns; 0: never, or it can't be seen now."""
+        try:
+            return os.stat(LEFT, dir_fd=self._root, follow_symlinks=False).st_mtime_ns
+        except OSError:
+            return 0
+
+    def sync(self, leaf: Leaf) -> None:
+        """Make the names in a leaf survive a power cut."""
+        with suppress(FileNotFoundError), self.opened(*leaf.parts) as folder:
+            sync_folder(folder)
+
+    def remove(self, place: Place) -> bool:
+        """Remove a file; return whether this call removed it."""
+        try:
+            with self.opened(*place.leaf.parts) as folder:
+                return discard(folder, place.name)
+        except OSError:
+            return False
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Yield each folder that may hold files; it may be gone by the time it is opened."""
+        for version in self.versions():
+            for tenant in self.tenants(version):
+                for shard in self._names(_SHARD, version, tenant):
+                    yield Leaf(version, tenant, shard)
+
+    def versions(self) -> list[str]:
+        return self._names(_FOLDER)
+
+    def tenants(self, version: str) -> list[str]:
+        return self._names(_FOLDER, version)
+
+    def entries(self, leaf: Leaf) -> list[Entry]:
+        """Return the files of a leaf. Removes what a killed process left unfinished, and a leaf that is long empty."""
+        found, now = [], time.time()
+        try:
+            with self.opened(*leaf.parts) as folder:
+                seen = list(_stats(folder))
+                for name, status in seen:
+                    if name.endswith(TEMPORARY) and now - status.st_mtime > STALE_S:
+                        discard(folder, name)
+                    elif _NAME.fullmatch(name) and stat.S_ISREG(status.st_mode):
+                        entry = Entry(Place(leaf.version, leaf.tenant, name), status.st_size, status.st_mtime)
+                        found.append(entry)
+                age_s = now - os.fstat(folder).st_mtime
+            if not seen and age_s > STALE_S:
+                self._remove_empty(leaf)
+        except FileNotFoundError:
+            pass
+        return found
+
+    def files(self, *names: str) -> dict[str, int]:
+        """Return the bytes of each plain file in a folder. Removes what a killed process left unfinished."""
+        found, now = {}, time.time()
+        with suppress(FileNotFoundError), self.opened(*names) as folder:
+            for name, status in _stats(folder):
+                if name.endswith(TEMPORARY) and now - status.st_mtime > STALE_S:
+                    discard(folder, name)
+                elif stat.S_ISREG(status.st_mode):
+                    found[name] = status.st_size
+        return found
+
+    def erase(self, tenant: str) -> int:
+        """Remove a team's files of every version; return how many there were. `tenant`: `CacheKeys.tenant_folder`."""
+        return sum(self.erase_folder(version, tenant) for version in self.versions())
+
+    def erase_all(self) -> int:
+        """Remove every team's files; return how many there were."""
+        return sum(
+            self.erase_folder(version, tenant) for version in self.versions() for tenant in self.tenants(version)
+        )
+
+    def erase_folder(self, *names: str) -> int:
+        """Remove one folder with all that is in it; return how many files there were, 0 if there is no such folder.
+
+        Also removes what an erasure that was killed has left beside it.
+        """
+        count = 0
+        with suppress(FileNotFoundError), self.opened(*names[:-1]) as above:
+            # Renamed first: from then on nobody finds any of it, and files that others still write there go with it.
+            with suppress(FileNotFoundError):
+                os.rename(names[-1], f"{ERASED}{secrets.token_hex(8)}", src_dir_fd=above, dst_dir_fd=above)
+            for gone in [name for name in os.listdir(above) if name.startswith(ERASED)]:
+                count += _count(above, gone)
+                _remove_tree(above, gone)
+        return count
+
+    def _names(self, form: re.Pattern[str], *parents: str) -> list[str]:
+        try:
+            with self.opened(*parents) as folder, os.scandir(folder) as entries:
+                return [e.name for e in entries if form.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _remove_empty(self, leaf: Leaf) -> None:
+        for depth in (3, 2, 1):
+            try:
+                with self.opened(*leaf.parts[: depth - 1]) as above:
+                    os.rmdir(leaf.parts[depth - 1], dir_fd=above)
+            except OSError:
+                return
+
+
+def open_private(path: Path) -> int:
+    """Open the folder, made if missing; return its descriptor. Raises CacheFolderUnusable if others may write to it."""
+    try:
+        path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        folder = os.open(path, _FLAGS)
+    except OSError as error:
+        is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink()
+        what = "it is a symbolic link, which is not followed" if is_link else error.strerror
+        raise CacheFolderUnusable(f"{path}: {what}; name a folder of this user's own") from None
+    status = os.fstat(folder)
+    try:
+        if status.st_uid not in (os.geteuid(), 0):
+            raise CacheFolderUnusable(
+                f"{path}: it belongs to user {status.st_uid}, who could replace what is in it; "
+                "name a folder of this user's own"
+            )
+        if status.st_mode & 0o022:
+            raise CacheFolderUnusable(
+                f"{path}: other users may write to it (mode {stat.S_IMODE(status.st_mode):03o}); "
+                "run `chmod go-w` on it, or name a folder inside it that does not exist yet"
+            )
+        probe = f".{secrets.token_hex(8)}{TEMPORARY}"
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
+        os.unlink(probe, dir_fd=folder)
+    except CacheFolderUnusable:
+        os.close(folder)
+        raise
+    except OSError as error:
+        os.close(folder)
+        raise CacheFolderUnusable(f"{path}: can't be written to ({error.strerror}); change its owner or mode") from None
+    return folder
+
+
+def sync_folder(folder: int) -> None:
+    """Make the names in an open folder survive a power cut. Raises OSError."""
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems can't
+            raise
+
+
+def _enter(folder: int, name: str, *, create: bool) -> int:
+    try:
+        return os.open(name, _FLAGS, dir_fd=folder)
+    except FileNotFoundError:
+        if not create:
+            raise
+    try:
+        os.mkdir(name, FOLDER_MODE, dir_fd=folder)
+        sync_folder(folder)
+    except FileExistsError:
+        pass
+    return os.open(name, _FLAGS, dir_fd=folder)
+
+
+def _stats(folder: int) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                yield entry.name, entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+
+
+def _remove_tree(folder: int, name: str) -> None:
+    """Remove a folder tree. Tries again, since processes that have it open may still write there. Raises OSError."""
+    for left in reversed(range(ERASE_TRIES)):
+        shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+        discard(folder, name)  # where it is a link
+        try:
+            os.lstat(name, dir_fd=folder)
+        except FileNotFoundError:
+            return
+        if left:
+            time.sleep(ERASE_WAIT_S)
+    raise OSError(errno.ENOTEMPTY, "can't be removed; erase again", name)
+
+
+def _count(folder: int, name: str) -> int:
+    return sum(len(files) for _, _, files, _ in os.fwalk(name, dir_fd=folder, follow_symlinks=False))

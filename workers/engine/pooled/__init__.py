@@ -1,0 +1,1 @@
+"""The engine for pooled work: embeddings and scores."""

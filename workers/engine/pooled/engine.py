@@ -1,0 +1,269 @@
+"""The engine for pooled work (embeddings, scores): reads inputs on one llama.cpp context, one micro-batch at a time.
+
+A step plans, computes, collects and reports. Its thread and mailbox are in `workers.engine.thread`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from workers.engine.counters import EngineCounters, Tally
+from workers.engine.intake import Intake
+from workers.engine.pooled.job import NO_SEQUENCE, Job, PooledRequest, Vectors
+from workers.engine.pooled.plan import Part, Room, plan_batch
+from workers.engine.request import EngineLoad, IntegrityError
+from workers.engine.step.shares import overdraft_of
+from workers.engine.thread import EngineThread, Work
+from workers.engine.watchdog import Watchdog
+from workers.llama.pooling import PooledContext, Pooling
+from workers.metrics.declaration import DECODE_S
+from workers.protocol.events import CallFailed, Failure, FailureCode
+
+__all__ = ["Outcome", "PooledEngine", "PooledRequest", "Tell"]
+
+MAX_RESULT_BYTES = 64 << 20
+"""Most bytes of one answer, before it is encoded."""
+
+Outcome = tuple[Vectors, ...] | Failure
+"""The vectors [rows, width] of each input, in order; or why there are none."""
+
+Tell = Callable[[int, Outcome], None]
+
+
+class PooledEngine:
+    """Serves every call that is in at once, teams in turn; takes `slots` of them and some more (`Intake`).
+
+    `submit`, `cancel`, `drain` and `load` may be called from any thread and do not block. `tell(key, outcome)` is
+    called on the engine thread, once per call that is not cancelled; it must be quick and must not raise.
+    """
+
+    def __init__(
+        self,
+        context: PooledContext,
+        *,
+        slots: int,
+        tell: Tell,
+        on_crash: Callable[[BaseException], None] | None = None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        """`on_crash` is called on the engine thread."""
+        self.slots = slots
+        self.n_ctx = context.longest
+        """Most tokens in one input."""
+        self._context = context
+        self._tell = tell
+        watchdog = watchdog or Watchdog()
+        self._black_box = watchdog.black_box
+        self._intake = Intake(slots, beyond=overdraft_of(slots))
+        self._thread = EngineThread(
+            Work(self._step, self._rest, self._end_all, self._check), self._intake, watchdog, on_crash
+        )
+        self._batch = context.new_batch()
+        # Ids are taken from the end.
+        self._free = list(range(context.num_sequences - 1, -1, -1))
+        self._jobs: list[Job] = []
+        self._num_computed = 0
+        self._num_busy = 0
+        self._compute_s = Tally(DECODE_S)
+
+    # Any thread may call these.
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, request: PooledRequest) -> None:
+        """Take a call. Raises CallFailed: INVALID_REQUEST, CONTEXT_OVERFLOW, BUSY, DRAINING, INTERNAL (crashed)."""
+        check_inputs(self._context, request.inputs)
+        self._intake.enter(request.key)
+        if not self._intake.hand_over(request.key, partial(self._thread.post, partial(self._enter, Job(request)))):
+            self._intake.leave(request.key)
+            if self._intake.is_over:
+                raise CallFailed(self._intake.refusal)
+
+    def cancel(self, key: int) -> None:
+        """End the call before the next step, without an outcome. Unknown keys are ignored."""
+        self._intake.cancel(key, partial(self._thread.post, partial(self._drop, key)))
+
+    @property
+    def crashed(self) -> BaseException | None:
+        """Return the error that ended the loop; None: it runs, or ended as asked."""
+        return self._thread.crashed
+
+    def load(self) -> EngineLoad:
+        """Return a snapshot of the load; the step that runs meanwhile may change it."""
+        num_open = self._intake.num_open
+        jobs = list(self._jobs)
+        used = sum(job.offset for job in jobs) if self._context.memory is not None else 0
+        busy = min(num_open, self.slots)
+        kv_tokens, overdraft = self._context.kv_tokens, overdraft_of(self.slots)
+        return EngineLoad(self.slots, busy, num_open - busy, kv_tokens, used, overdraft=overdraft)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Return a snapshot of the counters, as `load` does."""
+        return EngineCounters(
+            num_decodes=self._num_computed, num_busy=self._num_busy, decode_s=self._compute_s.distribution
+        )
+
+    def drain(self) -> None:
+        """Refuse new calls with DRAINING; admitted calls go on."""
+        self._intake.drain()
+
+    def stop(self) -> None:
+        """End the loop after the running step and join the thread. Calls that are still in end as DRAINING."""
+        self._thread.stop()
+
+    def check_integrity(self) -> None:
+        """Compare the records of sequences with llama.cpp's. Raises IntegrityError. Waits for the running step."""
+        self._thread.check()
+
+    # The engine thread calls these.
+
+    def _step(self) -> bool:
+        parts = plan_batch(self._jobs, self._room())
+        if parts:
+            self._run(parts)
+            self._tell_ended()
+        return bool(self._jobs)
+
+    def _room(self) -> Room:
+        context = self._context
+        cells = math.inf
+        if context.memory is not None:
+            cells = context.kv_tokens - sum(job.num_cells for job in self._jobs)
+        return Room(context.n_ubatch, len(self._free), cells, context.can_split)
+
+    def _run(self, parts: list[Part[Job]]) -> None:
+        context, batch = self._context, self._batch
+        batch.clear()
+        placed = []
+        for part in parts:
+            job = part.job
+            sequence = job.sequence if part.start else self._free.pop()
+            row = batch.add_input(job.inputs[part.index][part.start : part.end], part.start, sequence)
+            placed.append((part, sequence, row))
+        start = time.perf_counter()
+        context.compute(batch)
+        self._compute_s.add(time.perf_counter() - start)
+        self._num_computed += 1
+        self._num_busy += min(len(self._jobs), self.slots)
+        for part, sequence, row in placed:
+            if context.pooling is Pooling.NONE:
+                vectors = context.rows(row, row + part.end - part.start)
+            else:
+                vectors = context.vector(sequence)
+            part.job.take(part, vectors, context.pooling)
+            part.job.sequence = NO_SEQUENCE if part.is_last else sequence
+            if part.is_last:
+                self._release(sequence)
+
+    def _tell_ended(self) -> None:
+        ended = [job for job in self._jobs if job.index == len(job.lengths)]
+        cancelled = self._intake.take_cancelled()
+        for job in ended:
+            self._forget(job)
+            wrong = [number for number, vectors in enumerate(job.results) if not np.isfinite(vectors).all()]
+            if job.key not in cancelled:
+                self._tell(job.key, _not_numbers(wrong[0]) if wrong else tuple(job.results))
+
+    def _rest(self) -> None:
+        """Check the records while there is nothing to do."""
+        if not self._thread.is_wanted:
+            self._check()
+
+    def _enter(self, job: Job) -> None:
+        accounts = {other.account.team: other.account for other in self._jobs}
+        job.account.served = min((account.served for account in accounts.values()), default=0)
+        job.account = accounts.get(job.account.team, job.account)
+        job.served = min((other.served for other in self._jobs if other.account is job.account), default=0)
+        self._jobs.append(job)
+        self._black_box.began(job.key, job.label)
+
+    def _drop(self, key: int) -> None:
+        for job in self._jobs:
+            if job.key == key:
+                self._forget(job)
+                break
+        self._intake.take_cancelled()
+
+    def _forget(self, job: Job) -> None:
+        """Give back everything that the call holds."""
+        if job.sequence != NO_SEQUENCE:
+            self._release(job.sequence)
+            job.sequence = NO_SEQUENCE
+        self._jobs.remove(job)
+        self._black_box.ended(job.key)
+        self._intake.leave(job.key)
+
+    def _release(self, sequence: int) -> None:
+        if self._context.memory is not None:
+            self._context.memory.remove(sequence)
+        self._free.append(sequence)
+
+    def _check(self) -> None:
+        held = {job.sequence: job.offset for job in self._jobs if job.sequence != NO_SEQUENCE}
+        if sorted([*self._free, *held]) != list(range(self._context.num_sequences)):
+            raise IntegrityError(f"sequences are lost or held twice: {len(self._free)} free, held {sorted(held)}")
+        if len(self._jobs) > self._intake.num_open:
+            raise IntegrityError(f"{len(self._jobs)} calls are served, {self._intake.num_open} are open")
+        memory = self._context.memory
+        if memory is None:
+            return
+        for sequence in range(self._context.num_sequences):
+            cells, last = held.get(sequence, 0), memory.last_position(sequence)
+            if last != cells - 1:
+                raise IntegrityError(f"sequence {sequence}: {cells} cells by the book, last position {last}")
+
+    def _end_all(self) -> None:
+        for job in list(self._jobs):
+            self._forget(job)
+            self._tell(job.key, self._intake.refusal)
+
+
+def check_inputs(context: PooledContext, inputs: Sequence[Sequence[int]]) -> None:
+    """Raise CallFailed where the context can't read the inputs, or one answer can't hold all their vectors."""
+    if not inputs:
+        raise CallFailed(_invalid("there is no input; send at least one"))
+    n_vocab = context.model.vocab.num_tokens
+    for number, tokens in enumerate(inputs):
+        if not tokens:
+            raise CallFailed(_invalid(f"input {number} has no tokens; send some text"))
+        if len(tokens) > context.longest:
+            raise CallFailed(_overflow(number, len(tokens), context))
+        ids = np.asarray(tokens)  # no copy of an array; Python's own min and max would take 30 ns for each token
+        if ids.min() < 0 or ids.max() >= n_vocab:
+            wrong = next(token for token in tokens if not 0 <= token < n_vocab)
+            raise CallFailed(_invalid(f"input {number} has token {wrong}; this model has tokens 0 to {n_vocab - 1}"))
+    num_rows = sum(map(len, inputs)) if context.pooling is Pooling.NONE else len(inputs)
+    size = num_rows * context.width * 4
+    if size > MAX_RESULT_BYTES:
+        raise CallFailed(
+            _invalid(
+                f"the answer would have {num_rows} vectors of {context.width} numbers, {size:,} bytes, and may have "
+                f"{MAX_RESULT_BYTES:,}; send fewer inputs at a time"
+            )
+        )
+
+
+def _invalid(message: str) -> Failure:
+    return Failure(FailureCode.INVALID_REQUEST, message, "input")
+
+
+def _overflow(number: int, num_tokens: int, context: PooledContext) -> Failure:
+    remedy = f"input {number} is too large: shorten it"
+    if context.longest < context.n_ctx:
+        remedy += f" or raise n_ubatch ({context.n_ubatch}) in the model's `llama` settings"
+    elif context.n_ctx < context.model.facts.n_ctx_train:
+        remedy += " or serve the model with a larger --ctx"
+    message = f"input {number} has {num_tokens} tokens and this model reads {context.longest} at once; {remedy}"
+    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "input", num_tokens, context.longest, remedy)
+
+
+def _not_numbers(number: int) -> Failure:
+    message = f"the model computed values that are not numbers for input {number}; try a model file of higher precision"
+    return Failure(FailureCode.INTERNAL, message)

@@ -1,0 +1,237 @@
+"""Drawing tokens for calls that are constrained, must not end yet, are told more than their text, or sample slowly.
+
+All other calls draw theirs with `Context.sample` alone and never come here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.constraint.mask import MaskPending
+from workers.engine.request import EngineRequest, TokenMask
+from workers.llama.context import Context
+from workers.llama.sampling.candidates import Candidates, Logits, Words, without
+from workers.llama.sampling.samplers import SamplerChain
+from workers.llama.tokens.vocab import Vocab
+from workers.protocol.events import CallEvent, CallFailed, Failure, FailureCode, Logprobs, TokenLogprob, TokenProbs
+
+LOWEST = float(np.finfo(np.float32).min)
+"""Stands for the logarithm of 0, which JSON has no number for; llama-server's choice as well."""
+
+BLOCK_LOGITS = 64
+
+
+class LogSoftmax:
+    """Computes log probabilities of tokens from a row's logits before any sampler. Belongs to the engine's thread.
+
+    The same numbers as llama-server's: the natural logarithm of the softmax over the whole vocabulary
+    (`get_token_probabilities` in tools/server/server-common.cpp of llama.cpp).
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        """Take working memory for `num_tokens` tokens."""
+        self.num_tokens = num_tokens
+        num_blocks = -(-num_tokens // BLOCK_LOGITS)
+        self._scratch = np.empty(num_tokens, np.float32)
+        self._padded = np.full(num_blocks * BLOCK_LOGITS, -np.inf, np.float32)
+        self._row = self._padded[:num_tokens]
+        self._blocks = self._padded.reshape(num_blocks, BLOCK_LOGITS)
+
+    def take(self, logits: NDArray[np.float32], chosen: int, count: int) -> tuple[float, list[tuple[int, float]]]:
+        """Return the chosen token's log probability, and the `count` likeliest tokens with theirs, best first."""
+        np.copyto(self._row, logits)
+        tops = self._blocks.max(axis=1)
+        highest = float(tops.max())
+        np.subtract(self._row, np.float32(highest), out=self._scratch)
+        np.exp(self._scratch, out=self._scratch)
+        log_sum = math.log(float(self._scratch.sum()))
+        best = self._likeliest(tops, min(count, self.num_tokens)).tolist()
+        likeliest = [(token, _bounded(float(self._row[token]) - highest - log_sum)) for token in best]
+        return _bounded(float(self._row[chosen]) - highest - log_sum), likeliest
+
+    def _likeliest(self, tops: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+        """Return the `count` best tokens by falling logit; all are in the `count` blocks with the highest maxima."""
+        if count <= 0:
+            return np.empty(0, np.intp)
+        if count >= len(tops):
+            return np.argsort(-self._row, kind="stable")[:count]
+        blocks = np.sort(np.argpartition(tops, len(tops) - count)[len(tops) - count :])
+        order = np.argsort(-self._blocks[blocks].ravel(), kind="stable")[:count]
+        best: NDArray[np.intp] = blocks[order // BLOCK_LOGITS] * BLOCK_LOGITS + order % BLOCK_LOGITS
+        return best
+
+
+def _bounded(logprob: float) -> float:
+    return max(logprob, LOWEST)
+
+
+class SamplerTools:
+    """The tools that all samplers of one engine share, because they work one after the other."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.vocab = vocab
+        self.candidates = Candidates(vocab.num_tokens)
+        self.softmax = LogSoftmax(vocab.num_tokens)
+
+    def sampler(self, request: EngineRequest, chain: SamplerChain) -> TokenSampler | None:
+        """Return a sampler; None: the call needs none. `chain` is made with `masked` for a mask or `min_tokens`."""
+        is_free = request.mask is None and not request.asked.min_tokens
+        if is_free and not request.asked.n_probs and not chain.slow and not request.has_hooks:
+            return None
+        return TokenSampler(request, chain, self)
+
+    def unending(self, request: EngineRequest, chain: SamplerChain) -> Words:
+        """Return the tokens that may be drawn while the answer must not end."""
+        return without(self.vocab.num_tokens, chain.permitted, self.vocab.eog.union(request.asked.stop_tokens))
+
+
+@dataclass(slots=True)
+class Draw:
+    """A token that was drawn, and how far its mask has been asked about it."""
+
+    logits: Logits
+    """Logits of the row, from which probabilities are computed."""
+    biased: Logits
+    """Logits with biases, from which the token was drawn; if the mask refuses it, another one is drawn from them."""
+    token: int = 0
+    told: Logprobs | None = None
+    is_permitted: bool = False
+    is_accepted: bool = False
+    owns_logits: bool = False
+
+    def own_logits(self) -> None:
+        """Copy the logits, since the next step's will overwrite them."""
+        if not self.owns_logits:
+            is_biased = self.biased is not self.logits
+            self.logits = self.logits.copy()
+            self.biased = self.biased.copy() if is_biased else self.logits
+            self.owns_logits = True
+
+
+class TokenSampler:
+    """Draws the tokens of one call. Belongs to the engine's thread."""
+
+    __slots__ = (
+        *("_chain", "_draw", "_is_free", "_key", "_mask", "_num_owed", "_num_top", "_post", "_tools", "_unending"),
+        "_wants_probs",
+    )
+
+    def __init__(self, request: EngineRequest, chain: SamplerChain, tools: SamplerTools) -> None:
+        self._key = request.key
+        self._chain = chain
+        self._tools = tools
+        self._mask: TokenMask | None = request.mask
+        self._num_owed = request.asked.min_tokens
+        """Tokens that must still come before the answer may end."""
+        self._is_free = request.mask is None and not request.asked.min_tokens
+        """Whether nothing restricts the next token; the chain adds its biases itself then."""
+        self._unending = tools.unending(request, chain) if request.asked.min_tokens else None
+        self._wants_probs = request.asked.n_probs != 0
+        self._num_top = max(request.asked.n_probs, 0)
+        self._post = self._wants_probs and request.asked.post_sampling_probs
+        self._draw: Draw | None = None
+        """The drawn token for which the mask has no answer yet; None: there is none."""
+
+    @property
+    def drawn(self) -> int:
+        """Return the token that the mask is asked about."""
+        return self._draw.token if self._draw is not None else 0
+
+    def pick(self, context: Context, row: int, events: list[CallEvent]) -> int:
+        """Draw a token from the logits of batch row `row`; the chain and the mask accept it.
+
+        Adds a `Logprobs` event where the call wants one. Raises CallFailed where no token may come, and MaskPending,
+        after which `resume` goes on with the drawn token.
+        """
+        candidates = self._tools.candidates
+        if self._is_free and not self._post and not self._chain.slow:
+            token = context.sample(self._chain.pointer, row)
+            if self._wants_probs:
+                events.append(self._logprobs(token, candidates.logits(context.pointer, row)))
+            return token
+        logits = candidates.logits(context.pointer, row)
+        biases = self._chain.biases
+        self._draw = Draw(logits, logits if biases is None else candidates.biased(logits, *biases))
+        self._choose_for(self._draw, None)
+        return self.resume(events)
+
+    def of_prompt(self, context: Context, rows: Sequence[tuple[int, int]]) -> list[TokenProbs]:
+        """Return the probability of each token by the logits of its row (`rows`: row, token), before any sampler."""
+        return [self._probs(token, self._tools.candidates.logits(context.pointer, row)) for row, token in rows]
+
+    def without_probability(self, token: int) -> TokenProbs:
+        """Return the entry of a prompt's first token, which has no probability."""
+        return TokenLogprob(token, self._tools.vocab.special_piece(token), 0.0), ()
+
+    def resume(self, events: list[CallEvent]) -> int:
+        """Go on with the token that was drawn, as `pick` does. Raises CallFailed, MaskPending."""
+        draw = self._draw
+        assert draw is not None  # noqa: S101 - for the type checker
+        try:
+            self._ask_mask(draw)
+        except MaskPending:
+            draw.own_logits()
+            raise
+        self._draw = None
+        self._tools.candidates.accept(self._chain.pointer, draw.token)
+        self._num_owed -= 1
+        if draw.told is not None:
+            events.append(draw.told)
+        return draw.token
+
+    def _ask_mask(self, draw: Draw) -> None:
+        """Ask the mask as llama-server does: a token is drawn from all, and another one if the mask refuses it."""
+        mask = self._mask
+        if mask is None:
+            return
+        if not draw.is_permitted:
+            if not mask.permits(draw.token):
+                self._choose_for(draw, mask.allowed())
+            draw.is_permitted = True
+        if not draw.is_accepted:
+            mask.accept(draw.token)
+            draw.is_accepted = True
+        _ = mask.is_done  # raises MaskPending here: it is asked again later, where it must not be pending any more
+
+    def _choose_for(self, draw: Draw, allowed: Words | None) -> None:
+        """Draw a token, and compute its probabilities now, since other calls draw with the same tools."""
+        draw.token = self._choose(draw.biased, allowed)
+        draw.told = self._logprobs(draw.token, draw.logits) if self._wants_probs else None
+
+    def _choose(self, logits: Logits, allowed: Words | None) -> int:
+        candidates, chain = self._tools.candidates, self._chain
+        # A form that is complete ends the answer, however short it is.
+        is_filled = self._num_owed > 0 and candidates.fill(logits, allowed, self._unending)
+        if not is_filled and not candidates.fill(logits, allowed, chain.permitted):
+            raise CallFailed(_NOTHING_LEFT)
+        return candidates.choose(chain.pointer, slow=chain.slow)
+
+    def _logprobs(self, token: int, logits: Logits) -> Logprobs:
+        tools = self._tools
+        if not self._post:
+            return Logprobs(self._key, *self._probs(token, logits))
+        if self._chain.greedy:
+            return Logprobs(self._key, *self._named(token, 1.0, [(token, 1.0)][: self._num_top]))
+        return Logprobs(
+            self._key, *self._named(token, tools.candidates.probability(), tools.candidates.likeliest(self._num_top))
+        )
+
+    def _probs(self, token: int, logits: Logits) -> TokenProbs:
+        return self._named(token, *self._tools.softmax.take(logits, token, self._num_top))
+
+    def _named(self, token: int, probability: float, likeliest: Sequence[tuple[int, float]]) -> TokenProbs:
+        piece = self._tools.vocab.special_piece
+        top = tuple(TokenLogprob(other, piece(other), logprob) for other, logprob in likeliest)
+        return TokenLogprob(token, piece(token), probability), top
+
+
+_NOTHING_LEFT = Failure(
+    FailureCode.INVALID_REQUEST,
+    "the answer's grammar, schema or thinking budget allows only tokens that `logit_bias`, `ignore_eos` or the model "
+    "rule out; leave one of them out",
+)

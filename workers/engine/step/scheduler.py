@@ -1,0 +1,374 @@
+"""The scheduler decides which calls run and which wait: it admits calls, lets them wait for each other's prefixes, and
+preempts them.
+
+Order is priority, then deadline, then arrival. A call enters as soon as its cells and those that answers usually need
+are free. If cells run out after all, the last in order goes back to waiting, its cells to RAM, and comes back without
+loss. The first in order always runs, so everyone's turn comes. Where calls of several teams are here, a call of a team
+that has more than its share goes back in the same way for a call of a team that has less
+(`workers.engine.step.shares`): it gives its slot, its cells, or the room that its adapters take in memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from workers.engine.adapters.shelf import AdapterShelf
+from workers.engine.cache.cached_sequence import NOWHERE
+from workers.engine.cache.prefix_cache import PrefixCache
+from workers.engine.cache.prompt import common
+from workers.engine.counters import PromptTally
+from workers.engine.pace import MOVE_S, PrefillPace
+from workers.engine.step.answer_lengths import AnswerLengths
+from workers.engine.step.sampling_time import within_share
+from workers.engine.step.sequence import Sequence
+from workers.engine.step.shares import FIRST_SLICE, gives_way, goes_before, is_shared, last_of, next_in
+from workers.engine.step.step_plan import Beside, Limits, Plan, plan_step
+from workers.protocol.events import CallEvent, CallFailed, Failure
+
+MIN_WAIT_TOKENS = 16
+"""Fewest tokens for which a call waits for another call's prefix; computing fewer is quicker than waiting."""
+
+SPARE_CELLS = 3
+"""Cells for the empty rows of a padded step."""
+
+CALM_STEPS = 64
+"""Most steps in a row for which the last plan is repeated without looking whether anything is to be decided."""
+
+LATELY_S = 0.25
+"""Seconds after an answer's end in which its team may ask again at once, and then has to wait for the running step."""
+
+
+class Scheduler:
+    """The calls of one engine, running and waiting. It and every sequence in it belong to the engine's thread."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        adapters: AdapterShelf,
+        slots: int,
+        limits: Limits,
+        pace: PrefillPace,
+        lengths: AnswerLengths,
+    ) -> None:
+        self.running: list[Sequence] = []
+        """Calls that hold a slot, in order."""
+        self.waiting: list[Sequence] = []
+        self.num_preempted = 0
+        self.num_sliced = 0
+        """Times that a call gave its slot to another team's."""
+        self.has_spare_room = False
+        """Whether the planned step leaves `SPARE_CELLS`."""
+        self.prompts = PromptTally()
+        self.refused: list[tuple[Sequence, Failure]] = []
+        """Calls whose adapters could not be loaded; the caller of `admit` takes them away."""
+        self._cache = cache
+        self._adapters = adapters
+        self._limits = limits
+        self._pace = pace
+        # Slots are taken from the end: low numbers first, and the last one freed is the next one used.
+        self._free_slots = list(range(slots - 1, -1, -1))
+        self._lengths = lengths
+        self._calm_steps = 0
+        self._calm: Plan[Sequence] | None = None
+        """The last plan, which the next `_calm_steps` steps repeat."""
+        self._ended_at: dict[str, float] = {}
+        """When each team's newest answer ended, of those that had one lately."""
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether a step could do something."""
+        return bool(self.running) or any(not sequence.fetching for sequence in self.waiting)
+
+    def calm_plan(self) -> Plan[Sequence] | None:
+        """Return the next step if nothing is to be decided: all calls decode as before, and have room. Else None."""
+        if self._calm_steps <= 0:
+            return None
+        self._calm_steps -= 1
+        return self._calm
+
+    def join(self, sequence: Sequence) -> None:
+        self.disturb()
+        sequence.waits_since = time.perf_counter()
+        bisect.insort(self.waiting, sequence, key=_order)
+
+    def disturb(self) -> None:
+        """Have the next step planned anew, since some call can't take part in it."""
+        self._calm_steps, self._calm = 0, None
+
+    def find(self, key: int) -> Sequence | None:
+        return next((one for one in (*self.running, *self.waiting) if one.key == key), None)
+
+    def remove(self, sequence: Sequence, *, keep: bool) -> None:
+        """Remove a call that is over. With `keep` its prefix stays in the cache, if other calls may ever share it."""
+        if sequence.slot == NOWHERE:
+            self.waiting.remove(sequence)
+            sequence.fetching = False
+            if sequence.is_alone:
+                self._cache.erase(sequence.path())
+            return
+        if sequence.num_predicted > 1:  # nobody reads along with a single token
+            self._ended_at[sequence.team] = time.perf_counter()
+        self._step_down(sequence, keep=keep and not sequence.is_alone)
+        if sequence.is_alone:
+            self._cache.erase(sequence.path())
+
+    def admit(self, events: list[CallEvent], may_enter: Callable[[Sequence], bool]) -> None:
+        """Give free slots to waiting calls that fit. `may_enter` tells whether a call needs nothing else first."""
+        now = time.perf_counter()
+        waiting, shared = self.waiting.copy(), self._is_shared
+        roomless: list[Sequence] = []
+        self._adapters.begin_round(one.adapter_set for one in self.running)
+        while waiting and (self._free_slots or shared):
+            sequence = next_in(waiting, self.running) if shared else waiting[0]
+            waiting.remove(sequence)
+            if not self._free_slots and self._giving_way(sequence, self.running, now) is None:
+                break
+            if not may_enter(sequence):
+                continue
+            if not self._has_adapters(sequence, roomless, now):
+                roomless.append(sequence)
+                continue
+            if not self._make_way(sequence, now):
+                break
+            self.waiting.remove(sequence)
+            sequence.slot = self._free_slot(sequence.request.asked.slot)
+            sequence.slice.enter(now, sequence.num_predicted)
+            bisect.insort(self.running, sequence, key=_order)
+            self._enter(sequence)
+        self._enter_blocked()
+        self._restore()
+        for sequence in self.running:
+            if sequence.ready and not sequence.started_at:
+                sequence.num_cached = sequence.num_cells
+                self.prompts.note(sequence)
+                sequence.start(sequence.slot, time.perf_counter(), events)
+
+    def plan(self, chosen: Callable[[list[Sequence]], list[Sequence]]) -> Plan[Sequence]:
+        """Plan the next step, with room for all of it. `chosen` returns those ready calls that may share a batch."""
+        now, may_pass = time.perf_counter(), True
+        while True:
+            ready = chosen([sequence for sequence in self.running if sequence.ready])
+            ready = within_share(ready, now if may_pass else math.inf)
+            num_decode = sum(1 + len(sequence.draft) for sequence in ready if sequence.decoding)
+            if not (self._cache.make_room(num_decode + SPARE_CELLS) or self._cache.make_room(num_decode)):
+                self._preempt()
+                continue
+            left = sum(sequence.num_prompt_left for sequence in ready)
+            if left:
+                self._cache.make_room(num_decode + min(left, self._limits.n_ubatch))
+            room = self._cache.num_free
+            plan = plan_step(ready, self._limits, self._beside(ready, now), room)
+            if may_pass and left and not plan.prefill:
+                may_pass = False  # no prompt could be computed after all, so no slow call need be left out
+                continue
+            if plan.num_tokens or not ready:
+                self.has_spare_room = room >= plan.num_tokens + SPARE_CELLS
+                self._calm, self._calm_steps = plan, self._num_calm(plan, room)
+                return plan
+            self._preempt()
+
+    def _beside(self, ready: list[Sequence], now: float) -> Beside:
+        """Return how many prompt tokens a step may compute: fewer where another team waits for it, or may soon."""
+        pace = self._pace
+        streams = [one.team for one in self.running if one.decoding]
+        reading = {one.team for one in ready if one.num_prompt_left and not one.is_back}
+        self._ended_at = {team: at for team, at in self._ended_at.items() if now - at < LATELY_S}
+        soon = [team for team in self._ended_at if team not in streams and {team} != reading]
+        are_others = bool(reading) and any(len(reading) > 1 or team not in reading for team in (*streams, *soon))
+        most = pace.gentle if are_others else self._limits.n_ubatch
+        return Beside(pace.budget, pace.again, most, len(streams) + len(soon))
+
+    def check(self) -> None:
+        """Raise ValueError where the scheduler contradicts itself."""
+        slots = [sequence.slot for sequence in self.running]
+        if len(set(slots)) != len(slots) or set(slots) & set(self._free_slots):
+            raise ValueError(f"slots are held twice: {slots}, free {self._free_slots}")
+        if any(sequence.slot != NOWHERE or sequence.id != NOWHERE for sequence in self.waiting):
+            raise ValueError("a waiting call holds a slot or cells")
+
+    def _free_slot(self, wanted: int) -> int:
+        """Take a free slot, `wanted` if it is free. No call waits for a certain one: all find all cached prompts."""
+        if wanted not in self._free_slots:
+            return self._free_slots.pop()
+        self._free_slots.remove(wanted)
+        return wanted
+
+    @property
+    def _is_shared(self) -> bool:
+        """Return whether a call waits while another team has calls here."""
+        return bool(self.waiting) and is_shared(self.running, self.waiting)
+
+    def _giving_way(self, newcomer: Sequence, running: list[Sequence], now: float) -> Sequence | None:
+        keeps_parts = self._cache.keeps_parts
+        part = 1.0 if any(one.team == newcomer.team for one in running) else FIRST_SLICE
+
+        def has_had_slice(one: Sequence) -> bool:
+            keeps_prompt = keeps_parts and not one.shifted
+            return one.slice.is_over(now, one.num_predicted, keeps_prompt=keeps_prompt, part=part)
+
+        return gives_way(running, newcomer, has_had_slice)
+
+    def _make_way(self, sequence: Sequence, now: float) -> bool:
+        """Free a slot and cells for a call, from calls that owe it theirs if need be; return whether there is room."""
+
+        def is_enough(staying: list[Sequence], leaving: list[Sequence]) -> bool:
+            return bool(self._free_slots or leaving) and self._fits(sequence, staying, leaving)
+
+        leaving = self._leaving(sequence, self.running, now, is_enough)
+        self._slice(leaving or ())
+        return leaving is not None
+
+    def _has_adapters(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
+        """Load a call's adapters; return whether they are in memory. `roomless`: calls before it without room."""
+        try:
+            return self._adapters.enter(sequence.adapter_set) or self._make_adapter_room(sequence, roomless, now)
+        except CallFailed as failed:
+            self.refused.append((sequence, failed.failure))
+            return False
+
+    def _make_adapter_room(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
+        """Preempt calls that owe a call room for its adapters; return whether these are loaded now. Raises CallFailed.
+
+        A team's share counts its calls with adapters only. A call stays behind those that found no room if they are of
+        its own team, or of one that has less. It passes others: else a call waiting for its own team would block all.
+        """
+        users = [one for one in self.running if one.adapter_set.uses]
+
+        def fits(staying: list[Sequence], _: list[Sequence]) -> bool:
+            return self._adapters.fits(sequence.adapter_set, (one.adapter_set for one in staying))
+
+        leaving = self._leaving(sequence, users, now, fits)
+        if leaving is None or any(goes_before(other, sequence, users) for other in roomless):
+            return False
+        for one in reversed(leaving):
+            others = [other for other in leaving if other is not one]
+            if fits([other for other in users if other not in others], others):
+                leaving = others
+        self._slice(leaving)
+        return self._adapters.enter_beside(sequence.adapter_set, (one.adapter_set for one in self.running))
+
+    def _leaving(
+        self,
+        sequence: Sequence,
+        running: list[Sequence],
+        now: float,
+        is_enough: Callable[[list[Sequence], list[Sequence]], bool],
+    ) -> list[Sequence] | None:
+        """Return the calls to preempt for a call, one after another until `is_enough(staying, leaving)`.
+
+        None: it never is enough.
+        """
+        leaving: list[Sequence] = []
+        staying = running.copy()
+        while not is_enough(staying, leaving):
+            one = self._giving_way(sequence, staying, now)
+            if one is None:
+                return None
+            staying.remove(one)
+            leaving.append(one)
+        return leaving
+
+    def _slice(self, leaving: Iterable[Sequence]) -> None:
+        """Preempt these calls for another team's call."""
+        for one in leaving:
+            self.num_sliced += 1
+            one.slice.num_cut += not one.slice.resumed_at
+            self._put_off(one)
+
+    def _fits(self, sequence: Sequence, running: list[Sequence], leaving: list[Sequence]) -> bool:
+        """Return whether the call's cells, and those that all answers usually take, are free without `leaving`."""
+        if not running:
+            return True
+        match = self._cache.lookup(sequence)
+        shared = match.num_held if any(one.id == match.holder for one in running) else 0
+        demand = sequence.num_known - shared + self._growth(sequence)
+        for one in running:
+            demand += one.num_prompt_left - (one.waits_until if one.waits_for else 0) + self._growth(one)
+        return demand <= self._cache.num_free + self._cache.num_idle_without(leaving)
+
+    def _num_calm(self, plan: Plan[Sequence], room: int) -> int:
+        """Return how many steps like this one may follow without another look."""
+        calls = plan.decoding
+        open_question = self.waiting and (self._free_slots or self._is_shared)
+        if not calls or len(calls) < len(self.running) or plan.num_tokens > len(calls) or open_question:
+            return 0
+        if len({one.adapter_set.key for one in calls}) > 1 or any(one.request.asked.context_shift for one in calls):
+            return 0
+        return min(CALM_STEPS, (room - SPARE_CELLS) // len(calls) - 1)
+
+    def _growth(self, sequence: Sequence) -> int:
+        return int(self._lengths.left(sequence.num_predicted, sequence.limit))
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Enter a call into the cache, or have it wait for a call that is just computing a prefix of it."""
+        sequence.waits_for = None
+        known = self._cache.lookup(sequence).num_known
+        for source, num_common in self._sources(sequence):
+            if num_common - known >= MIN_WAIT_TOKENS:
+                sequence.waits_for, sequence.waits_until, known = source, num_common, num_common
+        if sequence.waits_for is None:
+            self._cache.enter(sequence)
+        elif self._cache.needs_stops:
+            sequence.waits_for.stops.add(sequence.waits_until)
+
+    def _sources(self, sequence: Sequence) -> Iterator[tuple[Sequence, int]]:
+        """Yield the calls that are computing a prefix now, each with the tokens of it that this call shares."""
+        if not sequence.cache_prompt or sequence.shifted:
+            return
+        most = sequence.num_known - 1
+        for one in self.running:
+            if one is sequence or one.id == NOWHERE or one.decoding or one.shifted or not one.cache_prompt:
+                continue
+            if one.scope != sequence.scope:
+                if one.scope.adapters != sequence.scope.adapters:
+                    continue
+                most = min(most, one.num_public, sequence.num_public)
+            num_common = min(common(one.tokens(), sequence.tokens()), most)
+            if num_common > one.num_cells:
+                yield one, num_common
+
+    def _enter_blocked(self) -> None:
+        for sequence in self.running:
+            source = sequence.waits_for
+            if source is not None and (source.id == NOWHERE or source.num_cells >= sequence.waits_until):
+                self._enter(sequence)
+
+    def _restore(self) -> None:
+        """Bring back saved prefixes: in one step as much as neither running streams nor newcomers notice."""
+        until = time.perf_counter() + MOVE_S
+        for sequence in self.running:
+            while sequence.restores:
+                self._cache.restore(sequence)
+                if time.perf_counter() >= until:
+                    return
+
+    def _preempt(self) -> None:
+        """Preempt one call because cells ran out: it waits for its next turn. Never the first in order."""
+        holders = [sequence for sequence in self.running if sequence.id != NOWHERE]
+        if len(holders) < 2:
+            raise RuntimeError("one conversation does not fit the KV cache alone; this must not be possible")
+        self.num_preempted += 1
+        self._put_off(last_of(holders[1:]))
+
+    def _put_off(self, sequence: Sequence) -> None:
+        """Take slot and cells from a call and have it wait for them again."""
+        sequence.num_preempted += 1
+        sequence.decoding = False
+        self._step_down(sequence, keep=True)
+        self.join(sequence)
+
+    def _step_down(self, sequence: Sequence, *, keep: bool) -> None:
+        self.disturb()
+        self.running.remove(sequence)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = NOWHERE
+        sequence.waits_for = None
+        if sequence.id != NOWHERE:
+            self._cache.leave(sequence, keep=keep)
+
+
+def _order(sequence: Sequence) -> tuple[float, float, int]:
+    return sequence.order

@@ -1,0 +1,288 @@
+"""The state of one call: its place among the others, and its answer so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workers.constraint.mask import MaskPending
+from workers.engine.adapters.adapter_set import NO_ADAPTERS, AdapterSet
+from workers.engine.cache.cached_sequence import NOWHERE, CachedSequence
+from workers.engine.cache.names import Scope
+from workers.engine.request import EngineRequest
+from workers.engine.step.answer_text import AnswerText
+from workers.engine.step.sampling import TokenSampler
+from workers.engine.step.sampling_time import SamplingCost
+from workers.engine.step.shares import TimeSlice
+from workers.engine.step.token_hooks import TokenHooks
+from workers.llama.context import PROMPT_LOGITS, Context
+from workers.llama.sampling.samplers import SamplerChain
+from workers.llama.tokens.vocab import Vocab
+from workers.protocol.events import (
+    CallEvent,
+    CallFailed,
+    Failure,
+    FailureCode,
+    Finished,
+    FinishReason,
+    Progress,
+    PromptLogprobs,
+    Started,
+    Text,
+    Timings,
+    Usage,
+)
+
+
+class Pending:
+    """The outcome of drawing a token for which the mask has no answer yet: no token came."""
+
+
+PENDING = Pending()
+
+MAX_SHIFTED_CONTEXTS = 16
+"""Length, in contexts, at which an answer with context shift and without `max_tokens` ends."""
+
+NOT_A_NUMBER = Failure(
+    FailureCode.INTERNAL,
+    "the model computed something that is not a number: its weights, an adapter's scale or the KV type do not bear "
+    "this conversation; ask again, or serve the model with another KV type",
+)
+
+
+NO_MEMORY = Failure(
+    FailureCode.OUT_OF_MEMORY,
+    "the worker has no memory for the next step of this answer, its form or its probabilities; send it again",
+)
+
+Outcome = FinishReason | Failure | Pending | None
+
+
+class Sequence(CachedSequence):
+    """One call. `submit` makes it on any thread; then it is the engine thread's. Times: `time.perf_counter` seconds."""
+
+    __slots__ = (
+        *("_ends", "_hooks", "_mask", "_num_prompt_told", "_num_untold", "_piece", "_ruled_out", "_text"),
+        *("adapter_set", "chain", "cost", "decoding", "draft", "first_token_at", "limit", "num_cached"),
+        *("num_predicted", "num_preempted", "order", "pending", "request", "row", "sampler", "slice", "slot"),
+        *("started_at", "team", "token", "token_at", "waits_for", "waits_since", "waits_until", "weight"),
+    )
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        chain: SamplerChain,
+        vocab: Vocab,
+        n_ctx: int,
+        adapters: AdapterSet = NO_ADAPTERS,
+        sampler: TokenSampler | None = None,
+    ) -> None:
+        """`sampler`: draws the tokens of calls that need more than the chain alone; None: this call does not."""
+        asked = request.asked
+        scope = Scope(request.tenant, asked.cache_salt, adapters.key)
+        super().__init__(
+            request.key, request.prompt, scope, n_ctx, cache_prompt=asked.cache_prompt, num_public=request.num_public
+        )
+        self.request = request
+        self.adapter_set = adapters
+        self.team, self.weight = request.tenant, request.weight
+        self.order = (-asked.priority, request.deadline, request.key)
+        """The smallest goes first, and is the last to be preempted."""
+        self.slot = NOWHERE
+        """`NOWHERE` while it waits."""
+        self.slice = TimeSlice()
+        self.waits_since = 0.0
+        """When it began to wait for a slot."""
+        self.waits_for: Sequence | None = None
+        """The call that computes a prefix which this one will share, up to `waits_until` tokens."""
+        self.waits_until = self.num_cached = self.num_preempted = 0
+        """`num_cached`: prompt tokens that were not computed for this call. `num_preempted`: times that it lost its
+        cells, or gave its slot to another team's call."""
+        self.decoding = False
+        """Whether all its tokens but the newest are in the cache."""
+        self.draft: tuple[int, ...] = ()
+        """Tokens that may follow the newest one: the next step computes them too, and keeps those that are drawn."""
+        self.row = self.token = 0
+        """The row of the batch whose logits are drawn from next, and the newest token."""
+        self.started_at = self.first_token_at = self.token_at = 0.0
+        """`token_at`: when the step that made the newest token ended."""
+        self.chain, self.sampler, self.cost = chain, sampler, SamplingCost(chain.draw_s)
+        self.pending: Callable[[float], bool] | None = None
+        """Waits at most so many seconds for the mask's answer on the drawn token, and tells whether it is there."""
+        self.limit = _limit(request, n_ctx)
+        """Most tokens of the answer."""
+        self.num_predicted = self._num_untold = 0
+        self._num_prompt_told = 0 if asked.prompt_probs else self.num_prompt
+        """Prompt tokens at the beginning whose probabilities were told, or are not wanted."""
+        self._ruled_out = chain.ruled_out
+        self._ends = vocab.eog.union(asked.stop_tokens) if asked.stop_tokens else vocab.eog
+        self._mask = request.mask
+        self._piece = _pieces(request, vocab)
+        self._text = AnswerText(asked.stop)
+        self._hooks = TokenHooks(request) if request.has_hooks else None
+
+    @property
+    def num_prompt_left(self) -> int:
+        """Return the tokens to compute before the next one can be drawn; 0: it decodes."""
+        return 0 if self.decoding else self.num_known - self.num_cells
+
+    @property
+    def num_next(self) -> int:
+        """Return the most tokens of the next chunk."""
+        ahead = [stop for stop in self.stops if stop > self.num_cells] if self.stops else ()
+        num_next = min(ahead) - self.num_cells if ahead else self.num_prompt_left
+        return min(num_next, PROMPT_LOGITS) if self.tells_prompt else num_next
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Return whether the logits of all tokens of the next chunk are wanted."""
+        return self._num_prompt_told < self.num_prompt
+
+    @property
+    def is_back(self) -> bool:
+        """Return whether the call was preempted in its answer and computes its tokens again."""
+        return self.num_predicted > 0 and not self.decoding
+
+    @property
+    def ready(self) -> bool:
+        """Return whether a step can compute something for it: it waits for no restore, context shift or mask."""
+        may_compute = self.id != NOWHERE and not self.restores and not self.is_full
+        return may_compute and (self.pending is None or not self.decoding)
+
+    def start(self, slot: int, now: float, events: list[CallEvent]) -> None:
+        """Emit `Started`: the call holds a slot for the first time, and its cached tokens."""
+        self.slot = slot
+        self.started_at = now
+        events.append(Started(self.key, slot, self.num_prompt, self.num_cached))
+        self.tell_progress(now, events)
+
+    def tell_progress(self, now: float, events: list[CallEvent]) -> None:
+        """Emit `Progress` if the call wants it; a prompt that is computed again after a token came is not reported."""
+        if "progress" in self.request.asked.tell and not self.num_predicted:
+            time_ms = int((now - self.started_at) * 1e3)
+            events.append(Progress(self.key, self.num_prompt, self.num_cached, self.num_cells, time_ms))
+
+    def tell_prompt(self, context: Context, events: list[CallEvent]) -> Failure | None:
+        """Emit the probability of each prompt token that follows one of the newest chunk, whose rows end at `row`.
+
+        Return why that failed; None: it did not. A chunk that is computed again is reported once.
+        """
+        assert self.sampler is not None  # noqa: S101 - for the type checker
+        known = min(self.num_cells + 1, self.num_prompt)
+        first = max(1, self._num_prompt_told)
+        rows = [(self.row - (self.num_cells - at), int(self._base[at])) for at in range(first, known)]
+        if not all(context.is_number(row, token) for row, token in rows):
+            return NOT_A_NUMBER
+        try:
+            told = self.sampler.of_prompt(context, rows)
+        except MemoryError:
+            return NO_MEMORY
+        if not self._num_prompt_told:
+            told.insert(0, self.sampler.without_probability(int(self._base[0])))
+        self._num_prompt_told = max(known, self._num_prompt_told)
+        if told:
+            events.append(PromptLogprobs(self.key, tuple(told)))
+        return None
+
+    def pick(self, context: Context, events: list[CallEvent]) -> Outcome:
+        """Draw the next token from the logits of its row; return why it was the last one, or None."""
+        if self.sampler is not None:
+            return self._pick_with(self.sampler, context, events)
+        if self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
+            token = context.sample(self.chain.pointer, self.row)
+        return self.accept(token, events) if context.is_number(self.row, token) else NOT_A_NUMBER
+
+    def accept(self, token: int, events: list[CallEvent]) -> FinishReason | None:
+        """Take a drawn token: add the text that may leave to `events`; return why it was the last token, or None."""
+        self.token = token
+        self.num_predicted += 1
+        self._num_untold += 1
+        self._since.append(token)
+        reason: FinishReason | None = None
+        if token in self._ends:
+            is_written = self.request.asked.special and token not in self.request.asked.stop_tokens
+            text = self._text.push(self._piece(token)) if is_written else ""
+            text += self._text.finish()
+            reason = FinishReason.STOP
+        else:
+            text = self._text.push(self._piece(token))
+            if self.num_predicted >= self.limit:
+                text += self._text.finish()
+                reason = FinishReason.LENGTH
+            if self._text.stop is not None or (self._mask is not None and self._mask.is_done):
+                text += self._text.finish()
+                reason = FinishReason.STOP
+        if text:
+            events.append(Text(self.key, text, self._num_untold))
+            self._num_untold = 0
+        return reason
+
+    def flush(self, events: list[CallEvent]) -> None:
+        """Add the text that was held back to `events`, since no more tokens are wanted."""
+        text = self._text.finish()
+        if text:
+            events.append(Text(self.key, text, 0))
+
+    def timings(self, now: float) -> Timings:
+        first = self.first_token_at or now
+        return Timings(
+            cache_n=self.num_cached,
+            prompt_n=self.num_prompt - self.num_cached,
+            prompt_ms=(first - self.started_at) * 1e3,
+            predicted_n=self.num_predicted,
+            predicted_ms=(now - first) * 1e3,
+        )
+
+    def finished(self, reason: FinishReason, now: float) -> Finished:
+        """Return the last event of a call that ended."""
+        usage = Usage(self.num_prompt, self.num_predicted, self.num_cached)
+        is_full = reason is FinishReason.LENGTH and self.num_prompt + self.num_predicted >= self._n_ctx
+        truncated = self.shifted or is_full
+        return Finished(self.key, reason, usage, self.timings(now), self._text.stop, truncated, self.num_preempted)
+
+    def resume(self, events: list[CallEvent]) -> Outcome:
+        """Go on with the drawn token, since the mask may have answered."""
+        assert self.sampler is not None  # noqa: S101 - for the type checker
+        try:
+            token = self.sampler.resume(events)
+        except CallFailed as failed:
+            return failed.failure
+        except MemoryError:  # of this call alone: no token was taken, and the others go on
+            return NO_MEMORY
+        except MaskPending as pending:
+            self.pending = pending.is_ready
+            return PENDING
+        self.pending = None
+        return self._said(token, events)
+
+    def _pick_with(self, sampler: TokenSampler, context: Context, events: list[CallEvent]) -> Outcome:
+        if self.pending is not None:
+            return PENDING  # it was preempted meanwhile, and is back
+        try:
+            token = sampler.pick(context, self.row, events)
+        except CallFailed as failed:
+            return failed.failure
+        except MemoryError:  # of this call alone: no token was taken, and the others go on
+            return NO_MEMORY
+        except MaskPending as pending:
+            if not context.is_number(self.row, sampler.drawn):
+                return NOT_A_NUMBER
+            self.pending = pending.is_ready
+            return PENDING
+        return self._said(token, events) if context.is_number(self.row, token) else NOT_A_NUMBER
+
+    def _said(self, token: int, events: list[CallEvent]) -> Outcome:
+        return self.accept(token, events) if self._hooks is None else self._hooks.accept(self, token, events)
+
+
+def _limit(request: EngineRequest, n_ctx: int) -> int:
+    asked = request.asked
+    most = MAX_SHIFTED_CONTEXTS * n_ctx if asked.context_shift else n_ctx - len(request.prompt)
+    return most if asked.max_tokens is None else min(asked.max_tokens, most)
+
+
+def _pieces(request: EngineRequest, vocab: Vocab) -> Callable[[int], bytes]:
+    """Return the function from a token to the bytes that it adds to the answer's text."""
+    written = request.written
+    if request.asked.special:
+        return vocab.special_piece
+    return (lambda token: written.get(token) or vocab.piece(token)) if written else vocab.piece

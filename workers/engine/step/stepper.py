@@ -1,0 +1,493 @@
+"""The step: it schedules calls, runs one `llama_decode` for them, and samples each call's next token from the logits.
+
+Everything here belongs to the engine's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from workers.engine.adapters.shelf import AdapterShelf
+from workers.engine.adapters.turns import AdapterTurns, chosen
+from workers.engine.cache.checkpoints import CheckpointCache
+from workers.engine.cache.prefix_cache import PrefixCache
+from workers.engine.cache.prefix_tree import Block
+from workers.engine.cache.report import CacheReport
+from workers.engine.cache.slots import SlotContents
+from workers.engine.counters import EngineCounters, Tally, TokenGaps
+from workers.engine.disk.link import DiskLink, DrainWriter
+from workers.engine.pace import MOVE_S, MovePace, PrefillPace
+from workers.engine.request import CallLeft, IntegrityError
+from workers.engine.step.answer_lengths import AnswerLengths
+from workers.engine.step.batch_layout import MULTIPLE, BatchLayouts, Layout, padding
+from workers.engine.step.scheduler import Scheduler
+from workers.engine.step.sequence import NO_MEMORY, NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
+from workers.engine.step.step_plan import Decode, Limits, Plan, in_parts
+from workers.llama.context import Context
+from workers.llama.memory import MemoryKind
+from workers.metrics.declaration import DECODE_S
+from workers.process.black_box import BlackBox
+from workers.process.memory import can_take
+from workers.protocol.events import CallEvent, Failed, Failure, FinishReason
+
+log = logging.getLogger("paddock.engine")
+
+MIN_PREFILL = 32
+
+CLEAN_WAIT_S = 1.0
+"""Seconds for which no call enters a cache with cells that are not numbers.
+
+If these spoil other calls, they soon end too, and the cache is cleaned; if not (flash attention), no call need wait.
+"""
+
+PROBE_EVERY_S, STEP_BYTES = 0.02, 16 << 20
+"""Seconds between two probes for the memory that llama.cpp may want in a step, and the bytes of each."""
+PENDING_S = 0.005
+"""Seconds that a step without anything to compute waits for a call's mask; new calls wait as long."""
+
+KEPT_SHARE = 7 / 8
+"""Most of a full context that `n_keep` can keep, a share: in each context shift llama.cpp rotates the keys of all."""
+
+
+class Stepper:
+    """Advances every call that joined it, one step at a time, until it is over."""
+
+    def __init__(
+        self,
+        context: Context,
+        adapters: AdapterShelf,
+        black_box: BlackBox,
+        on_end: Callable[[int], None],
+        disk: Callable[[MovePace, bool], DiskLink] | None = None,
+        *,
+        slots: int,
+        n_ctx: int,
+        ram_bytes: int,
+    ) -> None:
+        """`on_end(key)` is called when a call is over and has given back all it held.
+
+        `disk(pace, by_range)` makes the link to the disk tier, for blocks of tokens or for whole states.
+        `n_ctx`: longest single conversation, tokens. `ram_bytes`: most memory for prefixes that left the KV cache.
+        """
+        self.events: list[CallEvent] = []
+        """Events of the last steps; the caller takes them away."""
+        self._context = context
+        self._n_ctx = n_ctx
+        self._adapters = adapters
+        self._black_box = black_box
+        self._on_end = on_end
+        min_prefill = min(MIN_PREFILL, context.n_ubatch)
+        limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=min_prefill)
+        self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch)
+        move = MovePace(self._pace)
+        by_range = context.memory.kind.by_range
+        kind = PrefixCache if by_range else CheckpointCache
+        self._disk = disk(move, by_range) if disk is not None and ram_bytes else None
+        self._cache = kind(
+            context.memory,
+            kv_tokens=context.kv_tokens,
+            num_sequences=context.num_sequences,
+            ram_bytes=ram_bytes,
+            pace=move,
+            on_evict=self._evicted,
+        )
+        self.lengths = AnswerLengths()
+        self._scheduler = Scheduler(self._cache, adapters, slots, limits, self._pace, self.lengths)
+        self.slots = SlotContents(self._cache, self._scheduler.running, self._disk, num_slots=slots, n_ctx=n_ctx)
+        self.cache_report = CacheReport(self._cache, self._disk)
+        self._batch = context.new_batch()
+        self._adapter_turns: AdapterTurns[bytes] = AdapterTurns()
+        self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
+        self._scratch = context.num_sequences - 1
+        self._num_decodes = 0
+        self._num_busy = 0
+        self._num_switches = 0
+        self._decode_s = Tally(DECODE_S)
+        self._gaps = TokenGaps()
+        self._decoded_at = self._probe_at = 0.0
+        self._pending: list[Sequence] = []
+        """Calls whose token was drawn and whose mask had no answer yet."""
+        self._drain_writer: DrainWriter | None = None
+        self._spoiled = False
+        self._spoiled_at = 0.0
+        """When the cache was spoiled, `time.monotonic` seconds."""
+
+    @property
+    def num_running(self) -> int:
+        """Return the number of calls that hold a slot."""
+        return len(self._scheduler.running)
+
+    @property
+    def calls_left(self) -> tuple[tuple[CallLeft, ...], int]:
+        """Return the tokens left of each call with a slot, and the prompt tokens left of all calls; for any thread."""
+        lengths, calls = self.lengths, self._scheduler.running[:]
+        running = tuple(CallLeft(one.num_prompt_left, lengths.left(one.num_predicted, one.limit)) for one in calls)
+        waiting = sum(one.num_prompt_left for one in self._scheduler.waiting[:])
+        return running, waiting + sum(one.num_prompt for one in running)
+
+    @property
+    def prefill_s(self) -> float:
+        """Return the seconds of computing a prompt token; 0: not known yet."""
+        return self._pace.steady_s
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or self.slots.has_work
+
+    @property
+    def num_cells_needed(self) -> int:
+        """Return the KV cells that running calls hold; idle prefixes can be evicted and do not count."""
+        return self._cache.num_used - self._cache.num_idle
+
+    @property
+    def num_cells_idle(self) -> int:
+        """Return the KV cells of idle prefixes."""
+        return self._cache.num_idle
+
+    @property
+    def adapter_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of adapters that running calls use, and waiting calls; for the engine's thread."""
+        return _names(self._scheduler.running), _names(self._scheduler.waiting)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Return a snapshot for any thread; the step that runs meanwhile may change it."""
+        cache, prompts = self._cache, self._scheduler.prompts
+        return EngineCounters(
+            num_decodes=self._num_decodes,
+            num_busy=self._num_busy,
+            num_preempted=self._scheduler.num_preempted,
+            num_sliced=self._scheduler.num_sliced,
+            num_packed=cache.num_packed,
+            num_restored=cache.num_restored,
+            num_fetched=self._disk.num_fetched if self._disk else 0,
+            num_queried=prompts.num_queried,
+            sources=prompts.sources,
+            decode_s=self._decode_s.distribution,
+            gap_s=self._gaps.tally.distribution,
+            ram_bytes=cache.ram.num_bytes,
+            ram_blocks=cache.ram.num_blocks,
+            num_switches=self._num_switches,
+        )
+
+    def join(self, sequence: Sequence) -> None:
+        """Take a new call."""
+        self._scheduler.join(sequence)
+        self._black_box.began(sequence.key, sequence.request.label)
+
+    def drop(self, key: int) -> None:
+        """Drop a call that nobody wants any more; unknown keys are ignored."""
+        sequence = self._scheduler.find(key)
+        if sequence is not None:
+            self._forget(sequence)
+
+    def end(self, key: int, num_tokens: int) -> None:
+        """End an answer after its first `num_tokens` tokens, as its caller wants no more; unknown keys are ignored."""
+        sequence = self._scheduler.find(key)
+        if sequence is not None:
+            num_dropped = max(0, sequence.num_predicted - num_tokens)
+            sequence.num_predicted -= num_dropped
+            if self._cache.truncate(sequence, sequence.num_known - num_dropped):
+                sequence.cut(num_dropped)
+            self._finish(sequence, FinishReason.STOP)
+
+    def step(self) -> None:
+        if self._pending:
+            self._resume()
+        plan = self._schedule()
+        if not self._has_memory():
+            for sequence in tuple(self._scheduler.running):
+                self._fail(sequence, NO_MEMORY)
+        elif plan.prefill:
+            for part in self._parts(plan):
+                self._run(part, self._num_empty(part))
+                self._sample(part)
+        elif plan.decode:
+            self._decode(plan)
+        elif self._pending and (is_ready := self._pending[0].pending) is not None:
+            is_ready(PENDING_S)
+
+    def _has_memory(self) -> bool:
+        """Return whether there is memory for a step. llama.cpp ends the process where it can't have some."""
+        now = time.perf_counter()
+        if now >= self._probe_at:
+            self._probe_at = now + PROBE_EVERY_S
+            return can_take(STEP_BYTES)
+        return True
+
+    def end_all(self, failure: Failure) -> None:
+        for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+            self._fail(sequence, failure)
+        self.slots.close(failure)
+
+    def save_some(self) -> bool:
+        """Copy a part of an idle prefix to RAM, while nothing runs; return whether there is more to copy."""
+        return self._cache.save_some()
+
+    def retire(self) -> None:
+        """Write idle prefixes to disk from now on, if there is a disk tier, a part in each step."""
+        if self._disk is not None:
+            self._drain_writer = DrainWriter(self._cache, self._disk)
+
+    def write_out(self, deadline_s: float) -> None:
+        """Put all prefixes on disk within `deadline_s`, if there is a disk tier. An engine does this last of all."""
+        if self._disk is not None:
+            until = time.monotonic() + deadline_s
+            self._cache.save_idle(partial(self._disk.write, until=until))
+            self._disk.write_out(list(self._cache.ram.blocks), until)
+
+    def check_cells(self) -> None:
+        """Do the quick part of `check`. Raises IntegrityError."""
+        self._cache.check_cells()
+
+    def check(self) -> None:
+        """Compare the engine's records with llama.cpp's cache. Raises IntegrityError."""
+        try:
+            self._scheduler.check()
+        except ValueError as error:
+            raise IntegrityError(str(error)) from error
+        self._cache.check()
+        self._adapters.check(one.adapter_set for one in (*self._scheduler.running, *self._scheduler.waiting))
+
+    def _schedule(self) -> Plan[Sequence]:
+        """Admit calls that fit, then decide what this step computes."""
+        scheduler = self._scheduler
+        if self._spoiled and not scheduler.running:
+            self._clean()
+        plan = scheduler.calm_plan()
+        if plan is None:
+            self._admit()
+            self._shift_full()
+            plan = scheduler.plan(self._of_one_turn)
+        self._cache.tidy(self._num_decodes, MOVE_S)
+        self.slots.move(MOVE_S)
+        if self._drain_writer is not None:
+            self._drain_writer.go_on(MOVE_S)
+        return plan
+
+    def _admit(self) -> None:
+        scheduler = self._scheduler
+        scheduler.admit(self.events, self._may_enter)
+        refused, scheduler.refused = scheduler.refused, []
+        for sequence, failure in refused:
+            self._fail(sequence, failure)
+
+    def _clean(self) -> None:
+        """Clear the cache: without flash attention a cell that is not a number spoils all sequences, even when free."""
+        log.error("a call ended because its logits were not numbers; all cached prompts are forgotten")
+        self._cache.forget_all()
+        self._spoiled = False
+
+    def _parts(self, plan: Plan[Sequence]) -> Iterable[Plan[Sequence]]:
+        """Cut a step into batches that llama.cpp may compute: with a sliding window a batch is one micro-batch."""
+        memory, n_ubatch = self._context.memory, self._context.n_ubatch
+        alike = memory.kind is MemoryKind.HYBRID and bool(plan.prefill)
+        if not memory.window or (plan.num_tokens <= n_ubatch and not alike):
+            return (plan,)
+        return in_parts(plan, n_ubatch, alike=alike)
+
+    def _num_empty(self, plan: Plan[Sequence]) -> int:
+        """Return the empty rows of a step with prompts. A sequence alone gets none, as in llama-server."""
+        alone = len(plan.decode) + len(plan.prefill) == 1
+        fits = self._scheduler.has_spare_room and plan.num_tokens + MULTIPLE <= self._batch.capacity
+        return 0 if alone or not fits else self._layouts.num_empty(plan.num_tokens)
+
+    def _decode(self, plan: Plan[Sequence]) -> None:
+        """Run a step without prompts, in the layout that is quickest for so many rows."""
+        num_rows = plan.num_tokens
+        layout = self._layouts.choose(num_rows)
+        start = time.perf_counter()
+        if layout is Layout.SINGLY:
+            for one in plan.decode:
+                alone = Plan([one], plan.prefill)
+                self._run(alone)
+                self._sample(alone)
+        else:
+            num_empty = padding(num_rows) if layout is Layout.PADDED and self._scheduler.has_spare_room else 0
+            for part in self._parts(plan):
+                self._run(part, num_empty)
+                self._sample(part)
+        self._layouts.note(num_rows, layout, time.perf_counter() - start)
+
+    def _run(self, plan: Plan[Sequence], num_empty: int = 0) -> None:
+        """Decode a plan. `num_empty`: rows that belong to no call, for a quicker shape of the batch."""
+        batch = self._batch
+        batch.clear()
+        add_token = batch.add_token
+        for decode in plan.decode:
+            sequence = decode.sequence
+            num_cells = sequence.num_cells
+            sequence.row = add_token(sequence.token, num_cells - sequence.position_lag, sequence.id)
+            if decode.draft:
+                for token in decode.draft:
+                    num_cells += 1
+                    add_token(token, num_cells - sequence.position_lag, sequence.id)
+            sequence.num_cells = num_cells + 1
+        for chunk in plan.prefill:
+            sequence = chunk.sequence
+            position = sequence.prompt.position(sequence.num_cells)
+            tokens = sequence.take_chunk(chunk.num_tokens)
+            num_logits = len(tokens) if sequence.tells_prompt else int(sequence.num_prompt_left == 0)
+            sequence.row = batch.add_prompt(tokens, position, sequence.id, num_logits=num_logits)
+        for position in range(num_empty):
+            add_token(batch.padding_token, position, self._scratch)
+        first = plan.decode[0] if plan.decode else plan.prefill[0]
+        switched = self._adapters.apply(first.sequence.adapter_set)
+        start = time.perf_counter()
+        self._context.decode(batch)
+        self._decoded_at = time.perf_counter()
+        seconds = self._decoded_at - start
+        if num_empty:
+            self._context.memory.remove(self._scratch)
+        self._pace.note(batch.num_tokens, seconds)
+        self._adapter_turns.note_step(seconds, switched=switched, comparable=not plan.prefill)
+        self._decode_s.add(seconds)
+        self._gaps.note(plan.decoding, self._decoded_at)
+        self._num_decodes += 1
+        self._num_busy += self.num_running
+        self._num_switches += switched
+
+    def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
+        """Return the calls of one adapter turn, at most one of which wants its prompt's logits: memory is for one."""
+        ready = chosen(self._adapter_turns, ready, time.perf_counter())
+        later = [one for one in ready if one.tells_prompt][1:]
+        return [one for one in ready if one not in later] if later else ready
+
+    def _shift_full(self) -> None:
+        """Shift the context of full conversations: they go on without the older half, in this step or a later one, or
+        end where there is no room.
+        """
+        until = time.perf_counter() + MOVE_S
+        for sequence in [one for one in self._scheduler.running if one.is_full]:
+            num_kept = sequence.num_prompt if sequence.request.asked.n_keep < 0 else sequence.request.asked.n_keep
+            num_kept = min(num_kept, int(self._n_ctx * KEPT_SHARE))
+            end = num_kept + (sequence.num_cells - num_kept) // 2
+            if not self._cache.shift(sequence, num_kept, end, until):
+                self._finish(sequence, FinishReason.LENGTH)
+
+    def _sample(self, plan: Plan[Sequence]) -> None:
+        context, events = self._context, self.events
+        ended: list[tuple[Sequence, Outcome]] = []
+        pick = self._pick
+        for one in plan.decode:
+            outcome = pick(one.sequence)
+            if one.draft:
+                outcome = self._verify(one, outcome)
+            if outcome is not None:
+                ended.append((one.sequence, outcome))
+        for chunk in plan.prefill:
+            sequence = chunk.sequence
+            sequence.tell_progress(self._decoded_at, events)
+            if sequence.tells_prompt and (failure := sequence.tell_prompt(context, events)) is not None:
+                ended.append((sequence, failure))
+                continue
+            if not sequence.num_prompt_left or sequence.num_cells in sequence.stops:
+                self._cache.reached(sequence)
+            if not sequence.num_prompt_left and (outcome := self._first(sequence)) is not None:
+                ended.append((sequence, outcome))
+        self._end(ended)
+
+    def _resume(self) -> None:
+        """Go on with the drawn tokens of calls whose masks have an answer by now."""
+        waiting, self._pending = self._pending, []
+        ended: list[tuple[Sequence, Outcome]] = []
+        for sequence in waiting:
+            if sequence.pending is None or not sequence.decoding:
+                continue  # it is over, or was preempted: it will be asked when it is back
+            outcome: Outcome = PENDING
+            if sequence.pending(0.0):
+                outcome = self._pick(sequence, again=True)
+            if outcome is not None:
+                ended.append((sequence, outcome))
+        self._end(ended)
+
+    def _pick(self, sequence: Sequence, *, again: bool = False) -> Outcome:
+        """Draw a call's next token, or go on with the drawn one `again`; note the processor time that this took."""
+        before = time.thread_time()
+        outcome = sequence.resume(self.events) if again else sequence.pick(self._context, self.events)
+        cost = sequence.cost
+        cost.note(time.thread_time() - before)
+        if cost.is_quick:
+            return outcome
+        self._scheduler.disturb()
+        return (None if self.num_running == 1 else cost.failure()) or outcome
+
+    def _verify(self, one: Decode[Sequence], outcome: Outcome) -> Outcome:
+        """Go on along a draft for as long as its tokens are the ones that were drawn; drop the cells of the others.
+
+        The next token is drawn from the logits of the row of each, so the answer is the one without a draft.
+        """
+        sequence = one.sequence
+        num_cells = sequence.num_cells - len(one.draft)
+        for token in one.draft:
+            if outcome is not None or sequence.token != token:
+                break
+            sequence.row += 1
+            num_cells += 1
+            outcome = self._pick(sequence)
+        self._cache.truncate(sequence, num_cells)
+        return outcome
+
+    def _first(self, sequence: Sequence) -> Outcome:
+        """Draw the next token of a call whose prompt is computed, or that is back after a preemption."""
+        outcome: Outcome = FinishReason.LENGTH
+        if sequence.limit:
+            if sequence.token_at:
+                self._gaps.note((sequence,), self._decoded_at)
+            sequence.token_at = self._decoded_at
+            sequence.slice.resume(self._decoded_at, again=sequence.num_predicted > 0)
+            outcome = self._pick(sequence)
+            sequence.decoding = True
+        if not sequence.first_token_at:
+            sequence.first_token_at = time.perf_counter()
+        return outcome
+
+    def _end(self, ended: Iterable[tuple[Sequence, Outcome]]) -> None:
+        """End the calls that are over, and remember those whose masks are to be asked again."""
+        for sequence, outcome in ended:
+            if isinstance(outcome, Pending):
+                self._pending.append(sequence)
+                self._scheduler.disturb()
+            elif isinstance(outcome, Failure):
+                self._fail(sequence, outcome)
+            elif outcome is not None:
+                self._finish(sequence, outcome)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        self.events.append(sequence.finished(reason, time.perf_counter()))
+        self.lengths.note(sequence.num_predicted)
+        self._forget(sequence)
+
+    def _fail(self, sequence: Sequence, failure: Failure) -> None:
+        if failure is NOT_A_NUMBER and not self._spoiled:
+            self._spoiled, self._spoiled_at = True, time.monotonic()
+        self._forget(sequence, keep=failure is not NOT_A_NUMBER)
+        self.events.append(Failed(sequence.key, failure))
+
+    def _forget(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Give back everything that the call holds; with `keep` its prefix stays for later calls."""
+        sequence.chain.close()
+        sequence.pending = None
+        self._adapters.release(sequence.adapter_set)
+        self.slots.ended(sequence, keep=keep)
+        self._scheduler.remove(sequence, keep=keep)
+        if sequence.started_at and sequence.cache_prompt:
+            self.cache_report.ended(sequence)
+        self._black_box.ended(sequence.key)
+        self._on_end(sequence.key)
+
+    def _may_enter(self, sequence: Sequence) -> bool:
+        if self._spoiled and time.monotonic() - self._spoiled_at < CLEAN_WAIT_S:
+            return False
+        return self._disk is None or self._disk.may_enter(sequence, self._cache)
+
+    def _evicted(self, block: Block) -> None:
+        if self._disk is not None:
+            self._disk.evicted(block)
+
+
+def _names(sequences: list[Sequence]) -> tuple[str, ...]:
+    return tuple(sorted({entry.name for one in sequences for entry, _ in one.adapter_set.uses}))

@@ -1,0 +1,100 @@
+"""The watch on calls that ask for more than text: emits their tokens and timings, ends them when their time runs out or
+a line is not indented enough.
+
+All other calls never come here.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from workers.engine.request import EngineRequest
+from workers.protocol.events import CallEvent, FinishReason, Text, Timings, TimingsSoFar, Tokens
+
+BLANKS = " \t"
+
+
+class Indent:
+    """Finds the end of an answer that may hold indented lines only, such as the body of a function.
+
+    Lines after the first need at least so many blanks or tabs; a line with fewer ends the answer, an empty one too.
+    Source: `n_indent` in tools/server/README.md and server-context.cpp of llama.cpp.
+    """
+
+    __slots__ = ("_least", "_seen")
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._seen: int | None = None
+        """Blanks at the beginning of the current line so far; None: it is the first line, or its text has begun."""
+
+    def end_in(self, text: str) -> int | None:
+        """Return the position in `text` where the answer ends; None: it does not end."""
+        for place, character in enumerate(text):
+            if self._seen is not None and character in BLANKS:
+                self._seen += 1
+            elif self._seen is not None and self._seen < self._least:
+                return place
+            else:
+                self._seen = 0 if character == "\n" else None
+        return None
+
+
+class Answer(Protocol):
+    """A sequence, as far as a watch needs it."""
+
+    first_token_at: float
+
+    def accept(self, token: int, events: list[CallEvent]) -> FinishReason | None: ...
+
+    def timings(self, now: float) -> Timings: ...
+
+    def flush(self, events: list[CallEvent]) -> None:
+        """Add the text that was held back to `events`, since no more tokens are wanted."""
+
+
+class TokenHooks:
+    """The watch on one call. Belongs to the engine's thread."""
+
+    __slots__ = ("_indent", "_key", "_max_predict_s", "_tells_timings", "_tells_tokens")
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._key = request.key
+        self._tells_tokens = "tokens" in request.asked.tell
+        self._tells_timings = "timings" in request.asked.tell
+        self._max_predict_s = request.asked.max_predict_ms / 1e3
+        self._indent = Indent(request.asked.n_indent) if request.asked.n_indent else None
+
+    def accept(self, answer: Answer, token: int, events: list[CallEvent]) -> FinishReason | None:
+        """Do as `Sequence.accept`, and add the events that come before the token's text."""
+        if self._tells_tokens:
+            events.append(Tokens(self._key, (token,)))
+        place = len(events)
+        reason = answer.accept(token, events)
+        if len(events) == place:
+            return reason
+        if self._indent is not None and self._is_cut(self._indent, events, place):
+            return FinishReason.LENGTH
+        now = time.perf_counter()
+        if reason is None and self._is_late(answer, events[place], now):
+            answer.flush(events)
+            reason = FinishReason.LENGTH
+        if self._tells_timings:
+            events.insert(place, TimingsSoFar(self._key, answer.timings(now)))
+        return reason
+
+    def _is_cut(self, indent: Indent, events: list[CallEvent], place: int) -> bool:
+        """Return whether the answer ends in its new text, and cut off what follows that end."""
+        event = events[place]
+        end = indent.end_in(event.text) if isinstance(event, Text) else None
+        if end is None or not isinstance(event, Text):
+            return False
+        events[place:] = [Text(event.call, event.text[:end], event.num_tokens)] if end else []
+        return True
+
+    def _is_late(self, answer: Answer, event: CallEvent, now: float) -> bool:
+        """Return whether time is up: as in llama-server, it is checked at line ends and counts from the first token."""
+        if not self._max_predict_s or not answer.first_token_at or not isinstance(event, Text):
+            return False
+        return "\n" in event.text and now - answer.first_token_at > self._max_predict_s

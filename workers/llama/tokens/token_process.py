@@ -1,0 +1,214 @@
+"""The processes in which a caller's long text may crash or hang llama.cpp's tokenizer (`tokenizer` is the other end).
+
+    python -m workers.llama.tokens.token_process MODEL.gguf DESCRIPTOR
+
+The first process loads the vocabulary and does nothing but fork others, which share its memory: each takes texts
+from a socket of its own, and a new one is there within some milliseconds. It reads orders from the socket
+DESCRIPTOR until that ends: `FORK` with a socket is answered with the child's process id, `END` with a process id
+with its exit code (negative: the signal that ended it).
+
+A lower bound on the tokens of a text, found by counting its characters: a text that is far too long for a context
+is refused before anything is tokenised.
+
+A token stands for the characters of its own text and no others, so a text with a thousand letters has at least
+1000 / n tokens where no token has more than n. That holds for characters which no tokenizer drops or rewrites:
+
+- Sentencepiece (`llama`) and byte pairs of bytes (`gpt2`) keep every visible ASCII character. They may drop whitespace
+  beside control tokens, and bytes beyond ASCII that a vocabulary lacks: neither is counted.
+- Wordpiece and unigram vocabularies rewrite the text first, and others are not known well enough: no bound.
+
+Source: `llama_vocab::impl::tokenize` and the sessions of src/llama-vocab.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+import string
+import struct
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from llama_cpp import llama_cpp as c
+
+from workers.llama.tokens.vocab import Vocab, VocabFile
+from workers.process.isolation import bound_cpu, bound_memory, shut_off
+from workers.process.parent_death import end_with_parent
+
+SENTENCEPIECE, BYTE_PAIRS = 1, 2
+
+OF_CHARACTERS = frozenset({"whitespace", "gemma4", "granite-embed-multi-311m", "sarvam-moe"})
+"""Pre-tokenizers of byte pairs that work on characters, not on bytes."""
+
+COUNTED = (
+    bytes(range(0x21, 0x7F)),
+    string.ascii_letters.encode(),
+    string.digits.encode(),
+)
+"""Characters that are counted together. Few tokens have many letters; some consist of a hundred signs."""
+
+EVERY_BYTE = bytes(range(256))
+
+
+class TokenFloor:
+    """The lower bound for one vocabulary."""
+
+    def __init__(self, texts: Iterable[bytes]) -> None:
+        """`texts`: texts of all tokens, as the vocabulary writes them; without any there is no bound."""
+        longest_first = sorted(texts, key=len, reverse=True)
+        known = {text for text in longest_first if len(text) == 1}
+        self._most: list[tuple[bytes, int]] = []
+        """For each kind: the characters that are not counted, and the most of the others in one token."""
+        for characters in COUNTED:
+            kept = {character for character in characters if bytes((character,)) in known}
+            others = bytes(set(EVERY_BYTE) - kept)
+            most = 0
+            for text in longest_first:
+                if len(text) <= most:
+                    break
+                most = max(most, len(text.translate(None, others)))
+            if most:
+                self._most.append((others, most))
+
+    @classmethod
+    def of(cls, file: VocabFile) -> TokenFloor:
+        """Return the bound for a file's vocabulary; takes some tenths of a second for 150,000 tokens."""
+        pointer, kind, model = file.vocab.pointer, file.vocab.kind, file.text_of("tokenizer.ggml.model")
+        of_bytes = kind == BYTE_PAIRS and model == "gpt2" and file.text_of("tokenizer.ggml.pre") not in OF_CHARACTERS
+        if not of_bytes and (kind, model) != (SENTENCEPIECE, "llama"):
+            return cls(())
+        return cls(c.llama_vocab_get_text(pointer, token) for token in range(file.vocab.num_tokens))
+
+    def of_text(self, data: bytes) -> int:
+        """Return the fewest tokens that UTF-8 text can have; takes some milliseconds per MiB."""
+        return max((-(-len(data.translate(None, others)) // most) for others, most in self._most), default=0)
+
+
+READY = b"+"
+FORK, END = 1, 2
+ORDER, REPLY = struct.Struct("=ii"), struct.Struct("=i")
+"""An order: the order and a process id. Its reply: a process id or an exit code."""
+
+TEXT, TOKENS = struct.Struct("=QiqBB"), struct.Struct("=qB")
+"""A text: its bytes, seconds of processor time, most tokens allowed (or `ANY`), `add_special`, `parse_special`. Its
+reply: the number of tokens (negative: at least so many, none follow), whether the process is to be replaced."""
+
+ANY = -1
+
+NOT_BEGUN, BROKEN = 75, 1
+"""Exit codes: the process could not get what it needs to take texts; it broke down over one, or its worker has gone."""
+
+STACK_BYTES = 192 << 20
+"""Stack for the recursion of std::regex: 320 bytes for each character of a run, measured over all of llama.cpp's
+pre-tokenizers. Pages are allocated when they are touched."""
+
+EXTRA_BYTES = 384 << 20
+"""Most memory beyond what the process takes itself."""
+
+GROWN_BYTES = 48 << 20
+"""Growth over a text after which a process is replaced, which frees the memory."""
+
+SOCKET_BYTES = 1 << 20
+
+NICENESS = 5
+"""Niceness of the processes: where both want a processor, the engine's steps come before a text."""
+
+
+def main(path: Path, descriptor: int) -> None:
+    """Serve orders until the worker closes the socket or ends."""
+    with socket.socket(fileno=descriptor) as orders, VocabFile.load(path) as file:
+        children: set[int] = set()
+        floor = TokenFloor.of(file)
+        gc.freeze()  # so that memory shared with the children is not written to
+        try:
+            orders.sendall(READY)
+            while _obey(orders, file.vocab, floor, children):
+                pass
+        finally:
+            for pid in children:
+                _ended(pid)
+
+
+def _obey(orders: socket.socket, vocab: Vocab, floor: TokenFloor, children: set[int]) -> bool:
+    """Carry out one order; return False where there are no more."""
+    data, descriptors, _, _ = socket.recv_fds(orders, ORDER.size, 1)
+    if len(data) < ORDER.size:
+        return False
+    order, pid = ORDER.unpack(data)
+    if order == FORK:
+        pid = os.fork()
+        if pid == 0:
+            _child(vocab, floor, orders, descriptors[0])
+        os.close(descriptors[0])
+        children.add(pid)
+        orders.sendall(REPLY.pack(pid))
+    elif order == END:
+        orders.sendall(REPLY.pack(_ended(pid) if pid in children else -signal.SIGKILL))
+        children.discard(pid)
+    return True
+
+
+def _ended(pid: int) -> int:
+    """End a child and return its exit code. It may have ended: until it is waited for, its process id stays its own."""
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _child(vocab: Vocab, floor: TokenFloor, orders: socket.socket, descriptor: int) -> None:
+    """Take texts in a child process. Never returns. The socket stays open until the end: when the worker sees it close,
+    the exit code is settled, and a signal that comes then changes nothing.
+    """
+    code = NOT_BEGUN
+    try:
+        end_with_parent()
+        os.nice(NICENESS)
+        orders.close()
+        threading.stack_size(STACK_BYTES)
+        texts = socket.socket(fileno=descriptor)
+        thread = threading.Thread(target=_serve, args=(vocab, floor, texts), daemon=True)
+        thread.start()
+        code = BROKEN
+        thread.join()
+    finally:
+        os._exit(code)
+
+
+def _serve(vocab: Vocab, floor: TokenFloor, texts: socket.socket) -> None:
+    bound_memory(EXTRA_BYTES)
+    shut_off()
+    quiet = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.suppress(EOFError, OSError):  # the worker has gone
+        while True:
+            num_bytes, cpu_s, most, add_special, parse_special = TEXT.unpack(read_exactly(texts, TEXT.size))
+            bound_cpu(cpu_s)
+            text = bytes(read_exactly(texts, num_bytes))
+            if most != ANY and (at_least := floor.of_text(text)) > most:
+                texts.sendall(TOKENS.pack(-at_least, False))
+                continue
+            tokens = vocab.token_array(text, add_special=bool(add_special), parse_special=bool(parse_special))
+            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - quiet) << 10 > GROWN_BYTES
+            texts.sendall(TOKENS.pack(len(tokens), grown))
+            texts.sendall(tokens)
+
+
+def read_exactly(source: socket.socket, num_bytes: int) -> bytearray:
+    """Return so many bytes. Raises EOFError, and what the socket raises (TimeoutError where it has a timeout)."""
+    data = bytearray(num_bytes)
+    view, have = memoryview(data), 0
+    while have < num_bytes:
+        count = source.recv_into(view[have:])
+        if not count:
+            raise EOFError
+        have += count
+    return data
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

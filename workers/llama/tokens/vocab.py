@@ -1,0 +1,169 @@
+"""A model's vocabulary: text to tokens and back. Immutable, so every thread may use it.
+
+The vocabulary of a GGUF file without its weights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from llama_cpp import llama_cpp as c
+
+from workers.llama.errors import ModelError
+from workers.llama.native import gil_calls, native_log
+
+NO_TOKEN = -1
+
+
+def encoded(text: str) -> bytes:
+    """Return the text as UTF-8; half a character becomes a question mark."""
+    return text.encode("utf-8", "replace")
+
+
+_BETWEEN = b"\xff\xfe"
+"""Separator of pieces, which no text contains."""
+
+
+class Vocab:
+    """A vocabulary, valid as long as its model; `pointer` is a `llama_vocab *`."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+        self.num_tokens: int = c.llama_vocab_n_tokens(pointer)
+        self._pieces: list[bytes | None] = [None] * self.num_tokens
+        self._special_pieces: dict[int, bytes] = {}
+        is_eog = gil_calls().is_eog
+        self.eog = frozenset(token for token in range(self.num_tokens) if is_eog(pointer, token))
+        self.bos: int = c.llama_vocab_bos(pointer)
+        self.eos: int = c.llama_vocab_eos(pointer)
+        self.adds_bos: bool = c.llama_vocab_get_add_bos(pointer)
+        self.kind: int = c.llama_vocab_type(pointer)
+        """`llama_vocab_type`: 1 sentencepiece, 2 byte pairs, ..."""
+        self.suppressed = self._read_suppressed()
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> list[int]:
+        """Return the tokens of a text, all of them, also beyond `most`. `add_special`: with begin and end tokens as the
+        model asks; `parse_special`: with control tokens in the text.
+
+        llama.cpp may need 320 bytes of stack for each character, and time that grows with the square of a run of like
+        ones: callers' texts go through `workers.llama.tokens.tokenizer`.
+        """
+        return self.token_array(encoded(text), add_special=add_special, parse_special=parse_special).tolist()
+
+    def token_array(self, data: bytes, *, add_special: bool, parse_special: bool) -> memoryview:
+        """Return the same for UTF-8, as int32 of this machine."""
+        room = len(data) + 8
+        while True:
+            tokens = (ctypes.c_int32 * room)()
+            count: int = c.llama_tokenize(self.pointer, data, len(data), tokens, room, add_special, parse_special)
+            if count >= 0:
+                return memoryview(tokens).cast("B").cast("i")[:count]
+            room = -count
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes that the token adds to a text, perhaps a part of a character; empty for control tokens."""
+        known = self._pieces[token]
+        if known is None:
+            known = self._pieces[token] = self._render(token, special=False)
+        return known
+
+    def special_piece(self, token: int) -> bytes:
+        """Return the same with control tokens written out, as in a template."""
+        piece = self.piece(token)
+        if piece:
+            return piece
+        known = self._special_pieces.get(token)
+        if known is None:
+            known = self._special_pieces[token] = self._render(token, special=True)
+        return known
+
+    def num_met_by(self, text: bytes) -> int:
+        """Return about how many tokens contain the text, or end in its beginning: DRY keeps these for a breaker."""
+        beginnings = (text[:length] + _BETWEEN for length in range(1, len(text)))
+        return self._all_pieces.count(text) + sum(map(self._all_pieces.count, beginnings))
+
+    @functools.cached_property
+    def _all_pieces(self) -> bytes:
+        return b"".join(self.piece(token) + _BETWEEN for token in range(self.num_tokens))
+
+    def text(self, token: int) -> str:
+        """Return the token as it is written in a template, control tokens included; empty for `NO_TOKEN`."""
+        return "" if token == NO_TOKEN else self._render(token, special=True).decode("utf-8", "replace")
+
+    def join(self, tokens: Iterable[int]) -> bytes:
+        """Return the text of tokens, control tokens written out, as llama-server's `/detokenize` does."""
+        return b"".join(map(self.special_piece, tokens))
+
+    def infill_tokens(self) -> dict[str, int]:
+        """Return the fill-in-the-middle tokens that the model has, by the names pre, suf, mid, rep, sep."""
+        pointer = self.pointer
+        tokens = {
+            "pre": c.llama_vocab_fim_pre(pointer),
+            "suf": c.llama_vocab_fim_suf(pointer),
+            "mid": c.llama_vocab_fim_mid(pointer),
+            "rep": c.llama_vocab_fim_rep(pointer),
+            "sep": c.llama_vocab_fim_sep(pointer),
+        }
+        return {name: token for name, token in tokens.items() if token != NO_TOKEN}
+
+    def _render(self, token: int, *, special: bool) -> bytes:
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            count = gil_calls().token_to_piece(self.pointer, token, buffer, room, 0, special)
+            if count >= 0:
+                return buffer.raw[:count]
+            room = -count
+
+    def _read_suppressed(self) -> Sequence[int]:
+        count = ctypes.c_int32()
+        tokens = c.llama_vocab_get_suppress_tokens(self.pointer, ctypes.byref(count))
+        return tuple(tokens[: count.value]) if count.value > 0 else ()
+
+
+MAX_TEXT = 256
+
+
+class VocabFile:
+    """The vocabulary of a file; `vocab` is valid until `close`."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+        self.vocab = Vocab(c.llama_model_get_vocab(pointer))
+
+    @classmethod
+    def load(cls, path: Path) -> VocabFile:
+        """Load a file's vocabulary; takes some tenths of a second for 150,000 tokens. Raises ModelError."""
+        log = native_log()
+        params = c.llama_model_default_params()
+        params.vocab_only = True
+        params.n_gpu_layers = 0
+        pointer = c.llama_model_load_from_file(os.fsencode(path), params)
+        if not pointer:
+            raise ModelError(f"{path}: llama.cpp can't read its vocabulary ({log.reason() or 'no reason given'})")
+        return cls(pointer)
+
+    def text_of(self, key: str) -> str:
+        """Return the text of a metadata key; empty: there is none, or it is no text."""
+        buffer = ctypes.create_string_buffer(MAX_TEXT)
+        count = c.llama_model_meta_val_str(self._pointer, key.encode(), buffer, MAX_TEXT)
+        return buffer.value.decode("utf-8", "replace") if count > 0 else ""
+
+    def close(self) -> None:
+        if self._pointer:
+            c.llama_model_free(self._pointer)
+            self._pointer = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,232 @@
+"""The catalog: the models that a fleet serves, and their names. One file, read by the supervisor and by gateways.
+
+A catalog is YAML or JSON. Its JSON Schema is published as `docs/catalog.schema.json` (`paddock config schema`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from workers.models.spec import MAX_SHARED_BYTES, DefaultSampling, LlamaSettings, ModelSpec
+from workers.protocol.requests import Name
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A model that takes a share of an alias's conversations."""
+
+    model: Name
+    weight: Annotated[float, Meta(ge=0, le=1e6, description="share beside the other targets' weights; 0: none")] = 1.0
+
+
+class AliasChain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A name for several models: some share its conversations, others stand in where these have no place in time."""
+
+    targets: Annotated[
+        tuple[Name | Target, ...],
+        Meta(min_length=1, max_length=16, description="models that share the conversations; a bare name weighs 1"),
+    ]
+    fallbacks: Annotated[
+        tuple[Name, ...],
+        Meta(max_length=16, description="models and aliases that are tried in turn where no target has a place"),
+    ] = ()
+
+    def shares(self) -> tuple[Target, ...]:
+        """Return the targets, each with its weight."""
+        return tuple(target if isinstance(target, Target) else Target(model=target) for target in self.targets)
+
+
+Entry = Name | AliasChain
+
+Job = Literal["chat", "embed", "rerank", "infill"]
+"""The work of a call, a field of `Defaults`; `chat` is any text that is continued."""
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Names for calls that name no model, one for each job: of a model, or an alias."""
+
+    chat: (
+        Annotated[Name, Meta(description="for any text that is continued, and for questions about a model")] | None
+    ) = None
+    embed: Annotated[Name, Meta(description="for embeddings")] | None = None
+    rerank: Annotated[Name, Meta(description="for the ranking of documents")] | None = None
+    infill: Annotated[Name, Meta(description="for code between a prefix and a suffix")] | None = None
+
+
+class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Models and the other names that point at them."""
+
+    models: Annotated[tuple[ModelSpec, ...], Meta(min_length=1)]
+    aliases: dict[Name, Entry] = {}
+    """alias -> name of a model, or a chain of several; each model's own name is an alias of it already."""
+    default: Defaults = Defaults()
+    """Models and aliases for calls that name none."""
+    unknown_model: Annotated[
+        Literal["refuse", "default"],
+        Meta(description="what becomes of a call for a name that nobody has; default: it is taken as if it named none"),
+    ] = "refuse"
+
+
+FIELDS = sorted(
+    field.name
+    for struct in (Catalog, Defaults, ModelSpec, LlamaSettings, DefaultSampling, AliasChain, Target)
+    for field in msgspec.structs.fields(struct)
+)
+
+
+class CatalogError(ValueError):
+    """The catalog can't be used; the message gives the file, the path inside it and the remedy."""
+
+
+def check(catalog: Catalog, origin: str) -> Catalog:
+    """Check the rules that a schema can't express: one source each, unique names, aliases that lead somewhere.
+
+    Raises CatalogError.
+    """
+    names: set[str] = set()
+    for number, model in enumerate(catalog.models):
+        where = f"{origin}: models[{number}] ({model.name})"
+        if (model.path is None) == (model.hf is None):
+            raise CatalogError(
+                f"{where}: give exactly one source: `path` (a GGUF file) or `hf` (REPO[:QUANT][@REVISION])"
+            )
+        if (wanted := max(len(model.llama.tensor_split), model.llama.main_gpu + 1)) > model.gpus:
+            raise CatalogError(
+                f"{where}: `llama` speaks of {wanted} GPUs and each worker gets {model.gpus}; raise `gpus`"
+            )
+        if (size := len(msgspec.json.encode(model.shared_prompts))) > MAX_SHARED_BYTES:
+            raise CatalogError(
+                f"{where}: shared_prompts: the texts take {size:,} bytes as JSON and may take {MAX_SHARED_BYTES:,} "
+                "together; mark fewer or shorter ones"
+            )
+        if model.name in names:
+            raise CatalogError(f"{where}: the name is used twice; rename one of the two models")
+        names.add(model.name)
+        adapters = [adapter.name for adapter in model.adapters]
+        if twice := _first_twice(adapters):
+            raise CatalogError(f"{where}: adapters: {twice!r} is named twice; rename one of the two")
+    for alias, entry in catalog.aliases.items():
+        where = f"{origin}: aliases.{alias}"
+        if alias in names and alias != entry:
+            raise CatalogError(f"{where}: a model has this name already; rename the alias")
+        if isinstance(entry, str):
+            _check_model(where, entry, names)
+        else:
+            _check_chain(where, alias, entry, names, catalog.aliases)
+    for job, name in msgspec.structs.asdict(catalog.default).items():
+        if name is not None and name not in names and name not in catalog.aliases:
+            known = _listed({*names, *catalog.aliases})
+            raise CatalogError(f"{origin}: default.{job}: no model or alias is named {name!r}; use one of: {known}")
+    return catalog
+
+
+def _check_model(where: str, target: str, names: Set[str]) -> None:
+    if target not in names:
+        raise CatalogError(f"{where}: no model is named {target!r}; use one of: {_listed(names)}")
+
+
+def _check_chain(where: str, alias: str, chain: AliasChain, names: Set[str], aliases: Mapping[str, Entry]) -> None:
+    shares = chain.shares()
+    for number, share in enumerate(shares):
+        _check_model(f"{where}.targets[{number}]", share.model, names)
+    models = [share.model for share in shares]
+    if twice := _first_twice(models):
+        raise CatalogError(f"{where}.targets: {twice!r} is named twice; give it one entry with the sum of the weights")
+    if not any(share.weight for share in shares):
+        raise CatalogError(f"{where}.targets: every weight is 0; give one of them a weight above 0")
+    if twice := _first_twice(chain.fallbacks):
+        raise CatalogError(f"{where}.fallbacks: {twice!r} is named twice; remove one of the two")
+    for number, fallback in enumerate(chain.fallbacks):
+        at = f"{where}.fallbacks[{number}]"
+        if fallback not in names and fallback not in aliases:
+            known = _listed({*names, *aliases} - {alias})
+            raise CatalogError(f"{at}: no model or alias is named {fallback!r}; use one of: {known}")
+        if fallback in models:
+            raise CatalogError(
+                f"{at}: {fallback!r} is a target already, and targets stand in for each other; remove it"
+            )
+        if path := _way_back(fallback, alias, aliases):
+            raise CatalogError(
+                f"{at}: this leads back to {alias!r} ({' -> '.join((alias, *path))}); remove one of these"
+            )
+
+
+def _way_back(name: str, alias: str, aliases: Mapping[str, Entry], seen: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the names from `name` to `alias`, both included, by way of fallbacks; empty: there is no way."""
+    if name == alias:
+        return (*seen, name)
+    entry = aliases.get(name)
+    if not isinstance(entry, AliasChain) or name in seen:
+        return ()
+    ways = (_way_back(fallback, alias, aliases, (*seen, name)) for fallback in entry.fallbacks)
+    return next((way for way in ways if way), ())
+
+
+def _first_twice(names: Sequence[str]) -> str:
+    return next((name for name in names if names.count(name) > 1), "")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def load(path: Path) -> Catalog:
+    """Return the checked catalog of a YAML or JSON file. Raises CatalogError: file, path inside, remedy."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CatalogError(f"{path}: {error.strerror}; --catalog must name a readable file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CatalogError(f"{path}: not valid YAML or JSON: {' '.join(str(error).split())}") from None
+    try:
+        return convert(document, str(path))
+    except CatalogError as error:
+        raise CatalogError(_with_hint(str(error))) from None
+
+
+def _with_hint(message: str) -> str:
+    unknown = re.search(r"unknown field `([^`]*)`", message)
+    close = difflib.get_close_matches(unknown[1], FIELDS, n=1) if unknown else []
+    return message.replace(unknown[0], f"{unknown[0]} (did you mean `{close[0]}`?)") if unknown and close else message
+
+
+def convert(document: Any, origin: str) -> Catalog:
+    """Return the checked catalog of a parsed YAML or JSON document. Raises CatalogError."""
+    try:
+        catalog = msgspec.convert(document, Catalog)
+    except msgspec.ValidationError as error:
+        told = str(error)
+        if ANY_ALIAS in told:
+            told = told.replace(ANY_ALIAS, f"$.aliases.{_unreadable(document)}")
+        raise CatalogError(f"{origin}: {told}; see docs/catalog.md for what each field takes") from None
+    return check(catalog, origin)
+
+
+ANY_ALIAS = "$.aliases[...]"
+"""The path by which msgspec names any value in the mapping of aliases."""
+
+
+def _unreadable(document: Any) -> str:
+    """Return the first alias of a document whose entry can't be decoded."""
+    for alias, entry in document["aliases"].items():
+        try:
+            msgspec.convert(entry, Entry)
+        except msgspec.ValidationError:
+            return str(alias)
+    return "<name>"
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a catalog file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Paddock catalog",
+        **msgspec.json.schema(Catalog),
+    }

@@ -1,0 +1,245 @@
+"""Fetches a model from the Hugging Face hub: `python -m workers.models.hub REFERENCE CACHE_FOLDER [COMMIT]`.
+
+Runs as a process of its own so that the supervisor needs not carry the hub's library. Prints a line of JSON on stdout
+(`FetchedModel`), the progress bar and errors on stderr. With COMMIT it is that one, whatever the reference leads to
+now. All files are of one commit, also where the repository changes meanwhile. `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT`
+and `HF_HUB_OFFLINE` mean what they mean to the library; without `HF_HOME` files go to CACHE_FOLDER.
+
+A download goes on where an earlier attempt ended: the library itself begins a file anew in each process, so a model of
+40 GB would never come over a line that breaks. What has come lies beside the finished files as `<etag>.part`, and every
+file is compared with the hub's SHA-256, where the hub tells one, before it is used.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import HfFileMetadata, http_get, repo_folder_name
+from huggingface_hub.utils._headers import build_hf_headers
+
+from workers.models.fetched import FetchedModel, sha256_of
+from workers.models.files import COMMIT, SPLIT, HubReference, parse_reference
+from workers.process import parent_death
+from workers.protocol.exits import Exit
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+PREFERRED = ("Q4_K_M", "Q8_0")
+LIST_TIMEOUT_S = 20.0
+COMPANIONS = ("mmproj", "imatrix")
+"""Words in names of .gguf files that are no model that can be served by itself."""
+
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""A file's name in the cache: a hash with the hub, something like it with mirrors, and never a path."""
+
+
+class HubError(Exception):
+    """The model can't be had from the hub; the message names the thing and the remedy."""
+
+
+def choose(repo: str, names: Iterable[str], quant: str = "") -> tuple[str, ...]:
+    """Return the files of one model of a repository: all its parts, in order. Raises HubError."""
+    models = _models(names)
+    if not models:
+        raise HubError(f"{repo} holds no GGUF file; name a repository with GGUF files (often called ...-GGUF)")
+    offer = ", ".join(sorted(models))
+    if quant:
+        found = [model for model in models if quant.lower() == model.lower() or _has_quant(model, quant)]
+        if not found:
+            raise HubError(f"{repo} has no file for {quant!r}; it has: {offer}")
+        if len(found) > 1:
+            raise HubError(f"{repo}: {quant!r} fits several files: {', '.join(sorted(found))}; give one file's name")
+        return _whole(repo, models[found[0]])
+    for preferred in PREFERRED:
+        found = [model for model in models if _has_quant(model, preferred)]
+        if found:
+            return _whole(repo, models[min(found)])
+    return _whole(repo, models[min(models)])
+
+
+def fetch(asked: HubReference, cache: str, api: HfApi) -> FetchedModel:
+    """Download what is not in the cache yet. Raises HubError."""
+    repo = asked.repo
+    folder = None if os.environ.get("HF_HOME") or os.environ.get("HF_HUB_CACHE") else cache
+    try:
+        # Unlike the listing of a repository's tree, this fails at once when the hub is out of reach.
+        told = api.model_info(repo, revision=asked.revision or None, timeout=LIST_TIMEOUT_S)
+        commit = _commit(asked, told.sha)
+        files = choose(repo, [sibling.rfilename for sibling in told.siblings or []], asked.quant)
+        found = [download(api, repo, name, commit, folder) for name in files]
+    except Unusable as error:
+        raise HubError(f"{repo}: {error}") from None
+    except GatedRepoError:
+        raise HubError(
+            f"{repo} is gated: accept its terms on the hub's page, then set HF_TOKEN to a token that may read it"
+        ) from None
+    except RevisionNotFoundError:
+        raise HubError(
+            f"{repo} has no revision {asked.revision!r} (any more); name a commit, a tag or a branch that it has"
+        ) from None
+    except RepositoryNotFoundError:
+        raise HubError(f"{repo}: no such model on the hub, or it is private; check the name, or set HF_TOKEN") from None
+    except HFValidationError:
+        raise HubError(f"{repo}: not a repository name; give OWNER/NAME, such as ggml-org/gemma-3-1b-it-GGUF") from None
+    except HfHubHTTPError as error:
+        raise HubError(f"{repo}: the hub answered: {_one_line(error)}; try again later") from None
+    except (OfflineModeIsEnabled, LocalEntryNotFoundError):
+        raise HubError(
+            f"{repo}: HF_HUB_OFFLINE is set or the hub is out of reach, and there is no local copy"
+        ) from None
+    except OSError as error:
+        raise HubError(f"{repo}: download failed: {_one_line(error)}; check the network and the disk") from None
+    return FetchedModel(str(found[0][0]), commit, {path.name: digest for path, digest in found})
+
+
+def _commit(asked: HubReference, told: str | None) -> str:
+    """Return the commit that all files are taken of. Raises HubError where it is not the one that was asked for."""
+    if told is None or not COMMIT.fullmatch(told):
+        raise HubError(f"{asked.repo}: the hub does not say which commit it has; name another hub with HF_ENDPOINT")
+    if asked.is_pinned and told != asked.revision:
+        raise HubError(f"{asked.repo}: the hub answered with commit {told}, and {asked.revision} was asked for")
+    return told
+
+
+class Unusable(Exception):
+    """The file can't be had; the message says why, and the remedy."""
+
+
+def download(api: HfApi, repo: str, name: str, commit: str, cache: str | None) -> tuple[Path, str]:
+    """Return the file's path in the cache, and its SHA-256. Raises Unusable, OSError, and what the library raises."""
+    url = hf_hub_url(repo, name, revision=commit, endpoint=api.endpoint)
+    told = get_hf_file_metadata(url, token=api.token)
+    if told.etag and not FILE_NAME.fullmatch(told.etag):
+        raise Unusable(f"{name}: the hub names its contents {told.etag[:200]!r}, which is no hash; use another hub")
+    folder = Path(cache or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "blobs"
+    # Larger files the hub gives only in pieces of its own, which the library can put together.
+    whole = (told.size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE
+    if told.etag and whole and not (folder / told.etag).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _fetch(api, url, told, folder / told.etag)
+    # The library finds the content there, and does the cache's bookkeeping.
+    path = Path(api.hf_hub_download(repo, name, revision=commit, cache_dir=cache))
+    digest = sha256_of(path)
+    if told.etag and SHA256.fullmatch(told.etag) and digest != told.etag:
+        path.resolve().unlink()
+        raise Unusable(
+            f"{name} is not the file that the hub describes (SHA-256 {told.etag}); it is removed: start again"
+        )
+    return path, digest
+
+
+def _fetch(api: HfApi, url: str, told: HfFileMetadata, target: Path) -> None:
+    if told.size is None:
+        raise Unusable(f"{target.name}: the hub does not tell how long it is; use another hub")
+    part = target.with_name(f"{target.name}.part")
+    with _AsLongAsTold(io.FileIO(part, "ab"), told.size) as file:
+        begun = file.tell()
+        _require_room(target.parent, told.size - begun)
+        headers = build_hf_headers(token=api.token)
+        if urlsplit(told.location)[:2] != urlsplit(url)[:2]:  # by scheme as well: no token goes unencrypted
+            headers.pop("authorization", None)  # an address elsewhere carries its own permission
+        if begun != told.size:
+            http_get(told.location, file, resume_size=begun, headers=headers, expected_size=told.size)
+    os.replace(part, target)
+
+
+class _AsLongAsTold(io.BufferedWriter):
+    """A file that takes no more bytes than the hub has announced: an endless answer would fill the disk."""
+
+    def __init__(self, raw: io.FileIO, most: int) -> None:
+        super().__init__(raw)
+        self._most = most
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write more. Raises Unusable where it would pass the bound."""
+        if self.tell() + len(memoryview(data)) > self._most:
+            raise Unusable(f"the hub sends more than the {self._most} bytes that it told; use another hub")
+        return super().write(data)
+
+
+def _require_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise Unusable(f"{needed / 2**30:.1f} GiB are to come, but {folder} has {free / 2**30:.1f} GiB left; make room")
+
+
+def main(args: Sequence[str]) -> int:
+    parent_death.hold()
+    if len(args) not in (2, 3):
+        print(__doc__, file=sys.stderr)
+        return int(Exit.USAGE)
+    asked = parse_reference(args[0])
+    repo = asked.repo
+    if not asked.is_pinned and args[2:]:
+        asked = asked._replace(revision=args[2])
+    try:
+        found = fetch(asked, args[1], HfApi())
+        print(msgspec.json.encode(found).decode())
+        if not parse_reference(args[0]).is_pinned:
+            print(
+                f"paddock: {args[0]} is of commit {found.commit}; pin it as {asked._replace(revision=found.commit)}",
+                file=sys.stderr,
+            )
+    except HubError as error:
+        print(f"paddock: {error}", file=sys.stderr)
+        return int(Exit.BAD_MODEL)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # noqa: BLE001 - the process's edge: which HTTP library the hub's uses changes with it
+        reason = f"{type(error).__name__}: {_one_line(error)}"
+        print(f"paddock: {repo}: can't reach the hub ({reason}); check the network or HF_ENDPOINT", file=sys.stderr)
+        return int(Exit.BAD_MODEL)
+    return 0
+
+
+def _models(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the model file's name, without a part number -> its parts in order."""
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        stem = name.rpartition("/")[2].lower()
+        if stem.endswith(".gguf") and not any(word in stem for word in COMPANIONS):
+            models.setdefault(SPLIT.sub("", name), []).append(name)
+    return models
+
+
+def _has_quant(name: str, quant: str) -> bool:
+    """Return whether the quantisation stands in the name as a whole word (`Q4_K` is not in `Q4_K_M`)."""
+    pattern = rf"(?<![A-Za-z0-9_]){re.escape(quant)}(?![A-Za-z0-9_])"
+    return re.search(pattern, name.removesuffix(".gguf"), re.IGNORECASE) is not None
+
+
+def _whole(repo: str, parts: list[str]) -> tuple[str, ...]:
+    split = SPLIT.search(parts[0])
+    if split and len(parts) != int(split[2]):
+        raise HubError(f"{repo}: {parts[0]} is one of {int(split[2])} parts, but only {len(parts)} are there")
+    return tuple(parts)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,218 @@
+"""Turns the settings into a checked catalog of the models to serve, and finds or fetches their GGUF files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from workers.models import catalog
+from workers.models.catalog import Catalog, CatalogError
+from workers.models.fetched import Fetched, FileChanged, decode_model
+from workers.models.files import first_part, parse_reference
+from workers.models.spec import TEMPLATE_NAMES, ModelSpec, is_template
+from workers.process import parent_death
+from workers.protocol.exits import Exit
+from workers.settings import SPEC_FIELDS, SupervisorSettings
+
+MAGIC = b"GGUF"
+HEADER_BYTES = 24
+"""Bytes of magic, version, counts of tensors and key-value pairs: a GGUF file has no fewer (ggml's docs/gguf.md)."""
+
+DEMO_ALIAS = "paddock-demo"
+DEMO_PACKAGED = Path(__file__).parent / "demo" / "paddock-demo.gguf"
+DEMO_CHECKOUT = Path(__file__).parents[2] / "deploy" / "demo" / "paddock-demo.gguf"
+
+PATIENCE_S = 7200.0
+POLL_S = 0.2
+
+
+class ModelUnusable(Exception):
+    """The model's file can't be served; the message names the file and the remedy."""
+
+    exit = Exit.BAD_MODEL
+
+
+def wanted(settings: SupervisorSettings) -> Catalog:
+    """Return what the settings ask for: a catalog, one file, a model of the hub, or the demo. Raises CatalogError.
+
+    All paths are absolute: workers may run in another folder.
+    """
+    given = [name for name in ("catalog", "model", "hf") if getattr(settings, name)]
+    if len(given) > 1:
+        flags = " and ".join(f"--{name}" for name in given)
+        raise CatalogError(f"{flags} each say what to serve; give one of them (`paddock config show` tells from where)")
+    if not settings.catalog:
+        source = {"hf": settings.hf} if settings.hf else {"hf": None, "path": str(settings.model or demo())}
+        entry = settings.entry(name=settings.alias or _alias(settings), **source)
+        return _with_files_of(catalog.convert({"models": [entry]}, "settings"), Path.cwd())
+    told_twice = [name for name in ("alias", *SPEC_FIELDS) if name in settings.model_fields_set and name != "hf"]
+    if told_twice:
+        names = ", ".join(told_twice)
+        raise CatalogError(f"{names}: with a catalog, say this per model in {settings.catalog} and leave it out here")
+    found = _some_work(catalog.load(settings.catalog), settings.catalog)
+    return _with_files_of(found, settings.catalog.resolve().parent)
+
+
+def demo() -> Path:
+    """Return the path of the model that comes with Paddock: in the wheel, else in the checkout."""
+    return DEMO_PACKAGED if DEMO_PACKAGED.is_file() else DEMO_CHECKOUT
+
+
+class Library:
+    """Finds model files on this machine. `locate` may download, and blocks meanwhile."""
+
+    def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
+        self.folder = folder
+        self._patience_s = patience_s
+        self._fetched = Fetched(folder)
+
+    @classmethod
+    def of(cls, settings: SupervisorSettings) -> Library:
+        return cls((settings.models_dir or settings.state_dir / "hub").absolute(), settings.fetch_timeout_s)
+
+    def locate_all(self, found: Catalog) -> tuple[ModelSpec, ...]:
+        """Return the models that have workers here, each with the path of its checked file as its only source.
+
+        Raises ModelUnusable for the first that can't be served.
+        """
+        served = [model for model in found.models if model.workers]
+        for model in served:
+            for adapter in model.adapters:
+                check_gguf(Path(adapter.path), f"{model.name}, adapter {adapter.name}")
+        return tuple(replace(model, path=str(self.locate(model)), hf=None) for model in served)
+
+    def locate(self, model: ModelSpec) -> Path:
+        """Return the local file of one model. Raises ModelUnusable."""
+        path = self._from_hub(model.hf) if model.hf else first_part(Path(model.path or ""))
+        check_gguf(path, model.name)
+        return path
+
+    def _from_hub(self, reference: str) -> Path:
+        # What was fetched once is served without asking the hub: starts stay fast and work offline.
+        try:
+            return self._fetched.path_of(reference) or self._brought(reference)
+        except FileChanged as error:
+            raise ModelUnusable(str(error)) from None
+
+    def _brought(self, reference: str) -> Path:
+        """Fetch a model from the hub and return its file. Raises ModelUnusable, FileChanged."""
+        deadline = time.monotonic() + self._patience_s
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._alone(reference, deadline):
+                # Another machine on the same volume may have fetched it meanwhile.
+                return self._fetched.path_of(reference) or self._fetch(reference, deadline)
+        except OSError as error:
+            raise ModelUnusable(
+                f"could not keep {reference} in {self.folder}: {error.strerror}; "
+                "name a folder that you may write to with --models-dir"
+            ) from None
+
+    def _fetch(self, reference: str, deadline: float) -> Path:
+        command = [sys.executable, "-m", "workers.models.hub", reference, str(self.folder)]
+        # The missing files of a model come from the commit of those that are there.
+        command += [commit] if (commit := self._fetched.commit_of(reference)) else []
+        environment = {**os.environ, parent_death.VARIABLE: str(os.getpid())}
+        left_s = max(deadline - time.monotonic(), 1.0)
+        try:
+            # Ctrl-C is ours: it ends the child from here, rather than in the middle of its imports.
+            answer = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=False,
+                env=environment,
+                start_new_session=True,
+                timeout=left_s,
+            )
+        except subprocess.TimeoutExpired:
+            raise self._late(reference) from None
+        if answer.returncode != 0:
+            raise ModelUnusable(f"could not fetch {reference} from the Hugging Face hub")
+        model = decode_model(answer.stdout.strip().splitlines()[-1])
+        self._fetched.keep(reference, model)
+        return Path(model.path)
+
+    @contextlib.contextmanager
+    def _alone(self, reference: str, deadline: float) -> Iterator[None]:
+        """Hold the folder's lock: one download at a time. Raises ModelUnusable when the others take too long."""
+        with (self.folder / ".fetching").open("a") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise self._late(reference) from None
+                time.sleep(POLL_S)
+            yield
+
+    def _late(self, reference: str) -> ModelUnusable:
+        return ModelUnusable(
+            f"{reference} was not fetched within {self._patience_s:g} s (fetch_timeout_s); what has come is kept: "
+            "start again to go on, or allow more time"
+        )
+
+
+def check_gguf(path: Path, name: str) -> None:
+    """Raise ModelUnusable unless the file is there and begins like a GGUF file."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEADER_BYTES)
+    except FileNotFoundError:
+        raise ModelUnusable(f"model {name}: no file {path}; check the path") from None
+    except OSError as error:
+        raise ModelUnusable(f"model {name}: {path}: {error.strerror}; it must be a readable file") from None
+    if head[:4] != MAGIC:
+        raise ModelUnusable(
+            f"model {name}: {path} is not a GGUF file (it begins with {head[:4]!r}); convert it to GGUF"
+        )
+    if len(head) < HEADER_BYTES:
+        raise ModelUnusable(f"model {name}: {path} is cut off after {len(head)} bytes; copy or download it again")
+
+
+def _some_work(found: Catalog, file: Path) -> Catalog:
+    if not any(model.workers for model in found.models):
+        raise CatalogError(
+            f"{file}: each model has `workers: 0`, so nothing would run on this machine; give one of them a worker"
+        )
+    return found
+
+
+def _with_files_of(found: Catalog, folder: Path) -> Catalog:
+    """Return the catalog with its models' paths joined to `folder`."""
+
+    def located(path: str) -> str:
+        return str(folder / Path(path).expanduser())
+
+    def is_file(template: str) -> bool:
+        return bool(template) and template not in TEMPLATE_NAMES and not is_template(template)
+
+    models = tuple(
+        replace(
+            model,
+            path=located(model.path) if model.path else None,
+            chat_template=located(model.chat_template) if is_file(model.chat_template) else model.chat_template,
+            adapters=tuple(replace(adapter, path=located(adapter.path)) for adapter in model.adapters),
+        )
+        for model in found.models
+    )
+    return replace(found, models=models)
+
+
+def _alias(settings: SupervisorSettings) -> str:
+    if settings.hf:
+        repository = parse_reference(settings.hf).repo.rpartition("/")[2]
+        return re.sub(r"[-_]gguf$", "", repository, flags=re.IGNORECASE)
+    if settings.model is None:
+        return DEMO_ALIAS
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", settings.model.stem).strip("-._+") or "model"

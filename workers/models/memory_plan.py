@@ -1,0 +1,140 @@
+"""Plans a worker's KV cells: the number that was asked for, or as much of slots x context as fits the memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.llama.gguf import GgufHeader
+from workers.models.spec import MAX_KV_TOKENS, LlamaSettings
+
+MACHINE_SHARE = 0.8
+"""Share of the free memory for the KV caches of all workers of the machine, which start at the same time."""
+
+WORKER_SHARE = 0.4
+"""Most of it that one worker takes, even alone: the model and its computations need room too."""
+
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+
+BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5}
+BITS["iq4_nl"] = 4.5
+"""Bits per cached number, block scales included. Source: ggml-common.h of llama.cpp."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """The shape of one token in the KV cache of a model."""
+
+    num_kv_heads: Sequence[int]
+    """Number of KV heads of each layer."""
+    key_length: int
+    value_length: int
+
+    def bytes_per_token(self, type_k: str, type_v: str) -> float:
+        per_head = self.key_length * BITS[type_k] + self.value_length * BITS[type_v]
+        return sum(self.num_kv_heads) * per_head / 8
+
+
+@dataclass(frozen=True, slots=True)
+class KvPlan:
+    n_ctx: int
+    kv_tokens: int
+    reason: str
+    """Why the plan is less than was asked for; empty if it is not."""
+
+
+def share(workers: int) -> float:
+    """Return the share of a machine's free memory that one of this many workers may take."""
+    return min(WORKER_SHARE, MACHINE_SHARE / workers)
+
+
+def plan_kv(
+    *, slots: int, n_ctx: int, kv_tokens: int, bytes_per_token: float, free_bytes: int | None, workers: int
+) -> KvPlan:
+    """Plan the cells. `kv_tokens` 0 asks for slots x n_ctx, reduced to fit a share of `free_bytes` (None: unknown,
+    taken to be enough). `workers`: how many share the machine.
+
+    A number that was asked for is taken as it is: whether it fits shows when it is allocated.
+    """
+    wanted = min(kv_tokens or slots * n_ctx, MAX_KV_TOKENS)
+    reason = ""
+    if not kv_tokens and free_bytes is not None and bytes_per_token > 0:
+        room = int(free_bytes * share(workers) / bytes_per_token)
+        if room < wanted:
+            wanted = max(room, 256)
+            among = f" for {workers} workers" if workers > 1 else ""
+            reason = (
+                f"{free_bytes >> 20:,} MiB of memory are free{among} and a token takes "
+                f"{bytes_per_token / 1024:,.0f} KiB"
+            )
+    if wanted < n_ctx and not reason:
+        reason = f"all slots together have {wanted:,} cells"
+    return KvPlan(min(n_ctx, wanted), wanted, reason)
+
+
+def outputs_too_large(*, n_vocab: int, n_ubatch: int, free_bytes: int | None) -> str:
+    """Return why the outputs of a micro-batch, with one per token, do not fit main memory; empty if they do.
+
+    llama.cpp keeps room for their logits, needed or not (`output_reserve` in llama-context.cpp).
+    """
+    needed = n_vocab * n_ubatch * 4
+    if free_bytes is None or needed <= free_bytes:
+        return ""
+    return (
+        f"llama.n_ubatch: a micro-batch of {n_ubatch:,} tokens takes {needed >> 20:,} MiB with this model's vocabulary "
+        f"and {free_bytes >> 20:,} MiB of memory are free; lower n_ubatch"
+    )
+
+
+def kv_shape(header: GgufHeader) -> KvShape | None:
+    """Return the shape of one token in the KV cache; None where the header lacks it. Source: docs/gguf.md of ggml."""
+    arch = header.text("general.architecture") or ""
+    layers, heads = header.number(f"{arch}.block_count"), header.numbers(f"{arch}.attention.head_count")
+    width = header.number(f"{arch}.embedding_length")
+    if not layers or not heads or not width or not heads[0]:
+        return None
+    kv_heads = header.numbers(f"{arch}.attention.head_count_kv") or heads
+    per_layer = kv_heads if len(kv_heads) == layers else [kv_heads[0]] * layers
+    head_width = width // heads[0]
+    return KvShape(
+        per_layer,
+        header.number(f"{arch}.attention.key_length") or head_width,
+        header.number(f"{arch}.attention.value_length") or head_width,
+    )
+
+
+def free_for_cache(llama: LlamaSettings) -> int | None:
+    """Return the bytes free for the KV cache; None where it lies on a GPU, whose driver tells only by refusing."""
+    on_gpu = llama.n_gpu_layers != 0 and any(os.path.exists(device) for device in GPU_DEVICES)
+    return None if on_gpu else free_bytes()
+
+
+def free_bytes() -> int | None:
+    """Return the bytes that this process could still take, of the machine and its control group; None: unknown."""
+    found = [value for value in (_machine_free(), _group_free()) if value is not None]
+    return min(found) if found else None
+
+
+def _machine_free() -> int | None:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _group_free() -> int | None:
+    """Return the control group's free bytes. Source: "Control Group v2" of the Linux kernel's documentation."""
+    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    if not limit.isdigit() or not used.isdigit():
+        return None
+    cache = dict(line.split(maxsplit=1) for line in _read("/sys/fs/cgroup/memory.stat").splitlines())
+    return max(0, int(limit) - int(used) + int(cache.get("inactive_file", 0)))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""

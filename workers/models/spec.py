@@ -1,0 +1,399 @@
+"""One model as its catalog entry says it: its file, how much of it to run, how to sample, chat and adapt by default.
+
+A `ModelSpec` is what travels, from the catalog file to the supervisor and to its workers. Each field is declared here
+and nowhere else: its type, its bounds and its description make the catalog's JSON Schema and the setting of its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET, Name, SamplerName, Sampling
+
+Count = Annotated[int, Meta(ge=1)]
+Breaker = Annotated[str, Meta(min_length=1, max_length=40)]
+
+MAX_CTX = 2**24
+"""Largest context in the catalog, tokens: far beyond what models are trained for, so a number above it is a slip."""
+
+MAX_SHARED_BYTES = 96 << 10
+"""Bytes of a model's shared prompts as JSON: they may be a variable, for which Linux allows 128 KiB."""
+
+MAX_SLOTS = 254
+"""Most slots. llama.cpp has 256 sequences: one is kept for moving cells, one for a prompt that nobody computes on."""
+
+MAX_KV_TOKENS = 2**31 - 1
+"""Most KV cells: llama.cpp counts them in 32 bits."""
+
+
+ThinkingMode = Literal["auto", "on", "off"]
+
+RESERVED = frozenset({"messages", "tools", "functions", "raise_exception", "strftime_now"})
+"""Variables of a chat template that neither a model nor a request may set."""
+
+TEMPLATE_NAMES = frozenset(
+    {
+        "bailing",
+        "bailing-think",
+        "bailing2",
+        "chatglm3",
+        "chatglm4",
+        "chatml",
+        "command-r",
+        "deepseek",
+        "deepseek-ocr",
+        "deepseek2",
+        "deepseek3",
+        "exaone-moe",
+        "exaone3",
+        "exaone4",
+        "falcon3",
+        "gemma",
+        "gigachat",
+        "glmedge",
+        "gpt-oss",
+        "granite",
+        "granite-4.0",
+        "granite-4.1",
+        "grok-2",
+        "hunyuan-dense",
+        "hunyuan-moe",
+        "hunyuan-vl",
+        "kimi-k2",
+        "llama-2",
+        "llama-3",
+        "llama2",
+        "llama2-sys",
+        "llama2-sys-bos",
+        "llama2-sys-strip",
+        "llama3",
+        "llama4",
+        "megrez",
+        "minicpm",
+        "mistral-v1",
+        "mistral-v3",
+        "mistral-v3-tekken",
+        "mistral-v7",
+        "mistral-v7-tekken",
+        "monarch",
+        "openchat",
+        "orion",
+        "pangu-embedded",
+        "phi3",
+        "phi4",
+        "rwkv-world",
+        "seed_oss",
+        "smolvlm",
+        "solar-open",
+        "vicuna",
+        "vicuna-orca",
+        "yandex",
+        "zephyr",
+    }
+)
+"""Built-in chat templates (`workers.chat.named_templates`), by the names that llama-server takes, and two of
+llama-cpp-python's: `llama-2` and `llama-3`.
+"""
+
+NOT_FOR_MODELS = RESERVED | {"add_generation_prompt", "continue_final_message", "chat_template", "documents"}
+"""Variables that a model's `chat_template_kwargs` may not have."""
+
+
+def as_setting(description: str) -> Meta:
+    """Return the mark of a field that is described in other words where it is a setting (`workers.settings`)."""
+    return Meta(extra={"setting": description})
+
+
+class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Settings of llama.cpp, handed to it by its own names."""
+
+    # To be declared here is enough for one that is a parameter as it stands (`workers.llama.placement`).
+
+    n_batch: Annotated[int, Meta(ge=32, le=65536, description="most tokens in one llama_decode")] = 2048
+    n_ubatch: Annotated[int, Meta(ge=32, le=65536, description="most tokens computed at once")] = 512
+    n_threads: Annotated[
+        int, Meta(ge=0, description="CPU threads; 0: this machine's cores divided among its workers")
+    ] = 0
+    n_threads_batch: Annotated[
+        int, Meta(ge=0, description="CPU threads for a step of more than one token; 0: as n_threads")
+    ] = 0
+    n_gpu_layers: Annotated[int, Meta(ge=-1, description="layers on the GPU; -1: all")] = -1
+    split_mode: Annotated[
+        str, Meta(pattern="^(none|layer|row|tensor)$", description="how a model is spread over a worker's GPUs")
+    ] = "layer"
+    main_gpu: Annotated[
+        int, Meta(ge=0, description="which of a worker's GPUs, with a split_mode of none or row, counted from 0")
+    ] = 0
+    tensor_split: Annotated[
+        tuple[Annotated[float, Meta(ge=0, le=1e6)], ...],
+        Meta(max_length=16, description="share of each of a worker's GPUs; empty: by their free memory"),
+    ] = ()
+    offload_kqv: Annotated[bool, Meta(description="keep the KV cache on the GPU")] = True
+    op_offload: Annotated[
+        bool, Meta(description="compute large batches on the GPU also for layers that are not on it")
+    ] = True
+    cpu_moe: Annotated[bool, Meta(description="keep the experts' weights of every layer in main memory")] = False
+    n_cpu_moe: Annotated[
+        int,
+        Meta(ge=0, le=1024, description="keep the experts' weights of so many layers, from the first, in main memory"),
+    ] = 0
+    no_host: Annotated[bool, Meta(description="keep no weights in memory that is pinned for the GPU")] = False
+    use_extra_bufts: Annotated[bool, Meta(description="repack weights for this processor where that is faster")] = True
+    check_tensors: Annotated[bool, Meta(description="look for invalid values in the weights while loading")] = False
+    no_perf: Annotated[bool, Meta(description="llama.cpp does not time its own work")] = True
+    flash_attn: Annotated[str, Meta(pattern="^(auto|on|off)$")] = "auto"
+    cache_type_k: Annotated[str, Meta(pattern="^(f32|f16|bf16|q8_0|q4_0|q4_1|q5_0|q5_1|iq4_nl)$")] = "f16"
+    cache_type_v: Annotated[str, Meta(pattern="^(f32|f16|bf16|q8_0|q4_0|q4_1|q5_0|q5_1|iq4_nl)$")] = "f16"
+    swa_full: Annotated[
+        bool,
+        Meta(
+            description="keep cells behind a sliding window: more memory, but prompts of such models "
+            "can be shared by parts"
+        ),
+    ] = False
+    spm_infill: Annotated[
+        bool, Meta(description="for infill, suffix before prefix, as some models have learned it")
+    ] = False
+    use_mmap: bool = True
+    use_mlock: bool = False
+    embeddings: (
+        Annotated[bool, Meta(description="serve embeddings instead of text; unset: if the model is made for it")] | None
+    ) = None
+    pooling: Annotated[
+        str,
+        Meta(
+            pattern="^(auto|none|mean|cls|last|rank)$",
+            description="how an input's tokens become one vector, or with rank a score; auto: what the model says. "
+            "Any but auto implies `embeddings`",
+        ),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.embeddings is False and self.pooling != "auto":
+            raise ValueError(f"`embeddings` is false but `pooling` is {self.pooling}; remove one of the two")
+        if self.split_mode in ("layer", "tensor") and self.main_gpu:
+            raise ValueError(
+                f"`main_gpu` chooses one GPU, but with a `split_mode` of {self.split_mode} all are used; "
+                "set `split_mode` to none, or remove `main_gpu`"
+            )
+        if self.cpu_moe and self.n_cpu_moe:
+            raise ValueError("`cpu_moe` is for every layer, `n_cpu_moe` for some; remove one of the two")
+        if self.tensor_split and self.split_mode == "none":
+            raise ValueError("`tensor_split` has no use with a `split_mode` of none; remove one of the two")
+        if self.tensor_split and not 0 < sum(self.tensor_split) < math.inf:
+            raise ValueError("`tensor_split`: at least one share must be above 0")
+
+
+class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Sampling for callers who do not say, by llama.cpp's names; the bounds are those of a caller's request."""
+
+    temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
+    dynatemp_range: Annotated[float, Meta(ge=0, le=100, description="0 is off")] | None = None
+    dynatemp_exponent: Annotated[float, Meta(ge=0, le=10)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 or below keeps all tokens")] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Meta(ge=0, le=1, description="1 is off")] | None = None
+    top_n_sigma: Annotated[float, Meta(ge=-1, le=100, description="0 or below is off")] | None = None
+    xtc_probability: Annotated[float, Meta(ge=0, le=1, description="0 is off")] | None = None
+    xtc_threshold: Annotated[float, Meta(ge=0, le=1, description="above 0.5 is off")] | None = None
+    repeat_penalty: Annotated[float, Meta(ge=0.01, le=10, description="1 is off")] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 is off, -1 the whole context")] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    dry_multiplier: Annotated[float, Meta(ge=0, le=100, description="0 is off")] | None = None
+    dry_base: Annotated[float, Meta(ge=0, le=10, description="below 1 stands for 1.75")] | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    dry_penalty_last_n: (
+        Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 is off, -1 the whole context")] | None
+    ) = None
+    dry_sequence_breakers: (
+        Annotated[tuple[Breaker, ...], Meta(min_length=1, max_length=16, description="runs do not reach across these")]
+        | None
+    ) = None
+    mirostat: Annotated[int, Meta(ge=0, le=2, description="0 is off, else the version")] | None = None
+    mirostat_tau: Annotated[float, Meta(ge=0, le=100)] | None = None
+    mirostat_eta: Annotated[float, Meta(ge=0, le=1)] | None = None
+    adaptive_target: Annotated[float, Meta(ge=-1, le=1, description="below 0 is off")] | None = None
+    adaptive_decay: Annotated[float, Meta(ge=0, le=0.99)] | None = None
+    min_keep: Annotated[int, Meta(ge=0, le=2**31 - 1, description="filters leave at least so many")] | None = None
+    samplers: (
+        Annotated[tuple[SamplerName, ...], Meta(max_length=32, description="the stages and their order, each once")]
+        | None
+    ) = None
+    seed: Annotated[int, Meta(ge=-1, le=2**32 - 1, description="-1 draws one at random for each call")] | None = None
+
+    def __post_init__(self) -> None:
+        names = self.samplers or ()
+        if twice := next((name for n, name in enumerate(names) if name in names[:n]), None):
+            raise ValueError(f"`samplers` names {twice} a second time; name each sampler once")
+
+    def sampling(self) -> Sampling:
+        """Return the parameters for the engine, where an absent seed is a random one."""
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        if self.seed == -1:
+            del values["seed"]
+        return Sampling(**values)
+
+
+class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A LoRA adapter that a model's workers know from their start on; calls name it."""
+
+    name: Name
+    path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")]
+    pinned: Annotated[bool, Meta(description="in memory from the start, and stays, however many others are loaded")] = (
+        False
+    )
+    scale: Annotated[
+        float,
+        Meta(
+            ge=-16,
+            le=16,
+            description="how strongly it acts on calls that name no adapters, until POST /lora-adapters says "
+            "otherwise; 0: on those that name it only",
+        ),
+    ] = 0.0
+
+
+class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a model's chats are rendered where a caller does not say."""
+
+    thinking: Annotated[
+        ThinkingMode | bool,
+        Meta(
+            description="whether the model thinks where a caller does not say; auto: as llama-server has it. In YAML "
+            "a bare on is true, and means the same"
+        ),
+        as_setting("whether the model thinks where a caller does not say; auto: as llama-server has it"),
+    ] = "auto"
+    thinking_budget: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            le=MAX_THINKING_BUDGET,
+            description="most tokens of thought where a caller does not say, then it is closed for the model; -1: no "
+            "bound; 0: at once",
+        ),
+    ] = -1
+    thinking_budget_message: Annotated[
+        str,
+        Meta(
+            max_length=MAX_BUDGET_MESSAGE_CHARS,
+            description="what the model is made to say before its thought is closed at the budget, where a caller does "
+            "not say",
+        ),
+    ] = ""
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        Meta(max_length=64, description="variables for the chat template where a caller does not set them"),
+        as_setting("JSON object of variables for the chat template, where a caller does not set them"),
+    ] = {}
+
+    def __post_init__(self) -> None:
+        if fault := kwargs_fault(self.chat_template_kwargs):
+            raise ValueError(f"chat_template_kwargs: {fault}")
+
+    @property
+    def thinking_mode(self) -> ThinkingMode:
+        """Return `thinking` as a word."""
+        if isinstance(self.thinking, bool):
+            return "on" if self.thinking else "off"
+        return self.thinking
+
+
+class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One model: where it comes from, how much of it to run, how to sample when the caller does not say."""
+
+    name: Name
+    path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")] | None = None
+    hf: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[^/\s:@]+/[^/\s:@]+(:[^/\s:@]+)?(@[^\s:@]+)?$",
+                description="Hugging Face REPO[:QUANT][@REVISION]; a commit as revision always means the same files",
+            ),
+        ]
+        | None
+    ) = None
+    workers: Annotated[int, Meta(ge=0, le=256, description="worker processes on this machine")] = 1
+    slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS, description="conversations at once, per worker")] = 8
+    ctx: Annotated[
+        int,
+        Meta(ge=0, le=MAX_CTX, description="longest single conversation, tokens; 0: what the model was trained for"),
+    ] = 0
+    kv_tokens: Annotated[
+        int,
+        Meta(
+            ge=0, le=MAX_KV_TOKENS, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory"
+        ),
+    ] = 0
+    gpus: Annotated[int, Meta(ge=1, le=16, description="GPUs that each worker gets, where `nvidia-smi` finds any")] = 1
+    llama: Annotated[
+        LlamaSettings, as_setting("JSON object of llama.cpp settings, fields as in the catalog's `llama`")
+    ] = LlamaSettings()
+    sampling: Annotated[
+        DefaultSampling, as_setting("JSON object of default sampling, fields as in the catalog's `sampling`")
+    ] = DefaultSampling()
+    adapters: Annotated[
+        tuple[AdapterSpec, ...],
+        Meta(max_length=4096),
+        as_setting("JSON list of LoRA adapters, known from the start; fields as in the catalog's `adapters`"),
+    ] = ()
+    """LoRA adapters, by names that are unique within the model."""
+    tags: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...],
+        Meta(max_length=32, description="words that lists of models tell of it, as llama-server's `--tags`"),
+    ] = ()
+    tool_family: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-z0-9.-]{0,40}$",
+            description="the form of the model's tool calls and thoughts (docs/tool-calls.md); empty: found by its "
+            "chat template",
+        ),
+    ] = ""
+    open_objects: Annotated[
+        bool,
+        Meta(
+            description="objects of a schema that does not say which other keys there may be go on after the keys that "
+            "it lists; off: they end there, as llama-server's do"
+        ),
+    ] = False
+    chat_template: Annotated[
+        str,
+        Meta(
+            max_length=32768,
+            description="Jinja file, relative to the catalog file, the template itself, or a name that llama-server "
+            "takes, such as chatml or llama3, in place of the model's; empty: the model's own",
+        ),
+        as_setting(
+            "Jinja file, the template itself, or a name that llama-server takes, such as chatml, in place of the "
+            "model's own; empty: the model's own"
+        ),
+    ] = ""
+    shared_prompts: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(max_length=64, description="system prompts whose cached tokens all teams share, word for word"),
+        as_setting("JSON list of system prompts that teams share cached, as in the catalog's `shared_prompts`"),
+    ] = ()
+
+
+def is_template(text: str) -> bool:
+    """Return whether a `chat_template` is Jinja itself; else it is a file's path."""
+    return "{{" in text or "{%" in text
+
+
+def kwargs_fault(values: Mapping[str, Any]) -> str:
+    """Return the fault of a model's `chat_template_kwargs`; empty: none."""
+    if taken := sorted(NOT_FOR_MODELS & values.keys()):
+        return f"{taken[0]!r} is a request's to set, or a conversation's; leave it out"
+    for name in ("enable_thinking", "thinking", "preserve_reasoning"):
+        if not isinstance(values.get(name, True), bool):
+            return f"{name!r} must be true or false"
+    return ""

@@ -1,0 +1,103 @@
+"""Settings of the C library's malloc, so that freed memory goes back, and threads that are there from the start.
+
+A process that is short of memory may hang where it starts a thread.
+
+glibc raises its threshold for blocks that it maps one by one each time such a block is freed, up to 32 MiB. Smaller
+blocks lie in a thread's arena, which keeps them: the arena of a worker that had moved states of all sizes for half
+an hour held 67 MB, of which 37 were free. Each thread has an arena, up to eight for each core, and the others can't
+use what is free in it: nine arenas of a worker had 20 MiB free between them. A gateway that had read thirty
+messages of 8 MB kept 140 MiB; with these settings it keeps 2. Source: mallopt(3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import mmap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
+LARGE_BYTES = 4 << 20
+"""Bytes of a large block (states, buffers of a context). A step's logits are far smaller: they cost no system call."""
+
+
+GIVE_BACK_EVERY_S = 20.0
+"""Seconds between two looks for small free blocks; a look takes a thread 2 ms at most."""
+
+COLLECT_FACTOR = 4000
+"""Share of the time, as its inverse, that Python's collector may take of the event loop: 5 ms in 20 s."""
+
+NUM_ARENAS = 2
+"""Arenas of the process. Threads seldom wait for one: most allocate under the interpreter's lock."""
+
+
+def keep_little(large_bytes: int = LARGE_BYTES) -> bool:
+    """Have freed blocks of `large_bytes` and more go back to the system at once, and all threads share `NUM_ARENAS`
+    arenas. Return False where the C library can't.
+
+    Call it once for the whole process, before its threads begin.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "gnu_get_libc_version"):
+        return False
+    mallopt = library.mallopt
+    mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
+    return bool(mallopt(M_MMAP_THRESHOLD, large_bytes) and mallopt(M_ARENA_MAX, NUM_ARENAS))
+
+
+def can_take(num_bytes: int) -> bool:
+    """Return whether so much memory can be had now; it is given back at once, in some microseconds."""
+    try:
+        mmap.mmap(-1, num_bytes).close()
+    except (OSError, ValueError, MemoryError):
+        return False
+    return True
+
+
+def give_back_free() -> None:
+    """Give the free memory between used blocks back to the system, in some milliseconds, without the interpreter's
+    lock. Source: malloc_trim(3).
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
+class HeapUpkeep:
+    """Gives back the memory of many small freed blocks, such as those of hundreds of connections that closed.
+
+    An error knows the frames that it passed, and one of these often knows the error: what such a ring holds, a prompt
+    of megabytes, is only freed by Python's collector, and a quiet process calls that hardly ever.
+    """
+
+    async def run(self) -> None:
+        """Give free memory back every `GIVE_BACK_EVERY_S` until cancelled."""
+        collect_at = 0.0
+        while True:
+            await asyncio.sleep(GIVE_BACK_EVERY_S)
+            began_at = time.monotonic()
+            if began_at >= collect_at:
+                gc.collect()
+                collect_at = began_at + COLLECT_FACTOR * (time.monotonic() - began_at)
+            await asyncio.to_thread(give_back_free)
+
+
+def started_threads(name: str, at_once: int) -> ThreadPoolExecutor:
+    """Return a pool whose threads all run already. Raises RuntimeError where one can't be started.
+
+    An ordinary pool starts them when jobs come, and without memory for one the event loop waits in `Thread.start` for
+    ever.
+    """
+    threads = ThreadPoolExecutor(at_once, thread_name_prefix=name)
+    together = threading.Barrier(at_once)
+    try:
+        for job in [threads.submit(together.wait) for _ in range(at_once)]:
+            job.result()
+    except BaseException:
+        together.abort()
+        threads.shutdown(wait=False, cancel_futures=True)
+        raise
+    return threads

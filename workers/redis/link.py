@@ -1,0 +1,233 @@
+"""Makes a Redis client from a URL, the same way in gateways, workers and supervisors.
+
+A client connects on first use and again whenever it has to: a failed attempt closes its gate for a moment, longer after
+each failure and never equally long, so that a Redis that comes back is not met by everybody at once. While the gate is
+closed commands fail at once instead of waiting for a connection that can't be had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import os
+from typing import Any, cast
+
+import redis.asyncio
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError, TimeoutError
+
+from workers.process.sockets import tcp_options
+from workers.redis.cluster import ClusterClient
+from workers.redis.gate import Gate
+from workers.redis.url import Login, RedisUrl, Tls, checked
+
+MAX_CONNECTIONS = 100
+"""Of one client to a server; who wants one more waits for it."""
+UNBOUNDED = 2**31
+"""For redis-py, which raises at its own bound."""
+
+SENTINEL_TIMEOUT_S = 0.5
+"""Most seconds for one Sentinel. They are asked one after the other; the first that answers counts."""
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""Errors of redis-py's parser over bytes that no Redis has sent like this."""
+
+
+def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
+    """Return a client for any URL of `workers.redis.url`; nothing is sent yet.
+
+    `timeout_s` bounds the wait for a connection, its making, and one answer. `retries`: how often a command is sent
+    again after a connection broke, so it may run more than once. Raises BadRedisUrl.
+    """
+    place = checked(url)
+    options = {
+        "socket_connect_timeout": timeout_s,
+        "socket_timeout": timeout_s,
+        **_noticing(place),
+        **_login(place.login),
+        **_tls_options(place.tls),
+    }
+    match place.kind:
+        case "cluster":
+            options["ssl"] = place.tls is not None
+            # It has a Redis's commands, and where it differs does as one would (`workers.redis.cluster`).
+            return cast(redis.asyncio.Redis, ClusterClient(place.hosts, timeout_s, retries, MAX_CONNECTIONS, options))
+        case "sentinel":
+            return _behind_sentinels(place, {**options, "retry": _retry(retries), "db": place.db})
+        case _:
+            pool = _Pool(**_where(place), **options, retry=_retry(retries), db=place.db)
+            return redis.asyncio.Redis.from_pool(pool)
+
+
+def cluster_of(client: redis.asyncio.Redis) -> ClusterClient | None:
+    """Return the client as a ClusterClient if it is one, else None."""
+    known: object = client
+    return known if isinstance(known, ClusterClient) else None
+
+
+def _retry(retries: int) -> Retry:
+    return Retry(NoBackoff(), retries, supported_errors=(ConnectionError,))
+
+
+def _where(place: RedisUrl) -> dict[str, Any]:
+    if place.kind == "socket":
+        return {"connection_class": _Unix, "path": place.path}
+    host, port = place.hosts[0]
+    return {"connection_class": _Tls if place.tls else _Tcp, "host": host, "port": port}
+
+
+def _behind_sentinels(place: RedisUrl, options: dict[str, Any]) -> redis.asyncio.Redis:
+    """Return a client of the server that the Sentinels name as master."""
+    bound = min(SENTINEL_TIMEOUT_S, options["socket_timeout"])
+    asked = {
+        "socket_connect_timeout": bound,
+        "socket_timeout": bound,
+        "retry": _retry(0),
+        "ssl": place.tls is not None,
+        **_login(place.sentinel_login),
+        **_tls_options(place.tls),
+    }
+    sentinels = _Sentinels(place.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    kind = _SentinelTls if place.tls else _SentinelTcp
+    pool = _SentinelPool(place.service, sentinels, connection_class=kind, **options)
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+def _noticing(place: RedisUrl) -> dict[str, Any]:
+    """Return the options by which a connection ends when its server's machine is gone, also a silent subscription."""
+    if place.kind == "socket":
+        return {}
+    return {"socket_keepalive": True, "socket_keepalive_options": dict(tcp_options())}
+
+
+def _login(login: Login) -> dict[str, str]:
+    given = {"username": login.username, "password": login.password}
+    return {name: value for name, value in given.items() if value}
+
+
+def _tls_options(tls: Tls | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    return {
+        **{option: os.path.expanduser(path) for option, path in tls.files.items()},
+        "ssl_check_hostname": tls.check_hostname,
+        "ssl_cert_reqs": "required" if tls.verify else "none",
+    }
+
+
+class _Checked(AbstractConnection):
+    """A connection that ends when its server, once a master, refuses a write: the next one finds the new master. It
+    ends as well where what comes is no answer: redis-py raises ValueError and the like, which nobody expects of Redis.
+    """
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)
+        except ResponseError as error:
+            # Redis 6.2 wraps an error that a script met in a sentence of its own.
+            if isinstance(error, ReadOnlyError) or "-READONLY" in str(error):
+                await self.disconnect(nowait=True)
+                raise ConnectionError("this Redis is a replica now and takes no writes") from None
+            raise
+        except UNREADABLE as error:
+            await self.disconnect(nowait=True)
+            raise ConnectionError(f"what came from Redis is no answer ({type(error).__name__}: {error})") from None
+
+
+class _Tcp(_Checked, Connection):
+    pass
+
+
+class _Tls(_Checked, SSLConnection):
+    pass
+
+
+class _Unix(_Checked, UnixDomainSocketConnection):
+    pass
+
+
+class _SentinelTcp(_Checked, SentinelManagedConnection):
+    pass
+
+
+class _SentinelTls(_Checked, SentinelManagedSSLConnection):
+    pass
+
+
+class _Sentinels(Sentinel):
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        try:
+            found: tuple[str, int] = await super().discover_master(service_name)
+        except MasterNotFoundError:
+            # The library's words list each client with all its options.
+            line = f"none of the {len(self.sentinels)} Sentinels answers that it knows a living master {service_name!r}"
+            raise MasterNotFoundError(line) from None
+        return found
+
+
+class _Pool(ConnectionPool):
+    """Behind a gate, and of `MAX_CONNECTIONS`, for which commands wait in the order in which they came.
+
+    Else a wave of commands would be told that there are too many connections, which is taken for a Redis that is away.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "max_connections": UNBOUNDED})
+        self._gate = Gate()
+        self._free = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._wait_s: float = options["socket_timeout"]
+
+    async def get_connection(self, command_name: str | None = None, *keys: Any, **options: Any) -> Any:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._free.acquire()
+        except builtins.TimeoutError:
+            message = f"none of {MAX_CONNECTIONS} connections to Redis was free within {self._wait_s:g} s"
+            raise TimeoutError(message) from None
+        connection = self.get_available_connection()  # type: ignore[no-untyped-call]
+        try:
+            await self.ensure_connection(connection)
+        except BaseException:
+            await self.release(connection)
+            raise
+        return connection
+
+    async def release(self, connection: Any) -> None:
+        try:
+            await super().release(connection)
+        finally:
+            self._free.release()
+
+    async def ensure_connection(self, connection: Any) -> None:
+        if connection.is_connected:
+            await super().ensure_connection(connection)
+            return
+        self._gate.enter()
+        try:
+            await super().ensure_connection(connection)
+        except (RedisError, OSError) as error:
+            self._gate.failed(error)
+            raise
+        self._gate.passed()
+
+
+class _SentinelPool(_Pool, SentinelConnectionPool):
+    """A pool of connections to the Sentinels' master, behind a gate; closes its clients of the Sentinels too."""
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.sentinel_manager.aclose()

@@ -1,0 +1,171 @@
+"""The record of one call, for its log line (with the gateway's id of the request) and its trace, once it has ended.
+
+Source: OpenTelemetry's semantic conventions for generative AI. docs/tracing.md explains each attribute.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workers.protocol.events import Failed, FailureCode, Finished
+from workers.tracing.context import TraceContext, read_context
+from workers.tracing.span import PROVIDER, Kind, Span, Value
+from workers.tracing.tracer import OFF, Tracer
+
+log = logging.getLogger(__name__)
+
+CANCELLED = "cancelled"
+"""Outcome of a call that was cancelled or given up."""
+ANSWERED = "ok"
+"""Outcome of an answered call for vectors or scores."""
+ALARMING = frozenset({FailureCode.INTERNAL.value, FailureCode.WORKER_LOST.value})
+FAILURES = frozenset(code.value for code in FailureCode)
+
+
+@dataclass(slots=True)
+class Story:
+    """The record of one call, filled in as it goes. Times are time.monotonic()."""
+
+    operation: str
+    """Work of the call: generate, embed or rank."""
+    request_id: str
+    caller: TraceContext | None
+    """The gateway's span; None: the call is in no trace."""
+    own: TraceContext | None
+    """The call's own span; None: it is not recorded."""
+    began_at: float = field(default_factory=time.monotonic)
+    started_at: float = 0.0
+    """Time at which it got a slot; 0: never."""
+    first_token_at: float = 0.0
+    ended_at: float = 0.0
+    slot: int = -1
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    end: Finished | Failed | None = None
+    """The last event; None: the call was cancelled, or is of a kind without such an event."""
+    outcome: str = CANCELLED
+    """The reason of its end, or the code of the failure."""
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome in FAILURES
+
+    def line(self) -> dict[str, object]:
+        """Return the fields of its log line; times of what never happened are left out."""
+        fields: dict[str, object] = {"request_id": self.request_id}
+        if self.caller is not None:
+            fields["trace_id"] = self.caller.trace_id
+        fields["outcome"] = self.outcome
+        fields["total_ms"] = _ms(self.began_at, self.ended_at)
+        if self.num_prompt_tokens:
+            fields["prompt_tokens"], fields["cached_tokens"] = self.num_prompt_tokens, self.num_cached_tokens
+        if self.started_at:
+            fields["queue_ms"] = _ms(self.began_at, self.started_at)
+        if self.first_token_at:
+            fields["prefill_ms"] = _ms(self.started_at, self.first_token_at)
+        if isinstance(self.end, Finished):
+            fields["completion_tokens"] = self.end.usage.completion_tokens
+            if self.end.num_preempted:
+                fields["preempted"] = self.end.num_preempted
+        return fields
+
+
+class Stories:
+    """Begins and ends the records of one worker's calls."""
+
+    def __init__(self, tracer: Tracer = OFF, worker: str = "", model: str = "") -> None:
+        self._tracer = tracer
+        self._worker = worker
+        self._model = model
+
+    def begin(self, operation: str, request_id: str, traceparent: str, tracestate: str) -> Story:
+        """Return the record of a new call. Its span is recorded if its gateway records the trace."""
+        caller = read_context(traceparent, tracestate) if traceparent else None
+        own = None if caller is None else self._tracer.inside(caller)
+        return Story(operation, request_id, caller, own)
+
+    def end(self, story: Story, end: Finished | Failed | None = None) -> None:
+        """Log a call that is over, and hand on its trace. `end`: its last event; None: nobody wants it any more."""
+        story.ended_at, story.end = time.monotonic(), end
+        if isinstance(end, Finished):
+            story.outcome = end.reason.value
+        elif isinstance(end, Failed):
+            story.outcome = end.failure.code.value
+        log.log(logging.WARNING if story.outcome in ALARMING else logging.INFO, "call", extra={"fields": story.line()})
+        if story.own is not None and story.caller is not None:
+            self._tracer.tell(CallJourney(story, story.caller, story.own, self._worker, self._model))
+
+
+class CallJourney:
+    """The trace of an ended call, as a `workers.tracing.tracer.Journey`."""
+
+    __slots__ = ("_caller", "_model", "_own", "_story", "_worker")
+
+    def __init__(self, story: Story, caller: TraceContext, own: TraceContext, worker: str, model: str) -> None:
+        self._story = story
+        self._caller = caller
+        self._own = own
+        self._worker = worker
+        self._model = model
+
+    def spans(self) -> Sequence[Span]:
+        story = self._story
+        began_at, started_at, first_at, ended_at = (
+            story.began_at,
+            story.started_at,
+            story.first_token_at,
+            story.ended_at,
+        )
+        spans = [self._call()]
+        if story.operation == "generate":
+            spans.append(self._part("queue", began_at, started_at or ended_at, {}))
+        if started_at:
+            computed = story.num_prompt_tokens - story.num_cached_tokens
+            told: dict[str, Value] = {"paddock.tokens": computed, "paddock.cached_tokens": story.num_cached_tokens}
+            spans.append(self._part("prefill", started_at, first_at or ended_at, told))
+        if first_at:
+            spans.append(self._part("decode", first_at, ended_at, _decoded(story.end)))
+        return spans
+
+    def _call(self) -> Span:
+        story, end = self._story, self._story.end
+        failed = story.outcome if story.failed else ""
+        told: dict[str, Value] = {
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": self._model,
+            "gen_ai.response.model": self._model,
+            "paddock.worker": self._worker,
+            "paddock.request_id": story.request_id,
+            "error.type": failed or (CANCELLED if story.outcome == CANCELLED else ""),
+        }
+        if story.slot >= 0:
+            told["paddock.slot"] = story.slot
+        if isinstance(end, Finished):
+            told["gen_ai.usage.input_tokens"] = end.usage.prompt_tokens
+            told["gen_ai.usage.output_tokens"] = end.usage.completion_tokens
+            told["gen_ai.usage.cache_read.input_tokens"] = end.usage.cached_tokens
+            told["gen_ai.response.finish_reasons"] = (story.outcome,)
+            if end.num_preempted:
+                told["paddock.preempted"] = end.num_preempted
+        elif story.num_prompt_tokens:
+            told["gen_ai.usage.input_tokens"] = story.num_prompt_tokens
+        parent_id = self._caller.span_id
+        return Span(story.operation, self._own, parent_id, story.began_at, story.ended_at, Kind.SERVER, told, failed)
+
+    def _part(self, name: str, began_at: float, ended_at: float, told: dict[str, Value]) -> Span:
+        return Span(name, self._own.inside(), self._own.span_id, began_at, ended_at, attributes=told)
+
+
+def _decoded(end: Finished | Failed | None) -> dict[str, Value]:
+    if not isinstance(end, Finished):
+        return {}
+    count, seconds = end.timings.predicted_n, end.timings.predicted_ms / 1e3
+    pace: dict[str, Value] = {"paddock.tokens_per_s": round((count - 1) / seconds, 2)} if seconds and count > 1 else {}
+    return {"paddock.tokens": count, **pace}
+
+
+def _ms(began_at: float, ended_at: float) -> float:
+    return round((ended_at - began_at) * 1e3, 2)

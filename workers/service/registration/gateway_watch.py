@@ -1,0 +1,80 @@
+"""Learns from Redis that a gateway has died though its connection seems to stand, as when its machine loses power.
+
+A gateway's heartbeat (`keys.gateway`) that was there and is missing is a reason to doubt the connection, no proof: it
+is closed, once, and a gateway that lives is back within the grace period, with nothing lost. So a Redis that has lost
+its data, or that one gateway can't reach, costs a reconnection and no call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from redis.asyncio import Redis
+
+from workers.protocol import keys
+from workers.protocol.framing import gateway_of
+from workers.redis.trouble import NO_ANSWER
+
+logger = logging.getLogger(__name__)
+
+MISSED = 2
+"""Checks in a row that find no heartbeat; gateways beat as often as they are checked."""
+
+
+class GatewayWatch:
+    """Watches the gateways of one worker, by `run`, in a task beside the worker's registration."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        gateways: Callable[[], Iterable[str]],
+        doubt: Callable[[str], None],
+        *,
+        interval_s: float = keys.GATEWAY_INTERVAL_S,
+    ) -> None:
+        """`gateways` returns the connected processes; `doubt` is called with one whose heartbeats have stopped."""
+        self._redis = redis
+        self._gateways = gateways
+        self._doubt = doubt
+        self._interval_s = interval_s
+        self._seen: set[str] = set()
+        """Processes whose heartbeat was there at some check."""
+        self._missed: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        this = asyncio.current_task()
+        while this is None or not this.cancelling():  # as in `Registration.run`
+            try:
+                await self._look()
+            except (*NO_ANSWER, MemoryError):
+                self._missed.clear()
+            await asyncio.sleep(self._interval_s)
+
+    async def _look(self) -> None:
+        processes = list(self._gateways())
+        beats = await self._beats(processes)
+        self._seen.intersection_update(processes)
+        for process, beats_now in zip(processes, beats, strict=True):
+            if beats_now:
+                self._seen.add(process)
+                del self._missed[process]
+            elif process in self._seen:
+                self._missed[process] += 1
+                if self._missed[process] >= MISSED:
+                    # Only once: not again before its heartbeats have come back and stopped anew.
+                    self._seen.discard(process)
+                    del self._missed[process]
+                    logger.warning("gateway %s does not beat any more: its connection is closed", process)
+                    self._doubt(process)
+
+    async def _beats(self, processes: list[str]) -> list[bool]:
+        if not processes:
+            return []
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for process in processes:
+                pipeline.exists(keys.gateway(gateway_of(process)))
+            return [bool(answer) for answer in await pipeline.execute()]

@@ -1,0 +1,222 @@
+"""Registers a worker in Redis: its heartbeat, the prefix hashes (heads) of its cache, and news of both.
+
+Serving does not depend on Redis: while it is away the worker goes on, and is back in the fleet with the first beat that
+gets through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from workers.protocol import keys
+from workers.protocol.heartbeat import FIELD, Heartbeat, Load, News, pack_heads, pack_version, record_of, sealed_news
+from workers.redis import link
+from workers.redis.trouble import NO_ANSWER, is_of_one_name, remedy_for
+
+REDIS_TIMEOUT_S = 1.0
+"""Bound on connecting, and on one answer: below the heartbeat's lifetime, so that a slow Redis is noticed in time."""
+
+NEWS_RATE = 2000.0
+"""Most entries per second of all workers of a model together: where there are many, each tells less often."""
+
+HEADS_INTERVAL_S = 2.0
+"""Least seconds between two writings of all heads; in between, news tell the changes."""
+
+HEADS_RATE = 20e6
+"""Most bytes of heads per second that all workers of a model write together."""
+
+logger = logging.getLogger(__name__)
+
+
+def connect(url: str) -> Redis:
+    """Return a client that fails fast and never retries: the next beat is the retry. Raises BadRedisUrl."""
+    return link.connect(url, timeout_s=REDIS_TIMEOUT_S, retries=0)
+
+
+class Heads(Protocol):
+    """The part of `workers.service.registration.prefix_adverts.HeadBook` that is needed here."""
+
+    @property
+    def told(self) -> Mapping[int, int]: ...
+    def take(self) -> tuple[dict[int, int], tuple[int, ...]]: ...
+
+
+class Registration:
+    """Keeps one worker's record alive, and tells its news. `read` returns the present heartbeat, without blocking.
+
+    The record is written first, so that a gateway that misses an entry finds a record that is no older. An entry that
+    could not be sent is covered by the next record and heads: gateways notice by the missing number.
+    """
+
+    def __init__(self, redis: Redis, secret: str, read: Callable[[], Heartbeat], heads: Heads | None = None) -> None:
+        """`secret`: makes the seals. `heads`: None for a worker that caches no conversations."""
+        self._redis = redis
+        self._secret = secret
+        self._read = read
+        self._heads = heads
+        self._hurry = asyncio.Event()
+        self._announced: tuple[bool, dict[str, str]] | None = None
+        """The state that the fleet was last told: whether the worker drains, and its adapters; None: nothing yet."""
+        self._version = 0
+        self._told: tuple[Load, bool] | None = None
+        """Load and draining in the last entry of news."""
+        self._heads_changed = True
+        """Whether heads changed since all were last written; if not, only the version's number is."""
+        self._heads_bytes = 0
+        self._beat_at = self._news_at = self._heads_at = 0.0
+        """time.monotonic() at which beat, news and heads are due."""
+        self._waits = False
+        """Whether a log line has said that Redis does not answer."""
+        self._fleet = 1
+        """Number of workers of the model, as Redis last told."""
+        self.registered = asyncio.Event()
+        """Set once the first beat has got through."""
+
+    def hurry(self) -> None:
+        """Have a beat sent now, since something changed that the fleet should know."""
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Send beats and news until cancelled."""
+        this = asyncio.current_task()
+        # Checked each round: redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
+        while this is None or not this.cancelling():
+            try:
+                await self._tell()
+            except MemoryError:  # the next beat may have some
+                logger.warning("out of memory: a beat was left out")
+            except NO_ANSWER as error:
+                why = f"{error}; {remedy_for(error)}"
+                if self._announced is not None:
+                    logger.warning(
+                        "Redis does not answer (%s); serving goes on, registering again when it is back", why
+                    )
+                elif not self.registered.is_set() and not self._waits:
+                    logger.warning("Redis does not answer yet (%s); waiting for it", why)
+                if is_of_one_name(error):
+                    await self._clear()
+                self._waits = True
+                self._announced = self._told = None
+                self._heads_changed, self._heads_at = True, 0.0
+            try:
+                async with asyncio.timeout(max(0.0, min(self._beat_at, self._news_at) - time.monotonic())):
+                    await self._hurry.wait()
+            except TimeoutError:
+                continue
+
+    async def _clear(self) -> None:
+        """Delete other types of data under this worker's own names, so that the next beat can be written."""
+        mine = self._read()
+        record, heads = keys.worker(mine.model, mine.worker), keys.worker_heads(mine.model, mine.worker)
+        with contextlib.suppress(*NO_ANSWER):
+            for name, kind in ((record, b"hash"), (heads, b"string")):
+                if await self._redis.type(name) not in (kind, b"none"):
+                    logger.error("something else lies under %s in Redis and is deleted", name)
+                    await self._redis.delete(name)
+
+    async def leave(self) -> None:
+        """Delete the record, unless a successor in the same place has written its own."""
+        mine = self._read()
+        name = keys.worker(mine.model, mine.worker)
+        try:
+            async with asyncio.timeout(2 * REDIS_TIMEOUT_S):
+                # Its heartbeat can't be read where a successor speaks another version.
+                if await self._redis.hget(name, "boot") == mine.boot.encode():
+                    await self._redis.delete(name, keys.worker_heads(mine.model, mine.worker))
+                await self._redis.publish(keys.FLEET_CHANNEL, name)
+        except NO_ANSWER as error:
+            logger.warning("could not take the record %s out of Redis (%s); it expires by itself", name, error)
+
+    async def _tell(self) -> None:
+        """Write whatever is due: the record, an entry of news, all heads."""
+        now, beat = time.monotonic(), self._read()
+        hurries = self._hurry.is_set() or (beat.draining, beat.adapter_hashes) != self._announced
+        self._hurry.clear()
+        beats = hurries or now >= self._beat_at
+        news: News | None = None
+        if hurries or now >= self._news_at:
+            news = self._next_news(beat)
+            self._news_at = now + max(keys.NEWS_INTERVAL_S, self._fleet / NEWS_RATE)
+        writes_heads = self._heads is not None and self._heads_changed and now >= self._heads_at
+        if beats or writes_heads:
+            self._beat_at = now + keys.HEARTBEAT_INTERVAL_S
+            await self._write(replace(beat, version=self._version), with_heads=writes_heads)
+        await self._spread(beat, news, registers=beats)
+
+    def _next_news(self, beat: Heartbeat) -> News | None:
+        """Return the next entry of news; None where nothing has changed."""
+        added, dropped = self._heads.take() if self._heads is not None else ({}, ())
+        if not added and not dropped and (beat.load, beat.draining) == self._told:
+            return None
+        self._told = beat.load, beat.draining
+        self._heads_changed = self._heads_changed or bool(added or dropped)
+        self._version += 1
+        return News(
+            model=beat.model,
+            worker=beat.worker,
+            boot=beat.boot,
+            version=self._version,
+            load=beat.load,
+            draining=beat.draining,
+            added=added,
+            dropped=dropped,
+        )
+
+    async def _write(self, beat: Heartbeat, *, with_heads: bool) -> None:
+        """Write the record, and with it the heads or at least their lifetime."""
+        name, heads = keys.worker(beat.model, beat.worker), keys.worker_heads(beat.model, beat.worker)
+        ttl_ms, record = int(keys.HEARTBEAT_TTL_S * 1000), record_of(beat, self._secret)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(name, mapping=record)
+            pipe.pexpire(name, ttl_ms)
+            pipe.sadd(keys.workers(beat.model), beat.worker)
+            pipe.scard(keys.workers(beat.model))
+            if with_heads and self._heads is not None:
+                packed = pack_heads(self._version, self._heads.told)
+                pipe.set(heads, packed)
+                self._heads_at = time.monotonic() + max(HEADS_INTERVAL_S, self._fleet * len(packed) / HEADS_RATE)
+                self._heads_bytes = len(packed)
+            elif self._heads_changed:
+                pipe.strlen(heads)
+            else:
+                pipe.setrange(heads, 0, pack_version(self._version))
+            pipe.pexpire(heads, ttl_ms)
+            *_, self._fleet, num_bytes, _ = await pipe.execute()
+        if with_heads:
+            self._heads_changed = False
+        elif self._heads is not None and num_bytes != self._heads_bytes:  # Redis has lost them
+            # A number is left out, so that gateways which have read the heads since read them again.
+            self._version += 1
+            self._heads_changed, self._heads_at, self._told = True, 0.0, None
+
+    async def _spread(self, beat: Heartbeat, news: News | None, *, registers: bool) -> None:
+        """Write the names that do not lie with the model's keys."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            if registers:
+                pipe.sadd(keys.MODELS, beat.model)
+            if news is not None:
+                pipe.xadd(keys.NEWS, {FIELD: sealed_news(news, self._secret)}, maxlen=keys.NEWS_KEPT, approximate=True)
+            answers = await pipe.execute(raise_on_error=False) if len(pipe) else []
+        for answer in answers:
+            if isinstance(answer, NO_ANSWER):
+                if not is_of_one_name(answer):
+                    raise answer
+                # These names are shared: gateways report what lies there, and find this worker without them.
+                logger.debug("could not tell all of the fleet: %s", answer)
+        announced = beat.draining, beat.adapter_hashes
+        if announced == self._announced:
+            return
+        name = keys.worker(beat.model, beat.worker)
+        await self._redis.publish(keys.FLEET_CHANNEL, name)
+        if self._announced is None:
+            logger.info("registered as %s", name)
+        self._announced = announced
+        self.registered.set()

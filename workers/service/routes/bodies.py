@@ -1,0 +1,135 @@
+"""Reads bodies of the worker protocol within a bound, decodes or refuses them, and writes answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from itertools import chain
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive
+
+from workers.http_server.state import Refusal
+from workers.protocol.events import HTTP_STATUS, CallFailed, Failure, FailureCode
+
+Message = TypeVar("Message")
+Result = TypeVar("Result")
+
+MAX_REFUSED_BYTES = 64 << 20
+"""Longest body that is read though the request is refused, so that its connection can be used again."""
+
+INLINE_BYTES = 256 << 10
+INLINE_COMMAS = 8_000
+"""Bodies up to this long, with about so many numbers and names, are decoded at once, in a millisecond or two."""
+
+encode = msgspec.json.Encoder().encode
+
+CODES = {401: FailureCode.UNAUTHORIZED, 503: FailureCode.BUSY}
+"""HTTP status -> failure code, for the answers that the server gives itself."""
+
+
+class PeerGone(Exception):
+    """The peer has closed the connection, so nobody reads an answer."""
+
+
+async def while_peer_stays(receive: Receive, work: Coroutine[None, None, Result]) -> Result:
+    """Return or raise what `work` does, and cancel it when the peer goes away. Read the body first.
+
+    Raises PeerGone.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_cancel_when_gone(receive, task))
+    try:
+        await asyncio.wait([task])
+    finally:
+        watcher.cancel()
+        task.cancel()
+    try:
+        if task.cancelled():
+            raise PeerGone
+        return task.result()
+    finally:
+        del task, watcher  # an error refers to this frame, the task to the error: a cycle with all that they refer to
+
+
+async def _cancel_when_gone(receive: Receive, work: asyncio.Task[Result]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    work.cancel()
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the whole body. Raises CallFailed past the bound, or when the peer goes away in the middle."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > max_bytes:
+                message = f"the request body is longer than {max_bytes} bytes; send a shorter one"
+                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message))
+            parts.append(part)
+    except ClientDisconnect:
+        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, "the body ended early; send it again")) from None
+    return b"".join(parts)
+
+
+def decoded(decode: Callable[[bytes], Message], body: bytes) -> Message:
+    """Return the decoded body. Raises CallFailed for a body that is not this message."""
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        message = f"the body does not follow the worker protocol: {error}"
+        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message)) from None
+
+
+async def received(request: Request, max_bytes: int, decode: Callable[[bytes], Message]) -> Message:
+    """Return the message in a request's body; long ones are decoded on a thread. Raises CallFailed."""
+    body = await read_body(request, max_bytes)
+    if len(body) <= INLINE_BYTES and body.count(b",") <= INLINE_COMMAS:
+        return decoded(decode, body)
+    return await asyncio.to_thread(decoded, decode, body)
+
+
+def answer(message: Any, status: int = 200) -> Response:
+    return Response(encode(message), status, media_type="application/json")
+
+
+def answer_of_parts(parts: Iterator[bytes]) -> Response:
+    """Return an answer that is written as its parts are made, one in a turn of the event loop."""
+    first = next(parts)
+    if (second := next(parts, None)) is None:
+        return Response(first, media_type="application/json")
+    return StreamingResponse(_in_turns(chain((first, second), parts)), media_type="application/json")
+
+
+async def _in_turns(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+        await asyncio.sleep(0)
+
+
+def refusal(failure: Failure) -> Response:
+    return answer(failure, HTTP_STATUS[failure.code])
+
+
+def refusal_body(refused: Refusal) -> bytes:
+    """Return the body of a refusal that the server sends itself, as a failure."""
+    return encode(Failure(CODES.get(refused.status, FailureCode.INVALID_REQUEST), refused.message))
+
+
+def refusing(path: str, failure: Failure, *methods: str) -> Route:
+    """Return a route for work that another kind of worker does: the answer to each request is `failure`."""
+
+    async def refuse(request: Request) -> Response:
+        try:
+            await received(request, MAX_REFUSED_BYTES, bytes)
+        except CallFailed as failed:
+            return refusal(failed.failure)
+        return refusal(failure)
+
+    return Route(path, refuse, methods=list(methods or ("POST",)))

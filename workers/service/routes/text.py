@@ -1,0 +1,167 @@
+"""The routes for text without the engine: tokens of a text, text of tokens, a request's prompt, what is served.
+
+Work that takes longer than an instant runs in a lane, where teams take turns: results of the largest texts are large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from workers.chat.prompts import SHORT_CHARS, Prompts
+from workers.protocol.events import HTTP_STATUS, CallFailed, Failure, FailureCode
+from workers.protocol.queries import (
+    DETOKENIZE_PATH,
+    MAX_PIECES,
+    MAX_TEXT_BYTES,
+    PROPS_PATH,
+    RENDER_PATH,
+    TOKENIZE_PATH,
+    Detokenize,
+    Detokenized,
+    Props,
+    Render,
+    Rendered,
+    Tokenize,
+    Tokenized,
+    decode_asker,
+    decode_detokenize,
+    decode_render,
+    decode_tokenize,
+    packed,
+)
+from workers.service.calls.lanes import FairLane
+from workers.service.routes.bodies import PeerGone, answer, decoded, encode, read_body, refusal, while_peer_stays
+
+MAX_RENDER_BYTES = 64 << 20
+"""Longest body of a render, the same as of a submit."""
+
+JOINED_AT_ONCE = 1024
+"""Tokens between two checks of their text's length."""
+
+SHORT_BYTES = SHORT_CHARS
+"""Longest body that is answered at once, on the event loop."""
+
+
+class Vocabulary(Protocol):
+    """The model's vocabulary; safe to use from several threads."""
+
+    num_tokens: int
+
+    def special_piece(self, token: int) -> bytes: ...
+    def join(self, tokens: Sequence[int]) -> bytes: ...
+
+
+class Texts:
+    """Makes the routes' answers. Every method may block, and raises CallFailed."""
+
+    def __init__(self, vocab: Vocabulary, prompts: Prompts, *, bos_text: str = "") -> None:
+        """`bos_text`: text of the token that begins every prompt; prompts are shown without it."""
+        self._vocab = vocab
+        self._prompts = prompts
+        self._bos_text = bos_text
+
+    def tokenize(self, asked: Tokenize) -> Tokenized:
+        tokens = self._prompts.mixed(asked.content, add_special=asked.add_special, parse_special=asked.parse_special)
+        if not asked.with_pieces:
+            return Tokenized(ids=packed(tokens))
+        if len(tokens) > MAX_PIECES:
+            message = f"the text has {len(tokens)} tokens, and at most {MAX_PIECES} are told with their pieces; "
+            message += "send less of it at once, or leave `with_pieces` out"
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "with_pieces"))
+        return Tokenized(ids=packed(tokens), pieces=tuple(map(self._vocab.special_piece, tokens)))
+
+    def detokenize(self, asked: Detokenize) -> Detokenized:
+        for position, token in enumerate(asked.tokens):
+            if not 0 <= token < self._vocab.num_tokens:
+                message = f"`tokens` has {token} at position {position}; this model's are 0 to "
+                message += f"{self._vocab.num_tokens - 1}"
+                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "tokens"))
+        return Detokenized(content=self._text(asked.tokens, "tokens"))
+
+    def render(self, asked: Render) -> Rendered:
+        request = asked.request
+        if not asked.count and request.infill is None and request.prompt is None and request.messages:
+            return Rendered(prompt=self._shown(self._prompts.text(request)))
+        prompt = self._prompts.prompt(request)
+        text = None
+        if asked.text:
+            text = request.prompt if isinstance(request.prompt, str) else self._shown(prompt.text)
+            text = self._text(prompt.tokens, "prompt") if text is None else text
+        return Rendered(prompt=text, num_tokens=len(prompt.tokens) if asked.count else None)
+
+    def _shown(self, text: str | None) -> str | None:
+        """Return a prompt as callers are told it. Raises CallFailed where it is too long: a template may repeat."""
+        if text is None:
+            return None
+        if len(text) > MAX_TEXT_BYTES:
+            message = (
+                f"the prompt has {len(text)} characters, and at most {MAX_TEXT_BYTES} can be shown; send a shorter one"
+            )
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages"))
+        return text.removeprefix(self._bos_text)
+
+    def _text(self, tokens: Sequence[int], param: str) -> str:
+        """Return the text of tokens, each of which may be dozens of bytes. Raises CallFailed where it is too long."""
+        pieces, left = [], MAX_TEXT_BYTES
+        for start in range(0, len(tokens), JOINED_AT_ONCE):
+            pieces.append(self._vocab.join(tokens[start : start + JOINED_AT_ONCE]))
+            left -= len(pieces[-1])
+            if left < 0:
+                message = f"the text of these {len(tokens)} tokens has more than {MAX_TEXT_BYTES} bytes; "
+                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message + "send fewer at once", param))
+        return b"".join(pieces).decode("utf-8", "replace")
+
+
+class TextRoutes:
+    def __init__(self, texts: Texts, props: Props, lane: FairLane) -> None:
+        self._texts = texts
+        self._props = encode(props)
+        self._lane = lane
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(TOKENIZE_PATH, self.tokenize, methods=["POST"]),
+            Route(DETOKENIZE_PATH, self.detokenize, methods=["POST"]),
+            Route(RENDER_PATH, self.render, methods=["POST"]),
+            Route(PROPS_PATH, self.props, methods=["GET"]),
+        ]
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._told(request, MAX_TEXT_BYTES, decode_tokenize, self._texts.tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._told(request, MAX_TEXT_BYTES, decode_detokenize, self._texts.detokenize)
+
+    async def render(self, request: Request) -> Response:
+        return await self._told(request, MAX_RENDER_BYTES, decode_render, self._texts.render, renders=True)
+
+    async def props(self, request: Request) -> Response:
+        return Response(self._props, media_type="application/json")
+
+    async def _told(
+        self,
+        request: Request,
+        max_bytes: int,
+        decode: Callable[[bytes], Any],
+        tell: Callable[[Any], Any],
+        *,
+        renders: bool = False,
+    ) -> Response:
+        def told(body: bytes) -> Response:
+            return answer(tell(decoded(decode, body)))
+
+        try:
+            body = await read_body(request, max_bytes)
+            if len(body) <= SHORT_BYTES and not renders:
+                return told(body)
+            team = decoded(decode_asker, body).tenant
+            return await while_peer_stays(request.receive, self._lane.run(team, len(body), told, body))
+        except PeerGone:
+            return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])
+        except CallFailed as failed:
+            return refusal(failed.failure)
