@@ -52,11 +52,9 @@ from workers.protocol.events import CallEvent, Finished, decode_step
 from workers.protocol.framing import EVENTS_PATH, SUBMIT_PATH, FrameReader, parse_event_id
 from workers.protocol.requests import GenerateRequest, Message, Sampling, Submit
 from workers.service.calls.desk import Engine as DeskEngine
-from workers.service.calls.mailbox import Mailbox
-from workers.service.calls.stream import EventHub
-from workers.service.lifecycle import Lifecycle
+from workers.service.calls.stream import EventHub, Mailbox
+from workers.service.lifecycle import Lifecycle, Shortage
 from workers.service.routes.app import CallRoutes, WorkerAccess, build_app
-from workers.service.shortage import Shortage
 
 WAYS = {"alone": 0.005, "shared, 5 ms": 0.005, "shared, 0.5 ms": 0.0005, "own process": 0.005}
 """Name -> switch interval of the process that holds the engine, seconds."""

@@ -31,9 +31,8 @@ from benchmarks.table import Row, print_rows
 from gateway.access.records import digest
 from gateway.commands.config import gateway_groups, metrics_of
 from tests.support.stack import Process, Stack
-from workers.metrics.declaration import Kind, Metric
 from workers.metrics.page import slices
-from workers.metrics.types import Counter, Gauge, Histogram
+from workers.metrics.types import Counter, Declaration, Gauge, Histogram, Kind
 
 STREAMS, STEP_MS = 64, 20
 MODELS, TEAMS, OUTCOMES = 50, 20, ("ok", "client_gone", "queue_full")
@@ -200,7 +199,7 @@ def filled_registry() -> CollectorRegistry:
     return registry
 
 
-def _filling(metric: Metric) -> Iterator[list[str]]:
+def _filling(metric: Declaration) -> Iterator[list[str]]:
     """Yield the labels of each series."""
     if not metric.labels:
         return

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.table import Row, print_rows
-from gateway.telemetry import request_spans
+from gateway.telemetry import finish
 from gateway.telemetry.record import begun
 from gateway.telemetry.trail import Trail
 from tests.support.stack import Process, Stack
-from workers.tracing.context import TraceContext, new_context
+from workers.tracing.span import TraceContext, new_context
 from workers.tracing.tracer import EVERY_S, OFF, Journey, Tracer
 
 STREAMS, STEP_MS, TOKENS = 64, 20, 300
@@ -105,7 +105,7 @@ def in_calls_us(tracer: Tracer) -> float:
         told = attempt.context.traceparent if attempt.context is not None else ""
         attempt.begun()
         attempt.over()
-        request_spans.tell(trail)
+        finish.tell(trail)
     took_s = time.thread_time() - began
     began = time.thread_time()
     for _ in range(ALONE_ROUNDS):

@@ -37,9 +37,9 @@ from gateway.api.native.assembly import native_handlers
 from gateway.api.native.props import Offered
 from gateway.api.native.reception import Reception
 from gateway.api.openai.dialects import ChatDialect, ChatInputTokens, CompletionDialect
-from gateway.api.openai.error_shape import unserved_handlers
 from gateway.api.openai.models import Models
 from gateway.api.openai.pooled import EmbeddingsDialect, RerankDialect
+from gateway.api.openai.writing import unserved_handlers
 from gateway.api.operations.drain import Attendance, DrainRoute, drain_route_token
 from gateway.api.operations.explain import ExplainRoute
 from gateway.api.operations.health import Ready, health, version
@@ -49,7 +49,7 @@ from gateway.api.responses.socket.connection import Bounds
 from gateway.api.responses.socket.memory import Memories
 from gateway.api.resumable import Resumable
 from gateway.api.routes import Routes, answer_models
-from gateway.catalog.names import Names
+from gateway.catalog import Names
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.pipeline import Pipeline
@@ -57,8 +57,7 @@ from gateway.gauges import GaugeCollector
 from gateway.registry.fleet import Fleet, FleetSnapshot
 from gateway.registry.model_wishes import ModelWishes
 from gateway.registry.snapshot import FirstWorkers
-from gateway.relay.queries import WorkerQueries
-from gateway.relay.relay import Relay
+from gateway.relay.relay import Relay, WorkerQueries
 from gateway.resume.recordings import Recordings
 from gateway.settings import GatewaySettings
 from gateway.store.client import Store
@@ -69,9 +68,9 @@ from gateway.store.streams import StreamBounds, StreamLog, StreamQuota
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
 from workers import secret_file
-from workers.http_server.callers import KnownCallers
+from workers.http_server.pacer import KnownCallers
 from workers.models import catalog
-from workers.process.memory import HeapUpkeep
+from workers.process.limits import HeapUpkeep
 from workers.protocol.control import DRAIN_PATH, left_s
 from workers.protocol.framing import gateway_process
 from workers.protocol.heartbeat import Heartbeat

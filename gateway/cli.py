@@ -9,7 +9,7 @@ from gateway import __version__
 from workers import cli as workers_cli
 from workers.commands import command
 from workers.commands.command import Command
-from workers.process import parent_death
+from workers.process import signals
 
 COMMANDS = {
     "up": Command(
@@ -34,12 +34,12 @@ CONFIG = "what the settings are and where they come from: config show|schema|doc
 
 
 def main() -> int:
-    """Runs the command that the arguments name; returns the process's exit code (`workers.protocol.exits`)."""
+    """Runs the command that the arguments name; returns the process's exit code (`workers.protocol.control`)."""
     return command.guarded(_main)
 
 
 def _main() -> int:
-    parent_death.hold()
+    signals.hold()
     name, *args = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):
         print(overview())

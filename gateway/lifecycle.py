@@ -36,10 +36,9 @@ from gateway.telemetry import finish
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
 from workers.models.catalog import CatalogError
-from workers.process.memory import keep_little, started_threads
+from workers.process.limits import keep_little, started_threads
 from workers.protocol.exits import Exit
-from workers.tracing.opened import TracingUnusable, tracing
-from workers.tracing.tracer import Tracer
+from workers.tracing.tracer import Tracer, TracingUnusable, tracing
 
 log = logging.getLogger(__name__)
 

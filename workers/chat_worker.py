@@ -1,4 +1,7 @@
-"""The composition root of a worker that generates text: what is opened before it serves, and how that is wired."""
+"""The composition root of a worker that generates text: what is opened before it serves, and how that is wired.
+
+Opens the disk tier and the folder of saved slots, as a worker's settings say.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,30 @@ from pathlib import Path
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
+from workers import secret_file
 from workers.chat.answers import Answers, family_of
 from workers.chat.prompts import Prompts
 from workers.chat.renderer import Renderer
 from workers.constraint.compiler import Compiler
-from workers.constraint.forked_grammars import ForkedGrammars
 from workers.constraint.forks import Forks
 from workers.constraint.gbnf import Trial
+from workers.constraint.moving_mask import ForkedGrammars
 from workers.constraint.tool_calls import CallForms
-from workers.disk_cache import kv_identity, open_slot_files, open_tier
 from workers.engine.adapters.shelf import AdapterShelf
-from workers.engine.disk.conversation_file import ConversationFiles
-from workers.engine.disk.fingerprint import KvIdentity
+from workers.engine.disk.conversation_file import ConversationFiles, SaveBounds
+from workers.engine.disk.fingerprint import KvIdentity, ModelHashes
+from workers.engine.disk.folder import CacheFolder, CacheFolderUnusable
+from workers.engine.disk.sealed import CacheKeys
 from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
-from workers.llama.model import Model, ModelTooLarge
-from workers.llama.placement import Devices
+from workers.llama.gguf import GgufHeader
+from workers.llama.model import Devices, Model, ModelTooLarge
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.metrics.worker import WorkerMetrics
 from workers.models.memory_plan import free_bytes, free_for_cache, kv_shape, plan_kv
-from workers.models.spec import AdapterSpec, ModelSpec
+from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
 from workers.protocol.events import CallFailed
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.pooled import POOL_PATH
@@ -42,9 +47,8 @@ from workers.served_text import infill_prompts, open_renderer, text_routes
 from workers.service.calls.call_record import Stories
 from workers.service.calls.desk import CallDesk
 from workers.service.calls.lanes import prompt_lane, prompts_at_once
-from workers.service.calls.mailbox import Mailbox
 from workers.service.calls.pooled import no_pooled_work
-from workers.service.calls.stream import EventHub
+from workers.service.calls.stream import EventHub, Mailbox
 from workers.service.lifecycle import Lifecycle
 from workers.service.registration.prefix_adverts import HeadBook
 from workers.service.routes.adapters import AdapterRoutes
@@ -53,6 +57,60 @@ from workers.service.routes.bodies import refusing
 from workers.service.routes.slots import SlotKeeper, SlotRoutes
 from workers.service.server import Served, WorkerIdentity
 from workers.settings import SettingUnusable, WorkerSettings
+
+HASHES_FILE = "model-hashes.json"
+"""File in the state folder with the SHA-256 of model files, so that each is read once."""
+
+
+def kv_identity(
+    settings: WorkerSettings, header: GgufHeader, llama: LlamaSettings, *, n_ctx: int, loaded_at: float | None = None
+) -> KvIdentity:
+    """Return the KV's identity. `n_ctx`: cells of the context. `loaded_at`: `time.time` before the load; None: now."""
+    hashes = ModelHashes(settings.state_dir / HASHES_FILE)
+    return KvIdentity(header, llama, hashes, n_ctx=n_ctx, loaded_at=time.time() if loaded_at is None else loaded_at)
+
+
+def open_tier(settings: WorkerSettings, identity: KvIdentity) -> DiskTier | None:
+    """Return the tier, its thread started, to be closed after the engine; None where no `cache_dir` is set.
+
+    Raises CacheFolderUnusable.
+    """
+    if settings.cache_dir is None:
+        return None
+    try:
+        folder = CacheFolder(settings.cache_dir)
+    except CacheFolderUnusable as error:
+        raise CacheFolderUnusable(f"cache_dir: {error}") from None
+    return DiskTier(
+        folder, cache_keys(settings), max_bytes=settings.cache_disk_mib << 20, identify=identity.fingerprint
+    )
+
+
+def open_slot_files(settings: WorkerSettings) -> ConversationFiles | None:
+    """Return the saved slots' folder; None where no `slot_save_dir` is set. Raises CacheFolderUnusable."""
+    if settings.slot_save_dir is None:
+        return None
+    bounds = SaveBounds(
+        settings.slot_saves_per_team, settings.slot_save_mib_per_team << 20, settings.slot_save_mib << 20
+    )
+    try:
+        return ConversationFiles(settings.slot_save_dir, cache_keys(settings), bounds)
+    except CacheFolderUnusable as error:
+        raise CacheFolderUnusable(f"slot_save_dir: {error}") from None
+
+
+def cache_keys(settings: WorkerSettings) -> CacheKeys:
+    """Return the keys that name and seal files, from the cache's own secret, made in the state folder if not given.
+
+    The workers' secret is not used: whoever learns it could write files that are parsed in C++, and changing it would
+    lose the files too. Raises CacheFolderUnusable where no secret can be made.
+    """
+    path = settings.state_dir / secret_file.CACHE_SECRET
+    try:
+        return CacheKeys(settings.cache_secret or secret_file.made_once(path))
+    except OSError as error:
+        raise CacheFolderUnusable(f"{path}: {error.strerror}; give --cache-secret, or another --state-dir") from None
+
 
 LEARNED_POSITIONS = "position_embd.weight"
 

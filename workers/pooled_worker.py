@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry
 from workers.chat.prompts import Prompts
 from workers.engine.pooled.engine import PooledEngine
 from workers.engine.watchdog import Watchdog
-from workers.llama.model import Model, ModelTooLarge
-from workers.llama.placement import Devices
+from workers.llama.model import Devices, Model, ModelTooLarge
 from workers.llama.pooling import PooledContext, PooledInputs, Pooling, pooling_of
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.metrics.worker import WorkerMetrics

@@ -24,9 +24,8 @@ from workers.chat_worker import open_chat_worker
 from workers.engine.disk.fingerprint import parts_of, system_fingerprint
 from workers.engine.disk.folder import CacheFolderUnusable
 from workers.engine.watchdog import Watchdog
-from workers.llama.errors import AdapterError
 from workers.llama.model import Model, ModelError, ModelTooLarge
-from workers.llama.native import build_id
+from workers.llama.native import AdapterError, build_id
 from workers.llama.pooling import is_pooled
 from workers.models.catalog import CatalogError
 from workers.models.files import first_part
@@ -34,20 +33,17 @@ from workers.models.spec import ModelSpec
 from workers.pooled_worker import open_pooled_worker
 from workers.process import log_lines
 from workers.process.black_box import BlackBox, describe, take
-from workers.process.isolation import isolate
-from workers.process.memory import keep_little, started_threads
+from workers.process.limits import isolate, keep_little, started_threads
 from workers.process.signals import ending_at_once
 from workers.process.sockets import PortTaken, listen
 from workers.protocol.exits import Exit
 from workers.protocol.requests import NAME_PATTERN
 from workers.served_text import TemplateFileUnusable
 from workers.service.calls.call_record import Stories
-from workers.service.lifecycle import Lifecycle
+from workers.service.lifecycle import Lifecycle, is_shortage
 from workers.service.server import WorkerIdentity, WorkerServer
-from workers.service.shortage import is_shortage
 from workers.settings import SettingUnusable, WorkerSettings
-from workers.tracing.opened import TracingUnusable, tracing
-from workers.tracing.tracer import Tracer
+from workers.tracing.tracer import Tracer, TracingUnusable, tracing
 
 SWITCH_INTERVAL_S = 0.0005
 """Seconds that the event loop may keep the interpreter lock from the engine's thread; figures: docs/performance.md."""
@@ -69,7 +65,7 @@ def main(settings: WorkerSettings) -> int:
 
 
 def run(settings: WorkerSettings) -> int:
-    """Serve until a signal, or until it can't; return the exit code (`workers.protocol.exits`)."""
+    """Serve until a signal, or until it can't; return the exit code (`workers.protocol.control`)."""
     log_lines.configure(settings.log_level, settings.log_format)
     try:
         return _run(settings)

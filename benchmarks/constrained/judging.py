@@ -10,7 +10,7 @@ from benchmarks.constrained.cases import Case, Verdict, judge
 from benchmarks.constrained.converter import Converter, Refused, converter
 from benchmarks.table import Row
 from tests.support.stack import DEMO_MODEL
-from workers.chat.tools.hermes import HERMES
+from workers.chat.tools.json_calls import HERMES
 from workers.constraint.compiler import Compiler
 from workers.constraint.forks import Forks
 from workers.constraint.gbnf import Trial

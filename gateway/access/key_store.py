@@ -11,8 +11,7 @@ from redis.exceptions import ResponseError
 from gateway.access.keys import Keys
 from gateway.access.records import FIRST_KEY_NAME, AccessRecord, open_record, seal_record
 from gateway.store.outage import Outage, Unreadable, raise_if_cancelled
-from gateway.store.packed import OF_ANOTHER_TYPE, unpacked_keys, unpacked_texts
-from gateway.store.pauses import Pauses
+from gateway.store.packed import OF_ANOTHER_TYPE, Pauses, unpacked_keys, unpacked_texts
 from gateway.store.scripts import load_members_script
 from gateway.telemetry.metrics import Unread
 from workers.protocol import keys

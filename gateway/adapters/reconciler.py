@@ -16,7 +16,7 @@ from urllib.parse import quote
 from gateway.adapters.desired import AdapterRecord, AdapterWishes
 from gateway.errors import PaddockError
 from gateway.registry.snapshot import FleetView
-from gateway.relay.queries import WorkerQueries
+from gateway.relay.relay import WorkerQueries
 from gateway.store.outage import NO_ANSWER, Outage, raise_if_cancelled
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.queries import ADAPTERS_PATH, AdapterInfo, AdapterState, decode_adapter_infos, decode_info

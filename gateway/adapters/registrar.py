@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gateway.adapters.desired import AdapterRecord, AdapterWishes
 from gateway.errors import InvalidRequest, PaddockError, Unavailable, WorkerLost
-from gateway.relay.queries import WorkerQueries, no_worker
+from gateway.relay.relay import WorkerQueries, no_worker
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.queries import (
     ADAPTERS_PATH,

@@ -29,7 +29,7 @@ from gateway.routing.explain import Explanation
 from gateway.routing.placement import ANYWHERE, Ask, Ranking, urgency
 from gateway.store.client import UNFENCED, Filed, Lease, LineFull, Order, Store
 from gateway.store.outage import Unreadable
-from gateway.telemetry.standing import Standing
+from gateway.telemetry.record import Standing
 from workers.protocol import keys
 from workers.protocol.heartbeat import WorkerAddress
 

@@ -19,9 +19,9 @@ from gateway.api.request_head import conversation, read_begin_by, read_wish, ses
 from gateway.api.resumable import Resumable
 from gateway.api.shapes import answer_bytes
 from gateway.call import Call, Principal
-from gateway.catalog.kinds import JOB_OF
+from gateway.catalog import JOB_OF
 from gateway.dispatch.pipeline import Pipeline
-from gateway.relay.queries import WorkerQueries
+from gateway.relay.relay import WorkerQueries
 from workers.models.catalog import Job
 from workers.protocol.events import Usage
 from workers.protocol.pooled import PoolRequest, PoolResult

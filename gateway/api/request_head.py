@@ -20,8 +20,8 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope
 
 from gateway.api.intake.intake import Body
-from gateway.api.parameters.faults import shown
-from gateway.catalog.shares import conversation_of
+from gateway.api.parameters.base import shown
+from gateway.catalog import conversation_of
 from gateway.errors import InvalidRequest, StreamGone
 from gateway.resume.recordings import Owner
 from workers.protocol.requests import GenerateRequest

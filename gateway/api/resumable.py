@@ -20,7 +20,7 @@ from gateway.resume.recordings import Owner, Produce, Recordings
 from gateway.telemetry.finish import close_trail
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
-from workers.tracing.context import read_context
+from workers.tracing.span import read_context
 
 HELD_PER_BYTE = 2
 """Bytes of memory that events take for each of their bytes: as they were read, and in the connection."""

@@ -18,7 +18,7 @@ from gateway.api.dialect import ROUTE, SHAPE, ErrorShape, Handler
 from gateway.api.http.diagnostics import trail_of
 from gateway.api.http.sockets import METHOD
 from gateway.api.native.error_shape import NATIVE
-from gateway.api.openai.error_shape import COMPLETIONS, OPENAI, RESPONSES
+from gateway.api.openai.writing import COMPLETIONS, OPENAI, RESPONSES
 from gateway.call import Principal
 from gateway.errors import MethodNotAllowed, NotFound
 from workers.protocol.control import DRAIN_PATH

@@ -26,10 +26,9 @@ from pydantic_settings import BaseSettings
 
 from gateway.settings import GatewaySettings, UpSettings, known_settings
 from gateway.telemetry.metrics import Metrics
-from workers import flags, sources
+from workers import sources
 from workers.commands import command
-from workers.metrics.declaration import Metric
-from workers.metrics.groups import Group
+from workers.metrics.types import Declaration, Group
 from workers.metrics.worker import WorkerMetrics
 from workers.models import catalog
 from workers.protocol import exits
@@ -115,9 +114,9 @@ def settings_page() -> str:
         lines += [f"## {title}", "", "| flag | variable | default | takes | meaning |", "|---|---|---|---|---|"]
         for name, field in owner.model_fields.items():
             if name not in told:
-                default = flags.default_text(field)
+                default = sources.default_text(field)
                 value = f"`{default}`" if default else "unset"
-                cells = (f"`{flags.flag(name)}`", f"`{sources.variable(name)}`", value, sources.limit(field))
+                cells = (f"`{sources.flag(name)}`", f"`{sources.variable(name)}`", value, sources.limit(field))
                 lines.append(f"| {' | '.join(cells)} | {field.description} |")
                 told.add(name)
         lines.append("")
@@ -204,7 +203,7 @@ def worker_groups() -> tuple[Group, ...]:
     return WorkerMetrics(CollectorRegistry(), "", _unread, _unread).groups
 
 
-def metrics_of(groups: Iterable[Group]) -> tuple[Metric, ...]:
+def metrics_of(groups: Iterable[Group]) -> tuple[Declaration, ...]:
     return tuple(metric for group in groups for metric in group.metrics)
 
 

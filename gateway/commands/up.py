@@ -26,14 +26,13 @@ from workers.process.signals import StopSignals
 from workers.protocol.exits import FINAL, Exit
 from workers.protocol.keys import ROLES, Role
 from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
-from workers.supervisor import gpus
+from workers.supervisor import supervisor
 from workers.supervisor.child import Child, Recipe, describe
 from workers.supervisor.fleet import Fleet, NoRedis
-from workers.supervisor.output import Console, Output
+from workers.supervisor.output import Console, Output, Terminal
 from workers.supervisor.redis_process import PrivateRedis
 from workers.supervisor.state_folder import FolderTaken, StateFolder
 from workers.supervisor.supervisor import PlannedWorker, Supervisor, available_cores, host_id, plan, write_specs
-from workers.supervisor.terminal import Terminal
 
 READY_TIMEOUT_S = 900.0
 """Seconds until a start is given up that never gets ready; loading a large model from a slow disk takes minutes."""
@@ -48,7 +47,7 @@ class PortTaken(RuntimeError):
 
 
 def run(settings: UpSettings) -> int:
-    """Blocks until SIGINT, SIGTERM or a failure; returns the exit code (`workers.protocol.exits`)."""
+    """Blocks until SIGINT, SIGTERM or a failure; returns the exit code (`workers.protocol.control`)."""
     # Unless a level was asked for, the terminal shows what needs attention; the log files hold everything.
     threshold = settings.log_level if "log_level" in settings.model_fields_set else "warning"
     with Terminal() as terminal:
@@ -66,7 +65,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
                 console.say(f"paddock: {exposure}")
             models = Library.of(settings).locate_all(catalog)
             ready = _prepared(settings, folder, catalog, port)
-            workers = plan(models, available_cores(), gpus.visible(os.environ), host_id(folder.path))
+            workers = plan(models, available_cores(), supervisor.visible(os.environ), host_id(folder.path))
             write_specs(workers, ready)
             return asyncio.run(Machine(ready, folder, workers, console, terminal.show, started).run())
     except (CatalogError, KeysInvalid, FolderTaken) as error:

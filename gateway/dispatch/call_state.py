@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 
 from gateway.call import Call
 from gateway.errors import PaddockError
-from gateway.routing.chain import Reason
 from gateway.routing.placement import ANYWHERE, Ask, Ranking
-from gateway.routing.retries import RetryBudget
+from gateway.routing.retries import Reason, RetryBudget
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Attempt
 from gateway.telemetry.trail import Trail

@@ -16,15 +16,13 @@ from msgspec.structs import replace as replace_struct
 from gateway.adapters.choice import CallAdapters
 from gateway.call import Answer, Call, Cutoff
 from gateway.dispatch.call_state import CallState, Limits
-from gateway.dispatch.slot_search import Admission, Lease, SlotSearch
+from gateway.dispatch.slot_search import Admission, Lease, SlotSearch, TeamTurns
 from gateway.dispatch.suitable_workers import SuitableWorkers
-from gateway.dispatch.team_turns import TeamTurns
 from gateway.dispatch.upstream import Upstream, UpstreamAnswer, error_for
 from gateway.errors import ClientTooSlow, Unsuited
 from gateway.registry.snapshot import FleetView
-from gateway.routing.chain import Reason
 from gateway.routing.placement import ANY, located
-from gateway.routing.retries import RetryBudget
+from gateway.routing.retries import Reason, RetryBudget
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import RETRYABLE, CallFailed, Failed, Failure, FailureCode, Finished, Started

@@ -16,7 +16,7 @@ from gateway.dispatch.pipeline import Pipeline
 from gateway.dispatch.request_size import chars_of
 from gateway.dispatch.upstream import error_for
 from gateway.errors import PaddockError
-from gateway.telemetry.standing import Standing
+from gateway.telemetry.record import Standing
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Failed, Finished, Usage
 from workers.protocol.requests import GenerateRequest

@@ -14,13 +14,12 @@ from msgspec.structs import replace
 
 from gateway.adapters.choice import CallAdapters
 from gateway.call import Answer, Call, CallBounds, Cutoff, Principal
-from gateway.catalog.kinds import KIND_OF, of_kind
-from gateway.catalog.names import Names
+from gateway.catalog import KIND_OF, Names, of_kind
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import Stopping
 from gateway.registry.snapshot import FleetView
-from gateway.routing.chain import Reason
+from gateway.routing.retries import Reason
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, Heard, Prompts
 from gateway.telemetry.trail import Trail

@@ -30,7 +30,7 @@ from workers.protocol.events import CallEvent, Failed, Failure, FailureCode, Fin
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
-from workers.tracing.context import TraceContext
+from workers.tracing.span import TraceContext
 
 BUSY_RETRY_AFTER_S = 1.0
 

@@ -17,7 +17,7 @@ from gateway.registry.snapshot import FleetSnapshot
 from gateway.routing.pool import Pool
 from gateway.store.channel import follow
 from gateway.store.outage import Outage, Unreadable, raise_if_cancelled
-from gateway.store.pauses import Pauses
+from gateway.store.packed import Pauses
 from workers.protocol import keys
 
 __all__ = ["Fleet", "FleetSnapshot"]

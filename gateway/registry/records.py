@@ -19,8 +19,7 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from gateway.store.outage import NO_ANSWER, Unreadable, is_of_one_name
-from gateway.store.packed import OF_ANOTHER_TYPE, THERE, TOO_LONG, unpacked_keys, unpacked_texts
-from gateway.store.pauses import Pauses
+from gateway.store.packed import OF_ANOTHER_TYPE, THERE, TOO_LONG, Pauses, unpacked_keys, unpacked_texts
 from gateway.store.scripts import load_members_script, load_news_script, load_records_script
 from gateway.telemetry.metrics import Unread
 from workers.protocol import keys

@@ -1,28 +1,86 @@
-"""Makes the requests to one worker process: submits and cancels calls, and asks questions that have one answer each.
+"""Makes the requests to one worker process: submits and cancels calls, and asks questions that have one answer.
+
+Makes the requests to one worker process: submits and cancels calls, and asks questions that have one answer each.
 
 Every outcome is an answer or a `CallFailed`. The answer to a submit only says that the call is accepted; its events
 come on the worker's event stream (`gateway.relay.fanin`).
+
+Encodes the messages to a worker: short ones at once, long ones on a thread, a few at a time.
+
+Teams take turns with long ones. These are encoded and sent in slices, and each slice's memory is freed as it is sent: a
+thread that encodes 32 MiB in one call holds the interpreter's lock, and every stream waits for 135 ms. Several answers
+to one request have a copy of its prompt each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import aiohttp
 import msgspec
 
-from gateway.relay.payload import Payloads
+from gateway.dispatch.request_size import INLINE_CHARS, num_chars
+from gateway.dispatch.slot_search import TeamTurns, Turn
 from workers.protocol.control import access_token, proof
 from workers.protocol.events import CallFailed, Failure, FailureCode
-from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH
+from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH, json_parts
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import POOL_PATH
 from workers.protocol.queries import DETOKENIZE_PATH, RENDER_PATH, TOKENIZE_PATH
 from workers.protocol.requests import MAX_PROMPT_CHARS, Accepted, Cancel, Submit
+
+AT_ONCE = 2
+"""Most long messages under way to one worker."""
+SLICE_BYTES = 128 << 10
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A body and the headers that go with it."""
+
+    data: bytes | AsyncIterator[bytes] | None
+    headers: Mapping[str, str]
+
+
+class Payloads:
+    """Encodes messages to one worker process."""
+
+    def __init__(self) -> None:
+        self._turns = TeamTurns(AT_ONCE)
+
+    @asynccontextmanager
+    async def of(self, message: msgspec.Struct | None, known_bytes: int = 0) -> AsyncIterator[Payload]:
+        """Encode a message and yield the body; leave the block when it is answered.
+
+        `known_bytes`: size of its conversation, tools included, where that has been counted already.
+        """
+        if message is None or (known_bytes <= INLINE_CHARS and num_chars(message) <= INLINE_CHARS):
+            yield Payload(None if message is None else _encode(message), {})
+            return
+        team: str = getattr(message, "tenant", "")
+        turn = await self._turns.enter(team)
+        try:
+            parts = await asyncio.to_thread(deque, json_parts(message))
+            yield Payload(_slices(parts, turn), {"Content-Length": str(sum(map(len, parts)))})
+        finally:
+            turn.leave()
+
+
+async def _slices(parts: deque[bytes], turn: Turn) -> AsyncIterator[bytes]:
+    while parts:
+        part = parts.popleft()
+        for start in range(0, len(part), SLICE_BYTES):
+            yield part[start : start + SLICE_BYTES]
+    turn.leave()
+
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +103,6 @@ LONG_REPLIES = frozenset({POOL_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, RENDER_PATH
 NO_SUCH_ROUTE = (404, 405)
 """Statuses of a worker of another kind: one for pooled work has no adapters."""
 
-_encode = msgspec.json.Encoder().encode
 _decode_accepted = msgspec.json.Decoder(Accepted).decode
 _decode_failure = msgspec.json.Decoder(Failure).decode
 

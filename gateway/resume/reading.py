@@ -7,8 +7,7 @@ import time
 from typing import Protocol
 
 from gateway.errors import PaddockError, StreamGone
-from gateway.resume.readers import Place
-from gateway.resume.recording import GONE, PIECE_BYTES, Recording, split_events
+from gateway.resume.recording import GONE, PIECE_BYTES, Place, Recording, split_events
 from gateway.store.outage import raise_if_cancelled
 from gateway.store.streams import StreamLog
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gateway.errors import InternalError, InvalidRequest, StoreUnavailable, StreamGone, TooManyStreams
-from gateway.resume.readers import Readers, unread
 from gateway.resume.reading import LocalReading, Reading, RemoteReading
-from gateway.resume.recording import GONE, Recording
+from gateway.resume.recording import GONE, Readers, Recording, unread
 from gateway.store.outage import raise_if_cancelled
 from gateway.store.streams import Count, Held, StreamHead, StreamLog, StreamQuota
 from workers.protocol import keys

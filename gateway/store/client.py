@@ -10,8 +10,7 @@ from typing import Any
 import redis.asyncio
 
 from gateway.store.outage import reading
-from gateway.store.pipe import Pipe
-from gateway.store.scripts import Script, load_script
+from gateway.store.scripts import Pipe, Script, load_script
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION, WorkerAddress
 from workers.redis import link

@@ -1,7 +1,14 @@
-"""Reads what the scripts `members` and `records` tell in one string, which takes a fraction of as many answers."""
+"""Reads long answers of Redis: many in one string, and with pauses in which other tasks run.
+
+Reads what the scripts `members` and `records` tell in one string, which takes a fraction of as many answers.
+
+Lets other tasks run while one works through much that came from Redis at once.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from struct import Struct
 
@@ -28,3 +35,30 @@ def unpacked_texts(packed: bytes) -> Iterator[bytes]:
         (length,) = _LENGTH.unpack_from(packed, at)
         at += _LENGTH.size + length
         yield packed[at - length : at]
+
+
+LONGEST_S = 0.005
+"""Seconds of work after which a task rests as long: it takes half of the event loop at most."""
+
+
+class Pauses:
+    """Counts the work of one task since its last pause. Begin anew after each `await`: others have worked meanwhile."""
+
+    __slots__ = ("_begun", "worked_s")
+
+    def __init__(self) -> None:
+        self._begun = time.thread_time()
+        self.worked_s = 0.0
+        """Seconds of all work before a pause."""
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._begun = time.thread_time()
+
+    async def rest(self) -> None:
+        """Rest as long as the work took, where it took LONGEST_S; else go on."""
+        took_s = time.thread_time() - self._begun
+        if took_s >= LONGEST_S:
+            self.worked_s += took_s
+            await asyncio.sleep(took_s)
+            self._begun = time.thread_time()

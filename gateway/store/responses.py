@@ -8,8 +8,7 @@ import redis.asyncio
 
 from gateway.store.client import ANSWER_TIMEOUT_S
 from gateway.store.outage import answered
-from gateway.store.pipe import Pipe
-from gateway.store.scripts import load_response_script
+from gateway.store.scripts import Pipe, load_response_script
 from workers.protocol import keys
 
 NOT_YET = -1

@@ -15,8 +15,7 @@ import redis.asyncio
 
 from gateway.store.client import ANSWER_TIMEOUT_S
 from gateway.store.outage import NO_ANSWER, answered, is_of_one_name, reading, unavailable
-from gateway.store.pipe import Pipe
-from gateway.store.scripts import load_stream_script
+from gateway.store.scripts import Pipe, load_stream_script
 from workers.protocol import keys
 
 

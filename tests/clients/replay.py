@@ -12,7 +12,7 @@ from typing import Any, Literal
 import requests
 
 from gateway.api.compatibility import TABLES
-from gateway.api.openai.error_shape import REASONS
+from gateway.api.openai.writing import REASONS
 from gateway.api.routes import ROUTES
 from tests.clients.answers import fault
 from tests.clients.recording import ANSWER_ID, Recording, Sent

@@ -17,8 +17,7 @@ import yaml
 from gateway.commands.config import gateway_groups, metrics_of, worker_groups
 from gateway.settings import known_settings
 from tests.support.stack import ROOT, Stack
-from workers.flags import flag
-from workers.sources import variable
+from workers.sources import flag, variable
 
 MODEL = "story"
 PAGE = (ROOT / "docs" / "operations.md").read_text()

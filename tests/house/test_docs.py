@@ -18,13 +18,12 @@ from gateway import cli
 from gateway.commands import config
 from gateway.commands.config import settings_page
 from gateway.settings import UpSettings, known_settings
-from workers.flags import default_text, flag
 from workers.models.catalog import AliasChain, Catalog, Target, load, schema
 from workers.models.spec import AdapterSpec, DefaultSampling, LlamaSettings, ModelSpec
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, RESTARTED, Exit
 from workers.settings import WorkerSettings
-from workers.sources import variable
+from workers.sources import default_text, flag, variable
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts
-from workers.chat.tools.hermes import HERMES
+from workers.chat.tools.json_calls import HERMES
 from workers.constraint.thought import Thought
 from workers.engine.cache.report import Found
 from workers.engine.counters import EngineCounters
@@ -21,10 +21,9 @@ from workers.protocol.requests import GenerateRequest, Sampling
 from workers.service.calls.call_record import Stories
 from workers.service.calls.desk import CallDesk, Constraints, Engine
 from workers.service.calls.lanes import prompt_lane
-from workers.service.calls.mailbox import Mailbox
 from workers.service.calls.pooled import Engine as PooledEngine
 from workers.service.calls.pooled import Inputs, Outcomes, PooledDesk
-from workers.service.calls.stream import EventHub
+from workers.service.calls.stream import EventHub, Mailbox
 from workers.service.lifecycle import Lifecycle
 from workers.service.registration.prefix_adverts import HeadBook
 

@@ -14,9 +14,9 @@ from tests.support.fake_cache import FakeCache
 from tests.support.tally import Tally as TokenTally
 from workers.engine.cache.report import Found
 from workers.engine.counters import EngineCounters, Tally
+from workers.engine.pace import AnswerLengths
 from workers.engine.request import CallLeft, EngineLoad, EngineRequest
-from workers.engine.step.answer_lengths import AnswerLengths
-from workers.metrics.declaration import GAP_S
+from workers.metrics.types import GAP_S
 from workers.protocol.events import (
     CallEvent,
     CallFailed,

@@ -25,7 +25,7 @@ from tests.support.fake_pooled import WIDTH, FakeInputs, FakePooledEngine
 from tests.support.fake_text import fake_prompts, fake_routes
 from workers.chat.answers import Answers
 from workers.chat.conversation import THINK
-from workers.chat.tools.hermes import HERMES
+from workers.chat.tools.json_calls import HERMES
 from workers.http_server.protocol import HttpProtocol
 from workers.llama.pooling import Pooling
 from workers.metrics.worker import WorkerMetrics
@@ -38,16 +38,15 @@ from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.pooled import POOL_PATH
 from workers.service.calls.call_record import Stories
 from workers.service.calls.lanes import prompt_lane
-from workers.service.calls.mailbox import Mailbox
 from workers.service.calls.pooled import Outcomes, PooledDesk, no_pooled_work
-from workers.service.calls.stream import EventHub
+from workers.service.calls.stream import EventHub, Mailbox
 from workers.service.lifecycle import Lifecycle
 from workers.service.registration.prefix_adverts import HeadBook
 from workers.service.routes.app import CallRoutes
 from workers.service.routes.bodies import refusing
 from workers.service.routes.slots import no_slots
 from workers.service.server import Engine, Served, WorkerIdentity, WorkerServer
-from workers.tracing.opened import tracing
+from workers.tracing.tracer import tracing
 
 FACTS = ModelFacts(n_ctx_train=4096, n_params=1_000_000, size=4_000_000, n_vocab=32_000)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from workers.metrics.declaration import Kind, Metric
 from workers.metrics.page import slices
+from workers.metrics.types import Declaration, Kind
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -42,7 +42,7 @@ class Scrape:
         wanted = set(labels.items())
         return sum(value for (of, has), value in self.values.items() if of == name and wanted <= set(has))
 
-    def has_exactly(self, metrics: tuple[Metric, ...]) -> None:
+    def has_exactly(self, metrics: tuple[Declaration, ...]) -> None:
         """Its names, types and labels are those that are declared."""
         declared = {metric.name: metric for metric in metrics}
         assert self.kinds == {name: str(metric.kind) for name, metric in declared.items()}

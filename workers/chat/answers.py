@@ -14,21 +14,23 @@ from typing import Protocol
 
 from workers.chat.conversation import UNSET, bounded, conversation_of, is_thinking_off, thought_of
 from workers.chat.tools import ContentPiece, Parser, Piece
-from workers.chat.tools.command_r import COMMAND_R, COMMAND_R7B
-from workers.chat.tools.deepseek import DEEPSEEK, DEEPSEEK_V31
 from workers.chat.tools.family import Ask, Family
-from workers.chat.tools.functionary import FUNCTIONARY_V31, FUNCTIONARY_V32
-from workers.chat.tools.functions import DEEPSEEK_V4, DEEPSEEK_V32, MINIMAX, QWEN3_CODER, SEED_OSS
 from workers.chat.tools.gemma4 import GEMMA4
-from workers.chat.tools.gigachat import GIGACHAT, GIGACHAT_30
-from workers.chat.tools.glm import GLM
 from workers.chat.tools.harmony import HARMONY
-from workers.chat.tools.hermes import HERMES, PLAIN
-from workers.chat.tools.kimi import KIMI
-from workers.chat.tools.llama import LLAMA
-from workers.chat.tools.mistral import MISTRAL, MISTRAL_LIST
-from workers.chat.tools.python_calls import GEMMA, LFM2, PYTHONIC
-from workers.chat.tools.tool_call_list import FUNCTOOLS_FAMILY, GRANITE, NEMOTRON, PHI4
+from workers.chat.tools.json_calls import GIGACHAT, GIGACHAT_30, HERMES, PLAIN
+from workers.chat.tools.json_lists import (
+    COMMAND_R,
+    COMMAND_R7B,
+    FUNCTOOLS_FAMILY,
+    GRANITE,
+    MISTRAL,
+    MISTRAL_LIST,
+    NEMOTRON,
+    PHI4,
+)
+from workers.chat.tools.parameters import DEEPSEEK_V4, DEEPSEEK_V32, GLM, MINIMAX, QWEN3_CODER, SEED_OSS
+from workers.chat.tools.python_calls import GEMMA, LFM2, LLAMA, PYTHONIC
+from workers.chat.tools.token_marks import DEEPSEEK, DEEPSEEK_V31, FUNCTIONARY_V31, FUNCTIONARY_V32, KIMI
 from workers.models.spec import ChatDefaults
 from workers.protocol.requests import GenerateRequest, Thinking
 

@@ -17,9 +17,9 @@ import msgspec
 from workers.chat.abilities import Abilities
 from workers.chat.conversation import Conversation
 from workers.chat.template import ChatTemplate, TemplateSet, TemplateUnusable
-from workers.process.isolation import bound_cpu, bound_memory, shut_off
+from workers.process.limits import bound_cpu, bound_memory, shut_off
 from workers.protocol.events import CallFailed, Failure, FailureCode
-from workers.protocol.json_parts import read_float
+from workers.protocol.framing import read_float
 from workers.protocol.requests import Message
 
 EXTRA_BYTES = 768 << 20

@@ -22,7 +22,7 @@ from typing import NoReturn
 from workers import secret_file, sources
 from workers.commands import command
 from workers.engine.disk.folder import CacheFolder, CacheFolderUnusable
-from workers.engine.disk.keys import CacheKeys
+from workers.engine.disk.sealed import CacheKeys
 from workers.protocol.exits import Exit
 from workers.settings import CacheSettings
 

@@ -11,12 +11,11 @@ from workers.models.library import Library, ModelUnusable, wanted
 from workers.process.signals import StopSignals
 from workers.protocol.exits import Exit
 from workers.settings import SupervisorSettings
-from workers.supervisor import gpus
+from workers.supervisor import supervisor
 from workers.supervisor.fleet import Fleet
-from workers.supervisor.output import Console
+from workers.supervisor.output import Console, Terminal
 from workers.supervisor.state_folder import FolderTaken, StateFolder
 from workers.supervisor.supervisor import PlannedWorker, Supervisor, available_cores, host_id, plan, write_specs
-from workers.supervisor.terminal import Terminal
 
 
 def run(settings: SupervisorSettings) -> int:
@@ -37,7 +36,7 @@ def _run(settings: SupervisorSettings, console: Console) -> int:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
             models = Library.of(settings).locate_all(catalog)
-            workers = plan(models, available_cores(), gpus.visible(os.environ), host_id(settings.state_dir))
+            workers = plan(models, available_cores(), supervisor.visible(os.environ), host_id(settings.state_dir))
             write_specs(workers, settings)
             return asyncio.run(_keep(workers, settings, console))
     except (CatalogError, FolderTaken, OSError) as error:

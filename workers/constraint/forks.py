@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong, ending, launched
-from workers.process.memory import started_threads
+from workers.process.limits import started_threads
 
 START_S = 60.0
 

@@ -1,13 +1,30 @@
-"""Masks that are computed here while that is quick, and from then on in a process of their own."""
+"""Masks that are computed in a process of their own for each answer, from the start or once they take long.
+
+Masks that are computed here while that is quick, and from then on in a process of their own.
+
+Masks of grammars that are followed in a process of their own for each answer (`workers.constraint.forks`).
+
+The engine's thread never waits long for such a mask: where it has no answer yet it raises `MaskPending`, and its call
+skips the step.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
+import numpy as np
+
+from workers.constraint import forks
+from workers.constraint.forks import Fork, Forks, Kind
+from workers.constraint.gbnf import check
 from workers.constraint.guidance import Grammar, GuidanceMask
-from workers.constraint.mask import Bits, Mask
+from workers.constraint.mask import Bits, Mask, MaskPending, broken, killed, unavailable
+from workers.constraint.thought import Words
+from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
 from workers.protocol.events import CallFailed
 
 SLOW_S = 0.03
@@ -115,3 +132,187 @@ class MovingMask:
             return ask()
         finally:
             self._num_slow += time.perf_counter() - start > SLOW_S
+
+
+GRACE_S = 0.001
+"""Seconds to wait for an answer within a step: most questions are answered in a tenth of it."""
+
+WAIT_S = 5.0
+"""Seconds to wait for an answer outside of steps, while a trigger is checked."""
+
+Question = tuple[int, bytes]
+
+
+class ForkedGrammars:
+    """Makes grammars that are compiled in the process that follows them; here their text is only bounded."""
+
+    def __init__(self, processes: Forks, vocab: Words) -> None:
+        self._processes = processes
+        self._vocab = vocab
+
+    def compile(self, text: str) -> ForkedGrammar:
+        """Return the grammar of GBNF that has been tried. Raises Unusable."""
+        check(text)
+        return ForkedGrammar("gbnf", text, self._processes, self._vocab)
+
+    def lark(self, text: str) -> ForkedGrammar:
+        """Return the grammar of Lark that llguidance can compile."""
+        return ForkedGrammar("lark", text, self._processes, self._vocab)
+
+
+class ForkedGrammar:
+    """A grammar that has been tried. Immutable: may be used from several threads."""
+
+    def __init__(self, kind: Kind, text: str, processes: Forks, vocab: Words) -> None:
+        self._text = json.dumps([kind, text]).encode()
+        self._processes = processes
+        self._vocab = vocab
+
+    def mask(self) -> ForkedMask:
+        """Return a mask for an answer from its first token. Does not block."""
+        return self._mask(())
+
+    def mask_after(self, begun: bytes) -> ForkedMask | None:
+        """Return a mask for what follows `begun`, which `refused_of` has been asked about. Does not block."""
+        return self.mask_after_tokens(self._tokens(begun))
+
+    def mask_after_tokens(self, begun: Iterable[int]) -> ForkedMask:
+        """Return a mask for what follows these tokens, which an answer may begin with. Does not block."""
+        return self._mask(tuple(begun))
+
+    def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
+        """Return the first beginning that no answer begins with, if there is one. Blocks. Raises CallFailed."""
+        try:
+            self._processes.start()
+        except NotStarted as error:
+            raise _not_started(error) from None
+        mask = self.mask()
+        return next((begun for begun in beginnings if not mask.begins(self._tokens(begun))), None)
+
+    def _mask(self, tokens: tuple[int, ...]) -> ForkedMask:
+        return ForkedMask(self._processes, self._text, tokens, self._vocab.eog)
+
+    def _tokens(self, begun: bytes) -> tuple[int, ...]:
+        return tuple(self._vocab.tokenize(begun.decode(), add_special=False, parse_special=True))
+
+
+class ForkedMask:
+    """The mask of one answer. Its process is forked when it is first asked."""
+
+    __slots__ = ("_answers", "_asked", "_begun", "_done", "_eog", "_fork", "_processes", "_text")
+
+    def __init__(self, processes: Forks, text: bytes, begun: tuple[int, ...], eog: frozenset[int]) -> None:
+        self._processes = processes
+        self._text = text
+        self._begun = begun
+        self._eog = eog
+        self._fork: Fork | None = None
+        self._asked: deque[Question] = deque()
+        """Questions that have no answer yet."""
+        self._answers: dict[Question, bytes] = {}
+        """Questions that were answered since the last token."""
+        self._done = False
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether nothing but the end can follow. Raises MaskPending, CallFailed."""
+        self._catch_up(GRACE_S)
+        return self._done
+
+    def permits(self, token: int) -> bool:
+        """Return whether `token` may come next. Raises MaskPending, CallFailed."""
+        return self._answer((forks.PERMITS, _bytes(token))) != b"\0"
+
+    def allowed(self) -> Bits | None:
+        """Return the tokens that may come next. Raises MaskPending, CallFailed."""
+        bits = self._answer((forks.ALLOWED, b""))
+        return np.frombuffer(bits, dtype="<u4").astype(np.uint32, copy=False) if bits else None
+
+    def accept(self, token: int) -> None:
+        """Note that `token` came. Does not wait for the answer."""
+        self._answers.clear()
+        if token not in self._eog:
+            self._ask((forks.ACCEPT, _bytes(token)))
+
+    def begins(self, tokens: tuple[int, ...]) -> bool:
+        """Return whether an answer may begin with these tokens. Blocks. Raises CallFailed."""
+        question = (forks.BEGIN, _tokens(tokens))
+        self._ask(question)
+        self._catch_up(WAIT_S)
+        return self._answers[question][:1] != b"\0"
+
+    def is_ready(self, wait_s: float) -> bool:
+        """Return whether the next answer is there, or will never be; blocks for `wait_s` at most."""
+        return self._fork is None or self._fork.is_ready(wait_s)
+
+    def _answer(self, question: Question) -> bytes:
+        if question not in self._answers and question not in self._asked:
+            self._ask(question)
+        self._catch_up(GRACE_S)
+        return self._answers[question]
+
+    def _ask(self, question: Question) -> None:
+        if self._fork is None:
+            self._fork = self._forked()
+            self._send((forks.COMPILE, self._text))
+            if self._begun:
+                self._send((forks.BEGIN, _tokens(self._begun)))
+        self._send(question)
+
+    def _forked(self) -> Fork:
+        """Fork a process. Raises MaskPending while none can be forked yet, CallFailed where none can be at all."""
+        try:
+            process = self._processes.fork()
+        except NotStarted as error:
+            raise _not_started(error) from None
+        if process is None:
+            raise MaskPending(self._processes.is_ready)
+        return process
+
+    def _send(self, question: Question) -> None:
+        assert self._fork is not None  # noqa: S101 - for the type checker
+        self._fork.ask(*question)
+        self._asked.append(question)
+
+    def _catch_up(self, wait_s: float) -> None:
+        """Take every answer that is still to come. Raises MaskPending if one is not there in time, CallFailed."""
+        while self._asked:
+            assert self._fork is not None  # noqa: S101 - for the type checker
+            try:
+                answer = self._fork.take(wait_s)
+            except TookTooLong:
+                raise unavailable(f"there was no time to follow this one for {forks.ANSWER_S:g} s") from None
+            except NotStarted as error:
+                raise _not_started(error) from None
+            except ProcessEnded as ended:
+                if ended.killed:
+                    raise killed() from None
+                reason = f"the grammar has become too costly to follow ({ended}); make it less ambiguous"
+                raise broken(reason) from None
+            if answer is None:
+                raise MaskPending(self.is_ready)
+            self._note(self._asked.popleft(), *answer)
+
+    def _note(self, question: Question, kind: int, answer: bytes) -> None:
+        if kind != forks.OK:
+            raise broken(answer.decode("utf-8", "replace"))
+        if question[0] == forks.ACCEPT:
+            self._done = answer != b"\0"
+        elif question[0] in (forks.COMPILE, forks.BEGIN):
+            if answer[:1] == b"\0" and question == (forks.BEGIN, _tokens(self._begun)) and self._begun:
+                raise broken("it does not allow what it begins with")
+            self._done = answer[1:] != b"\0"
+        if question[0] not in (forks.ACCEPT, forks.COMPILE):
+            self._answers[question] = answer
+
+
+def _bytes(token: int) -> bytes:
+    return token.to_bytes(4, "little")
+
+
+def _tokens(tokens: tuple[int, ...]) -> bytes:
+    return np.array(tokens, dtype="<i4").tobytes()
+
+
+def _not_started(error: NotStarted) -> CallFailed:
+    return unavailable(f"the process for it did not start ({error})")

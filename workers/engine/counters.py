@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from workers.engine.disk.tier import NO_DISK, DiskStats
 from workers.engine.step.sequence import Sequence
-from workers.metrics.declaration import DECODE_S, GAP_S, LOAD_S
+from workers.metrics.types import DECODE_S, GAP_S, LOAD_S
 
 
 @dataclass(frozen=True, slots=True)

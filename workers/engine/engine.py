@@ -1,6 +1,6 @@
 """The engine: advances every conversation on one llama.cpp context, one step at a time (`workers.engine.step.stepper`).
 
-Its thread and mailbox are in `workers.engine.thread`; `workers.engine.intake` decides which calls are admitted.
+Its thread and mailbox are in `workers.engine.thread`; `workers.engine.request` decides which calls are admitted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from workers.engine.cache.slots import SlotProxy
 from workers.engine.counters import EngineCounters
 from workers.engine.disk.link import DiskLink
 from workers.engine.disk.tier import NO_DISK, DiskTier
-from workers.engine.intake import Intake
-from workers.engine.request import EngineLoad, EngineRequest, IntegrityError
+from workers.engine.request import EngineLoad, EngineRequest, Intake, IntegrityError
 from workers.engine.step.sampling import SamplerTools
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.shares import overdraft_of
@@ -38,7 +37,7 @@ LOOK_INTERVAL_S = 0.1
 
 
 class Engine:
-    """Serves `slots` calls at once and lets some more wait (`workers.engine.intake`); several teams take turns.
+    """Serves `slots` calls at once and lets some more wait (`workers.engine.request`); several teams take turns.
 
     `submit`, `cancel`, `end`, `drain`, `retire` and `load` may be called from any thread and do not block. `emit(step,
     events)` is called on the engine thread, once per step that brought something, with `step` rising by one; it must be

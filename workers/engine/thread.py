@@ -9,8 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from workers.engine.intake import Intake
-from workers.engine.request import IntegrityError
+from workers.engine.request import Intake, IntegrityError
 from workers.engine.watchdog import Watchdog
 
 log = logging.getLogger("paddock.engine")

@@ -12,8 +12,8 @@ from typing import cast
 import uvicorn
 
 from workers.http_server.acceptor import Acceptor
-from workers.http_server.callers import KnownCallers
 from workers.http_server.connections import ConnectionBounds, Connections
+from workers.http_server.pacer import KnownCallers
 from workers.http_server.state import Form, ServerState
 
 

@@ -13,9 +13,8 @@ from http import HTTPStatus
 
 from uvicorn.server import ServerState as UvicornState
 
-from workers.http_server.callers import KnownCallers
 from workers.http_server.connections import Connections, Unfinished
-from workers.http_server.pacer import Pacer
+from workers.http_server.pacer import KnownCallers, Pacer
 
 RESPONSE = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 

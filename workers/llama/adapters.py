@@ -27,10 +27,9 @@ import numpy as np
 from llama_cpp import llama_cpp as c
 from numpy.typing import NDArray
 
-from workers.llama.errors import AdapterError, ModelError
 from workers.llama.gguf import BLOCKS, GgufHeader, TensorInfo, parse_header
 from workers.llama.model import Model
-from workers.llama.native import native_log
+from workers.llama.native import AdapterError, ModelError, native_log
 
 __all__ = ["Adapter", "AdapterError", "AdapterFile", "AppliedAdapters", "inspect"]
 

@@ -16,11 +16,9 @@ import numpy as np
 from llama_cpp import llama_cpp as c
 from numpy.typing import NDArray
 
-from workers.llama.errors import DecodeFailed, ModelError, ModelTooLarge
 from workers.llama.memory import Memory, kind_of
-from workers.llama.model import Model
-from workers.llama.native import gil_calls, native_log
-from workers.llama.placement import CACHE_TYPES, FLASH_ATTN, fill_context
+from workers.llama.model import CACHE_TYPES, FLASH_ATTN, Model, fill_context
+from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, gil_calls, native_log
 from workers.models.spec import LlamaSettings
 
 Tokens = NDArray[np.int32]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from workers.llama.errors import ModelError
+from workers.llama.native import ModelError
 
 Scalar = int | float | bool | str
 Value = Scalar | list[Scalar]

@@ -13,8 +13,7 @@ from enum import Enum
 
 from llama_cpp import llama_cpp as c
 
-from workers.llama.errors import StateUnusable
-from workers.llama.native import gil_calls, native_log
+from workers.llama.native import StateUnusable, gil_calls, native_log
 
 _WHOLE, _PART = 0, c.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _COMPRESSED = ("deepseek4",)

@@ -1,22 +1,158 @@
-"""A loaded model: owner of the `llama_model` pointer."""
+"""A loaded model, owner of the `llama_model` pointer, and where its weights and cache lie.
+
+A loaded model: owner of the `llama_model` pointer.
+
+`LlamaSettings` as llama.cpp's parameters: where a model's weights and cache lie, and which device computes them.
+
+Names and meanings are llama.cpp's own. Source: llama.h, and common/arg.cpp for the experts that stay in main
+memory.
+
+The memory of the devices that llama.cpp computes on. Source: ggml-backend.h.
+
+ggml knows only the total of the main memory and reports all of it as free (ggml-cpu.cpp), so the caller tells what
+is.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from llama_cpp import llama_cpp as c
 
-from workers.llama.errors import ModelError, ModelTooLarge
 from workers.llama.gguf import GgufHeader, read_header
-from workers.llama.native import native_log
-from workers.llama.placement import ModelParams
+from workers.llama.native import ModelError, ModelTooLarge, native_log
 from workers.llama.tokens.vocab import Vocab
 from workers.models.spec import LlamaSettings
-from workers.protocol.heartbeat import ModelFacts
+from workers.protocol.heartbeat import DeviceMemory, ModelFacts
+
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
+"""`llama_load_mode` by (use_mmap, use_mlock)."""
+
+FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+CACHE_TYPES = {
+    "f32": c.GGML_TYPE_F32,
+    "f16": c.GGML_TYPE_F16,
+    "bf16": 30,  # the bindings have no name for it
+    "q8_0": c.GGML_TYPE_Q8_0,
+    "q4_0": c.GGML_TYPE_Q4_0,
+    "q4_1": c.GGML_TYPE_Q4_1,
+    "q5_0": c.GGML_TYPE_Q5_0,
+    "q5_1": c.GGML_TYPE_Q5_1,
+    "iq4_nl": c.GGML_TYPE_IQ4_NL,
+}
+
+TRANSLATED = frozenset({"split_mode", "tensor_split", "n_batch", "n_threads", "n_threads_batch", "embeddings"})
+"""Settings that are no parameter as they stand: words, 0 for a number that is found here, parts of larger decisions."""
+
+EXPERTS = r"ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Pattern of the names of tensors that hold the experts of one layer."""
+
+
+class BufferOverride(ctypes.Structure):
+    """`llama_model_tensor_buft_override`: tensors whose name matches go into this type of buffer."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
+
+class ModelParams:
+    """`llama_model_params`; keep this object until the model is loaded, as it holds what the pointers point to."""
+
+    def __init__(self, settings: LlamaSettings) -> None:
+        """Raise ModelError for more shares than llama.cpp can use devices."""
+        params: Any = c.llama_model_default_params()
+        _hand_on(settings, params)
+        params.split_mode = SPLIT_MODES[settings.split_mode]
+        params.load_mode = LOAD_MODES[settings.use_mmap, settings.use_mlock]
+        self._shares = _shares(settings)
+        if settings.tensor_split:
+            params.tensor_split = self._shares
+        self._overrides = _overrides(settings)
+        if len(self._overrides) > 1:
+            params.tensor_buft_overrides = ctypes.addressof(self._overrides)
+        self.native = params
+
+
+def fill_context(params: Any, settings: LlamaSettings) -> None:
+    """Set all fields of a `llama_context_params` that these settings decide, except its size."""
+    _hand_on(settings, params)
+    params.n_threads = settings.n_threads or os.cpu_count() or 1
+    params.n_threads_batch = settings.n_threads_batch or params.n_threads
+    params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
+    params.type_k = CACHE_TYPES[settings.cache_type_k]
+    params.type_v = CACHE_TYPES[settings.cache_type_v]
+
+
+def _hand_on(settings: LlamaSettings, params: Any) -> None:
+    """Set the parameters that a setting has the name of; those of `TRANSLATED` mean something else by it."""
+    for name, _ in params._fields_:
+        if name in LlamaSettings.__struct_fields__ and name not in TRANSLATED:
+            setattr(params, name, getattr(settings, name))
+
+
+def _shares(settings: LlamaSettings) -> ctypes.Array[ctypes.c_float]:
+    """Return the shares in an array as long as llama.cpp reads: one per device that it could use, present or not."""
+    room: int = c.llama_max_devices()
+    if len(settings.tensor_split) > room:
+        raise ModelError(
+            f"llama.tensor_split: {len(settings.tensor_split)} shares, but this llama.cpp uses at most {room} devices; "
+            "give one share per GPU"
+        )
+    return (ctypes.c_float * room)(*settings.tensor_split)
+
+
+def _overrides(settings: LlamaSettings) -> ctypes.Array[BufferOverride]:
+    """Return the overrides for experts that stay in main memory; an entry without a pattern ends the list."""
+    layers = [rf"\.{EXPERTS}"] if settings.cpu_moe else [rf"blk\.{n}\.{EXPERTS}" for n in range(settings.n_cpu_moe)]
+    main_memory = c._lib.ggml_backend_cpu_buffer_type
+    main_memory.restype = ctypes.c_void_p
+    entries = [BufferOverride(pattern.encode(), main_memory()) for pattern in layers]
+    return (BufferOverride * (len(entries) + 1))(*entries)
+
+
+_CPU = 0  # ggml_backend_dev_type in ggml-backend.h
+
+
+class Devices:
+    """Asks the devices at each call: some microseconds on a CPU, a call of the driver on a GPU. For any thread."""
+
+    def __init__(self, main_memory: Callable[[], int | None]) -> None:
+        """`main_memory` returns the free bytes of main memory; None: not known."""
+        self._main_memory = main_memory
+        native_log()  # starts the backend
+        self._count = _bound("ggml_backend_dev_count", ctypes.c_size_t)
+        self._get = _bound("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+        self._name = _bound("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+        self._type = _bound("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+        sizes = (ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t))
+        self._memory = _bound("ggml_backend_dev_memory", None, ctypes.c_void_p, *sizes)
+
+    def memory(self) -> tuple[DeviceMemory, ...]:
+        """Return the memory of each device, without devices that have none, such as some accelerators of the CPU."""
+        found = (self._memory_of(self._get(number)) for number in range(self._count()))
+        return tuple(one for one in found if one.total)
+
+    def _memory_of(self, device: int) -> DeviceMemory:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._memory(device, ctypes.byref(free), ctypes.byref(total))
+        num_free = free.value
+        if self._type(device) == _CPU:
+            num_free = min(num_free, self._main_memory() or num_free)
+        return DeviceMemory(self._name(device).decode("utf-8", "replace"), total.value, num_free)
+
+
+def _bound(name: str, result: Any, *arguments: Any) -> Any:
+    """Return a function of ggml that the bindings have no name for."""
+    function = getattr(c._lib, name)
+    function.restype, function.argtypes = result, list(arguments)
+    return function
+
 
 __all__ = ["Model", "ModelError", "ModelTooLarge"]
 

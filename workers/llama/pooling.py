@@ -25,11 +25,9 @@ from numpy.typing import NDArray
 
 from workers.chat.prompts import Tokenizer
 from workers.llama.context import MAX_SEQUENCES, Batch, Tokens
-from workers.llama.errors import DecodeFailed, ModelError, ModelTooLarge
 from workers.llama.memory import Memory, kind_of
-from workers.llama.model import Model
-from workers.llama.native import native_log
-from workers.llama.placement import fill_context
+from workers.llama.model import Model, fill_context
+from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, native_log
 from workers.llama.tokens.vocab import NO_TOKEN
 from workers.models.spec import LlamaSettings
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from workers.metrics.declaration import DECODE_S, GAP_S, LOAD_S, Kind, Metric, When
-from workers.metrics.types import bound_text
+from workers.metrics.types import DECODE_S, GAP_S, LOAD_S, Declaration, Kind, When, bound_text
 from workers.protocol.heartbeat import DeviceMemory
 
 if TYPE_CHECKING:
@@ -76,20 +75,20 @@ ByLabels = Mapping[tuple[str, ...], float]
 class Reading:
     """A metric and what reads its values: of a histogram, the values of a distribution."""
 
-    metric: Metric
+    metric: Declaration
     read: Callable[[Now], float | ByLabels | Distribution]
 
 
 def gauge(name: str, help_: str, read: Callable[[Now], float | ByLabels], *labels: str) -> Reading:
-    return Reading(Metric(name, Kind.GAUGE, help_, (*MODEL, *labels)), read)
+    return Reading(Declaration(name, Kind.GAUGE, help_, (*MODEL, *labels)), read)
 
 
 def counter(name: str, help_: str, read: Callable[[Now], float | ByLabels], *labels: str) -> Reading:
-    return Reading(Metric(name, Kind.COUNTER, help_, (*MODEL, *labels), When.HAPPENS), read)
+    return Reading(Declaration(name, Kind.COUNTER, help_, (*MODEL, *labels), When.HAPPENS), read)
 
 
 def histogram(name: str, help_: str, buckets: tuple[float, ...], read: Callable[[Now], Distribution]) -> Reading:
-    return Reading(Metric(name, Kind.HISTOGRAM, help_, MODEL, When.HAPPENS, buckets), read)
+    return Reading(Declaration(name, Kind.HISTOGRAM, help_, MODEL, When.HAPPENS, buckets), read)
 
 
 CALLS = (
@@ -323,7 +322,7 @@ class WorkerCollector:
                 yield _family(reading.metric, self._model, reading.read(now))
 
 
-def _family(metric: Metric, model: str, value: float | ByLabels | Distribution) -> Family:
+def _family(metric: Declaration, model: str, value: float | ByLabels | Distribution) -> Family:
     if isinstance(value, int | float):
         value = {(): value}
     if isinstance(value, Mapping):

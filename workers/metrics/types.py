@@ -1,4 +1,6 @@
-"""Prometheus' counters, gauges and histograms, with a bound on their series and at a cost that suits many streams.
+"""Prometheus' counters, gauges and histograms: declared, created in groups, and bounded in their series.
+
+Prometheus' counters, gauges and histograms, with a bound on their series and at a cost that suits many streams.
 
 They are used like those of `prometheus_client`, which they extend: a metric keeps at most `MAX_SERIES` series; `labels`
 is one look-up in a dict where the series is there; values are plain numbers, and a histogram finds a bucket by
@@ -7,20 +9,31 @@ times of creation.
 
 One thread counts, any thread may collect. What is overridden here is no public interface of the library, so
 pyproject.toml caps its version.
+
+The declaration of one metric (name, kind, help, labels and buckets), and the buckets: plain data.
+
+Creates metrics in a registry, in the groups that docs/metrics.md lists: a metric is declared where it is created.
+
+The metrics of any process, by Prometheus' own collectors; those that begin with `process_` need `/proc`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import isfinite
 from typing import Self
 
 import prometheus_client
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import INF, floatToGoString
 
@@ -182,3 +195,115 @@ def _braced(pairs: list[str]) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class When(StrEnum):
+    """The occasion at which a metric changes."""
+
+    ENDED = "a request has ended"
+    HAPPENS = "it happens"
+    SCRAPE = "somebody scrapes"
+    START = "the process starts"
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One metric. Its name says its unit; labels have few values, and never a caller's text."""
+
+    name: str
+    """Name as it is scraped: a counter's ends in `_total`, which OpenMetrics leaves away where it tells the type."""
+    kind: Kind
+    help: str
+    """One line of Markdown: for the scrape, and for docs/metrics.md."""
+    labels: tuple[str, ...] = ()
+    set_when: When = When.SCRAPE
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, without the infinite one."""
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names of its samples."""
+        if self.kind is Kind.HISTOGRAM:
+            return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
+        return (self.name,)
+
+
+# As in vLLM, so that quantiles compare.
+TTFT_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+E2E_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
+    *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+GAP_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+TOKENS = tuple(
+    float(many) for many in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+)
+
+# As OpenTelemetry advises (semantic conventions, generative AI metrics).
+GEN_AI_DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+GEN_AI_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+GEN_AI_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+GEN_AI_TOKENS = tuple(float(4**power) for power in range(14))
+
+OVERHEAD_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+REDIS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+LAG_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+DECODE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LOAD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Metrics of one registry that one table of docs/metrics.md lists."""
+
+    title: str
+    registry: CollectorRegistry
+    metrics: list[Declaration] = field(default_factory=list)
+
+    def counter(self, name: str, help_: str, labels: tuple[str, ...] = (), when: When = When.HAPPENS) -> Counter:
+        self.metrics.append(Declaration(name, Kind.COUNTER, help_, labels, when))
+        return Counter(name, help_, labels, registry=self.registry)
+
+    def gauge(self, name: str, help_: str, labels: tuple[str, ...] = (), when: When = When.SCRAPE) -> Gauge:
+        self.metrics.append(Declaration(name, Kind.GAUGE, help_, labels, when))
+        return Gauge(name, help_, labels, registry=self.registry)
+
+    def histogram(
+        self, name: str, help_: str, labels: tuple[str, ...], buckets: tuple[float, ...], when: When = When.ENDED
+    ) -> Histogram:
+        self.metrics.append(Declaration(name, Kind.HISTOGRAM, help_, labels, when, buckets))
+        return Histogram(name, help_, labels, registry=self.registry, buckets=buckets)
+
+    def collector(self, collector: Collector, when: When = When.SCRAPE) -> None:
+        """Take in a collector of the library's, whose metrics have the same labels at all times."""
+        self.registry.register(collector)
+        for family in collector.collect():
+            kind, labels = Kind(family.type), tuple(family.samples[0].labels)
+            name = family.name + ("_total" if kind is Kind.COUNTER else "")
+            self.metrics.append(Declaration(name, kind, family.documentation.rstrip("."), labels, when))
+
+
+class ProcessMetrics:
+    """The process's metrics, of which the event loop's tasks are counted here."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.group = Group("Every process", registry)
+        self.group.collector(ProcessCollector(registry=None))
+        self.group.collector(PlatformCollector(registry=None), When.START)
+        self._tasks = self.group.gauge("paddock_event_loop_tasks", "tasks of its event loop, those that wait included")
+
+    def count_tasks(self) -> None:
+        """Count the event loop's tasks; on the loop, as no other thread may. Some thousands take a millisecond."""
+        self._tasks.set(len(asyncio.all_tasks()))

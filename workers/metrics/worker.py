@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from workers.metrics.declaration import E2E_S, TOKENS, TTFT_S
-from workers.metrics.groups import Group
-from workers.metrics.process import ProcessMetrics
 from workers.metrics.readings import MODEL, READINGS, Now, WorkerCollector
-from workers.metrics.types import Histogram
+from workers.metrics.types import E2E_S, TOKENS, TTFT_S, Group, Histogram, ProcessMetrics
 from workers.protocol.events import Finished, FinishReason, Started
 from workers.protocol.heartbeat import DeviceMemory
 

@@ -1,10 +1,23 @@
-"""The names of models: of their files and of a split model's parts, and of a model of the hub."""
+"""The names of models' files, and the record of those that were fetched from the hub.
+
+The names of models: of their files and of a split model's parts, and of a model of the hub.
+
+The record of the models fetched from the hub into a models folder: their files, their commits, their hashes.
+
+`fetched.json` maps a reference to its file (the first part of a split model). `contents.json` maps it to its commit and
+each file's SHA-256, with the size and time that the file had when it was checked. Other machines may share the folder.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
@@ -64,3 +77,121 @@ def parse_reference(text: str) -> HubReference:
     rest, _, revision = text.partition("@")
     repo, _, quant = rest.partition(":")
     return HubReference(repo, quant, revision)
+
+
+BLOCK_BYTES = 8 << 20
+
+
+class Content(msgspec.Struct, frozen=True):
+    """One file's contents, when it was last checked."""
+
+    sha256: str
+    size: int
+    mtime_ns: int
+
+
+class FetchedModel(msgspec.Struct, frozen=True):
+    """A model that was fetched."""
+
+    path: str
+    """Path of its file, or of the first part."""
+    commit: str
+    sha256: dict[str, str]
+    """File name -> SHA-256, of each part."""
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """The commit and files of one reference."""
+
+    commit: str
+    files: dict[str, Content]
+    """File name in the model's folder -> its contents."""
+
+
+decode_model = msgspec.json.Decoder(FetchedModel).decode
+_decode_places = msgspec.json.Decoder(dict[str, str]).decode
+_decode_contents = msgspec.json.Decoder(dict[str, Contents]).decode
+
+
+class FileChanged(Exception):
+    """A file has changed since it was fetched; the message names it and the remedy."""
+
+
+class Fetched:
+    """Reads and writes the two files. Methods may raise OSError where they write."""
+
+    def __init__(self, folder: Path) -> None:
+        self._places = folder / "fetched.json"
+        self._contents = folder / "contents.json"
+
+    def path_of(self, reference: str) -> Path | None:
+        """Return a reference's file; None unless all its parts are there. Raises FileChanged for other contents."""
+        place = self._located().get(reference)
+        if place is None or not all(part.is_file() for part in parts(Path(place))):
+            return None
+        self._check(reference, Path(place))
+        return Path(place)
+
+    def commit_of(self, reference: str) -> str:
+        """Return the commit that a reference was fetched at; empty: it was not fetched, or the commit is unknown."""
+        if reference not in self._located():
+            return ""
+        known = self._known().get(reference)
+        return known.commit if known else ""
+
+    def keep(self, reference: str, model: FetchedModel) -> None:
+        files = {part.name: _content(part, model.sha256[part.name]) for part in parts(Path(model.path))}
+        _replace(self._contents, {**self._known(), reference: Contents(model.commit, files)})
+        _replace(self._places, {**self._located(), reference: model.path})
+
+    def _located(self) -> dict[str, str]:
+        try:
+            return _decode_places(self._places.read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+    def _known(self) -> dict[str, Contents]:
+        try:
+            return _decode_contents(self._contents.read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+    def _check(self, reference: str, path: Path) -> None:
+        """Check a model's files. Those with the same size and time count as unchanged; others are hashed. Raises
+        FileChanged."""
+        known = self._known()
+        contents = known.get(reference)
+        if contents is None:
+            return  # fetched by an older version
+        seen = {part: contents.files.get(part.name) for part in parts(path)}
+        touched = [part for part, one in seen.items() if one is None or _content(part, one.sha256) != one]
+        for part in touched:
+            content = seen[part]
+            if content is None or sha256_of(part) != content.sha256:
+                raise FileChanged(
+                    f"{part} is not what was fetched of {reference} (commit {contents.commit}); if you put it there, "
+                    "name it with `path`; else remove it, and it is fetched again"
+                )
+        if touched:
+            files = {part.name: _content(part, content.sha256) for part, content in seen.items() if content}
+            with contextlib.suppress(OSError):  # on a volume that can only be read it is compared again next time
+                _replace(self._contents, {**known, reference: Contents(contents.commit, files)})
+
+
+def sha256_of(path: Path) -> str:
+    seen = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            seen.update(block)
+    return seen.hexdigest()
+
+
+def _content(path: Path, sha256: str) -> Content:
+    status = os.stat(path)
+    return Content(sha256, status.st_size, status.st_mtime_ns)
+
+
+def _replace(file: Path, document: object) -> None:
+    temporary = file.with_suffix(".new")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+    os.replace(temporary, file)

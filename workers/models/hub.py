@@ -36,9 +36,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import HfFileMetadata, http_get, repo_folder_name
 from huggingface_hub.utils._headers import build_hf_headers
 
-from workers.models.fetched import FetchedModel, sha256_of
-from workers.models.files import COMMIT, SPLIT, HubReference, parse_reference
-from workers.process import parent_death
+from workers.models.files import COMMIT, SPLIT, FetchedModel, HubReference, parse_reference, sha256_of
+from workers.process import signals
 from workers.protocol.exits import Exit
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ def _require_room(folder: Path, needed: int) -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    parent_death.hold()
+    signals.hold()
     if len(args) not in (2, 3):
         print(__doc__, file=sys.stderr)
         return int(Exit.USAGE)

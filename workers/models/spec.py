@@ -112,7 +112,7 @@ def as_setting(description: str) -> Meta:
 class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Settings of llama.cpp, handed to it by its own names."""
 
-    # To be declared here is enough for one that is a parameter as it stands (`workers.llama.placement`).
+    # To be declared here is enough for one that is a parameter as it stands (`workers.llama.model`).
 
     n_batch: Annotated[int, Meta(ge=32, le=65536, description="most tokens in one llama_decode")] = 2048
     n_ubatch: Annotated[int, Meta(ge=32, le=65536, description="most tokens computed at once")] = 512

@@ -2,7 +2,7 @@
 is asked, is killed when it takes too long, and is started anew when it is needed again.
 
 The helper is a Python module that reads standard input until that ends, and writes one line when it is ready and one
-per question (`workers.process.isolation` has the limits that it should set first). It gets none of the worker's
+per question (`workers.process.limits` has the limits that it should set first). It gets none of the worker's
 secrets: of the environment, only what Python needs to start.
 """
 

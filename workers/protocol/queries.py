@@ -35,8 +35,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from workers.protocol.framing import read_float
 from workers.protocol.heartbeat import ModelFacts, WorkerKind
-from workers.protocol.json_parts import read_float
 from workers.protocol.requests import AdapterUse, GenerateRequest, Name, Sampling
 
 TOKENIZE_PATH = "/v1/tokenize"

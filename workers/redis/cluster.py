@@ -38,7 +38,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from workers.redis.gate import Gate
+from workers.redis.trouble import Gate
 
 FRESH_S = 0.5
 """Least seconds between two readings of the table of slots, whatever goes wrong."""

@@ -33,7 +33,7 @@ from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, Respons
 
 from workers.process.sockets import tcp_options
 from workers.redis.cluster import ClusterClient
-from workers.redis.gate import Gate
+from workers.redis.trouble import Gate
 from workers.redis.url import Login, RedisUrl, Tls, checked
 
 MAX_CONNECTIONS = 100

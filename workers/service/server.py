@@ -31,14 +31,12 @@ from workers.protocol.exits import Exit
 from workers.protocol.framing import HEALTH_PATH
 from workers.protocol.heartbeat import Heartbeat, ModelFacts, WorkerKind
 from workers.service.calls.stream import EventHub
-from workers.service.lifecycle import Lifecycle
+from workers.service.lifecycle import Lifecycle, is_shortage
 from workers.service.registration.gateway_watch import GatewayWatch
-from workers.service.registration.heartbeat import Heads, Registration, connect
-from workers.service.registration.rates import Rates
+from workers.service.registration.heartbeat import Heads, Rates, Registration, connect
 from workers.service.routes.app import METRICS_PATH, WorkerAccess, build_app
 from workers.service.routes.bodies import refusal_body
 from workers.service.routes.probes import READY_PATH, Probes
-from workers.service.shortage import is_shortage
 
 FLUSH_S = 2.0
 """Seconds that the last events may take to be sent."""

@@ -1,6 +1,8 @@
 """Keeps one child process: starts it, watches it, starts it again when it dies, stops it with its process group.
 
-Whether a dead process is started again is the exit-code policy of `workers.protocol.exits`.
+Whether a dead process is started again is the exit-code policy of `workers.protocol.control`.
+
+A worker's slot on this machine, which is empty while its model is unloaded.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from workers.process import parent_death
+from workers.process import signals
 from workers.protocol.exits import FINAL, Exit
 from workers.supervisor.output import Output
 
@@ -184,7 +186,7 @@ class Child:
             # Not asyncio's own pipe: its wait() would also wait for grandchildren that hold the pipe open.
             process = await asyncio.create_subprocess_exec(
                 *self._recipe.argv,
-                env={**self._recipe.environment, parent_death.VARIABLE: str(os.getpid())},
+                env={**self._recipe.environment, signals.VARIABLE: str(os.getpid())},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
@@ -256,3 +258,59 @@ async def _killed(process: asyncio.subprocess.Process) -> int:
 def _signal_group(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+class WorkerSlot:
+    """The slot of one worker. `keep` runs until `stop` was called, or until the worker may not be started again."""
+
+    def __init__(self, make: Callable[[], Child]) -> None:
+        """`make` returns a new child."""
+        self._make = make
+        self._child: Child | None = None
+        self._wanted = True
+        self._sent_away = False
+        """Whether the child was told to leave and is not gone yet."""
+        self._stopping = False
+        self._go = asyncio.Event()
+        self._go.set()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def want(self, wanted: bool) -> None:
+        """Set whether a worker is to run here. Never waits: one that must leave drains before another may start."""
+        if wanted == self._wanted or self._stopping:
+            return
+        self._wanted = wanted
+        if wanted:
+            self._go.set()
+            return
+        self._go.clear()
+        if self._child is not None:
+            self._sent_away = True
+            self._child.leave()
+
+    async def keep(self) -> int:
+        """Keep a worker here while one is wanted; return the last exit code (negative: a signal)."""
+        code = int(Exit.OK)
+        while True:
+            await self._go.wait()
+            if self._stopping:
+                return code
+            self._child = self._make()
+            code = await self._child.keep()
+            if self._stopping or not self._sent_away:
+                return code
+            self._sent_away, self._child = False, None
+
+    async def stop(self) -> None:
+        """Drain the worker within its bound; return when nothing runs."""
+        self._stopping = True
+        self._go.set()
+        if self._child is not None:
+            await self._child.stop()
+
+    def hurry(self) -> None:
+        if self._child is not None:
+            self._child.hurry()

@@ -1,4 +1,7 @@
-"""Plans one machine's workers, their models and devices, keeps them alive and stops them together."""
+"""Plans one machine's workers, their models and devices, keeps them alive and stops them together.
+
+Finds the GPUs that this machine's workers may use. Asks the driver's own program; never loads CUDA.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import hashlib
 import os
 import platform
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,18 +27,46 @@ from workers.models.spec import ModelSpec
 from workers.process import black_box
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, Exit
-from workers.settings import (
-    EveryWorkerSettings,
-    ModelSettings,
-    PaddockSettings,
-    SupervisorSettings,
-    WorkerSettings,
-)
-from workers.supervisor import gpus
-from workers.supervisor.child import Child, Recipe, describe
+from workers.settings import EveryWorkerSettings, ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
+from workers.supervisor.child import Child, Recipe, WorkerSlot, describe
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.output import Console, Output
-from workers.supervisor.worker_slot import WorkerSlot
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
+QUERY_TIMEOUT_S = 10.0
+
+
+def visible(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the devices as `CUDA_VISIBLE_DEVICES` writes them; none: CPU only.
+
+    An existing `CUDA_VISIBLE_DEVICES` is the whole truth; as in CUDA, what follows an invalid entry (-1) is hidden.
+    """
+    if VISIBLE in environment:
+        devices = [device.strip() for device in environment[VISIBLE].split(",")]
+        end = next((n for n, device in enumerate(devices) if device in ("", "-1", "NoDevFiles", "none")), len(devices))
+        return tuple(devices[:end])
+    program = shutil.which("nvidia-smi", path=environment.get("PATH"))
+    if program is None:
+        return ()
+    try:
+        answer = subprocess.run(
+            [program, "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=QUERY_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip().isdigit())
+
+
+def environment_of(device: str | None) -> dict[str, str]:
+    """Return the variables of a worker that has this device for itself; none where the machine has no GPU."""
+    # nvidia-smi counts by PCI bus, CUDA by speed unless told otherwise.
+    return {} if device is None else {VISIBLE: device, ORDER: "PCI_BUS_ID"}
+
 
 KILL_MARGIN_S = 5.0
 """Seconds that a worker gets beyond its own drain time before it is killed."""
@@ -239,6 +272,6 @@ def recipe(worker: PlannedWorker, settings: SupervisorSettings, environment: Map
         }
     )
     inherited = {name: value for name, value in environment.items() if name not in KEPT_BACK}
-    variables = sources.environment_of(told, inherited) | gpus.environment_of(worker.device)
+    variables = sources.environment_of(told, inherited) | environment_of(worker.device)
     argv = (sys.executable, "-m", "workers.cli", "worker")
     return Recipe(worker.name, argv, variables, settings.worker_drain_s + KILL_MARGIN_S)

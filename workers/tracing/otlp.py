@@ -21,8 +21,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Status
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 
-from workers.tracing.context import TraceContext
-from workers.tracing.span import Span, Value, WallClock
+from workers.tracing.span import Span, TraceContext, Value, WallClock
 from workers.tracing.tracer import BREATH_S, ExportFailed
 
 TIMEOUT_S = 5.0

@@ -13,10 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import trail_of
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import shown
 from gateway.api.request_head import query_of
 from gateway.call import Principal
-from gateway.catalog.names import Names
+from gateway.catalog import Names
 from gateway.errors import InvalidRequest
 from gateway.registry.snapshot import FleetView
 

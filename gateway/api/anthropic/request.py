@@ -25,14 +25,14 @@ from gateway.api.anthropic.body import (
     ToolBody,
 )
 from gateway.api.intake.body import read_object
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import shown
 from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, beside_call, too_deep, written
 from gateway.api.parameters.options import read_lora, read_stop, with_hints
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.thinking import enabled_by_kwargs, is_on, read_kwargs
 from gateway.api.parameters.unread import read_body
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
-from gateway.telemetry.ignored import Ignored
+from gateway.telemetry.trail import Ignored
 from workers.protocol.requests import UNBOUNDED, Constraint, GenerateRequest, Message, Thinking, Tool, ToolCall
 
 THOUGHTS = ("thinking", "redacted_thinking")

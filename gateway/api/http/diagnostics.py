@@ -18,10 +18,9 @@ from starlette.types import Scope, Send
 
 from gateway.api.http.streaming import PING
 from gateway.telemetry.finish import PROBED
-from gateway.telemetry.ignored import Ignored
 from gateway.telemetry.record import UNRECORDED, begun
-from gateway.telemetry.trail import Trail
-from workers.tracing.context import MAX_STATE_CHARS, TRACEPARENT, TRACESTATE, TraceContext, read_context
+from gateway.telemetry.trail import Ignored, Trail
+from workers.tracing.span import MAX_STATE_CHARS, TRACEPARENT, TRACESTATE, TraceContext, read_context
 from workers.tracing.tracer import Tracer
 
 Headers = list[tuple[bytes, bytes]]

@@ -12,7 +12,7 @@ from gateway.api.http.answers import send_error, shape_of
 from gateway.api.http.diagnostics import answer_preflight, begin_trail
 from gateway.api.http.sockets import METHOD, refusing
 from gateway.api.intake.presence import CLIENT_GONE_STATUS, ClientGone
-from gateway.api.openai.error_shape import OPENAI
+from gateway.api.openai.writing import OPENAI
 from gateway.api.operations.drain import Attendance
 from gateway.errors import InternalError, PaddockError
 from gateway.telemetry.finish import close_trail

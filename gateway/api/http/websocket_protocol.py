@@ -12,7 +12,7 @@ from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
-from gateway.api.openai.error_shape import error_body
+from gateway.api.openai.writing import error_body
 from gateway.errors import HeadTooLarge, HeadTooSlow, InvalidRequest, PaddockError, TooManyConnections
 from gateway.settings import GatewaySettings
 from gateway.telemetry.finish import PROBED

@@ -1,11 +1,20 @@
-"""Reads a request's body, never larger than the limit and never slower than the bound, and decodes its JSON."""
+"""Reads a request's body, never larger than the limit and never slower than the bound, and decodes its JSON.
+
+Bounds of what a body may hold, checked on its bytes before anything of it is decoded, and while it still comes in.
+
+Decoding makes an object of each string, array and object: 8 MiB hold 2.8 million of them, which take gigabytes and
+half a minute once they are validated. Strings are taken out first, so text may have any number of commas and brackets.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from array import array
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from io import BytesIO
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -13,8 +22,8 @@ from starlette.types import Receive, Scope
 
 from gateway.api.intake.decoding import let_loop_run
 from gateway.api.intake.presence import ClientGone
-from gateway.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
-from workers.protocol.json_parts import read_float
+from gateway.errors import BodyTooLarge, BodyTooSlow, ContextOverflow, InvalidRequest
+from workers.protocol.framing import read_float
 
 BODY_TIMEOUT_S = 60.0
 """Seconds from the headers to the body's last byte: an endless sender would hold its connection and memory for ever."""
@@ -168,3 +177,191 @@ def _where(problem: str, body: bytes) -> str:
 def _kind(document: object) -> str:
     kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return kinds.get(type(document), "a number")
+
+
+MAX_STRINGS = 200_000
+"""Most strings, names of fields included. Ten thousand messages of one part each have seventy thousand."""
+MAX_CONTAINERS = 65_536
+"""Most arrays and objects together."""
+MAX_DEPTH = 128
+MIN_ITEMS = 32_768
+"""Numbers in an array that are allowed even where every context is shorter."""
+MAX_NUMBERS = 524_288
+"""Most numbers, unless the longest context has more: they are decoded in one call, which takes 40 ms for a million."""
+MAX_EXPONENTS = 1_024
+"""Most numbers such as 1e-5: reading one near the limits of floats takes microseconds, 100 times as long as others."""
+MAX_DIGITS = 100
+"""Most digits in a row: an integer's time grows with their square. No number that means anything has as many."""
+UNCHECKED_BYTES = 16 << 10
+"""Most bytes of a body that is not checked: it can't hold enough to matter."""
+UNCHECKED_FACTOR = 4
+"""Bytes of memory that such a body is taken to hold for each of its bytes."""
+SLICE_BYTES = 32 << 10
+"""Bytes checked in one go, which takes a millisecond or two where all are brackets, and a tenth of one in text."""
+
+_STRUCTURE = b"[]{},"
+_BRACKETS = b"[]{}"
+_OTHERS = bytes(set(range(256)) - set(_STRUCTURE))
+_NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
+_TOO_LONG = b"0" * (MAX_DIGITS + 1)
+_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
+_STEPS = bytes.maketrans(_BRACKETS, b"\x01\xff\x01\xff")
+_RUNS = re.compile(rb"[\[\]{}]+")
+
+_NARROW = bytes(range(0xF0))
+_WIDE_ESCAPE = re.compile(rb"\\u[dD][89abAB]")
+"""Both find characters that make all others of their string take four bytes."""
+_ESCAPE_BYTES = 4
+STRING_BYTES, CONTAINER_BYTES, NUMBER_BYTES = 64, 512, 16
+"""Bytes that each takes beside its characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The amounts that a body holds."""
+
+    num_strings: int
+    """Strings; 0 for a body that is too short to matter."""
+    num_numbers: int
+    """Numbers; 0 for a body that is too short to matter."""
+    held_bytes: int
+    """Bytes of memory that it takes at most when it is decoded."""
+
+
+def slices(raw: bytes) -> Iterator[bytes]:
+    """Yield a body in pieces that are checked in one go."""
+    if len(raw) <= SLICE_BYTES:
+        yield raw
+        return
+    for start in range(0, len(raw), SLICE_BYTES):
+        yield raw[start : start + SLICE_BYTES]
+
+
+class ShapeCheck:
+    """Counts what a body holds as its bytes come. It is refused with the first slice that has too much."""
+
+    def __init__(self, max_items: int) -> None:
+        """`max_items`: tokens of the longest context that there is."""
+        self._max_items = max(MIN_ITEMS, max_items)
+        self._max_numbers = max(MAX_NUMBERS, max_items)
+        self._num_bytes = 0
+        self._bytes_per_character = 1
+        self._tail = b""
+        """The last bytes: an escape may go on in the next slice."""
+        self._escape = b""
+        """A backslash at the end of the last slice, whose character is the next one's first."""
+        self._in_string = False
+        self._num_quotes = self._num_opened = self._num_closed = self._num_commas = 0
+        self._num_in_row = 0
+        """Commas since the last bracket."""
+        self._num_exponents = 0
+        self._digits = b""
+        """The last bytes outside of strings, each digit as 0: a number may go on in the next slice."""
+
+    def add(self, piece: bytes) -> None:
+        """Check the next bytes, best in slices. Raises InvalidRequest, ContextOverflow."""
+        self._num_bytes += len(piece)
+        self._widen(piece)
+        if self._escape or b"\\" in piece:
+            piece = self._without_escapes(piece)
+        parts = piece.split(b'"')
+        self._num_quotes += len(parts) - 1
+        if self._num_quotes // 2 > MAX_STRINGS:
+            raise _too_many("strings, names of fields included", MAX_STRINGS)
+        outside = b"".join(parts[self._in_string :: 2])
+        skeleton = outside.translate(None, _OTHERS)
+        self._in_string ^= len(parts) % 2 == 0
+        self._check_numbers(outside)
+        if not skeleton:
+            return
+        num_opened = skeleton.count(b"[") + skeleton.count(b"{")
+        num_closed = skeleton.count(b"]") + skeleton.count(b"}")
+        before = self._num_opened - self._num_closed
+        self._num_opened += num_opened
+        self._num_closed += num_closed
+        if self._num_containers > MAX_CONTAINERS:
+            raise _too_many("arrays and objects", MAX_CONTAINERS)
+        if before + num_opened > MAX_DEPTH:
+            _check_depth(skeleton, before)
+        self._check_items(skeleton)
+        # Behind each comma there is a string, an array, an object or a number (or `true`, which is as short).
+        if self._num_commas - self._num_quotes // 2 - self._num_containers >= self._max_numbers:
+            raise _too_many("numbers", self._max_numbers)
+
+    def shape(self) -> Shape:
+        """Return how much decoding all of the body would make."""
+        num_strings = self._num_quotes // 2
+        num_numbers = max(0, self._num_commas - num_strings // 2)
+        held_bytes = self._num_bytes * self._bytes_per_character
+        held_bytes += num_strings * STRING_BYTES + self._num_containers * CONTAINER_BYTES
+        return Shape(num_strings, num_numbers, held_bytes + num_numbers * NUMBER_BYTES)
+
+    @property
+    def _num_containers(self) -> int:
+        """Return the number of arrays and objects; as many open as close, except in invalid JSON."""
+        return max(self._num_opened, self._num_closed)
+
+    def _widen(self, piece: bytes) -> None:
+        """Find out how many bytes of memory a character takes."""
+        if self._bytes_per_character == 4:
+            return
+        if not piece.isascii():
+            self._bytes_per_character = 4 if piece.translate(None, _NARROW) else 2
+        seam = self._tail + piece[: _ESCAPE_BYTES - 1]
+        for text in (seam, piece):
+            if b"\\u" in text:
+                wide = self._bytes_per_character == 4 or _WIDE_ESCAPE.search(text)
+                self._bytes_per_character = 4 if wide else 2
+        self._tail = seam[1 - _ESCAPE_BYTES :] if len(piece) < _ESCAPE_BYTES else piece[1 - _ESCAPE_BYTES :]
+
+    def _without_escapes(self, piece: bytes) -> bytes:
+        """Remove what would be taken for the end of a string, and keep half of an escape for the next slice."""
+        piece = self._escape + piece
+        num_last = len(piece) - len(piece.rstrip(b"\\"))
+        self._escape = b"\\" if num_last % 2 else b""
+        if self._escape:
+            piece = piece[:-1]
+        return piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+    def _check_numbers(self, outside: bytes) -> None:
+        """Bound each number's digits, and the numbers with an `e` behind a digit: `true` and `false` have one, too."""
+        if not outside:
+            return
+        digits = self._digits + outside.translate(_DIGITS)
+        if _TOO_LONG in digits:
+            raise InvalidRequest(f"The body has a number of more than {MAX_DIGITS} digits. Send a shorter one.")
+        self._num_exponents += digits.count(b"0e") - self._digits.count(b"0e")
+        if self._num_exponents > MAX_EXPONENTS:
+            raise _too_many("numbers with an exponent", MAX_EXPONENTS)
+        self._digits = digits[-MAX_DIGITS:]
+
+    def _check_items(self, skeleton: bytes) -> None:
+        """Bound the items of an array. Strings, arrays and objects are bounded in all: a longer one is of numbers."""
+        num_commas = skeleton.count(b",")
+        self._num_commas += num_commas
+        if self._num_in_row + num_commas < self._max_items:
+            num_last = len(skeleton) - len(skeleton.rstrip(b","))
+            self._num_in_row = num_last + (self._num_in_row if num_last == len(skeleton) else 0)
+            return
+        runs = [len(run) for run in _RUNS.split(skeleton)]
+        runs[0] += self._num_in_row
+        self._num_in_row = runs[-1]
+        if (longest := max(runs) + 1) > self._max_items:
+            message = (
+                f"the body has an array of {longest} items or more, and none may be longer than the longest context "
+                "here; send less"
+            )
+            raise ContextOverflow(message, num_prompt_tokens=longest, n_ctx=self._max_items)
+
+
+def _check_depth(skeleton: bytes, before: int) -> None:
+    """Raise InvalidRequest where a slice is nested too deeply. `before`: levels that are open at its beginning."""
+    steps = array("b", skeleton.translate(None, b",").translate(_STEPS))
+    if max(accumulate(steps, initial=before)) > MAX_DEPTH:
+        raise InvalidRequest(
+            f"The body is nested too deeply: more than {MAX_DEPTH} levels. Send a flatter JSON object."
+        )
+
+
+def _too_many(what: str, limit: int) -> InvalidRequest:
+    return InvalidRequest(f"The body has more than {limit} {what}. Send several requests.")

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from time import monotonic, sleep, thread_time
 from typing import TypeVar
 
-from gateway.dispatch.team_turns import TeamTurns
-from workers.process.memory import give_back_free, started_threads
+from gateway.dispatch.slot_search import TeamTurns
+from workers.process.limits import give_back_free, started_threads
 
 INLINE_BYTES = 256 << 10
 INLINE_STRINGS, INLINE_NUMBERS = 2_000, 8_000

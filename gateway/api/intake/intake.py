@@ -14,12 +14,20 @@ from typing import TypeVar
 
 from starlette.types import Receive, Scope
 
-from gateway.api.intake.body import declared_bytes, read_body
-from gateway.api.intake.bounds import SLICE_BYTES, UNCHECKED_BYTES, UNCHECKED_FACTOR, Shape, ShapeCheck, slices
+from gateway.api.intake.body import (
+    SLICE_BYTES,
+    UNCHECKED_BYTES,
+    UNCHECKED_FACTOR,
+    Shape,
+    ShapeCheck,
+    declared_bytes,
+    read_body,
+    slices,
+)
 from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingLane
 from gateway.api.intake.memory_budget import MemoryBudget, Reservation
 from gateway.call import Principal
-from gateway.dispatch.team_turns import TeamTurns
+from gateway.dispatch.slot_search import TeamTurns
 
 RESERVATION = "paddock.reservation"
 """Key of the ASGI scope for what the request holds of the memory budget."""

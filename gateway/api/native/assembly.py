@@ -21,7 +21,7 @@ from gateway.api.resumable import Resumable
 from gateway.dispatch.pipeline import Pipeline
 from gateway.registry.model_wishes import ModelWishes
 from gateway.registry.snapshot import FleetView
-from gateway.relay.queries import WorkerQueries
+from gateway.relay.relay import WorkerQueries
 
 Answers = tuple[Pipeline, Intake, Pings, Resumable]
 """The arguments of `Generation` beside its dialect."""

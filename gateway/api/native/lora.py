@@ -25,7 +25,7 @@ from gateway.api.parameters.options import LoraBody, read_lora
 from gateway.api.request_head import named_model
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.relay.queries import WorkerQueries
+from gateway.relay.relay import WorkerQueries
 from workers.protocol.queries import MAX_WAIT_S, LoadAdapter
 from workers.protocol.requests import NAME_PATTERN
 

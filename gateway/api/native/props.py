@@ -22,7 +22,7 @@ from gateway.api.shapes import default_settings
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, NotSupported
 from gateway.registry.model_wishes import ModelWishes
-from gateway.relay.queries import WorkerQueries
+from gateway.relay.relay import WorkerQueries
 from workers.protocol.queries import PROPS_PATH, Props, decode_props
 
 TOOL_TEMPLATE = "tool_use"

@@ -12,12 +12,12 @@ from starlette.types import Receive, Scope
 from gateway.api.http.diagnostics import trail_of
 from gateway.api.intake.body import read_object
 from gateway.api.intake.intake import Body, Intake
-from gateway.api.parameters.faults import too_nested, translated
+from gateway.api.parameters.base import too_nested, translated
 from gateway.api.request_head import named_model
 from gateway.call import Call, Principal
 from gateway.dispatch.pipeline import Pipeline
 from gateway.registry.snapshot import FleetView
-from gateway.telemetry.ignored import Ignored
+from gateway.telemetry.trail import Ignored
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 SmallT = TypeVar("SmallT")

@@ -17,7 +17,7 @@ from starlette.types import Scope
 from gateway.api.http.diagnostics import ignored_of
 from gateway.api.intake.body import read_object
 from gateway.api.native.body import IGNORED, REFUSED, CompletionBody, GenerationBody, InfillBody, Trigger
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import shown
 from gateway.api.parameters.form import read_form
 from gateway.api.parameters.options import read_lora, read_notices, read_stop, requests_of, sharing_prompts, with_hints
 from gateway.api.parameters.prompts import Prompt, read_prompts
@@ -25,7 +25,7 @@ from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.unread import read_body
 from gateway.api.request_head import named_model
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
-from gateway.telemetry.ignored import Ignored
+from gateway.telemetry.trail import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Notice
 
 

@@ -25,12 +25,12 @@ from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import trail_of
 from gateway.api.native.reception import Reception, validated
 from gateway.api.operations.health import SharedLook
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import shown
 from gateway.api.parameters.options import MAX_SALT_CHARS, LoraBody, read_lora
 from gateway.api.request_head import query_of
 from gateway.call import Call, Principal
 from gateway.errors import InvalidRequest, NotSupported, SlotsBusy
-from gateway.relay.queries import WorkerQueries, no_worker
+from gateway.relay.relay import WorkerQueries, no_worker
 from gateway.routing.placement import firsts, located, number_of
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.queries import (

@@ -23,7 +23,7 @@ from gateway.api.parameters.base import Body
 from gateway.api.request_head import named_model
 from gateway.call import Principal
 from gateway.errors import InternalError
-from gateway.relay.queries import WorkerQueries
+from gateway.relay.relay import WorkerQueries
 from workers.protocol.queries import (
     DETOKENIZE_PATH,
     RENDER_PATH,

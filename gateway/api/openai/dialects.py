@@ -12,10 +12,8 @@ from typing import Any
 from starlette.types import Scope
 
 from gateway.api.http.diagnostics import ignored_of
-from gateway.api.openai.chat_chunks import ChunkWriter
-from gateway.api.openai.chat_whole import WholeWriter
-from gateway.api.openai.completion_chunks import CompletionChunks
-from gateway.api.openai.completion_whole import CompletionWhole
+from gateway.api.openai.chat import ChunkWriter, WholeWriter
+from gateway.api.openai.completion import CompletionChunks, CompletionWhole
 from gateway.api.openai.requests import ChatRequest, CompletionRequest, read_chat, read_completion
 from gateway.call import Call
 from gateway.telemetry.trail import Trail

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import trail_of
 from gateway.call import Principal
-from gateway.catalog.names import Names
+from gateway.catalog import Names
 from gateway.registry.model_wishes import ModelWishes
 from gateway.registry.snapshot import FleetView
 from workers.protocol.heartbeat import Heartbeat, WorkerKind

@@ -30,7 +30,7 @@ from gateway.api.parameters.unread import read_body
 from gateway.api.shapes import PART_BYTES, base64_of, rows_of, shortened
 from gateway.call import Call
 from gateway.errors import InvalidRequest
-from workers.protocol.json_parts import json_parts
+from workers.protocol.framing import json_parts
 from workers.protocol.pooled import PoolRequest, PoolResult
 
 MAX_TOKEN = 2**31 - 1

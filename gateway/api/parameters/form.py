@@ -16,10 +16,9 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Body, Loose
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import Body, Loose, shown
 from gateway.errors import InvalidRequest
-from gateway.telemetry.ignored import Ignored
+from gateway.telemetry.trail import Ignored
 from workers.protocol.requests import Constraint
 
 MAX_CHOICES = 1024

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Body, Entry, Loose, text_or_parts
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import Body, Entry, Loose, shown, text_or_parts
 from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from workers.protocol.requests import Message, Role, Tool, ToolCall

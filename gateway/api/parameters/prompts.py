@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway.api.intake.body import Numbers
 from gateway.api.intake.decoding import let_loop_run
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import shown
 from gateway.api.parameters.messages import MEDIA
 from gateway.errors import InvalidRequest, NotSupported
 from workers.protocol.pooled import PoolInput

@@ -14,8 +14,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Also, Body, parts_or_object, text_or_parts
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import Also, Body, parts_or_object, shown, text_or_parts
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import Bias, SamplerName, Sampling
 

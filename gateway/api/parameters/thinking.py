@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Body, Loose
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import Body, Loose, shown
 from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET, UNBOUNDED, Thinking

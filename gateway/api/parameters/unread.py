@@ -20,10 +20,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gateway.api.parameters.base import synonyms_of
-from gateway.api.parameters.faults import too_nested, translated
+from gateway.api.parameters.base import synonyms_of, too_nested, translated
 from gateway.errors import UnsupportedParameter
-from gateway.telemetry.ignored import Ignored
+from gateway.telemetry.trail import Ignored
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 

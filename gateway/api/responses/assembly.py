@@ -17,7 +17,7 @@ from gateway.api.responses.socket.memory import Memories
 from gateway.api.responses.stored import StoredResponses
 from gateway.api.resumable import Resumable
 from gateway.dispatch.pipeline import Pipeline
-from gateway.relay.queries import WorkerQueries
+from gateway.relay.relay import WorkerQueries
 from gateway.resume.recordings import Recordings
 from gateway.telemetry.metrics import Metrics
 

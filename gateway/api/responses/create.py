@@ -29,7 +29,7 @@ from gateway.api.resumable import Resumable
 from gateway.call import Call, Principal
 from gateway.dispatch.pipeline import Pipeline
 from gateway.dispatch.request_size import chars_of_message
-from gateway.relay.queries import WorkerQueries
+from gateway.relay.relay import WorkerQueries
 from gateway.telemetry.trail import Trail
 from workers.protocol.requests import GenerateRequest, Message
 

@@ -18,10 +18,9 @@ import msgspec
 
 from gateway.api.http.answers import EncodedArray, gathered, in_parts
 from gateway.api.http.streaming import LongEvent, Written
-from gateway.api.responses.output import CustomCall, FunctionCall, Message, Output, OutputItem, Thought
+from gateway.api.responses.output import CustomCall, FunctionCall, Message, Output, OutputItem, Snapshot, Thought
 from gateway.api.responses.records import NewRecord
 from gateway.api.responses.request import ResponseRequest
-from gateway.api.responses.snapshot import Snapshot
 from gateway.api.shapes import progress_object, progress_timings, timings_object
 from gateway.call import Call
 from gateway.errors import PaddockError

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from gateway.api.intake.decoding import let_loop_run
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import shown
 from gateway.api.parameters.messages import PART_END, Content, Part
 from gateway.api.responses.body import ItemBody
 from gateway.api.responses.tools import arguments_of

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway.api.http.answers import EncodedArray
 from gateway.api.intake.decoding import let_loop_run
 from gateway.api.responses.items import Item
-from workers.protocol.json_parts import read_float
+from workers.protocol.framing import read_float
 
 LONG_BYTES = 256 << 10
 """Bytes of an input beyond which its record is encoded on a thread: 32 MiB take 20 ms."""

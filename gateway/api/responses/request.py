@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.api.intake.body import read_object
 from gateway.api.intake.decoding import let_loop_run
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import shown
 from gateway.api.parameters.form import ANY_OBJECT, beside_call, only_form, schema_form
 from gateway.api.parameters.options import read_lora, read_progress_notices, read_stop, with_hints
 from gateway.api.parameters.sampling import read_sampling
@@ -31,7 +31,7 @@ from gateway.api.responses.items import (
 from gateway.api.responses.records import Record
 from gateway.api.responses.tools import custom_names, read_tools, tools_object
 from gateway.errors import InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch, UnsupportedParameter
-from gateway.telemetry.ignored import Ignored
+from gateway.telemetry.trail import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
 
 LONGEST_INPUT = 32 << 20

@@ -12,7 +12,7 @@ from typing import Protocol
 from gateway.api.dialect import StreamWriter, WholeWriter
 from gateway.api.intake.decoding import INLINE_BYTES
 from gateway.api.intake.intake import Body
-from gateway.api.responses import snapshot
+from gateway.api.responses import output
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.records import NewRecord, Record, decode_record, written
 from gateway.api.responses.request import Draft, ResponseRequest, not_found
@@ -92,7 +92,7 @@ class Shelf:
 
     async def conclude(self, writer: StreamWriter | WholeWriter, failure: PaddockError | None) -> None:
         """Store an answer where it is to be stored. It is delivered all the same where that can't be done."""
-        if not isinstance(writer, EventWriter | snapshot.WholeWriter):
+        if not isinstance(writer, EventWriter | output.WholeWriter):
             raise TypeError(f"no writer of responses: {writer!r}")
         asked, team = writer.snapshot.asked, writer.snapshot.call.principal.team
         if not asked.store or (failure is not None and not asked.background):
@@ -166,5 +166,5 @@ class ResponseWriters:
     def stream_writer(self, asked: ResponseRequest, call: Call, trail: Trail) -> EventWriter:
         return EventWriter(asked, call)
 
-    def whole_writer(self, asked: ResponseRequest, call: Call, trail: Trail) -> snapshot.WholeWriter:
-        return snapshot.WholeWriter(asked, call)
+    def whole_writer(self, asked: ResponseRequest, call: Call, trail: Trail) -> output.WholeWriter:
+        return output.WholeWriter(asked, call)

@@ -14,7 +14,7 @@ from gateway.api.http.answers import JSON, send_bytes, send_json
 from gateway.api.http.diagnostics import trail_of
 from gateway.api.intake.decoding import let_loop_run
 from gateway.api.intake.intake import Body, Intake
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import shown
 from gateway.api.responses.background import Background
 from gateway.api.responses.items import Item, stream_of
 from gateway.api.responses.shelf import Shelf
@@ -24,7 +24,7 @@ from gateway.errors import InvalidRequest, NotFound, StreamGone
 from gateway.resume.reading import Reading
 from gateway.resume.recordings import Owner, Recordings
 from gateway.telemetry.trail import Trail
-from workers.protocol.json_parts import json_parts
+from workers.protocol.framing import json_parts
 
 PAGE = 20
 LONGEST_PAGE = 100

@@ -6,7 +6,7 @@ import json
 from collections.abc import Set
 from typing import Any
 
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import shown
 from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
 from gateway.api.responses.body import ChoiceBody, NamedTool, ResponsesBody, ToolBody
 from gateway.errors import InvalidRequest, UnsupportedParameter

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from gateway.catalog.names import Names
+from gateway.catalog import Names
 from gateway.registry.fleet import Fleet, FleetSnapshot
 from gateway.store.client import connect
 from tests.support.pool import ANYONE, SECRET, beat, drain, heartbeat, vanish

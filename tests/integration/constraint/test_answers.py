@@ -12,11 +12,11 @@ import jsonschema
 import pytest
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
-from workers.chat.tools.hermes import HERMES
+from workers.chat.tools.json_calls import HERMES
 from workers.constraint.compiler import Compiler
-from workers.constraint.forked_grammars import ForkedGrammars
 from workers.constraint.forks import Forks
 from workers.constraint.gbnf import Trial
+from workers.constraint.moving_mask import ForkedGrammars
 from workers.constraint.thought import Thought
 from workers.constraint.tool_calls import CallForms
 from workers.engine.request import EngineRequest

@@ -14,11 +14,11 @@ import pytest
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
 from tests.support.waiting import wait_until
-from workers.chat.tools.hermes import HERMES
+from workers.chat.tools.json_calls import HERMES
 from workers.constraint.compiler import Compiler
-from workers.constraint.forked_grammars import ForkedGrammars
 from workers.constraint.forks import Forks
 from workers.constraint.gbnf import Trial
+from workers.constraint.moving_mask import ForkedGrammars
 from workers.constraint.tool_calls import CallForms
 from workers.engine.engine import EngineRequest
 from workers.llama.model import Model
@@ -151,7 +151,7 @@ def test_masks_that_answer_late_give_the_same_text(
     request = bench.request(PROMPT, 60, sampling=Sampling(temperature=1, seed=11))
     texts = []
     for grace_s in (10.0, 0.0):
-        monkeypatch.setattr("workers.constraint.forked_grammars.GRACE_S", grace_s)
+        monkeypatch.setattr("workers.constraint.moving_mask.GRACE_S", grace_s)
         texts.append(bench.answer(bench.again(changed(request, mask=compiler.mask(lines)))))
     assert texts[0] == texts[1]
     assert texts[0]

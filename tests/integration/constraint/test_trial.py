@@ -19,13 +19,13 @@ import psutil
 import pytest
 
 from tests.support.waiting import wait_until
-from workers.chat.tools.hermes import HERMES
+from workers.chat.tools.json_calls import HERMES
 from workers.constraint import forks
 from workers.constraint.compiler import Compiler
-from workers.constraint.forked_grammars import ForkedGrammars
 from workers.constraint.forks import Forks
 from workers.constraint.gbnf import Trial
 from workers.constraint.mask import Unusable
+from workers.constraint.moving_mask import ForkedGrammars
 from workers.constraint.tool_calls import CallForms
 from workers.llama.sampling import grammar_forks
 from workers.llama.tokens.vocab import VocabFile

@@ -14,14 +14,14 @@ from tests.integration.engine.test_prefix_cache import STORY, held
 from tests.support.lone_context import cells_by_position
 from tests.support.small_models import SMALL_MODELS, WORDS
 from workers.engine.cache.cached_sequence import CachedSequence
-from workers.engine.cache.names import BLOCK_TOKENS
+from workers.engine.cache.prompt import BLOCK_TOKENS
 from workers.engine.pace import MOVE_S
 from workers.engine.request import EngineRequest
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.step_plan import Plan
-from workers.llama.errors import StateUnusable
 from workers.llama.memory import Memory
 from workers.llama.model import Model
+from workers.llama.native import StateUnusable
 from workers.models.spec import LlamaSettings
 from workers.protocol.events import CallFailed, FailureCode, FinishReason
 

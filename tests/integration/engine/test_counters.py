@@ -8,7 +8,7 @@ from tests.integration.engine.listener import Bench, running
 from tests.integration.engine.test_adapters import PIRATE, shop
 from tests.integration.engine.test_disk_tier import tier, whole_blocks
 from tests.integration.engine.test_prefix_cache import held
-from workers.engine.cache.names import BLOCK_TOKENS
+from workers.engine.cache.prompt import BLOCK_TOKENS
 from workers.engine.counters import PromptSources
 from workers.llama.model import Model
 

@@ -14,7 +14,7 @@ from tests.integration.engine.test_prefix_cache import cached
 from tests.integration.engine.test_slots import copy_of, of_team
 from tests.support.small_models import SMALL_MODELS, WORDS
 from workers.engine.disk.folder import LEFT
-from workers.engine.disk.keys import CacheKeys
+from workers.engine.disk.sealed import CacheKeys
 from workers.engine.request import EngineRequest
 from workers.llama.memory import MemoryKind
 from workers.llama.model import Model

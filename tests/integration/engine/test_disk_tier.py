@@ -15,13 +15,13 @@ from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, changed,
 from tests.integration.engine.test_prefix_cache import ENDS, STORY, cached
 from tests.integration.engine.test_slots import copy_of
 from tests.support.small_models import WORDS
-from workers.engine.cache.names import BLOCK_TOKENS, BlockName, Scope, block_names
 from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block
+from workers.engine.cache.prompt import BLOCK_TOKENS, BlockName, Scope, block_names
 from workers.engine.cache.prompt import Path as PrefixPath
 from workers.engine.disk.folder import LEFT, CacheFolder
-from workers.engine.disk.keys import CacheKeys
 from workers.engine.disk.link import DiskLink
+from workers.engine.disk.sealed import CacheKeys
 from workers.engine.disk.tier import DiskTier, Stop
 from workers.engine.engine import Engine, EngineRequest
 from workers.engine.pace import MovePace, PrefillPace

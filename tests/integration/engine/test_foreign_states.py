@@ -14,7 +14,7 @@ import pytest
 from tests.integration.engine.conftest import ROOT
 from tests.support.lone_context import lone_context
 from tests.support.small_models import SMALL_MODELS, WORDS
-from workers.llama.errors import StateUnusable
+from workers.llama.native import StateUnusable
 from workers.models.spec import LlamaSettings
 
 TEXT, OTHER = WORDS, WORDS[::-1]

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.lone_context import LoneContext, cells_by_position, lone_context, same
 from tests.support.small_models import SMALL_MODELS, WORDS, write_small_model
-from workers.llama.errors import DecodeFailed, StateUnusable
 from workers.llama.memory import MemoryKind
+from workers.llama.native import DecodeFailed, StateUnusable
 from workers.models.spec import LlamaSettings
 
 TEXT, OTHER = WORDS, WORDS[::-1]

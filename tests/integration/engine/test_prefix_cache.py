@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.engine.listener import Bench, changed, running
 from workers.engine.cache import prefix_cache
-from workers.engine.cache.names import BLOCK_TOKENS
+from workers.engine.cache.prompt import BLOCK_TOKENS
 from workers.engine.pace import MovePace
 from workers.engine.request import EngineRequest
 from workers.engine.step.sequence import Sequence as Call

@@ -15,9 +15,9 @@ from workers.constraint.mask import Bits
 from workers.engine.engine import Engine
 from workers.engine.step import stepper
 from workers.llama.context import Batch, Context
-from workers.llama.errors import StateUnusable
 from workers.llama.memory import Memory
 from workers.llama.model import Model
+from workers.llama.native import StateUnusable
 from workers.protocol.events import CallFailed, Failed, FailureCode, FinishReason
 
 LONG = "There was a little girl named Lily. She had a red ball and a big dog. " * 3

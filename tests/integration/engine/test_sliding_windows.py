@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.lone_context import LoneContext, lone_context
 from tests.support.small_models import WINDOW, WORDS
-from workers.llama.errors import DecodeFailed
+from workers.llama.native import DecodeFailed
 from workers.models.spec import LlamaSettings
 
 TEXT, OTHER = WORDS, WORDS[::-1]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
 from tests.support.small_models import write_wide_model
-from workers.engine.step.sampling_time import SamplingCost
+from workers.engine.step.sampling import SamplingCost
 from workers.llama.model import Model
 from workers.protocol.events import CallEvent, Failed, Finished, Text
 from workers.protocol.requests import Sampling

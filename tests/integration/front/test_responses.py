@@ -13,7 +13,7 @@ import pytest
 import redis
 from openai import APIStatusError, APITimeoutError, AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 
-from gateway.resume.readers import MAX_OF_STREAM
+from gateway.resume.recording import MAX_OF_STREAM
 from tests.integration.front.conftest import NARROW_KEY
 from tests.support.openai_schema import check
 from tests.support.stack import Process, Stack

@@ -25,7 +25,7 @@ from tests.support.small_models import N_CTX, write_small_model
 from tests.support.stack import ROOT
 from tests.support.waiting import until
 from workers.process import black_box
-from workers.process.isolation import NO_CORE, OOM_ADDED
+from workers.process.limits import NO_CORE, OOM_ADDED
 from workers.protocol.exits import Exit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

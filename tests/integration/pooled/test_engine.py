@@ -12,8 +12,8 @@ from tests.integration.pooled.bench import PooledBench, running, settings
 from workers.engine.pooled.engine import MAX_RESULT_BYTES, PooledRequest
 from workers.engine.request import IntegrityError
 from workers.engine.step.shares import MIN_OVERDRAFT
-from workers.llama.errors import ModelError
 from workers.llama.model import Model
+from workers.llama.native import ModelError
 from workers.llama.pooling import PooledInputs, Pooling, is_pooled, pooling_of
 from workers.models.spec import LlamaSettings
 from workers.protocol.events import CallFailed, Failure, FailureCode

@@ -12,8 +12,8 @@ from tests.support.pooled_models import write_t5, write_t5_encoder, write_two_wa
 from tests.support.small_models import SMALL_MODELS, WORDS, write_small_model
 from workers.engine.pooled.job import Vectors
 from workers.llama.context import Context
-from workers.llama.errors import ModelError
 from workers.llama.model import Model
+from workers.llama.native import ModelError
 from workers.llama.pooling import Pooling, is_pooled, pooling_of
 
 INPUTS = [WORDS[:150], WORDS[150:153], WORDS[200:275], WORDS[20:90], WORDS[1:2]]

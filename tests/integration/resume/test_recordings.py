@@ -17,14 +17,13 @@ from gateway.api.http.diagnostics import begin_trail
 from gateway.api.intake.decoding import DecodingLane
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
-from gateway.api.openai.error_shape import OpenAiErrors
+from gateway.api.openai.writing import OpenAiErrors
 from gateway.api.request_head import Wish
 from gateway.api.resumable import Resumable
 from gateway.call import Principal
 from gateway.errors import InternalError, InvalidRequest, StreamGone, TooManyRequests, TooManyStreams
-from gateway.resume.readers import MAX_MORE_OF_TEAM, MAX_OF_STREAM
 from gateway.resume.reading import Reading
-from gateway.resume.recording import PIECE_BYTES, Recording
+from gateway.resume.recording import MAX_MORE_OF_TEAM, MAX_OF_STREAM, PIECE_BYTES, Recording
 from gateway.resume.recordings import Owner, Recordings
 from gateway.store.client import connect
 from gateway.store.streams import StreamBounds, StreamLog, StreamQuota

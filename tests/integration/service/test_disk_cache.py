@@ -11,7 +11,7 @@ from tests.integration.service.conftest import RedisServer
 from tests.integration.service.test_slots import DEMO, STORY, Client, worker
 from tests.support.small_models import write_small_model
 from workers.commands import cache
-from workers.engine.cache.names import BLOCK_TOKENS
+from workers.engine.cache.prompt import BLOCK_TOKENS
 
 BEGUN = STORY.strip()
 NEXT = BEGUN + " And then?"

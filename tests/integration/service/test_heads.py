@@ -21,8 +21,8 @@ from tests.support.small_models import write_small_model
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
-from workers.chat.tools.hermes import HERMES
-from workers.engine.cache.names import BLOCK_TOKENS
+from workers.chat.tools.json_calls import HERMES
+from workers.engine.cache.prompt import BLOCK_TOKENS
 from workers.engine.counters import EngineCounters
 from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine
@@ -33,8 +33,7 @@ from workers.protocol.events import Finished, Text, decode_step
 from workers.protocol.framing import FrameReader
 from workers.protocol.prefixes import prefix_of
 from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit
-from workers.service.calls.mailbox import Mailbox
-from workers.service.calls.stream import EventHub
+from workers.service.calls.stream import EventHub, Mailbox
 from workers.service.lifecycle import Lifecycle
 from workers.service.registration.prefix_adverts import HeadBook
 

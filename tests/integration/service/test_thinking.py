@@ -18,11 +18,11 @@ from tests.support.desks import call_desk
 from workers.chat.answers import Answers
 from workers.chat.conversation import THINK
 from workers.chat.prompts import Prompts
-from workers.chat.tools.hermes import HERMES
+from workers.chat.tools.json_calls import HERMES
 from workers.constraint.compiler import Compiler
-from workers.constraint.forked_grammars import ForkedGrammars
 from workers.constraint.forks import Forks
 from workers.constraint.gbnf import Trial
+from workers.constraint.moving_mask import ForkedGrammars
 from workers.constraint.tool_calls import CallForms
 from workers.engine.counters import EngineCounters
 from workers.engine.engine import Engine
@@ -46,8 +46,7 @@ from workers.protocol.events import (
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Sampling, Submit, Thinking, Tool
 from workers.service.calls.desk import Begun
-from workers.service.calls.mailbox import Mailbox
-from workers.service.calls.stream import EventHub
+from workers.service.calls.stream import EventHub, Mailbox
 from workers.service.lifecycle import Lifecycle
 
 DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"

@@ -16,8 +16,7 @@ from gateway.adapters.desired import AdapterRecord, AdapterWishes
 from gateway.adapters.reconciler import AdapterKeeper
 from gateway.api.intake.presence import beside
 from gateway.registry.snapshot import FleetSnapshot
-from gateway.relay.queries import WorkerQueries
-from gateway.relay.relay import Relay
+from gateway.relay.relay import Relay, WorkerQueries
 from tests.integration.relay.scripted import ScriptedWorker, scripted_worker
 from tests.support.still_fleet import StillFleet
 from tests.support.waiting import until

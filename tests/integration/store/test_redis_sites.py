@@ -17,8 +17,7 @@ from redis.exceptions import ConnectionError, DataError, RedisError
 from gateway.errors import StoreUnavailable
 from gateway.store.channel import follow
 from gateway.store.client import connect
-from gateway.store.pipe import Pipe
-from gateway.store.scripts import Script
+from gateway.store.scripts import Pipe, Script
 from tests.support.redis_fleet import ClusterFleet, SentinelFleet, ask
 from tests.support.redis_server import RedisServer, redis_binaries, redis_version
 from tests.support.tls_proxy import Certificates, make_certificates, tls_in_front_of

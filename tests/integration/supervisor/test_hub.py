@@ -13,8 +13,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from tests.support.hub_server import COMMIT, TAGGED, TOKEN, Hub
-from workers.models.fetched import Fetched, decode_model
-from workers.models.files import parse_reference
+from workers.models.files import Fetched, decode_model, parse_reference
 from workers.models.hub import HubError, fetch
 from workers.models.library import Library, ModelUnusable
 from workers.models.spec import ModelSpec

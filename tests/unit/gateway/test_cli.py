@@ -12,7 +12,7 @@ from gateway import __version__, cli
 from gateway.commands import config
 from gateway.settings import UpSettings
 from workers import cli as workers_cli
-from workers import flags
+from workers import sources
 from workers.commands import command
 from workers.commands.command import Command
 
@@ -55,8 +55,8 @@ def test_help_lists_every_flag_within_the_width(
         said(capsys, monkeypatch, "up", "--help")
     page = capsys.readouterr().out
     assert ended.value.code == 0
-    assert all(f"  {flags.flag(name)} " in page for name in UpSettings.model_fields)
-    assert max(len(line) for line in page.splitlines()) <= flags.WIDTH
+    assert all(f"  {sources.flag(name)} " in page for name in UpSettings.model_fields)
+    assert max(len(line) for line in page.splitlines()) <= sources.WIDTH
 
 
 def test_a_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,7 @@ import pytest
 from gateway import errors
 from gateway.commands.config import gateway_groups, metrics_of, worker_groups
 from gateway.telemetry.outcomes import FAILED_BY, OTHER, Who, blamed
-from workers.metrics.declaration import Kind, Metric
-from workers.metrics.types import bound_text
+from workers.metrics.types import Declaration, Kind, bound_text
 from workers.protocol.events import FailureCode
 
 SIDES = {"gateway": metrics_of(gateway_groups()), "worker": metrics_of(worker_groups())}
@@ -49,7 +48,7 @@ def test_the_list_needs_nothing_that_only_workers_have() -> None:
 
 
 @pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
-def test_a_metric_is_what_its_name_says(metric: Metric) -> None:
+def test_a_metric_is_what_its_name_says(metric: Declaration) -> None:
     assert re.fullmatch(r"[a-z0-9_]+(:[a-z0-9_]+)?", metric.name)
     assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
     assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from gateway.dispatch.request_size import ENTRY_CHARS, INLINE_CHARS, chars_of, num_chars
-from gateway.relay.payload import AT_ONCE, SLICE_BYTES, Payloads
-from workers.protocol import json_parts
+from gateway.relay.worker_client import AT_ONCE, SLICE_BYTES, Payloads
+from workers.protocol import framing
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.prefixes import prefix_of
 from workers.protocol.queries import Detokenize, Render, Tokenize
@@ -127,8 +127,8 @@ class Counted:
 async def test_no_call_encodes_megabytes(message: msgspec.Struct, monkeypatch: pytest.MonkeyPatch) -> None:
     """One call holds the interpreter's lock until it returns: 32 MiB of a conversation made gaps of 135 ms."""
     counted = Counted(msgspec.json.encode)
-    monkeypatch.setattr("gateway.relay.payload._encode", counted)
-    monkeypatch.setattr(json_parts, "_encode", counted)
+    monkeypatch.setattr("gateway.relay.worker_client._encode", counted)
+    monkeypatch.setattr(framing, "_encode", counted)
     async with Payloads().of(message) as payload:
         assert isinstance(payload.data, AsyncIterator)
         whole = b"".join([piece async for piece in payload.data])

@@ -24,10 +24,10 @@ from tests.unit.workers.engine.disk_support import (
     tier,
 )
 from workers.commands import cache
-from workers.engine.cache.names import Scope
+from workers.engine.cache.prompt import Scope
 from workers.engine.cache.slots import SavedConversation
 from workers.engine.disk.conversation_file import ConversationFiles
-from workers.engine.disk.keys import version_folder
+from workers.engine.disk.sealed import version_folder
 from workers.protocol.exits import Exit
 from workers.secret_file import CACHE_SECRET
 from workers.supervisor.state_folder import StateFolder

@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import sys, threading
 from pathlib import Path
-from workers.process.memory import LARGE_BYTES, keep_little
+from workers.process.limits import LARGE_BYTES, keep_little
 
 def resident_mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
@@ -66,11 +66,11 @@ def test_what_is_free_in_one_thread_is_there_for_the_others() -> None:
 HELD_BY_CONNECTIONS = """
 import asyncio, ctypes, sys
 import psutil
-from workers.process import memory
+from workers.process import limits
 
 library = ctypes.CDLL(None)
 library.malloc.restype, library.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
-memory.GIVE_BACK_EVERY_S = 0.05
+limits.GIVE_BACK_EVERY_S = 0.05
 rss = lambda: psutil.Process().memory_info().rss
 
 async def main():
@@ -82,7 +82,7 @@ async def main():
     for block in blocks:
         library.free(block)
     kept = rss()
-    upkeep = asyncio.create_task(memory.HeapUpkeep().run())
+    upkeep = asyncio.create_task(limits.HeapUpkeep().run())
     await asyncio.sleep(0.5)
     print(full, kept, rss())
 
@@ -100,9 +100,9 @@ def test_small_blocks_that_are_free_go_back_now_and_then() -> None:
 
 IN_A_RING = """
 import asyncio, gc
-from workers.process import memory
+from workers.process import limits
 
-memory.GIVE_BACK_EVERY_S = 0.05
+limits.GIVE_BACK_EVERY_S = 0.05
 gc.disable()
 freed = []
 
@@ -120,7 +120,7 @@ def refuse(prompt):
 async def main():
     refuse(Prompt())
     held = not freed
-    upkeep = asyncio.create_task(memory.HeapUpkeep().run())
+    upkeep = asyncio.create_task(limits.HeapUpkeep().run())
     await asyncio.sleep(0.5)
     print(held, freed)
 

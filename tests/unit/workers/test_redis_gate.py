@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import ConnectionError
 
-from workers.redis import gate
-from workers.redis.gate import Gate
+from workers.redis import trouble
+from workers.redis.trouble import Gate
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(gate, "time", clock)
+    monkeypatch.setattr(trouble, "time", clock)
     return clock
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from workers.process.memory import started_threads
+from workers.process.limits import started_threads
 
 
 def test_the_threads_of_a_pool_run_before_its_first_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Finds tool calls and thoughts in a model's text. Each file has one family of models and its `Parser`."""
+"""Finds tool calls and thoughts in a model's text. Each file has the families of one form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reads tool calls in the form of Python, and names the models that write them.
+"""Reads tool calls in the form of Python, names the models that write them, and reads Llama 3's, which may be either.
+
+Reads tool calls in the form of Python, and names the models that write them.
 
     [get_weather(city="Paris", days=3), get_time()]
 
@@ -6,6 +8,15 @@ LFM2 puts <|tool_call_start|> and <|tool_call_end|> around the list, Llama 4 has
 Gemma 2 and 3, which have no form of their own, put it into a Markdown fence of `tool_code`. An answer without marks
 must begin with a call and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B, Meta's prompt formats of
 Llama 3.2 and 4, Google's "Function calling with Gemma".
+
+Reads the tool calls of Llama 3.1, 3.2 and 3.3, where the answer begins with them:
+
+    {"name": "get_weather", "parameters": {"city": "Paris"}}
+    <|python_tag|>get_weather.call(city="Paris")
+    [get_weather(city="Paris")]
+
+Several calls follow each other, with semicolons or without. JSON or Python that names no tool is text. Source: Meta's
+prompt formats of Llama 3.1 and 3.2, and the chat templates.
 """
 
 from __future__ import annotations
@@ -13,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from workers.chat.tools.family import CallSyntax, Family
-from workers.chat.tools.hermes import HERMES, HermesReader
+from workers.chat.tools.json_calls import HERMES, HermesReader
 from workers.chat.tools.json_text import JsonText
 from workers.chat.tools.reader import Reader
 from workers.chat.tools.scanner import Steps, Tags
@@ -136,3 +147,32 @@ PYTHONIC = Family(
 )
 
 GEMMA = Family(name="gemma", parse=GemmaReader, syntax=HERMES.syntax, marks=(("<start_of_turn>",),))
+
+
+PYTHON_TAG = "<|python_tag|>"
+
+
+class LlamaReader(HermesReader, PythonReader):
+    openers: tuple[str, ...] = (*HermesReader.openers, PYTHON_TAG)
+
+    def _call(self, mark: str) -> Steps[bool]:
+        if mark not in ("[", PYTHON_TAG):
+            return (yield from super()._call(mark))
+        begun = self._at = 0 if mark == "[" else self._at
+        if not (yield from self._python_calls(known=True)):
+            self._at = begun
+            if not (yield from self._json_calls(known=True)):
+                return False
+        yield from self._mark(";")
+        return True
+
+
+LLAMA = Family(
+    name="llama3",
+    parse=LlamaReader,
+    syntax=CallSyntax(
+        before='{ "name": "', middle='" , "parameters": ', after=" }", between=" ; ", triggers=('{"name"',)
+    ),
+    marks=(("<|start_header_id|>", '"parameters": '), (PYTHON_TAG,)),
+    controls=(PYTHON_TAG,),
+)

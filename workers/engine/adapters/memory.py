@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import Collection
 
-from workers.engine.adapters.adapter_set import AdapterSet, Entry
+from workers.engine.adapters.turns import AdapterSet, Entry
 from workers.engine.counters import Distribution, Tally
 from workers.engine.request import IntegrityError
 from workers.llama.adapters import Adapter, AdapterError, AppliedAdapters
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.metrics.declaration import LOAD_S
+from workers.metrics.types import LOAD_S
 
 NUM_LOADS = 8
 """Newest loads, whose median is `load_ms`."""

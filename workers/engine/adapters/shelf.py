@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from workers.engine.adapters.adapter_set import NO_ADAPTERS, AdapterSet, Entry
 from workers.engine.adapters.memory import AdapterMemory
+from workers.engine.adapters.turns import NO_ADAPTERS, AdapterSet, Entry
 from workers.engine.counters import Distribution
 from workers.engine.request import IntegrityError
 from workers.llama.adapters import AdapterError, AdapterFile, inspect

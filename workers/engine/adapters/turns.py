@@ -1,4 +1,6 @@
-"""Adapter turns: a pure choice of the next step's adapters, since all rows of one `llama_decode` share them.
+"""Adapter turns: the set of adapters that one call computes with, and a pure choice of the next step's set.
+
+Adapter turns: a pure choice of the next step's adapters, since all rows of one `llama_decode` share them.
 
 Calls with the same adapters and scales are a group. Teams take turns, and a team's turn goes to its group that has
 waited longest: however many groups a team makes, it bears their cost. All calls of a group are computed in its turn,
@@ -10,13 +12,19 @@ of the callers. Both have a bound, in steps and in time.
 
 One run each on one core, one caller, rank 8 or 16 on seven matrices of each layer: a switch adds 0.8 to 1.0 ms with the
 demo model (steps of 0.25 ms), 4.2 to 4.4 ms with a 0.5 B model (steps of 23 ms). With eight callers it is in the noise.
+
+The set of LoRA adapters that one call computes with: named weights with scales.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+
+from workers.llama.adapters import Adapter, AdapterFile
+from workers.protocol.queries import AdapterInfo, AdapterState
 
 SHARE = 0.1
 """Share of a turn's time that its switch may take."""
@@ -175,3 +183,51 @@ def _move_back(queue: dict[K, None], one: K) -> None:
 
 def _mean(mean: float, value: float) -> float:
     return value if not mean else mean + _WEIGHT * (value - mean)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One adapter: a file's weights under a name. All but `name` and `file`'s digest changes under the shelf's lock."""
+
+    name: str
+    file: AdapterFile
+    pinned: bool = False
+    fixed: bool = False
+    """Whether it comes from the worker's settings, so that it can't be replaced or unloaded."""
+    adapter: Adapter | None = None
+    """The weights in memory. Written on the engine's thread only."""
+    num_calls: int = 0
+    last_use: int = 0
+    leaving: bool = False
+
+    def info(self) -> AdapterInfo:
+        """Return the adapter's description, with the whole path of its file, which callers must not see."""
+        state = AdapterState.KNOWN if self.adapter is None else AdapterState.LOADED
+        return AdapterInfo(
+            name=self.name,
+            sha256=self.file.digest.hex(),
+            size=self.file.size,
+            rank=self.file.rank,
+            state=AdapterState.LEAVING if self.leaving else state,
+            pinned=self.pinned,
+            fixed=self.fixed,
+            calls=self.num_calls,
+            path=str(self.file.path),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSet:
+    """The adapters of one call with their scales. Two sets are equal when they compute the same."""
+
+    key: bytes
+    """Content hashes with scales, sorted; empty: no adapter. The prefix index and the grouping of calls use it."""
+    uses: tuple[tuple[Entry, float], ...] = field(compare=False, repr=False)
+    """Adapters with their scales, in the order of the key; no scale is zero."""
+
+    @property
+    def entries(self) -> set[Entry]:
+        return {entry for entry, _ in self.uses}
+
+
+NO_ADAPTERS = AdapterSet(b"", ())

@@ -11,14 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
-from workers.engine.cache.cached_sequence import NOWHERE, CachedSequence
-from workers.engine.cache.matches import Checkpoint, Match, Restore
+from workers.engine.cache.cached_sequence import NOWHERE, CachedSequence, Checkpoint, Match, Restore
 from workers.engine.cache.prefix_cache import UNSAVED, PrefixCache
 from workers.engine.cache.prefix_tree import Block, is_fork
 from workers.engine.cache.prompt import Path
 from workers.engine.pace import MOVE_S
-from workers.llama.errors import StateUnusable
 from workers.llama.memory import MemoryKind
+from workers.llama.native import StateUnusable
 
 MIN_STOP_TOKENS = 32
 """Shorter common prefixes get no checkpoint: a prompt is cut there, and each checkpoint is a copy of a state."""

@@ -13,17 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from workers.engine.cache.cached_sequence import NOWHERE, CachedSequence
-from workers.engine.cache.matches import Match, Restore
-from workers.engine.cache.names import BLOCK_TOKENS
+from workers.engine.cache.cached_sequence import NOWHERE, CachedSequence, Match, Restore
 from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block
-from workers.engine.cache.prompt import Path
+from workers.engine.cache.prompt import BLOCK_TOKENS, Path
 from workers.engine.cache.ram import RamStore
 from workers.engine.pace import MOVE_S, MovePace
 from workers.engine.request import IntegrityError
-from workers.llama.errors import StateUnusable
 from workers.llama.memory import Memory
+from workers.llama.native import StateUnusable
 
 IDLE_STEPS = 32
 """Steps of other calls for which an idle prefix stays in the KV cache.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from workers.engine.cache.matches import Checkpoint, Match, checkpoints_along, restores_along
+from workers.engine.cache.cached_sequence import Checkpoint, Match, checkpoints_along, restores_along
 from workers.engine.cache.prefix_tree import (
     NO_TOKENS,
     Block,

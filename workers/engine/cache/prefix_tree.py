@@ -14,8 +14,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from workers.engine.cache.names import BLOCK_TOKENS, Scope, links
-from workers.engine.cache.prompt import Path, Tokens, common
+from workers.engine.cache.prompt import BLOCK_TOKENS, Path, Scope, Tokens, common, links
 
 MAX_FORKS = 256
 """Most forks that saved blocks keep on one way down from the root: a lookup along it takes 5 us for each."""

@@ -15,12 +15,11 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from workers.engine.cache.cached_sequence import NOWHERE
-from workers.engine.cache.names import BLOCK_TOKENS, Scope
 from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.cache.prefix_tree import Block
-from workers.engine.cache.prompt import Path, Tokens
+from workers.engine.cache.prompt import BLOCK_TOKENS, Path, Scope, Tokens
 from workers.engine.request import EngineRequest
-from workers.llama.errors import StateUnusable
+from workers.llama.native import StateUnusable
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.queries import SlotInfo
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from workers.engine.cache.names import Scope
+from workers.engine.cache.prompt import Scope
 from workers.engine.cache.slots import SavedBlock, SavedConversation
 from workers.engine.disk.folder import CacheFolder, sync_folder
-from workers.engine.disk.keys import CacheKeys
-from workers.engine.disk.sealed import SEALED_OVERHEAD, FileRefused, Kind, Label, SealedReader, write_sealed
+from workers.engine.disk.sealed import SEALED_OVERHEAD, CacheKeys, FileRefused, Kind, Label, SealedReader, write_sealed
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 MAX_TOKENS = 1 << 24

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from functools import partial
 
 from workers.engine.cache.cached_sequence import CachedSequence
-from workers.engine.cache.names import BLOCK_TOKENS, BlockName, StateNames, block_name, block_names, state_name
 from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.cache.prefix_tree import Block, digest_at
-from workers.engine.cache.prompt import Path
+from workers.engine.cache.prompt import BLOCK_TOKENS, BlockName, Path, StateNames, block_name, block_names, state_name
 from workers.engine.disk.tier import DiskTier
 from workers.engine.pace import MovePace
 

@@ -16,11 +16,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workers.engine.cache.names import BlockName
-from workers.engine.disk.folder import CacheFolder, Leaf, Place
-from workers.engine.disk.index import DiskIndex
-from workers.engine.disk.keys import CacheKeys, version_folder
-from workers.engine.disk.sealed import HEADER, SEAL_BYTES, FileRefused, Kind, Label, SealedReader, discard, write_sealed
+from workers.engine.cache.prompt import BlockName
+from workers.engine.disk.folder import CacheFolder, DiskIndex, Leaf, Place
+from workers.engine.disk.sealed import (
+    HEADER,
+    SEAL_BYTES,
+    CacheKeys,
+    FileRefused,
+    Kind,
+    Label,
+    SealedReader,
+    discard,
+    version_folder,
+    write_sealed,
+)
 
 QUEUE_BYTES = 256 << 20
 MAX_BLOCK_BYTES = 512 << 20

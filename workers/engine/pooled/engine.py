@@ -13,15 +13,14 @@ from functools import partial
 import numpy as np
 
 from workers.engine.counters import EngineCounters, Tally
-from workers.engine.intake import Intake
 from workers.engine.pooled.job import NO_SEQUENCE, Job, PooledRequest, Vectors
 from workers.engine.pooled.plan import Part, Room, plan_batch
-from workers.engine.request import EngineLoad, IntegrityError
+from workers.engine.request import EngineLoad, Intake, IntegrityError
 from workers.engine.step.shares import overdraft_of
 from workers.engine.thread import EngineThread, Work
 from workers.engine.watchdog import Watchdog
 from workers.llama.pooling import PooledContext, Pooling
-from workers.metrics.declaration import DECODE_S
+from workers.metrics.types import DECODE_S
 from workers.protocol.events import CallFailed, Failure, FailureCode
 
 __all__ = ["Outcome", "PooledEngine", "PooledRequest", "Tell"]

@@ -20,9 +20,8 @@ from workers.engine.cache.cached_sequence import NOWHERE
 from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.cache.prompt import common
 from workers.engine.counters import PromptTally
-from workers.engine.pace import MOVE_S, PrefillPace
-from workers.engine.step.answer_lengths import AnswerLengths
-from workers.engine.step.sampling_time import within_share
+from workers.engine.pace import MOVE_S, AnswerLengths, PrefillPace
+from workers.engine.step.sampling import within_share
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.shares import FIRST_SLICE, gives_way, goes_before, is_shared, last_of, next_in
 from workers.engine.step.step_plan import Beside, Limits, Plan, plan_step

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workers.constraint.mask import MaskPending
-from workers.engine.adapters.adapter_set import NO_ADAPTERS, AdapterSet
+from workers.engine.adapters.turns import NO_ADAPTERS, AdapterSet
 from workers.engine.cache.cached_sequence import NOWHERE, CachedSequence
-from workers.engine.cache.names import Scope
+from workers.engine.cache.prompt import Scope
 from workers.engine.request import EngineRequest
 from workers.engine.step.answer_text import AnswerText
-from workers.engine.step.sampling import TokenSampler
-from workers.engine.step.sampling_time import SamplingCost
+from workers.engine.step.sampling import SamplingCost, TokenSampler
 from workers.engine.step.shares import TimeSlice
 from workers.engine.step.token_hooks import TokenHooks
 from workers.llama.context import PROMPT_LOGITS, Context

@@ -19,18 +19,16 @@ from workers.engine.cache.report import CacheReport
 from workers.engine.cache.slots import SlotContents
 from workers.engine.counters import EngineCounters, Tally, TokenGaps
 from workers.engine.disk.link import DiskLink, DrainWriter
-from workers.engine.pace import MOVE_S, MovePace, PrefillPace
+from workers.engine.pace import MOVE_S, AnswerLengths, MovePace, PrefillPace
 from workers.engine.request import CallLeft, IntegrityError
-from workers.engine.step.answer_lengths import AnswerLengths
-from workers.engine.step.batch_layout import MULTIPLE, BatchLayouts, Layout, padding
 from workers.engine.step.scheduler import Scheduler
 from workers.engine.step.sequence import NO_MEMORY, NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
-from workers.engine.step.step_plan import Decode, Limits, Plan, in_parts
+from workers.engine.step.step_plan import MULTIPLE, BatchLayouts, Decode, Layout, Limits, Plan, in_parts, padding
 from workers.llama.context import Context
 from workers.llama.memory import MemoryKind
-from workers.metrics.declaration import DECODE_S
+from workers.metrics.types import DECODE_S
 from workers.process.black_box import BlackBox
-from workers.process.memory import can_take
+from workers.process.limits import can_take
 from workers.protocol.events import CallEvent, Failed, Failure, FinishReason
 
 log = logging.getLogger("paddock.engine")

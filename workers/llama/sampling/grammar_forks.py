@@ -31,7 +31,7 @@ from workers.constraint.guidance import Grammar, GuidanceMask, tokenizer
 from workers.constraint.mask import Unusable
 from workers.llama.sampling.grammar import GbnfGrammar, GbnfGrammars, GbnfMask
 from workers.llama.tokens.vocab import VocabFile
-from workers.process.isolation import bound_memory, shut_off
+from workers.process.limits import bound_memory, shut_off
 from workers.protocol.events import CallFailed
 
 EXERCISE_S = 0.1

@@ -15,8 +15,7 @@ from typing import Self
 
 from llama_cpp import llama_cpp as c
 
-from workers.llama.errors import ModelError
-from workers.llama.native import gil_calls, native_log
+from workers.llama.native import ModelError, gil_calls, native_log
 
 NO_TOKEN = -1
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from workers.protocol.events import Failed, FailureCode, Finished
-from workers.tracing.context import TraceContext, read_context
-from workers.tracing.span import PROVIDER, Kind, Span, Value
+from workers.tracing.span import PROVIDER, Kind, Span, TraceContext, Value, read_context
 from workers.tracing.tracer import OFF, Tracer
 
 log = logging.getLogger(__name__)

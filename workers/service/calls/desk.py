@@ -21,7 +21,7 @@ from msgspec.structs import asdict, replace
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts, is_quick, text_chars
 from workers.chat.tools import CallPiece, ContentPiece, Parser, Piece, ReasoningPiece
-from workers.constraint.thought import Thought
+from workers.constraint.thought import Thought, thought_before
 from workers.engine.cache.prompt import Prompt
 from workers.engine.request import EngineRequest, TokenMask
 from workers.llama.sampling.stages import MAX_SEED, settled
@@ -49,13 +49,10 @@ from workers.protocol.prefixes import Chain, chain_of
 from workers.protocol.requests import UNBOUNDED, Cancel, GenerateRequest, Sampling, Submit
 from workers.service.calls.call_record import Stories, Story
 from workers.service.calls.lanes import FairLane, form_lane
-from workers.service.calls.mailbox import Mailbox
-from workers.service.calls.stream import EventHub, GatewayBook, Listing
-from workers.service.calls.thinking import thought_before
-from workers.service.lifecycle import Lifecycle
+from workers.service.calls.stream import EventHub, GatewayBook, Listing, Mailbox
+from workers.service.lifecycle import Lifecycle, is_shortage
+from workers.service.registration.heartbeat import Rates
 from workers.service.registration.prefix_adverts import CallHeads, HeadBook
-from workers.service.registration.rates import Rates
-from workers.service.shortage import is_shortage
 
 TOOL_BYTES = 4 << 10
 """Assumed size of a tool's schema, bytes; measuring all of them would hold up the event loop."""

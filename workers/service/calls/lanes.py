@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from workers.process.memory import give_back_free, started_threads
+from workers.process.limits import give_back_free, started_threads
 from workers.protocol.events import CallFailed, Failure, FailureCode
 
 P = ParamSpec("P")

@@ -23,12 +23,12 @@ from workers.llama.pooling import Pooling
 from workers.metrics.worker import WorkerMetrics
 from workers.patience import Patience
 from workers.protocol.events import CallFailed, Failure, FailureCode
-from workers.protocol.json_parts import base64_parts, struct_parts
+from workers.protocol.framing import base64_parts, struct_parts
 from workers.protocol.pooled import PoolInput, PoolKind, PoolRequest, PoolResult
 from workers.service.calls.call_record import ANSWERED, Stories
 from workers.service.calls.lanes import FairLane
 from workers.service.lifecycle import Lifecycle
-from workers.service.registration.rates import Rates
+from workers.service.registration.heartbeat import Rates
 
 MAX_QUERY_CHARS = 8 << 20
 """Most characters of a query times the number of documents: it is tokenised again with each of them."""

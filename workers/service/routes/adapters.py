@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from workers.llama.errors import AdapterError
+from workers.llama.native import AdapterError
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.queries import ADAPTERS_PATH, MAX_WAIT_S, AdapterInfo, AdapterState, decode_load
 from workers.service.routes.bodies import answer, decoded, read_body, refusal

@@ -36,6 +36,7 @@ from workers.protocol.requests import Accepted, Cancel, decode_submit
 from workers.service.calls.desk import CallDesk
 from workers.service.calls.pooled import PooledDesk, other_kind
 from workers.service.calls.stream import EventHub, Feed
+from workers.service.lifecycle import Shortage, is_shortage
 from workers.service.routes.bodies import (
     PeerGone,
     answer,
@@ -45,7 +46,6 @@ from workers.service.routes.bodies import (
     refusing,
     while_peer_stays,
 )
-from workers.service.shortage import Shortage, is_shortage
 
 GUARDED = "/v1/"
 

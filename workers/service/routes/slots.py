@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from workers.engine.adapters.adapter_set import AdapterSet
-from workers.engine.cache.names import Scope
+from workers.engine.adapters.turns import AdapterSet
+from workers.engine.cache.prompt import Scope
 from workers.engine.cache.slots import SlotProxy
 from workers.engine.disk.conversation_file import (
     ConversationFiles,

@@ -21,11 +21,10 @@ from gateway.api.dialect import ErrorShape
 from gateway.api.http.sockets import Socket
 from gateway.api.http.streaming import END, Written, whole_events
 from gateway.api.intake.body import read_object
-from gateway.api.parameters.faults import shown
+from gateway.api.parameters.base import shown
 from gateway.api.responses.request import Draft, draft_of
 from gateway.errors import InvalidRequest, PaddockError, StreamLimit, UnsupportedParameter
-from gateway.telemetry.ignored import Ignored
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.trail import Ignored, Trail
 
 CREATE = "response.create"
 DATA = b"\ndata: "

@@ -22,8 +22,7 @@ from gateway.errors import (
     Unavailable,
     UnsupportedParameter,
 )
-from gateway.telemetry.ignored import Ignored
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.trail import Ignored, Trail
 from workers.protocol.events import (
     CallEvent,
     Finished,

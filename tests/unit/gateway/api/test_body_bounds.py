@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.intake.body import read_object
-from gateway.api.intake.bounds import (
+from gateway.api.intake.body import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_DIGITS,
@@ -22,6 +21,7 @@ from gateway.api.intake.bounds import (
     UNCHECKED_BYTES,
     Shape,
     ShapeCheck,
+    read_object,
     slices,
 )
 from gateway.api.openai.requests import read_chat

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.api.openai.bodies import UsageWish
-from gateway.api.openai.chat_chunks import ChunkWriter
-from gateway.api.openai.chat_whole import WholeWriter
+from gateway.api.openai.chat import ChunkWriter, WholeWriter
 from gateway.api.openai.requests import ChatRequest
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.api.openai.completion_chunks import CompletionChunks
-from gateway.api.openai.completion_whole import CompletionWhole
+from gateway.api.openai.completion import CompletionChunks, CompletionWhole
 from gateway.api.openai.requests import CompletionRequest, read_completion
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost

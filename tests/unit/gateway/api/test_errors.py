@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from gateway.api.http.answers import error_headers
-from gateway.api.parameters.faults import MAX_PATH_CHARS, SHOWN_CHARS, shown
+from gateway.api.parameters.base import MAX_PATH_CHARS, SHOWN_CHARS, shown
 from gateway.api.responses.request import read_draft
 from gateway.errors import (
     MAX_MESSAGE_CHARS,
@@ -20,7 +20,7 @@ from gateway.errors import (
     QueueFull,
     Unavailable,
 )
-from gateway.telemetry.ignored import Ignored
+from gateway.telemetry.trail import Ignored
 
 LONG = "x" * (8 << 20)
 

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 from starlette.types import Message, Scope
 
-from gateway.api.intake.bounds import MIN_ITEMS
+from gateway.api.intake.body import MIN_ITEMS
 from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingLane
 from gateway.api.intake.intake import SMALL_BODY_BYTES, Intake
 from gateway.api.intake.memory_budget import MemoryBudget

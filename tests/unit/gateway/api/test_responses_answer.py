@@ -11,10 +11,9 @@ import pytest
 
 from gateway.api.http.streaming import LongEvent, Written, whole_events
 from gateway.api.responses.events import EventWriter
-from gateway.api.responses.output import INLINE_PROBS, MAX_BRIEF_PROBS
+from gateway.api.responses.output import INLINE_PROBS, MAX_BRIEF_PROBS, WholeWriter
 from gateway.api.responses.records import decode_record, encode_record
 from gateway.api.responses.request import ResponseRequest, read_draft
-from gateway.api.responses.snapshot import WholeWriter
 from gateway.api.responses.tools import INPUT_SCHEMA
 from gateway.call import Call, Principal
 from gateway.errors import ContextOverflow, InvalidRequest, QueueFull, UnsupportedParameter, WorkerLost

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.adapters.choice import uses_of
 from gateway.call import Principal
-from gateway.catalog.names import Names
+from gateway.catalog import Names
 from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied
 from workers.protocol.requests import AdapterUse
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.call import Principal
-from gateway.catalog.names import Names
+from gateway.catalog import Names
 from gateway.errors import ModelNotFound, PermissionDenied, Unavailable
 from workers.models.catalog import AliasChain, Catalog, Target
 from workers.models.spec import ModelSpec

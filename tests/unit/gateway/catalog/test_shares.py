@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from gateway.catalog.shares import conversation_of, in_order
+from gateway.catalog import conversation_of, in_order
 from workers.models.catalog import Target
 from workers.protocol.requests import GenerateRequest, Infill, InfillFile, Message
 

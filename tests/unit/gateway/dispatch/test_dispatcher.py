@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.adapters.choice import CallAdapters
 from gateway.call import Call
-from gateway.catalog.names import Names
+from gateway.catalog import Names
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import MAX_ATTEMPTS, MAX_LOST, Dispatcher
 from gateway.dispatch.fan_out import answers

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.routing.chain import Outlook, chosen
+from gateway.routing.retries import Outlook, chosen
 
 BIG, SMALL, TINY = "big", "small", "tiny"
 

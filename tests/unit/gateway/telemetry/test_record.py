@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from gateway.call import Principal
-from gateway.telemetry import request_spans
-from gateway.telemetry.record import NO_WAIT, UNRECORDED, KeptRecord, begun
-from gateway.telemetry.standing import Standing
+from gateway.telemetry import finish
+from gateway.telemetry.record import NO_WAIT, UNRECORDED, KeptRecord, Standing, begun
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import Failed, Failure, FailureCode, Finished, FinishReason, Timings, Usage
-from workers.tracing.context import TraceContext, new_context
-from workers.tracing.span import Span
+from workers.tracing.span import Span, TraceContext, new_context
 from workers.tracing.tracer import OFF, Journey
 
 FINISHED = Finished(1, FinishReason.STOP, Usage(10, 5, 4), Timings(4, 6, 10.0, 5, 20.0))
@@ -54,7 +52,7 @@ def test_a_request_that_is_not_recorded_keeps_nothing() -> None:
     attempt.over("internal", FINISHED)
     assert attempt.context is None
     record.notes("fallback", model="a")
-    request_spans.tell(asked(OFF))
+    finish.tell(asked(OFF))
     assert "trace_id" not in asked(OFF).line()
 
 
@@ -77,7 +75,7 @@ def test_the_spans_of_a_call_that_went_well() -> None:
     trail.first_token_at = time.monotonic()
     attempt.over(end=FINISHED)
     attempt.over("too late to count")
-    request_spans.tell(trail)
+    finish.tell(trail)
     top, queue, tried = tracer.spans
     assert (top.name, queue.name, tried.name) == ("POST /v1/messages", "queue", "attempt")
     assert top.parent_id == caller.span_id
@@ -108,7 +106,7 @@ def test_a_second_wait_does_not_tell_of_the_first() -> None:
     trail.standing.waits(2, 1.0)
     first.over()
     trail.record.waits("llama", trail.standing).over()
-    request_spans.tell(trail)
+    finish.tell(trail)
     positions = [span.attributes.get("paddock.queue.position") for span in tracer.named("queue")]
     assert positions == [2, None]
 
@@ -126,7 +124,7 @@ def test_a_second_wait_does_not_tell_of_the_first() -> None:
 )
 def test_what_is_an_error(status: int, outcome: str, error: str) -> None:
     tracer = Tracer()
-    request_spans.tell(asked(tracer, status=status, outcome=outcome))
+    finish.tell(asked(tracer, status=status, outcome=outcome))
     (top,) = tracer.spans
     assert top.error == error
     assert top.attributes["error.type"] == ("" if outcome == "ok" else outcome)
@@ -136,7 +134,7 @@ def test_what_a_worker_failed_with_is_told() -> None:
     tracer = Tracer()
     trail = asked(tracer)
     trail.record.asks("llama", "w1", "http://w1", 1).over(end=Failed(1, Failure(FailureCode.INTERNAL, "a prompt")))
-    request_spans.tell(trail)
+    finish.tell(trail)
     assert tracer.named("attempt")[0].error == "internal"
     assert "a prompt" not in repr(tracer.spans)
 
@@ -146,7 +144,7 @@ def test_what_never_ended_ends_with_the_request() -> None:
     trail = asked(tracer, status=503, outcome="request_timeout")
     trail.record.waits("llama", trail.standing)
     trail.record.asks("llama", "w1", "http://w1", 2)
-    request_spans.tell(trail)
+    finish.tell(trail)
     top = tracer.spans[0]
     for span in tracer.spans[1:]:
         assert (span.ended_at, span.error) == (top.ended_at, "request_timeout")
@@ -154,7 +152,7 @@ def test_what_never_ended_ends_with_the_request() -> None:
 
 def test_an_unknown_method_is_not_told() -> None:
     tracer = Tracer()
-    request_spans.tell(asked(tracer, method="BREW-SECRET", route=""))
+    finish.tell(asked(tracer, method="BREW-SECRET", route=""))
     assert tracer.spans[0].name == tracer.spans[0].attributes["http.request.method"] == "_OTHER"
 
 
@@ -164,7 +162,7 @@ def test_a_stream_that_is_read_leads_to_the_request_that_made_it_but_not_to_itse
     assert isinstance(trail.record, KeptRecord)
     for context in (None, trail.record.own, maker):
         trail.record.follows(context)
-    request_spans.tell(trail)
+    finish.tell(trail)
     assert tracer.spans[0].links == (maker,)
 
 
@@ -182,6 +180,6 @@ def test_where_a_worker_is(address: str, host: str, port: int) -> None:
     tracer = Tracer()
     trail = asked(tracer)
     trail.record.asks("llama", "w", address, 1).over()
-    request_spans.tell(trail)
+    finish.tell(trail)
     told = tracer.named("attempt")[0].attributes
     assert (told["server.address"], told["server.port"]) == (host, port)

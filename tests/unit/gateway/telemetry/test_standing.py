@@ -6,7 +6,7 @@ import time
 
 from gateway.api.http.diagnostics import answer_headers, ping
 from gateway.api.http.streaming import PING
-from gateway.telemetry.standing import Standing
+from gateway.telemetry.record import Standing
 from gateway.telemetry.trail import Trail
 
 

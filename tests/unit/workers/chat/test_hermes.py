@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.workers.chat.reading import parser_of, read, tool
 from workers.chat.tools import CallPiece, ContentPiece, Parser
 from workers.chat.tools.family import Ask
-from workers.chat.tools.hermes import HERMES
+from workers.chat.tools.json_calls import HERMES
 
 Outcome = tuple[str, list[tuple[str, str]]]
 """The answer's text, and each call's name and arguments."""

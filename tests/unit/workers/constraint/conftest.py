@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from workers.chat.tools.hermes import HERMES
+from workers.chat.tools.json_calls import HERMES
 from workers.constraint.compiler import Compiler
 from workers.constraint.tool_calls import CallForms
 from workers.llama.sampling.grammar import GbnfGrammars

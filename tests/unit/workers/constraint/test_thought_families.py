@@ -14,13 +14,13 @@ from tests.unit.workers.constraint.test_thought import Speaker
 from workers.chat.answers import FAMILIES, Answers
 from workers.chat.conversation import THINK, THOUGHTS
 from workers.chat.tools.family import Ask, Family
-from workers.chat.tools.hermes import PLAIN
+from workers.chat.tools.json_calls import PLAIN
 from workers.constraint.compiler import Compiler
+from workers.constraint.thought import thought_before
 from workers.constraint.tool_calls import CallForms
 from workers.llama.sampling.grammar import GbnfGrammars
 from workers.llama.tokens.vocab import Vocab
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
-from workers.service.calls.thinking import thought_before
 
 SCHEMA = {
     "type": "object",

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from workers.engine.cache.names import BlockName, Scope, block_names
+from workers.engine.cache.prompt import BlockName, Scope, block_names
 from workers.engine.disk.conversation_file import SaveBounds
 from workers.engine.disk.folder import LEFT, CacheFolder
-from workers.engine.disk.keys import CacheKeys
+from workers.engine.disk.sealed import CacheKeys
 from workers.engine.disk.tier import DiskTier, Identify
 
 SECRET = "a secret of sixteen bytes or more"

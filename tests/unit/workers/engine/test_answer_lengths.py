@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.engine.step.answer_lengths import NUM_ANSWERS, AnswerLengths
+from workers.engine.pace import NUM_ANSWERS, AnswerLengths
 
 
 def test_nine_answers_in_ten_are_no_longer_than_usual_and_old_ones_are_forgotten() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from workers.engine.step.batch_layout import TRY_AGAIN_STEPS, BatchLayouts, Layout, padding, ways_of
+from workers.engine.step.step_plan import TRY_AGAIN_STEPS, BatchLayouts, Layout, padding, ways_of
 
 
 def cpu(num_rows: int, layout: Layout) -> float:

@@ -8,10 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from workers.engine.cache.names import Scope
 from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block
-from workers.engine.cache.prompt import Path
+from workers.engine.cache.prompt import Path, Scope
 from workers.engine.cache.report import DISK_S, PASS_S, CacheReport, Found
 
 SCOPE = Scope("t")

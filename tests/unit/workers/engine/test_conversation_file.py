@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.workers.engine.disk_support import FINGERPRINT, KEYS, SAVE_BOUNDS, TEAM
-from workers.engine.cache.names import Scope
+from workers.engine.cache.prompt import Scope
 from workers.engine.cache.slots import SavedBlock, SavedConversation
 from workers.engine.disk.conversation_file import (
     ConversationFiles,
@@ -19,7 +19,7 @@ from workers.engine.disk.conversation_file import (
     ConversationUnusable,
     SaveBounds,
 )
-from workers.engine.disk.keys import CacheKeys
+from workers.engine.disk.sealed import CacheKeys
 
 MAX_BYTES = 1 << 24
 SAVED = SavedConversation(

@@ -9,7 +9,7 @@ import pytest
 
 from workers.engine.counters import Distribution, PromptSources, PromptTally, Tally, TokenGaps
 from workers.engine.step.sequence import Sequence
-from workers.metrics.declaration import GAP_S
+from workers.metrics.types import GAP_S
 
 
 @dataclass

@@ -27,9 +27,8 @@ from tests.unit.workers.engine.disk_support import (
     tier,
     until,
 )
-from workers.engine.cache.names import Scope
-from workers.engine.disk.folder import ERASED, LEFT, CacheFolder, CacheFolderUnusable
-from workers.engine.disk.index import DiskIndex
+from workers.engine.cache.prompt import Scope
+from workers.engine.disk.folder import ERASED, LEFT, CacheFolder, CacheFolderUnusable, DiskIndex
 from workers.engine.disk.sealed import HEADER, SEAL_BYTES, Kind, SealedReader
 
 FILE_BYTES = STATE_BYTES + HEADER.size + SEAL_BYTES

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.engine.cache import names
-from workers.engine.cache.names import BLOCK_TOKENS, BlockName, Scope, StateNames, block_names
+from workers.engine.cache import prompt
 from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block
-from workers.engine.cache.prompt import Path
+from workers.engine.cache.prompt import BLOCK_TOKENS, BlockName, Path, Scope, StateNames, block_names
 from workers.engine.disk.link import MAX_TAKEN_IN, DiskLink
 from workers.engine.disk.tier import DiskTier
 from workers.engine.pace import MovePace, PrefillPace
@@ -108,13 +107,13 @@ def saved(index: PrefixIndex, path: Path) -> list[Block]:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each digest was made of."""
     sizes: list[int] = []
-    linked = names._linked
+    linked = prompt._linked
 
     def counted(data: bytes | memoryview, key: bytes) -> bytes:
         sizes.append(len(data) // 4)
         return linked(data, key)
 
-    monkeypatch.setattr(names, "_linked", counted)
+    monkeypatch.setattr(prompt, "_linked", counted)
     return sizes
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from tests.unit.workers.engine.disk_support import TEAM, fetched, store, until
-from workers.disk_cache import HASHES_FILE, cache_keys, kv_identity, open_slot_files, open_tier
-from workers.engine.cache.names import block_names
+from workers.chat_worker import HASHES_FILE, cache_keys, kv_identity, open_slot_files, open_tier
+from workers.engine.cache.prompt import block_names
 from workers.engine.cache.slots import SavedBlock, SavedConversation
 from workers.engine.disk.conversation_file import ConversationUnusable
 from workers.engine.disk.folder import CacheFolderUnusable
-from workers.engine.disk.keys import CacheKeys
+from workers.engine.disk.sealed import CacheKeys
 from workers.engine.disk.tier import DiskTier
 from workers.llama.context import Context
 from workers.llama.model import Model

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.engine.cache.names import Scope, StateNames, block_names, chain
-from workers.engine.disk.keys import NAME_HEX, CacheKeys
+from workers.engine.cache.prompt import Scope, StateNames, block_names, chain
+from workers.engine.disk.sealed import NAME_HEX, CacheKeys
 
 KEYS = CacheKeys("secret")
 text = st.text(max_size=6)

@@ -24,9 +24,8 @@ from tests.unit.workers.engine.disk_support import (
     tier,
     until,
 )
-from workers.engine.cache.names import BlockName, Scope, StateNames
-from workers.engine.disk.keys import version_folder
-from workers.engine.disk.sealed import HEADER, SEAL_BYTES
+from workers.engine.cache.prompt import BlockName, Scope, StateNames
+from workers.engine.disk.sealed import HEADER, SEAL_BYTES, version_folder
 from workers.engine.disk.tier import DiskTier, Stop
 
 FILE_BYTES = STATE_BYTES + HEADER.size + SEAL_BYTES

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from workers.engine.cache.cached_sequence import NOWHERE
-from workers.engine.cache.names import BLOCK_TOKENS, Scope
 from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import MANY_PATHS, Block
-from workers.engine.cache.prompt import Path
+from workers.engine.cache.prompt import BLOCK_TOKENS, Path, Scope
 from workers.engine.cache.slots import READ_TOKENS, CopiedSlot, SlotContents, Work
 from workers.engine.pace import MovePace, PrefillPace
 from workers.engine.step.sequence import Sequence

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from workers.engine.cache.names import Scope
 from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block
-from workers.engine.cache.prompt import Path
+from workers.engine.cache.prompt import Path, Scope
 
 RED, BLUE = Scope("red"), Scope("blue")
 

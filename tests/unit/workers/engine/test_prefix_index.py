@@ -8,11 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.engine.cache.matches import Checkpoint, Restore
-from workers.engine.cache.names import Scope
+from workers.engine.cache.cached_sequence import Checkpoint, Restore
 from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block, is_fork
-from workers.engine.cache.prompt import Path, Tokens, common
+from workers.engine.cache.prompt import Path, Scope, Tokens, common
 
 RED, BLUE = Scope("red"), Scope("blue")
 BLOCK = 4

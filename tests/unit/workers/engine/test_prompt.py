@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from workers.engine.cache.names import Scope, block_names
-from workers.engine.cache.prompt import Media, Prompt
+from workers.engine.cache.prompt import Media, Prompt, Scope, block_names
 
 TEXT = Prompt(list(range(200)))
 

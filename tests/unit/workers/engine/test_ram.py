@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from workers.engine.cache import ram as ram_module
-from workers.engine.cache.names import Scope
 from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block
-from workers.engine.cache.prompt import Path
+from workers.engine.cache.prompt import Path, Scope
 from workers.engine.cache.ram import RamStore
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.engine.step.sampling_time import (
+from workers.engine.step.sampling import (
     FIRST_TOKENS,
     MAX_DEBT_S,
     MAX_DRAW_S,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.http_server import callers as callers_module
-from workers.http_server.callers import LOOKED_AT_BYTES, KnownCallers
+from workers.http_server import pacer as callers_module
+from workers.http_server.pacer import LOOKED_AT_BYTES, KnownCallers
 
 KEY = b"pk-one-0123456789"
 

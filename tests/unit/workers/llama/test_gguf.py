@@ -7,8 +7,8 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES
 
-from workers.llama.errors import ModelError
 from workers.llama.gguf import BLOCKS, MAX_KEPT_ARRAY, read_header
+from workers.llama.native import ModelError
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from llama_cpp import llama_cpp as c
 
 from tests.support.vocabularies import DEMO
 from workers.llama.context import Context
-from workers.llama.errors import ModelError
-from workers.llama.model import Model
-from workers.llama.placement import EXPERTS, BufferOverride, ModelParams, fill_context
+from workers.llama.model import EXPERTS, BufferOverride, Model, ModelParams, fill_context
+from workers.llama.native import ModelError
 from workers.models.spec import LlamaSettings
 
 

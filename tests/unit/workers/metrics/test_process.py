@@ -7,7 +7,7 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from tests.support.scrape import Scrape, page_of
-from workers.metrics.process import ProcessMetrics
+from workers.metrics.types import ProcessMetrics
 
 
 def told(registry: CollectorRegistry, name: str) -> float:

@@ -14,8 +14,8 @@ from tests.support.scrape import Scrape, page_of
 from workers.engine.counters import Distribution, EngineCounters, PromptSources
 from workers.engine.disk.tier import DiskStats
 from workers.engine.request import EngineLoad
-from workers.metrics.declaration import DECODE_S, GAP_S, LOAD_S
 from workers.metrics.page import OPENMETRICS, TEXT, slices
+from workers.metrics.types import DECODE_S, GAP_S, LOAD_S
 from workers.metrics.worker import PACE_S, Pace, WorkerMetrics
 from workers.protocol.events import Finished, FinishReason, Timings, Usage
 from workers.protocol.heartbeat import DeviceMemory

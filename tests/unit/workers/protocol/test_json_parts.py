@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from workers.protocol.json_parts import PART_CHARS, base64_parts, is_long, json_parts, struct_parts
+from workers.protocol.framing import PART_CHARS, base64_parts, is_long, json_parts, struct_parts
 from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.queries import Tokenized
 from workers.protocol.requests import GenerateRequest, Message, Submit, Tool

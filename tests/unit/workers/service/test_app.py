@@ -21,8 +21,8 @@ from workers.protocol.control import access_token
 from workers.protocol.framing import SUBMIT_PATH
 from workers.protocol.requests import Sampling
 from workers.service.calls.stream import EventHub
+from workers.service.lifecycle import Shortage
 from workers.service.routes.app import MAX_SUBMIT_BYTES, CallRoutes, WorkerAccess, build_app
-from workers.service.shortage import Shortage
 
 ACCESS = WorkerAccess("s", "w", "boot")
 

@@ -24,8 +24,7 @@ from workers.protocol.events import (
 )
 from workers.protocol.requests import Cancel, Sampling
 from workers.service.calls.call_record import Stories
-from workers.tracing.context import TraceContext, new_context
-from workers.tracing.span import Span
+from workers.tracing.span import Span, TraceContext, new_context
 from workers.tracing.tracer import Journey
 
 GATEWAY = new_context()

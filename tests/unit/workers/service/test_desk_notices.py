@@ -15,7 +15,7 @@ from workers.chat.answers import Answers
 from workers.chat.conversation import THINK
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
-from workers.chat.tools.hermes import HERMES
+from workers.chat.tools.json_calls import HERMES
 from workers.constraint.thought import Thought
 from workers.engine.request import TokenMask
 from workers.llama.sampling.stages import settled

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from workers.protocol.events import CallEvent, Text
-from workers.service.calls.mailbox import Mailbox
+from workers.service.calls.stream import Mailbox
 
 
 async def test_steps_arrive_in_order_and_none_is_lost_however_fast_they_come() -> None:

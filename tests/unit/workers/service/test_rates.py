@@ -6,8 +6,8 @@ import pytest
 
 from workers.engine.counters import EngineCounters, Tally
 from workers.engine.request import CallLeft, EngineLoad
-from workers.metrics.declaration import GAP_S
-from workers.service.registration.rates import Rates
+from workers.metrics.types import GAP_S
+from workers.service.registration.heartbeat import Rates
 
 IDLE = EngineLoad(slots=2, slots_busy=0, waiting=0, kv_tokens=1000, kv_tokens_used=0)
 

@@ -6,10 +6,10 @@ import errno
 
 import pytest
 
-from workers.process.memory import can_take
+from workers.process.limits import can_take
 from workers.protocol.events import RETRYABLE
-from workers.service import shortage
-from workers.service.shortage import PROBE_BYTES, Shortage, is_shortage
+from workers.service import lifecycle
+from workers.service.lifecycle import PROBE_BYTES, Shortage, is_shortage
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_what_is_one(error: BaseException | None, is_one: bool) -> None:
 
 def test_it_lasts_until_memory_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, room = list[bool](), 0
-    monkeypatch.setattr(shortage, "LOOK_S", 0.0)
+    monkeypatch.setattr(lifecycle, "LOOK_S", 0.0)
     short = Shortage(lambda num_bytes: num_bytes <= room)
     short.listen(lambda: begun.append(True))
     before = short.lasts

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 
-from workers.supervisor.terminal import MAX_WAITING, Terminal
+from workers.supervisor.output import MAX_WAITING, Terminal
 
 LINE = "x" * 999
 

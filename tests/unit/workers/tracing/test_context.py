@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.tracing.context import MAX_STATE_CHARS, TraceContext, new_context, read_context
+from workers.tracing.span import MAX_STATE_CHARS, TraceContext, new_context, read_context
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

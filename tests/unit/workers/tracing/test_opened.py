@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.otlp_sink import OtlpSink
-from workers.tracing import opened
-from workers.tracing.context import new_context
-from workers.tracing.opened import TracingUnusable, tracing
-from workers.tracing.span import Kind, Span, SpanEvent, Value
-from workers.tracing.tracer import OFF
+from workers.tracing import tracer as tracer_module
+from workers.tracing.span import Kind, Span, SpanEvent, Value, new_context
+from workers.tracing.tracer import OFF, TracingUnusable, tracing
 
 RESOURCE = {"service.name": "paddock-test", "service.instance.id": "one"}
 
@@ -54,7 +52,7 @@ def test_without_an_endpoint_there_is_none(environment: dict[str, str]) -> None:
 def test_without_an_endpoint_nothing_is_loaded() -> None:
     program = (
         "import sys, gateway.lifecycle, workers.service.server\n"
-        "from workers.tracing.opened import tracing\n"
+        "from workers.tracing.tracer import tracing\n"
         "with tracing('', '', 1.0, {}, '', {}): pass\n"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.proto', 'google.protobuf'))])"
     )
@@ -103,7 +101,7 @@ def test_what_cannot_be_is_said_at_the_start(endpoint: str, headers: str, named:
 def test_a_missing_library_is_an_error_for_who_asked_and_a_line_for_who_may_not_have(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(opened, "EXPORTER", "workers.tracing.is_not_there")
+    monkeypatch.setattr(tracer_module, "EXPORTER", "workers.tracing.is_not_there")
     with pytest.raises(TracingUnusable, match=r"install the extra 'tracing'"), tracing("http://c", "", 1.0, {}, "", {}):
         pass
     with tracing("", "", 1.0, {}, "", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c"}) as tracer:

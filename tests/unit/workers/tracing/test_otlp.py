@@ -9,9 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from workers.tracing.context import TraceContext
 from workers.tracing.otlp import KEPT_CHARS, MAX_TEXT_CHARS, OtlpExporter
-from workers.tracing.span import Kind, Span, Value
+from workers.tracing.span import Kind, Span, TraceContext, Value
 from workers.tracing.tracer import ExportFailed
 
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from workers.tracing.context import TraceContext, new_context
-from workers.tracing.span import Span
+from workers.tracing.span import Span, TraceContext, new_context
 from workers.tracing.tracer import CLOSE_S, MAX_WAITING, OFF, BackgroundTracer, ExportFailed
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api.native.slots import FRESH_S, SlotLooks
 from gateway.errors import NoWorker
-from gateway.relay.queries import WorkerQueries
+from gateway.relay.relay import WorkerQueries
 
 
 class Asked:

@@ -1,4 +1,6 @@
-"""Reads tool calls in the form of Hermes, Qwen and many later models:
+"""Reads tool calls that are JSON objects after a mark: Hermes', Qwen's and most others', and GigaChat's.
+
+Reads tool calls in the form of Hermes, Qwen and many later models:
 
     <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>
 
@@ -8,13 +10,24 @@ alone, in a list, in sequence, or inside a Markdown fence. JSON that names no to
 
 The family of all other models, read as Hermes' are: where a template can't show tools, the prompt asks for that
 form, and bare JSON is what most others try first.
+
+Reads the tool calls of GigaChat 3, JSON after a mark; version 3.1 has a token for it:
+
+    <|message_sep|>
+
+    function call<|role_sep|>
+    {"name": "get_weather", "arguments": {"city": "Paris"}}
+
+    <|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}
+
+Source: the chat templates of ai-sage/GigaChat3-10B-A1.8B and GigaChat3.1-10B-A1.8B.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from workers.chat.tools.family import CallSyntax, Family
+from workers.chat.tools.family import CallSyntax, Family, exact
 from workers.chat.tools.reader import MarkedJsonReader
 from workers.chat.tools.scanner import Steps
 
@@ -53,3 +66,38 @@ HERMES = Family(
 
 
 PLAIN = replace(HERMES, name="json", marks=())
+
+
+GIGACHAT_OPEN = "<|function_call|>"
+GIGACHAT_SEPARATOR = "<|message_sep|>"
+GIGACHAT_ROLE = "function call<|role_sep|>\n"
+
+
+class GigaChatReader(MarkedJsonReader):
+    openers = (GIGACHAT_OPEN, GIGACHAT_ROLE)
+    silent = (GIGACHAT_SEPARATOR,)
+
+
+GIGACHAT = Family(
+    name="gigachat",
+    parse=GigaChatReader,
+    syntax=CallSyntax(
+        before=f'{GIGACHAT_OPEN}{{ "name": "', middle='" , "arguments": ', after=" }", triggers=(GIGACHAT_OPEN,)
+    ),
+    marks=((GIGACHAT_OPEN,),),
+    controls=(GIGACHAT_OPEN, GIGACHAT_SEPARATOR, "<|role_sep|>"),
+)
+
+GIGACHAT_30 = Family(
+    name="gigachat-3.0",
+    parse=GigaChatReader,
+    syntax=CallSyntax(
+        lead=f"{GIGACHAT_SEPARATOR}\n\n",
+        before=f'{exact(GIGACHAT_ROLE)}{{ "name": "',
+        middle='" , "arguments": ',
+        after=" }",
+        triggers=(GIGACHAT_ROLE,),
+    ),
+    marks=(("function call", "<|role_sep|>"),),
+    controls=(GIGACHAT_SEPARATOR, "<|role_sep|>"),
+)

@@ -1,17 +1,183 @@
-"""Resolves names to models, from the catalog and from what the fleet serves. Pure."""
+"""Resolves the names that callers use to models: the catalog's and the fleet's, defaults, weights and kinds. Pure.
+
+Resolves names to models, from the catalog and from what the fleet serves. Pure.
+
+The kinds of models: they generate text, make embeddings or rank documents. Pure.
+
+Chooses the model for a call that names none: the catalog's default, else the only one that can do the job. Pure.
+
+Chooses one of several models for a conversation by their weights, the same one in every turn. Pure.
+
+Weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005): each model draws a
+number for the conversation, and the highest wins. When a weight changes, only the conversations move that have to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import NamedTuple
 
 from gateway.call import Principal
-from gateway.catalog.defaults import Workers, able, default_of, only
-from gateway.catalog.kinds import CANNOT, KIND_OF
-from gateway.catalog.shares import in_order
 from gateway.errors import InvalidRequest, ModelNotFound, NotSupported, PermissionDenied, Unavailable
-from workers.models.catalog import AliasChain, Catalog, Defaults, Job
+from workers.models.catalog import AliasChain, Catalog, Defaults, Job, Target
+from workers.protocol.heartbeat import Heartbeat, WorkerKind
+from workers.protocol.requests import GenerateRequest, Infill
+
+KIND_OF: dict[Job, WorkerKind] = {"chat": "generate", "embed": "embed", "rerank": "rank", "infill": "generate"}
+JOB_OF: dict[WorkerKind, Job] = {"generate": "chat", "embed": "embed", "rank": "rerank"}
+
+DOES: dict[WorkerKind, str] = {"generate": "generates text", "embed": "makes embeddings", "rank": "ranks documents"}
+CANNOT: dict[WorkerKind, str] = {"generate": "generate text", "embed": "make embeddings", "rank": "rank documents"}
+WHERE: dict[WorkerKind, str] = {
+    "generate": "POST /v1/chat/completions",
+    "embed": "POST /v1/embeddings",
+    "rank": "POST /v1/rerank",
+}
+REMEDY: dict[WorkerKind, str] = {
+    "generate": "",
+    "embed": " An operator can serve it for that beside, with `embeddings: true` in its `llama` settings.",
+    "rank": "",
+}
+
+
+def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> None:
+    """Raise NotSupported where a model's workers are all of another kind. A model without any may be of any kind."""
+    kinds = {beat.kind for beat in beats}
+    if _is_kind(wanted, kinds):
+        return
+    kind = min(kinds)
+    # A ranking model makes scores only; whatever generates text can make vectors as well.
+    remedy = REMEDY[wanted] if kind == "generate" else ""
+    raise NotSupported(
+        f"The model `{alias}` {DOES[kind]} and can't {CANNOT[wanted]}. Ask it through {WHERE[kind]}, "
+        f"or name a model that does (see GET /v1/models).{remedy}",
+        param="model",
+    )
+
+
+def of_kind(
+    alias: str, wanted: WorkerKind, models: Sequence[str], workers: Mapping[str, Iterable[Heartbeat]]
+) -> tuple[str, ...]:
+    """Return those of an alias's models that may be of the kind. Raises NotSupported where none is."""
+    found = tuple(model for model in models if _is_kind(wanted, {beat.kind for beat in workers.get(model, ())}))
+    if not found:
+        check_kind(alias, wanted, workers[models[0]])
+    return found
+
+
+def _is_kind(wanted: WorkerKind, kinds: Set[WorkerKind]) -> bool:
+    return not kinds or wanted in kinds
+
+
+Workers = Mapping[str, Iterable[Heartbeat]]
+"""Model -> its workers; models without any may be left out."""
+
+
+def default_of(defaults: Defaults, job: Job) -> str:
+    """Return the catalog's default name for a job; empty: it has none."""
+    return {
+        "chat": defaults.chat,
+        "embed": defaults.embed,
+        "rerank": defaults.rerank,
+        "infill": defaults.infill,
+    }[job] or ""
+
+
+def able(job: Job, models: Iterable[str], workers: Workers) -> frozenset[str]:
+    """Return the models that may do a job. One without workers counts: what it does is not known."""
+    return frozenset(model for model in models if _can_do(job, tuple(workers.get(model, ()))))
+
+
+def only(models: Set[str], workers: Workers) -> str:
+    """Return the only one of these models, or of several the only one that has workers; empty: there is none."""
+    served = models if len(models) == 1 else {model for model in models if any(True for _ in workers.get(model, ()))}
+    return next(iter(served)) if len(served) == 1 else ""
+
+
+def _can_do(job: Job, beats: tuple[Heartbeat, ...]) -> bool:
+    kind = KIND_OF[job]
+    return not beats or any(beat.kind == kind and (job != "infill" or beat.infill) for beat in beats)
+
+
+OPENING_CHARS = 1024
+"""Characters of an infill prefix that are hashed: a text that is being edited keeps its beginning."""
+
+WHOLE_CHARS, END_CHARS = 64 << 10, 128
+"""The first WHOLE_CHARS of an opening are hashed whole; of longer texts behind them both ends of END_CHARS and the
+length. Hashing 8 MiB, or as many tokens, would hold the event loop for tens of milliseconds.
+"""
+WHOLE_ITEMS, END_ITEMS = 4096, 256
+"""The same bounds for the number of messages, and of a prompt's tokens and texts."""
+
+_END = b"\x00"
+
+
+def in_order(targets: Sequence[Target], conversation: str) -> tuple[str, ...]:
+    """Return the names of the models, first the one for the conversation; those without weight are left out.
+
+    Without a conversation (empty) the model of most weight comes first.
+    """
+    if conversation:
+        ranked = sorted(targets, key=lambda target: -_draw(target, conversation))
+    else:
+        ranked = sorted(targets, key=lambda target: -target.weight)
+    return tuple(target.model for target in ranked if target.weight)
+
+
+def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
+    """Return a hash that is the same in all turns of a conversation; those of two users hardly share one.
+
+    `session` is the caller's own name for the conversation; empty: the hash is of how it begins.
+    """
+    named = blake2b(team.encode() + _END, digest_size=16)
+    left = WHOLE_CHARS
+    for text in ("session", session) if session else _opening(request):
+        left -= len(text)
+        named.update((text if left >= 0 else _ends_of(text)).encode() + _END)
+    return named.hexdigest()
+
+
+def _opening(request: GenerateRequest) -> Iterator[str]:
+    """Yield a chat's texts up to its first user message (those before are often everybody's), or the whole prompt."""
+    if request.prompt is not None:
+        yield from map(str, _parts(request.prompt))
+    elif request.infill is not None:
+        yield from _place(request.infill)
+    else:
+        for message in request.messages[:WHOLE_ITEMS]:
+            yield message.content or ""
+            if message.role == "user":
+                return
+
+
+def _parts(prompt: str | tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return the parts that identify a prompt: all of them, or those at both ends and their number."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if len(prompt) <= WHOLE_ITEMS:
+        return prompt
+    return (*prompt[:END_ITEMS], len(prompt), *prompt[-END_ITEMS:])
+
+
+def _ends_of(text: str) -> str:
+    """Return the whole text if it is short, else both ends and the length, which nearly always identify it."""
+    return text if len(text) <= 2 * END_CHARS else f"{text[:END_CHARS]}\0{len(text)}\0{text[-END_CHARS:]}"
+
+
+def _place(infill: Infill) -> Iterator[str]:
+    yield infill.prefix[:OPENING_CHARS]
+    yield from (file.name for file in infill.files)
+
+
+def _draw(target: Target, conversation: str) -> float:
+    """Return a model's number for a conversation: how often it is the highest is the model's share of the weights."""
+    digest = blake2b(target.model.encode() + _END + conversation.encode(), digest_size=8).digest()
+    between_0_and_1 = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)
+    return -target.weight / math.log(between_0_and_1)
+
 
 MAX_NAMES_TOLD = 20
 

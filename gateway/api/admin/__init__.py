@@ -1,1 +1,0 @@
-"""Routes on which operators ask the gateway about itself, with an admin's key."""

@@ -1,1 +1,0 @@
-"""The names that a caller may use, and the model behind each of them."""
