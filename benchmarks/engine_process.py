@@ -48,7 +48,7 @@ from workers.metrics.worker import WorkerMetrics
 from workers.models.spec import LlamaSettings
 from workers.process.sockets import listen
 from workers.protocol.control import access_token
-from workers.protocol.events import CallEvent, Finished, decode_step
+from workers.protocol.events import CallEvent, Finished, WireEvent, decode_step
 from workers.protocol.framing import EVENTS_PATH, SUBMIT_PATH, FrameReader, parse_event_id
 from workers.protocol.requests import GenerateRequest, Message, Sampling, Submit
 from workers.service.calls.desk import Engine as DeskEngine
@@ -63,9 +63,9 @@ SECRET = "benchmark"
 WORKER, BOOT = "bench", "boot"
 SKIPPED_STEPS = 5
 _HEAD = struct.Struct("<I")
-_encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder(enc_hook=dict).encode  # of its frozen mappings
 _decode_request = msgspec.msgpack.Decoder(EngineRequest).decode
-_decode_mail = msgspec.msgpack.Decoder(tuple[int, list[CallEvent]]).decode
+_decode_mail = msgspec.msgpack.Decoder(tuple[int, list[WireEvent]]).decode
 
 Emit = Callable[[int, list[CallEvent]], None]
 
@@ -146,7 +146,7 @@ async def read_steps(stdout: IO[bytes], deliver: Emit) -> None:
         while True:
             size = _HEAD.unpack(await reader.readexactly(_HEAD.size))[0]
             step, events = _decode_mail(await reader.readexactly(size))
-            deliver(step, events)
+            deliver(step, list[CallEvent](events))
     except asyncio.IncompleteReadError:
         transport.close()
 
