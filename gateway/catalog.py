@@ -1,15 +1,7 @@
-"""Resolves the names that callers use to models: the catalog's and the fleet's, defaults, weights and kinds. Pure.
+"""Resolves the names that callers use to models, from the catalog and from what the fleet serves. Pure.
 
-Resolves names to models, from the catalog and from what the fleet serves. Pure.
-
-The kinds of models: they generate text, make embeddings or rank documents. Pure.
-
-Chooses the model for a call that names none: the catalog's default, else the only one that can do the job. Pure.
-
-Chooses one of several models for a conversation by their weights, the same one in every turn. Pure.
-
-Weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005): each model draws a
-number for the conversation, and the highest wins. When a weight changes, only the conversations move that have to.
+A call that names none gets the catalog's default for its job, else the only model that can do it. Of several models
+behind one name, a conversation has the same one in every turn (`_draw`).
 """
 
 from __future__ import annotations
@@ -173,7 +165,11 @@ def _place(infill: Infill) -> Iterator[str]:
 
 
 def _draw(target: Target, conversation: str) -> float:
-    """Return a model's number for a conversation: how often it is the highest is the model's share of the weights."""
+    """Return a model's number for a conversation: how often it is the highest is the model's share of the weights.
+
+    Weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005). When a weight
+    changes, only the conversations move that have to.
+    """
     digest = blake2b(target.model.encode() + _END + conversation.encode(), digest_size=8).digest()
     between_0_and_1 = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)
     return -target.weight / math.log(between_0_and_1)

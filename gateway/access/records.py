@@ -1,10 +1,9 @@
-"""The record of an API key: all that is stored about it, with a hash in place of the key itself.
-
-Access records as they stand in Redis: each with the seal of the gateway secret, so that only its holders make keys.
+"""The record of an API key, all that is stored about it: a hash in place of the key, and in Redis a seal before it.
 
     <64 hexadecimal digits> <the record, JSON>
 
-The seal is of the JSON as it is written, so that a record outlives versions that add fields.
+The seal is made with the gateway secret, so that only its holders make keys. It covers the JSON as it is written, so
+that a record outlives versions that add fields.
 """
 
 from __future__ import annotations

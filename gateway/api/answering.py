@@ -1,9 +1,4 @@
-"""Answers requests that have been read: takes them through the pipeline, and writes in the request's dialect.
-
-Ends an autocomplete that a newer one of the same session makes useless, and so gives its slot back.
-
-Counts the tokens of answers that have not ended yet, for those that are cut off (partial usage).
-"""
+"""Answers requests that have been read: takes them through the pipeline, and writes in the request's dialect."""
 
 from __future__ import annotations
 
@@ -39,7 +34,10 @@ NEWER = "A newer request of this session took this one's place. Nothing is to be
 
 
 class Superseding:
-    """The calls under way of this gateway process, by key and session: each key has sessions of its own."""
+    """The calls under way of this gateway process, by key and session: each key has sessions of its own.
+
+    An autocomplete that a newer one of its session makes useless is ended here, and so gives its slot back.
+    """
 
     def __init__(self) -> None:
         self._latest: dict[tuple[str, str], Cutoff] = {}
@@ -68,7 +66,10 @@ OUTPUT = (Text, Reasoning, ToolCallDelta)
 
 
 class Unended:
-    """The partial usage of one request's answers. `hear` is called once per token."""
+    """The partial usage of one request: the tokens of its answers that have not ended, for those that are cut off.
+
+    `hear` is called once per token.
+    """
 
     __slots__ = ("_generated", "_started")
 

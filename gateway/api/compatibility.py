@@ -1,8 +1,6 @@
 """docs/compatibility.md: what each endpoint does with each parameter, from the models and tables that decide it.
 
-paddock config compatibility > docs/compatibility.md
-
-Every body that the gateway reads, by dialect: what docs/compatibility.md tells and the fuzzer sends.
+`paddock config compatibility` prints the page. `TABLES` lists every body that the gateway reads; the fuzzer sends them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Reads what a request's head says beside its body: session, wished time to first token, resumption, query.
+"""Reads what a request says beside its body: session, wished time to first token, resumption, query.
 
-Reads how a stream is to outlive a broken connection: the headers `x-resume-grace` and `Last-Event-ID`.
-
-Source of the latter: WHATWG HTML, "Server-sent events". Ids of events are `<stream>:<number>`.
+Source of resumption (`x-resume-grace`, `Last-Event-ID`): WHATWG HTML, "Server-sent events". Ids of events are
+`<stream>:<number>`.
 """
 
 from __future__ import annotations

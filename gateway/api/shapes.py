@@ -1,8 +1,6 @@
 """Writes what several dialects' answers carry alike: usage, timings, generation settings, vectors.
 
-The settings that a call ran with, in llama-server's form.
-
-Source of the names: `task_params::to_json` in tools/server/server-task.cpp of llama.cpp. Adapters go by name.
+Source of the settings' names: `task_params::to_json` in tools/server/server-task.cpp of llama.cpp. Adapters go by name.
 """
 
 from __future__ import annotations

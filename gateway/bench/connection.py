@@ -1,14 +1,8 @@
-"""Connections to the server: HTTP/1.1 on asyncio protocols, kept open between calls.
+"""Connections to the server (HTTP/1.1 on asyncio protocols, kept open between calls), and what each call recorded.
 
 A client library would cost several times as much: the run must not measure the generator.
 
-Parses one answer as it comes and records it on its tape.
-
-Kinds of errors: `http_<status>`, `in_stream` (an error after the stream had begun), `cut` (the stream ended without
-`[DONE]`), `empty` (it ended in order and had no text), `unreadable`, `timeout`, `connection`. Source: OpenAI's API
-reference, "Chat completion chunk"; llama-server's `timings`; Paddock's `docs/api.md`, "Headers".
-
-The record of one call (`Tape`).
+Sources: OpenAI's API reference, "Chat completion chunk"; llama-server's `timings`; docs/api.md, "Headers".
 """
 
 from __future__ import annotations
@@ -124,7 +118,11 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class Reading:
-    """Parses one answer. `said` has the pieces of its text."""
+    """Parses one answer as it comes and records it on its tape. `said` has the pieces of its text.
+
+    Kinds of errors: `http_<status>`, `in_stream` (an error after the stream had begun), `cut` (the stream ended without
+    `[DONE]`), `empty` (it ended in order and had no text), `unreadable`, `timeout`, `connection`.
+    """
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape

@@ -1,9 +1,4 @@
-"""Runs a whole benchmark: probe, run or search, document.
-
-Searches for the highest rate of calls at which objectives hold: doubles it until they break, then narrows it.
-
-Probes the server before a run: whether it answers, takes the key, and how its model counts tokens.
-"""
+"""Runs a whole benchmark: probes the server, runs the load or searches the limit, makes the document."""
 
 from __future__ import annotations
 
@@ -51,7 +46,10 @@ async def search(
     first_rate: float,
     tell: Callable[[Step], None],
 ) -> tuple[Document, Limit]:
-    """Return the limit, and the document of the best step that held, or of the first one if none did."""
+    """Double the rate of calls until the objectives break, then narrow it.
+
+    Return the limit, and the document of the best step that held, or of the first one if none did.
+    """
     steps: list[Step] = []
     told: Document | None = None
     low, high, rate = 0.0, 0.0, first_rate

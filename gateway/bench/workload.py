@@ -1,20 +1,4 @@
-"""Makes the requests of a run, and the times at which they are due: conversations, or a recorded trace.
-
-Makes conversations that re-send their history, as chat clients do.
-
-A call that is due goes on with a conversation whose last answer has come, or begins a new one; the preset's number
-of turns sets the proportion. So calls come when they are due, whatever the server does, and the histories are true.
-
-The lengths of prompts, answers and conversations by workload: log-normal lengths, geometric turns.
-
-The medians follow published traces: Azure's chats have 1,155 tokens in and 211 out in the mean, its code 2,047 and
-28 (Splitwise, ISCA 2024); Mooncake's agents re-send long histories and answer briefly (FAST'25).
-
-Reads and replays recorded traffic: the times and lengths of calls, and the blocks that their prompts share.
-
-It reads Mooncake's JSON lines (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`: an id per 512 tokens
-of the prompt) and CSV with a header, as Azure's LLM inference traces and BurstGPT have.
-"""
+"""Makes the requests of a run, and the times at which they are due: conversations, or a recorded trace."""
 
 from __future__ import annotations
 
@@ -60,7 +44,12 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One workload. Each conversation has one of `systems` system prompts, and `turns` turns in the mean."""
+    """One workload. Each conversation has one of `systems` system prompts, and `turns` turns in the mean.
+
+    Lengths are log-normal, turns geometric. The medians follow published traces: Azure's chats have 1,155 tokens in and
+    211 out in the mean, its code 2,047 and 28 (Splitwise, ISCA 2024); Mooncake's agents re-send long histories and
+    answer briefly (FAST'25).
+    """
 
     name: str
     summary: str
@@ -161,7 +150,12 @@ class _Talk:
 
 
 class Conversations:
-    """A source without end. `most_tokens` bounds prompt and answer together: a conversation beyond it is over."""
+    """Makes conversations that re-send their history, as chat clients do, without end.
+
+    A call that is due goes on with a conversation whose last answer has come, or begins a new one; the preset's number
+    of turns sets the proportion. So calls come when they are due, whatever the server does, and the histories are true.
+    `most_tokens` bounds prompt and answer together: a conversation beyond it is over.
+    """
 
     def __init__(self, preset: Preset, words: Words, most_tokens: int, seed: int) -> None:
         self._preset = preset
@@ -236,7 +230,11 @@ class _Line(msgspec.Struct):
 
 
 def read(path: Path) -> list[Recorded]:
-    """Return the calls of a trace file in order of time. Raises TraceUnusable."""
+    """Return the calls of a trace file in order of time. Raises TraceUnusable.
+
+    It reads Mooncake's JSON lines (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`: an id per 512 tokens
+    of the prompt) and CSV with a header, as Azure's LLM inference traces and BurstGPT have.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
         calls = list(_json_lines(text) if text.lstrip().startswith("{") else _csv(text.splitlines()))

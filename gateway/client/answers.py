@@ -1,17 +1,7 @@
 """The answers of calls. Unknown fields of a server are ignored; missing ones have defaults.
 
-The answers of `chat.completions.create`. Unknown fields of a server are ignored; missing ones have defaults.
-
-Source: OpenAI's API reference, "Chat completion object" and "chunk object"; `timings`, `prompt_progress` and
-`reasoning_content` are llama-server's (tools/server/README.md of llama.cpp).
-
-The answers of `complete` and `infill`, whole and streamed.
-
-Source: llama-server's `/completion` (tools/server/README.md of llama.cpp).
-
-The answers of calls about texts and tokens: embeddings, ranks, token ids.
-
-Sources: OpenAI's API reference, "Embedding object"; llama-server's `/embedding`, `/rerank` and `/tokenize`
+Sources: OpenAI's API reference, "Chat completion object", "chunk object" and "Embedding object"; llama-server's
+`/completion`, `/embedding`, `/rerank` and `/tokenize`, its `timings`, `prompt_progress` and `reasoning_content`
 (tools/server/README.md of llama.cpp).
 """
 

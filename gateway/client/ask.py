@@ -1,10 +1,4 @@
-"""One call as a value: the request to send, and how its answer is read. Nothing here touches a network.
-
-Makes methods of both clients from the functions that build calls: same keywords, types and documentation.
-
-`send` of a client for tasks returns an awaitable, that of a client for threads returns the answer; nothing here
-depends on which.
-"""
+"""One call as a value: the request to send, and how its answer is read. Nothing here touches a network."""
 
 from __future__ import annotations
 
@@ -96,7 +90,11 @@ Send = Callable[[Ask[Any]], Any]
 
 
 class Sender:
-    """The base of objects that have calls as methods. These raise ClientError."""
+    """The base of objects that have calls as methods. These raise ClientError.
+
+    `sent` and `sent_async` make methods of both clients from the functions that build calls: same keywords, types and
+    documentation. `send` of a client for tasks returns an awaitable, that of a client for threads returns the answer.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,8 +1,6 @@
 """The calls without streamed answers, each as a value. Their keywords are those of the clients' methods.
 
 Where a server has several models, `model` names one; a server that has one needs no name.
-
-Scripts that ask whether a server takes calls yet, at Paddock's `/ready` or llama-server's `/health`.
 """
 
 from __future__ import annotations

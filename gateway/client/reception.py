@@ -3,8 +3,6 @@
 After a break it decides whether and when to reconnect: only with a grace that the caller asked for, only once an
 event with an id has come, and for no longer than the server keeps the stream.
 
-Cuts a stream of bytes into server-sent events.
-
 Source: WHATWG HTML, "Server-sent events". `retry` is not read: how often to reconnect is the caller's decision.
 """
 

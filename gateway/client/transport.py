@@ -1,10 +1,8 @@
 """The options that both clients give httpx, and the translation of its errors.
 
-Sends a request and waits for the headers of the answer, over a kept connection or a new one.
-
-A server may close an idle connection at the moment in which it is used again; llama-server does so after each
-stream. The error that follows says nothing about the request, so the request is sent once more over another
-connection. Nothing else is sent twice.
+A request is sent over a kept connection or a new one. A server may close an idle connection at the moment in which it
+is used again; llama-server does so after each stream. The error that follows says nothing about the request, so the
+request is sent once more over another connection. Nothing else is sent twice.
 """
 
 from __future__ import annotations

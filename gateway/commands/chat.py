@@ -10,8 +10,6 @@ flags                 where the local gateway is: --host, --port, --api-key, --s
                       that `paddock up` runs here, and the key in its state folder
 
 While it answers, Ctrl-C stops the answer; Ctrl-D leaves. /help lists what else can be typed.
-
-A conversation with one model, and the terminal it is held in.
 """
 
 from __future__ import annotations

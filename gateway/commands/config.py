@@ -5,10 +5,6 @@ schema                        JSON Schema of a catalog file (published as docs/c
 docs                          docs/settings.md
 compatibility                 docs/compatibility.md: what each endpoint does with each parameter
 metrics                       docs/metrics.md: every metric of gateways and workers
-
-docs/settings.md, made from the settings classes: `paddock config docs > docs/settings.md`.
-
-docs/metrics.md, made from what gateways and workers declare: `paddock config metrics > docs/metrics.md`.
 """
 
 from __future__ import annotations

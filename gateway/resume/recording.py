@@ -1,9 +1,4 @@
-"""One stream that may be resumed: its numbered events, and its readers.
-
-One stream that may be resumed: its numbered events, as far back as its bound of bytes reaches.
-
-Bounds the number of readers of one stream, and waits until it has had none for its grace period.
-"""
+"""One stream that may be resumed: its numbered events, as far back as its bound of bytes reaches, and its readers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Keeps loops going while Redis is away, and turns its failures into errors and log lines.
-
-Turns failures of Redis (`workers.redis.trouble`) into StoreUnavailable for callers.
+"""Keeps loops going while Redis is away, and turns its failures into StoreUnavailable and log lines.
 
 A command without a readable reply counts as Redis being away: a server that is gone, starting, full, stuck in a
 script, not allowed to write, or that has other data in our keys than what gateways wrote there. None of it is a

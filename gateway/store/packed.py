@@ -1,8 +1,6 @@
-"""Reads long answers of Redis: many in one string, and with pauses in which other tasks run.
+"""Reads long answers of Redis, and rests between parts of the work.
 
-Reads what the scripts `members` and `records` tell in one string, which takes a fraction of as many answers.
-
-Lets other tasks run while one works through much that came from Redis at once.
+The scripts `members` and `records` put many answers into one string, which takes a fraction of the time of as many.
 """
 
 from __future__ import annotations

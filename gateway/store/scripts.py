@@ -1,15 +1,4 @@
-"""Loads the Lua scripts, and sends one gateway process's calls of them in order, in batches.
-
-Loads the Lua scripts from `lua/`: key names are put in front, and the SHA-1 identifies them for EVALSHA.
-
-Sends one gateway process's script calls in order, in batches: calls during a round trip go with the next one.
-
-Under load many calls share one round trip (a script call costs a third as much). The order makes giving up safe: a
-withdrawal that is sent after an acquisition runs after it, even if no task waits for the acquisition's answer any
-more.
-
-Runs a batch of script calls on the server that has their keys: the only one, or the right node of a Cluster.
-"""
+"""Loads the Lua scripts, and sends one gateway process's calls of them in order, in batches."""
 
 from __future__ import annotations
 
@@ -51,6 +40,8 @@ MANY_PER_MODEL = (keys.worker, keys.worker_leases, keys.lease, keys.ticket, keys
 
 @dataclass(frozen=True, slots=True)
 class Script:
+    """A script of `lua/` with the key names in front. Its SHA-1 identifies it for EVALSHA."""
+
     name: str
     source: str
     sha: str
@@ -130,7 +121,7 @@ MENDABLE = (NoScriptError, MovedError)
 
 
 class Runner(Protocol):
-    """Runs batches of script calls. Methods raise redis.RedisError and OSError."""
+    """Runs batches of script calls on the server that has their keys. Methods raise redis.RedisError and OSError."""
 
     def lane(self, prefix: str) -> str:
         """Return the lane of a key prefix; calls of one lane may share a batch."""
@@ -237,6 +228,10 @@ class _Lane:
 
 class Pipe:
     """Runs scripts in the order in which they were called. For one event loop; sending tasks live while there is work.
+
+    Calls during a round trip go together with the next one: under load a script call costs a third as much. The order
+    makes giving up safe: a withdrawal that is sent after an acquisition runs after it, even if no task waits for the
+    acquisition's answer any more.
 
     A batch has `timeout_s`, connecting included: a caller waits for at most two of them when Redis hangs. On a Cluster
     each key prefix has a queue (lane) of its own, so that a server that is away holds up its own models only.

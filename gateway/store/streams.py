@@ -1,8 +1,6 @@
-"""Resumable streams in Redis: their events, owners and ends, and signs of their readers.
+"""Resumable streams in Redis: their events, owners and ends, signs of their readers, and each team's quota of them.
 
 Events are numbered from 1. One gateway writes a stream, any gateway reads it. Methods raise StoreUnavailable.
-
-Bounds the number and bytes of a team's resumable streams, over all gateways. Methods raise StoreUnavailable.
 """
 
 from __future__ import annotations
@@ -204,6 +202,8 @@ class Count(NamedTuple):
 
 
 class StreamQuota:
+    """Bounds the number and bytes of a team's resumable streams, over all gateways."""
+
     def __init__(self, redis: redis.asyncio.Redis, bounds: StreamBounds, kept_s: float) -> None:
         """`kept_s`: seconds that a stream is kept after its end."""
         self.bounds = bounds

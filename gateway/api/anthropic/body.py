@@ -1,9 +1,7 @@
-"""The bodies of Anthropic's messages as pydantic models: types, limits and nothing else.
+"""The bodies of Anthropic's messages as pydantic models: types, limits, and the parameters that are not read.
 
 Source of names and types: Anthropic's API reference, "Create a Message"; what it lacks is llama-server's
 (tools/server/README.md of llama.cpp) or our own.
-
-Parameters of Anthropic's messages that are not read (`gateway.api.parameters.unread`).
 """
 
 from __future__ import annotations

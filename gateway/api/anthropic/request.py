@@ -1,7 +1,4 @@
-"""Reads Anthropic's messages into the canonical request.
-
-Reads Anthropic's messages and blocks into canonical messages.
-"""
+"""Reads Anthropic's messages and their blocks into the canonical request."""
 
 from __future__ import annotations
 

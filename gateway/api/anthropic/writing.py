@@ -1,13 +1,6 @@
 """Writes a message of Anthropic's dialect: whole, or as a stream of typed events.
 
-Makes the small objects that whole messages and streams have in common.
-
-Source: Anthropic's API reference, "Create a Message" and "Streaming messages".
-
-Writes a message of Anthropic's dialect as a stream of typed events.
-
-Source: Anthropic's API reference, "Streaming messages": blocks come one after the other, each between its start and
-its stop.
+Sources: Anthropic's API reference, "Create a Message" and "Streaming messages".
 """
 
 from __future__ import annotations
@@ -58,7 +51,10 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class StreamWriter:
-    """Writes one streamed message. What is the same in all deltas of a block is encoded once."""
+    """Writes one streamed message: its blocks one after the other, each between its start and its stop.
+
+    What is the same in all deltas of a block is encoded once.
+    """
 
     def __init__(self, call: Call, trail: Trail) -> None:
         self._model = call.alias

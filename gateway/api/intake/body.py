@@ -1,9 +1,6 @@
 """Reads a request's body, never larger than the limit and never slower than the bound, and decodes its JSON.
 
-Bounds of what a body may hold, checked on its bytes before anything of it is decoded, and while it still comes in.
-
-Decoding makes an object of each string, array and object: 8 MiB hold 2.8 million of them, which take gigabytes and
-half a minute once they are validated. Strings are taken out first, so text may have any number of commas and brackets.
+What a body holds is bounded while it comes in, on its bytes, before anything of it is decoded (`ShapeCheck`).
 """
 
 from __future__ import annotations
@@ -238,7 +235,12 @@ def slices(raw: bytes) -> Iterator[bytes]:
 
 
 class ShapeCheck:
-    """Counts what a body holds as its bytes come. It is refused with the first slice that has too much."""
+    """Counts what a body holds as its bytes come. It is refused with the first slice that has too much.
+
+    Decoding makes an object of each string, array and object: 8 MiB hold 2.8 million of them, which take gigabytes and
+    half a minute once they are validated. Strings are taken out before commas and brackets are counted: text may have
+    any number of those.
+    """
 
     def __init__(self, max_items: int) -> None:
         """`max_items`: tokens of the longest context that there is."""

@@ -1,12 +1,4 @@
-"""Bytes that requests hold in this process, from the first byte of a body until the call is over.
-
-A team may hold as much as is free beside it: alone half of all, two at once a third each, so there is room for
-whoever comes next (the dynamic thresholds of shared-memory switches; Choudhury and Hahne, 1998). A key has three
-quarters of what its team may hold.
-
-Bounds the probabilities that a gateway holds of one request's answers, and counts their memory: each is dozens of
-bytes, and a hundred may come with every token.
-"""
+"""Bounds the bytes that requests hold in this process, from the first byte of a body until the call is over."""
 
 from __future__ import annotations
 
@@ -23,7 +15,12 @@ RETRY_AFTER_S = 1.0
 
 
 class MemoryBudget:
-    """The bytes that are held, by team and by key."""
+    """The bytes that are held, by team and by key.
+
+    A team may hold as much as is free beside it: alone half of all, two at once a third each, so there is room for
+    whoever comes next (the dynamic thresholds of shared-memory switches; Choudhury and Hahne, 1998). A key has three
+    quarters of what its team may hold.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -149,7 +146,10 @@ Holds = Callable[[int], None]
 
 
 class HeldProbs:
-    """Counts one request's probabilities until they are sent: by number, and by bytes in its memory budget."""
+    """Bounds one request's probabilities until they are sent: by number, and by bytes in its memory budget.
+
+    Each is dozens of bytes, and a hundred may come with every token.
+    """
 
     def __init__(self, requests: Sequence[GenerateRequest], holds: Holds, *, streams: bool, repeats: bool) -> None:
         """`repeats`: all of them are told at the end, also of a stream, from the same bytes."""

@@ -1,10 +1,6 @@
-"""Writes the last object of one answer, streamed or whole.
+"""Writes the last object of one answer, streamed or whole, and token probabilities as `completion_probabilities`.
 
-Source: `server_task_result_cmpl_final` in tools/server/server-task.cpp of llama.cpp.
-
-Writes token probabilities as in llama-server's `completion_probabilities`.
-
-Source: `completion_token_output` in tools/server/server-task.cpp of llama.cpp.
+Sources: `server_task_result_cmpl_final` and `completion_token_output` in tools/server/server-task.cpp of llama.cpp.
 """
 
 from __future__ import annotations

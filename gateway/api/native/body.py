@@ -1,10 +1,8 @@
-"""The bodies of `POST /completion` and `POST /infill` as pydantic models: types, limits and nothing else.
+"""The bodies of `POST /completion` and `POST /infill` as pydantic models: types, limits, and the parameters not read.
 
 Source of names, types and aliases: tools/server/README.md and server-schema.cpp of llama.cpp; `cache_salt`,
 `priority`, `context_shift` and `special` are our own, the other forms of an answer are those of
 `/v1/chat/completions`.
-
-Parameters of llama-server's generating routes that are not read (`gateway.api.parameters.unread`).
 """
 
 from __future__ import annotations

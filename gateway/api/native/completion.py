@@ -1,8 +1,6 @@
 """`POST /completion`, `POST /completions` and `POST /infill`: reads them, and writes completions whole or streamed.
 
-Writes llama-server's completions as the events of a stream.
-
-Source of the shapes: `server_task_result_cmpl_partial` in tools/server/server-task.cpp of llama.cpp.
+Source of the events' form: `server_task_result_cmpl_partial` in tools/server/server-task.cpp of llama.cpp.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""`GET /props` and `POST /props`: what a model is and how it is served.
+"""`/props`, what a model is and how it is served, and `/models/load` and `/models/unload`.
 
-Source of the names: `get_res_props` in tools/server/server-context.cpp of llama.cpp.
-
-`POST /models/load` and `POST /models/unload`: have a model's workers started, or drained and stopped, by the
-supervisors that keep them.
-
-Source: "Using multiple models" in tools/server/README.md of llama.cpp.
+Sources: `get_res_props` in tools/server/server-context.cpp of llama.cpp; "Using multiple models" in its
+tools/server/README.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Reads llama-server's generating bodies into canonical requests.
+"""Reads llama-server's generating bodies into canonical requests; where a prompt is an object, its text is read.
 
-Reads llama-server's prompts; where one is an object, its text is read in its place.
-
-Source of the forms: "POST /completion" in tools/server/README.md of llama.cpp.
+Source of the prompts' forms: "POST /completion" in tools/server/README.md of llama.cpp.
 """
 
 from __future__ import annotations

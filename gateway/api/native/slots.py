@@ -5,8 +5,6 @@ others see whether a call runs in it and nothing else. Files are each worker's o
 the workers one folder.
 
 Source of the names: tools/server/README.md of llama.cpp.
-
-Asks the fleet for a completion's slot number, and for the adapters behind the names that it asked for.
 """
 
 from __future__ import annotations
@@ -178,6 +176,8 @@ def _number(text: str) -> int:
 
 
 class FleetPlace:
+    """Tells a completion's slot number, and the adapters behind the names that it asked for."""
+
     def __init__(self, queries: WorkerQueries, adapters: CallAdapters) -> None:
         self._queries = queries
         self._adapters = adapters

@@ -1,14 +1,7 @@
 """The bodies of OpenAI's generating routes as pydantic models: types, limits, and the parameters that are not read.
 
-The body of `POST /v1/chat/completions` as pydantic models: types, limits and nothing else.
-
-Source of names and types: OpenAI's API reference, "Create chat completion"; what it lacks is llama-server's
-(tools/server/README.md of llama.cpp) or our own: `cache_salt`, `priority`, `special`.
-
-The body of `POST /v1/completions` as a pydantic model: types, limits and nothing else.
-
-Source of names and types: OpenAI's API reference, "Create completion"; what it lacks is llama-server's
-(tools/server/README.md of llama.cpp) or our own, as in chat.
+Sources of names and types: OpenAI's API reference, "Create chat completion" and "Create completion"; what it lacks is
+llama-server's (tools/server/README.md of llama.cpp) or our own: `cache_salt`, `priority`, `special`.
 """
 
 from __future__ import annotations

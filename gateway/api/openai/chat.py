@@ -1,14 +1,7 @@
-"""Writes OpenAI's chat dialect: as the chunks of a stream, and as one whole object.
+"""Writes OpenAI's chat completions: as the chunks of a stream, and as one whole object.
 
-Writes OpenAI's chat dialect as the chunks of a stream.
-
-Source of the shapes: OpenAI's API reference, "chat completion chunk object"; `reasoning_content`, `timings`,
-`prompt_progress` and `tokens` are llama-server's (tools/server/README.md of llama.cpp).
-
-Writes OpenAI's chat dialect as one whole object.
-
-Source of the shape: OpenAI's API reference, "chat completion object"; `reasoning_content`, `timings` and `tokens` are
-llama-server's (tools/server/README.md of llama.cpp).
+Sources: OpenAI's API reference, "The chat completion object" and "The chat completion chunk object";
+`reasoning_content`, `timings`, `prompt_progress` and `tokens` are llama-server's (tools/server/README.md of llama.cpp).
 """
 
 from __future__ import annotations

@@ -1,15 +1,7 @@
-"""Writes OpenAI's completions: as the chunks of a stream, and as one whole object.
+"""Writes OpenAI's completions: as the chunks of a stream, which are completion objects themselves, and as a whole one.
 
-Writes OpenAI's completions as the chunks of a stream, which are completion objects themselves.
-
-Source of the shapes: OpenAI's API reference, "The completion object"; `timings`, `prompt_progress` and `tokens` are
-llama-server's (tools/server/README.md of llama.cpp).
-
-Writes OpenAI's completions as one whole object.
-
-Source of the shape: OpenAI's API reference, "The completion object"; `timings` and `tokens` are llama-server's.
-
-Adds the prompt to a completion's text, and the probabilities of its tokens in either shape.
+Source: OpenAI's API reference, "The completion object"; `timings`, `prompt_progress` and `tokens` are llama-server's
+(tools/server/README.md of llama.cpp).
 """
 
 from __future__ import annotations

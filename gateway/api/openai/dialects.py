@@ -1,8 +1,6 @@
 """`POST /v1/chat/completions`, its `input_tokens`, and `POST /v1/completions`.
 
-`POST /v1/chat/completions/input_tokens`: how many tokens a conversation would have.
-
-Source: "Token Counting" in tools/server/README.md of llama.cpp.
+Source of `input_tokens`: "Token Counting" in tools/server/README.md of llama.cpp.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-r"""Writes token probabilities in OpenAI's two shapes: of chats, and of completions.
+r"""Writes token probabilities in OpenAI's two forms: `logprobs.content` of chats, and the four lists of completions.
 
-Writes token probabilities in OpenAI's shape (`choices[].logprobs.content[]`), with llama-server's `id`.
+Chats have llama-server's `id` beside; with `post_sampling_probs` its fields, `prob` and `top_probs`, stand beside their
+logarithms. In completions a token that is no whole text is written as `bytes:\xe2\x82`, as OpenAI's servers do: as
+replacement characters, several of them would be one name.
 
-With `post_sampling_probs` llama-server's fields, `prob` and `top_probs`, stand beside their logarithms.
-
-Writes token probabilities as OpenAI's completions have them: four lists with an entry for each token.
-
-Source: OpenAI's API reference, "The completion object". A token that is no whole text is written as
-`bytes:\xe2\x82`, as OpenAI's servers do: as replacement characters, several of them would be one name.
+Source: OpenAI's API reference, "The chat completion object" and "The completion object".
 """
 
 from __future__ import annotations

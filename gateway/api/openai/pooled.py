@@ -1,14 +1,8 @@
-"""`POST /v1/embeddings` and `POST /v1/rerank`.
+"""`POST /v1/embeddings`, and `POST /v1/rerank`: documents by how well they fit a query.
 
-`POST /v1/embeddings`.
-
-Source: OpenAI's API reference, "Create embeddings"; `embd_normalize` is llama-server's (tools/server/README.md of
-llama.cpp).
-
-`POST /v1/rerank`, also as `/rerank`, `/v1/reranking` and `/reranking`: documents by how well they fit a query.
-
-Sources: Jina's rerank API and llama-server's (tools/server/README.md of llama.cpp); with `texts` in place of
-`documents`, the form of Hugging Face's text-embeddings-inference, as llama-server has it.
+Sources: OpenAI's API reference, "Create embeddings", with llama-server's `embd_normalize`; Jina's rerank API and
+llama-server's (tools/server/README.md of llama.cpp). With `texts` in place of `documents`, a rerank has the form of
+Hugging Face's text-embeddings-inference, as llama-server has it.
 """
 
 from __future__ import annotations

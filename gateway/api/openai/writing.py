@@ -1,18 +1,7 @@
 """Writes what streams and whole answers have in common (ids, heads, usage, `__verbose`), and errors.
 
-Tells callers who ask for `verbose` what a chat's or completion's answer ran with: llama-server's `__verbose`.
-
-Source: `to_json_oaicompat_chat` and `to_json_non_oaicompat` in tools/server/server-task.cpp of llama.cpp. The text
-is told once, in the answer itself.
-
-Writes errors in OpenAI's form, and answers the routes of its API that have nothing but one.
-
-Writes errors in OpenAI's form; routes of no dialect use it as well.
-
-Source: OpenAI's API reference, "Error".
-
-Routes of OpenAI's API and of llama-server's that are known and not served: their callers are told why, and what to
-do instead.
+Sources: OpenAI's API reference, "Error"; for `__verbose`, `to_json_oaicompat_chat` and `to_json_non_oaicompat` in
+tools/server/server-task.cpp of llama.cpp. Routes of no dialect have OpenAI's form of errors as well.
 """
 
 from __future__ import annotations
@@ -144,7 +133,10 @@ class Whole(Generic[ChoiceT]):
 
 
 class Verbose:
-    """Tells the prompt of one answer as the model read it, and the settings that the answer was drawn with."""
+    """Writes llama-server's `__verbose`: the prompt as the model read it, and the settings that the answer had.
+
+    The text is told once, in the answer itself.
+    """
 
     def __init__(self, request: GenerateRequest, *, wanted: bool, stream: bool) -> None:
         self._request = request

@@ -1,9 +1,7 @@
 """`/admin/explain`: how a call would be placed now, and which calls are in line before it. Nothing is sent anywhere.
 
-`GET` asks for a model, `POST` with the body of a chat request for that prompt. Told are numbers and names, never
-text.
-
-Writes the line of a model, circuits and gateways as JSON for operators. Pure.
+`GET` asks for a model, `POST` with the body of a chat request for that prompt. The answer has numbers and names,
+never text.
 """
 
 from __future__ import annotations

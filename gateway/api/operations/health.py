@@ -2,8 +2,6 @@
 
 They tell counts and names of models, never who asks what; bind the gateway to loopback or keep them behind the
 ingress where that is too much.
-
-Shares a question that many ask at about the same time: it is put once, and all of them get the answer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""`/metrics`, and `/metrics/targets`, where a scraper finds the workers: past admission, and without a key
-unless `metrics_key` is set.
+"""`/metrics`, and `/metrics/targets`, where a scraper finds the workers: past admission, without an API key.
 
 They tell counts, names of models and teams, and addresses of workers; keep them behind the ingress where that is too
-much.
-
-A scrape costs the event loop a look at the fleet and the queue. The page is written in a thread, in slices between
-which the event loop gets on.
+much. A scrape costs the event loop a look at the fleet and the queue: the page is written in a thread, in slices
+between which the event loop gets on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Base classes of all bodies, and the words for what is wrong with a value of one.
+"""Base classes of all bodies: how strictly they are read, other names of fields, how unions are told apart; and errors.
 
-Base classes of all bodies: how strictly they are read, other names of fields, how unions are told apart.
-
-Words what is wrong with a value of a body: the parameter by its path, what was sent, what to send.
+An error names the parameter by its path, what was sent and what to send.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@ vLLM's `guided_*` and `structured_outputs`, as one canonical constraint. The wor
 
 Sources: OpenAI's API reference, "Create chat completion"; tools/server/README.md and docs/llguidance.md of
 llama.cpp; "Structured Outputs" of vLLM's documentation.
-
-The form of an answer as pydantic models: types and nothing else. `gateway.api.parameters.form` reads them.
 """
 
 from __future__ import annotations

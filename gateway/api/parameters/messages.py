@@ -1,6 +1,4 @@
-"""Messages and tools in OpenAI's shape: as pydantic models, and read into canonical ones.
-
-Messages and tools in OpenAI's shape as pydantic models: types, limits and nothing else.
+"""Messages and tools in OpenAI's form: as pydantic models, and read into canonical ones.
 
 Source: OpenAI's API reference, "Create chat completion", with its older `functions` and `function_call`;
 `reasoning_content` is DeepSeek's and llama-server's, `reasoning` vLLM's.

@@ -1,17 +1,7 @@
 """Reads the smaller parameters that several dialects have: hints, adapters, notices, probabilities, repeats, stops.
 
-Reads how a caller wants its request to be treated: caches, slots, urgency, how an answer ends.
-
-Sources: tools/server/README.md of llama.cpp; `priority` is vLLM's, where the lower number is the more urgent one;
+Sources: tools/server/README.md of llama.cpp. `priority` is vLLM's, where the lower number is the more urgent one;
 `cache_salt`, `min_tokens`, `stop_token_ids` and `skip_special_tokens` are vLLM's as well.
-
-Reads the LoRA adapters of one request: llama-server's `lora`, where an adapter that is not listed is off.
-
-An adapter goes by its name or, as in llama-server, by its number in the list of its model's adapters (`GET
-/lora-adapters`): `gateway.adapters.choice` finds what a number stands for.
-
-Reads what a caller wants to be told beside the answer: llama-server's `return_progress`, `timings_per_token` and
-`return_tokens` (tools/server/README.md of llama.cpp).
 """
 
 from __future__ import annotations
@@ -41,6 +31,8 @@ LENGTHS = ("max_new_tokens", "num_predict")
 
 
 class HintsBody(Body):
+    """The parameters that say how a request is treated: caches, slots, urgency, how an answer ends."""
+
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), Also("min_new_tokens")] = 0
     stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
@@ -98,6 +90,12 @@ class LoraUse(Body):
 
 
 class LoraBody(Body):
+    """The LoRA adapters of one request; one that is not listed is off, as in llama-server.
+
+    An adapter goes by its name or by its number in the list of its model's adapters (`GET /lora-adapters`):
+    `gateway.adapters.choice` finds what a number stands for.
+    """
+
     lora: Annotated[list[LoraUse], Field(max_length=MAX_ADAPTERS, fail_fast=True)] | None = None
 
 

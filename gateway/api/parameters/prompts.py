@@ -1,13 +1,10 @@
-"""Reads prompts that are continued as they are, and inputs to embed: texts, tokens, or several of these.
+"""Reads prompts that are continued as they are, and inputs to embed: a text, tokens, both in turn, or several of these.
 
-Reads prompts that are continued as they are: a text, tokens, both in turn, or several of these.
+An input to embed may be an object with one of them as well.
 
-Source: OpenAI's API reference, `prompt` of "Create completion"; tools/server/README.md of llama.cpp for mixed ones.
-
-Reads inputs to embed: a text, tokens, both in turn, an object with one of them, or several of these.
-
-Source: OpenAI's API reference, `input` of "Create embeddings"; `tokenize_input_subprompt` in server-common.cpp of
-llama.cpp, and its tests of embeddings for objects with `content`.
+Sources: OpenAI's API reference, `prompt` of "Create completion" and `input` of "Create embeddings"; for mixed ones
+tools/server/README.md and `tokenize_input_subprompt` in server-common.cpp of llama.cpp, and for objects with `content`
+its tests of embeddings.
 """
 
 from __future__ import annotations

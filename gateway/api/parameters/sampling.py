@@ -1,9 +1,8 @@
-"""Reads sampling parameters into the canonical `Sampling`.
+"""Sampling parameters as pydantic models, and read into the canonical `Sampling`.
 
-Sampling parameters as pydantic models: types and limits. The bounds are those of a catalog's default sampling.
-
-Source of names and defaults: llama-server (tools/server/README.md of llama.cpp). Other names: `repetition_penalty`
-is vLLM's, `mirostat_mode` llama-cpp-python's, `typ_p` that of llama.cpp's own settings.
+The bounds are those of a catalog's default sampling. Source of names and defaults: llama-server
+(tools/server/README.md of llama.cpp). Other names: `repetition_penalty` is vLLM's, `mirostat_mode` llama-cpp-python's,
+`typ_p` that of llama.cpp's own settings.
 """
 
 from __future__ import annotations

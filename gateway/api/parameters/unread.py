@@ -2,14 +2,12 @@
 
 The latter are ignored because they change nothing here, or refused with a remedy. Nothing is dropped in silence:
 what is ignored is noted, and the answer tells it. A refused parameter passes when it has a value that asks for
-nothing (`harmless`), because many clients send every parameter they know. Each dialect has its own two tables.
+nothing (`harmless`), because many clients send every parameter they know. Each dialect has its own two tables; those
+below have parameters of vLLM, Ollama, llama-cpp-python and web clients that no dialect reads. Parameters that would
+change an answer are refused; those of loading a model, or of a client's own affairs, are ignored.
 
-Parameters of vLLM, Ollama, llama-cpp-python and web clients that no dialect reads, for the tables of each.
-
-Parameters that would change an answer are refused. Those of loading a model, or of a client's own affairs, are
-ignored. Sources: "OpenAI-Compatible Server" of vLLM's documentation and its SamplingParams; "Parameter" of Ollama's
-Modelfile reference and its API; llama-cpp-python's server (`llama_cpp/server/types.py`); tools/server/README.md of
-llama.cpp.
+Sources: "OpenAI-Compatible Server" of vLLM's documentation and its SamplingParams; "Parameter" of Ollama's Modelfile
+reference and its API; llama-cpp-python's server (`llama_cpp/server/types.py`); tools/server/README.md of llama.cpp.
 """
 
 from __future__ import annotations

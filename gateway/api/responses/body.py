@@ -1,9 +1,7 @@
-"""The body of `POST /v1/responses` as pydantic models: types, limits and nothing else.
+"""The body of `POST /v1/responses` as pydantic models: types, limits, and the parameters that are not read.
 
 Source of names and types: OpenAI's API reference, "Create a model response"; sampling, forms and hints beyond those
 are llama-server's, vLLM's and our own, as in chat completions.
-
-Parameters of the Responses API that are not read (`gateway.api.parameters.unread`).
 """
 
 from __future__ import annotations

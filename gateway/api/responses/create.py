@@ -1,9 +1,4 @@
-"""`POST /v1/responses` and its `input_tokens`: what is computed for a request, within a model's context.
-
-Finds which turns of a conversation fit, for `truncation: auto`.
-
-Workers render and count; the gateway knows no tokens.
-"""
+"""`POST /v1/responses` and its `input_tokens`: what is computed for a request, within a model's context."""
 
 from __future__ import annotations
 
@@ -61,6 +56,8 @@ MAX_RENDERS = 6
 
 
 class Truncation:
+    """Finds which turns of a conversation fit, for `truncation: auto`. Workers render and count."""
+
     def __init__(self, queries: WorkerQueries) -> None:
         self._queries = queries
 

@@ -1,12 +1,8 @@
-"""Writes a response as a stream of typed events.
+"""Writes a response as a stream of typed events, numbered from 0.
 
-Source of the shapes: OpenAI's API reference, "Streaming events" of Responses. There is no `[DONE]`: the last event
-is `response.completed`, `response.incomplete`, `response.failed` or `error`.
-
-Writes the events of a response's items as they grow, and numbers all events from 0.
-
-Source of the shapes: OpenAI's API reference, "Streaming events" of Responses; `prompt_progress` and `timings` are
-llama-server's (tools/server/server-task.cpp of llama.cpp).
+Source: OpenAI's API reference, "Streaming events" of Responses; `prompt_progress` and `timings` are llama-server's
+(tools/server/server-task.cpp of llama.cpp). There is no `[DONE]`: the last event is `response.completed`,
+`response.incomplete`, `response.failed` or `error`.
 """
 
 from __future__ import annotations
@@ -37,8 +33,10 @@ DELTAS = {
 
 
 class ItemEvents:
-    """Listens to one response's items (`gateway.api.responses.output.Listener`). It does not refer to the stream's
-    writer: both would be garbage that only the collector of cycles finds."""
+    """Writes the events of one response's items as they grow (a `gateway.api.responses.output.Listener`).
+
+    It does not refer to the stream's writer: both would be garbage that only the collector of cycles finds.
+    """
 
     def __init__(self) -> None:
         self._num_events = 0

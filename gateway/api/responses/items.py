@@ -1,8 +1,6 @@
-"""Reads input items into the shape in which they are kept and listed, and makes messages of them.
+"""Reads input items into the form in which they are kept and listed, and makes messages of them.
 
-Source of the shapes: OpenAI's API reference, "Responses", input items.
-
-Ids of responses and of their items: an item's id says which response it belongs to.
+An item's id says which response it belongs to. Source: OpenAI's API reference, "Responses", input items.
 """
 
 from __future__ import annotations

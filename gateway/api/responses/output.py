@@ -1,14 +1,6 @@
 """Collects the items of an answer, and writes the response object at a moment of its life.
 
-Collects the items of an answer: what the model thinks, says and calls, in the order in which it does.
-
-Source of the shapes: OpenAI's API reference, "The response object", `output`.
-
-Writes the response object at a moment of its life.
-
-Source of the shape: OpenAI's API reference, "The response object"; `timings` is llama-server's.
-
-Writes a response as one whole object.
+Source: OpenAI's API reference, "The response object"; `timings` is llama-server's.
 """
 
 from __future__ import annotations
@@ -144,7 +136,10 @@ class Listener(Protocol):
 
 
 class Output:
-    """Collects items. Thoughts and messages end where another begins; calls, which may alternate, with the answer."""
+    """Collects what the model thinks, says and calls as items, in the order in which it does.
+
+    Thoughts and messages end where another begins; calls, which may alternate, with the answer.
+    """
 
     def __init__(
         self,
@@ -340,6 +335,8 @@ def _usage(end: Finished, num_reasoning_tokens: int) -> dict[str, Any]:
 
 
 class WholeWriter:
+    """Writes a response as one whole object."""
+
     def __init__(self, asked: ResponseRequest, call: Call) -> None:
         self.snapshot = Snapshot(asked, call)
         self._output = Output(asked.id, None, custom=asked.custom_tools)

@@ -1,7 +1,4 @@
-"""One WebSocket from its acceptance to its close: takes requests as they come, sends responses as they are made.
-
-`/v1/responses` over WebSocket: checks whether a connection may be opened, and runs it.
-"""
+"""`/v1/responses` over WebSocket: one connection from its acceptance to its close, requests in and responses out."""
 
 from __future__ import annotations
 
@@ -277,6 +274,8 @@ def _note_gone(trail: Trail) -> None:
 
 
 class ResponsesSocket:
+    """Checks whether a connection may be opened, and runs it."""
+
     def __init__(self, rooms: Rooms, sockets: Sockets) -> None:
         self._rooms = rooms
         self._sockets = sockets

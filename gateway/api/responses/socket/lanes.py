@@ -1,9 +1,7 @@
-"""Runs the responses of one connection: those of a lane one after the other, lanes beside each other.
+"""Reads and writes the messages of the Responses API over WebSocket, and runs the responses of one connection.
 
-Reads and writes the messages of the Responses API over WebSocket.
-
-Source: OpenAI's API reference, "Responses client events" and "Responses server events"; `generate` is from its
-guide "WebSocket mode".
+Sources: OpenAI's API reference, "Responses client events" and "Responses server events"; `generate` is from its guide
+"WebSocket mode".
 """
 
 from __future__ import annotations
@@ -131,6 +129,8 @@ HeldT = TypeVar("HeldT", bound=Held)
 
 
 class Lanes(Generic[HeldT]):
+    """The queues of one connection: messages of a stream are answered one by one, streams beside each other."""
+
     def __init__(
         self,
         tasks: asyncio.TaskGroup,
