@@ -1,7 +1,4 @@
-"""The composition root of a worker that generates text: what is opened before it serves, and how that is wired.
-
-Opens the disk tier and the folder of saved slots, as a worker's settings say.
-"""
+"""The composition root of a worker that generates text: opens its parts as the settings say, and wires them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Reads setting values from flags, `PADDOCK_*` variables, one config file and defaults.
+"""Reads setting values from flags, `PADDOCK_*` variables, one config file and defaults, by pydantic-settings.
 
 `read` gives the settings together with the origin of each value; everything wrong with them is reported at once, one
-line per problem, as `SettingsError`.
-
-The command line of one settings class: its parser and its help page. Values are read by pydantic-settings.
+line per problem, as `SettingsError`. `FlagParser` is the command line of one settings class, with its help page.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def main(settings: WorkerSettings) -> int:
 
 
 def run(settings: WorkerSettings) -> int:
-    """Serve until a signal, or until it can't; return the exit code (`workers.protocol.control`)."""
+    """Serve until a signal, or until it can't; return the exit code (`workers.protocol.exits`)."""
     log_lines.configure(settings.log_level, settings.log_format)
     try:
         return _run(settings)

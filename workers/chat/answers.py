@@ -1,8 +1,5 @@
-"""Chooses how to read one model's answers, by its family and its vocabulary.
-
-Finds the family of a model, by its chat template or by the catalog's name for it.
-
-Puts the mark of a thought, with which the prompt ended, before the answer, for callers who read marks.
+"""Chooses the parser of one model's answers: by its family, which its chat template or the catalog names, its
+vocabulary, and what each request asks for.
 """
 
 from __future__ import annotations

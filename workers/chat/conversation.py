@@ -1,14 +1,12 @@
-"""The input of a chat template: the part of a request that the prompt is made of.
+"""The input of a chat template: the part of a request that the prompt is made of, with the variables that every
+template gets.
 
-It is also what is sent to the process that renders; see `workers.chat.render_process`.
+`Conversation` is also what is sent to the process that renders (`workers.chat.render_process`). The marks of a model's
+thoughts are read off its template here too.
 
-The variables that every chat template gets beside the conversation.
-
-Source of names and defaults: tools/server/server-common.cpp, common/chat.cpp and `caps_apply_*` in
-common/jinja/caps.cpp of llama.cpp; `thinking` and `thinking_effort` are other names for the same, in templates of
+Source of the variables' names and defaults: tools/server/server-common.cpp, common/chat.cpp and `caps_apply_*` in
+common/jinja/caps.cpp of llama.cpp. `thinking` and `thinking_effort` are other names for the same in templates of
 Granite, DeepSeek and Kimi K3, which llama.cpp does not set.
-
-The marks of models' thoughts, as their chat templates show them.
 """
 
 from __future__ import annotations

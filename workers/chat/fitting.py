@@ -1,15 +1,12 @@
-"""Fits conversations to templates that can't show some parts of them, and turns messages into the templates' form.
+"""Turns messages into the form that a chat template reads, and puts what it can't show into words.
 
-Parts that a template can't show are put into words where it can: system messages into the user's, tool calls and
-results into text. Nothing is left out. llama.cpp does part of this (`workaround` in common/chat.cpp); where both do
-it, it is done alike, so that prompts are the same.
+System messages go into the user's, tools, calls and results into text: nothing is left out. llama.cpp does part of this
+(`workaround` in common/chat.cpp); where both do it, it is done alike, so that prompts are the same.
 
-Writes tools, calls and results as text, for templates that can't show them.
-
-A template may show tools and leave it to the model's own text how they are called (LFM2, Granite 3), write calls
-and show no tools (DeepSeek R1), or neither (Gemma 2). The text then has the form of the model's family
-(`workers.chat.answers`), found by the same marks of its template. Everywhere else calls look like Hermes' and
-Qwen's, which most models have seen.
+A template may show tools and leave it to the model's own text how they are called (LFM2, Granite 3), write calls and
+show no tools (DeepSeek R1), or neither (Gemma 2). The text then has the form of the model's family
+(`workers.chat.answers`), found by the same marks of its template. Everywhere else calls look like Hermes' and Qwen's,
+which most models have seen.
 """
 
 from __future__ import annotations

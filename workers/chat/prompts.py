@@ -1,12 +1,4 @@
-"""Makes the tokens of a request's prompt.
-
-Counts the tokens of a prompt that all teams share: those of system prompts that the catalog marks shareable.
-
-A conversation that begins with a marked text, word for word, begins with tokens that only the text and the model's
-template decide. They are found once per text, as the common tokens of several conversations that differ after it. A
-prompt either begins with all of them, or nothing of it is shared. So whether they are cached tells only that the
-text was in use, and nothing of what anybody said after it.
-"""
+"""Makes the tokens of a request's prompt, and counts those at its beginning that all teams share."""
 
 from __future__ import annotations
 
@@ -31,7 +23,13 @@ to all."""
 
 
 class SharedPrompts:
-    """The shareable system prompts of a model. For several threads."""
+    """The system prompts of a model that the catalog marks shareable. For several threads.
+
+    A conversation that begins with a marked text, word for word, begins with tokens that only the text and the model's
+    template decide. They are found once per text, as the common tokens of several conversations that differ after it. A
+    prompt either begins with all of them, or nothing of it is shared. So whether they are cached tells only that the
+    text was in use, and nothing of what anybody said after it.
+    """
 
     def __init__(self, texts: Iterable[str], tokenize: Tokenize, today: Callable[[], date] = date.today) -> None:
         """`texts`: of system messages. `tokenize` returns the prompt of messages without tools, or raises CallFailed.

@@ -1,11 +1,7 @@
-"""Bounds for a caller's GBNF that are cheap to check, and trials in processes of their own for the rest.
+"""Checks callers' GBNF before it is used: cheap bounds first, then a trial in a process of its own.
 
-Bounds for a caller's GBNF, checked before llama.cpp sees it. They are cheap to check; `Trial` finds the rest.
-
-Source of the language: grammars/README.md of llama.cpp.
-
-Trials of callers' grammars in processes of their own: llama.cpp's grammar code may throw, abort or never return,
-llguidance may take minutes over an intersection of patterns, and in the worker's process that would end every call.
+llama.cpp's grammar code may throw, abort or never return, and llguidance may take minutes over an intersection of
+patterns: in the worker's process that would end every call. Source of the language: grammars/README.md of llama.cpp.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The interface of every kind of constraint: a mask that follows one answer token by token.
-
-Errors for a constraint that can't be enforced, and how they are reported to the caller.
+"""The interface of every kind of constraint, a mask that follows one answer token by token, and the errors for
+constraints that can't be enforced.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Masks that are computed in a process of their own for each answer, from the start or once they take long.
-
-Masks that are computed here while that is quick, and from then on in a process of their own.
-
-Masks of grammars that are followed in a process of their own for each answer (`workers.constraint.forks`).
+"""Masks that are computed in a process of their own for each answer (`workers.constraint.forks`): from the start, or
+once they take long.
 
 The engine's thread never waits long for such a mask: where it has no answer yet it raises `MaskPending`, and its call
 skips the step.

@@ -1,9 +1,8 @@
 """Rules of JSON Schema that need reasoning: schemas that exclude each other, and `uniqueItems`.
 
-Support for `uniqueItems` in a grammar: exact where few values are possible, a bound on the length where more are.
-
-A grammar does not remember the items that came. For items of up to four values, all arrays without repeats are
-listed. Where the values are known, an array is no longer than there are values. Else the keyword is not enforced.
+A grammar does not remember the items that came. For `uniqueItems` with items of up to four values, all arrays without
+repeats are listed. Where the values are known, an array is no longer than there are values. Else the keyword is not
+enforced.
 """
 
 from __future__ import annotations

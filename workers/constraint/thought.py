@@ -2,8 +2,6 @@
 
 Source of how a budget works: common/reasoning-budget.cpp of llama.cpp. Here a closing tag that has begun when the
 budget ends is completed, and a model that would end or begin its answer within the thought closes the thought first.
-
-The thought that a model may write before its answer: how it ends, and how long a call lets it be.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The grammar of tool calls, in the form of the model's family, as Lark.
-
-A tool's parameters one by one, for model families that write each as plain text between its own marks.
+"""The grammar of tool calls as Lark, in the form of the model's family: with JSON arguments, or with each parameter as
+plain text between its own marks.
 """
 
 from __future__ import annotations

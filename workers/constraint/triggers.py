@@ -1,6 +1,5 @@
-"""A constraint that begins where a certain string appears in the answer; before that all text is allowed.
-
-An index of a vocabulary's pieces: finds those with a certain beginning or inside without looking at each.
+"""A constraint that begins where a certain string appears in the answer, before which all text is allowed; and the
+index of a vocabulary's pieces that finds the tokens which reach into such a string.
 """
 
 from __future__ import annotations
@@ -19,7 +18,10 @@ Tokens = NDArray[np.int64]
 
 
 class PieceIndex:
-    """The texts of all tokens. Immutable, safe to use from several threads. Making it takes 0.5 s at 150,000 tokens."""
+    """The texts of all tokens: finds those with a certain beginning or inside without looking at each.
+
+    Immutable, safe to use from several threads. Making it takes 0.5 s at 150,000 tokens.
+    """
 
     def __init__(self, vocab: Vocabulary, controls: Mapping[int, bytes] = NONE) -> None:
         """`controls`: control tokens that count as their texts, with these texts."""

@@ -1,8 +1,5 @@
-"""Costs and lengths on this machine, learned while it works.
-
-Costs on this machine, learned while it works: of a prompt token, of a step, of moving a cached token.
-
-The lengths of the last answers, from which the length of the next ones is estimated.
+"""Estimates learned while the engine works: the costs of a prompt token, of a step and of moving a cached token on this
+machine, and the length of the next answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""The values that an engine takes and tells, and which calls are in it.
-
-The values that an engine takes and tells: requests, its load, and the error of records that disagree.
-
-Admission to an engine: which calls are in it, and whether more are taken. For any thread; nothing here blocks.
+"""The values that an engine takes and returns (requests, its load, the error of records that disagree), and its intake,
+which admits calls.
 """
 
 from __future__ import annotations

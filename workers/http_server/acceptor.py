@@ -1,9 +1,8 @@
 """Accepts connections from a listening socket while there is room; the others wait in the system's queue.
 
-uvloop accepts whatever waits, and resets it where no descriptor is left (libuv's way with EMFILE). Here descriptors
-are held in reserve: with them a connection that comes then is refused with an answer, and probes are answered.
-
-Raises the limit of file descriptors as far as the system allows, and keeps a few in reserve.
+uvloop accepts whatever waits, and resets it where no descriptor is left (libuv's way with EMFILE). Here the limit of
+descriptors is raised as far as the system allows, and a few are held in reserve: with them a connection that comes when
+there are no others is refused with an answer, and probes are answered.
 """
 
 from __future__ import annotations

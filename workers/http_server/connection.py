@@ -1,8 +1,5 @@
-"""The base of every connection of this server, HTTP or WebSocket: its state, and a bound on unread answers.
-
-Bounds how long a peer may leave unread what was written for it.
-
-Flow control of a connection's reading: uvicorn's pauses, and one that nothing else may end.
+"""The base of every connection of this server, HTTP or WebSocket: its state, the bound on how long a peer may leave its
+answers unread, and a flow control in which nothing but its owner ends a pause.
 """
 
 from __future__ import annotations

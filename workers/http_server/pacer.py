@@ -1,9 +1,7 @@
-"""Lets some requests begin in each turn of the event loop. The others wait, one queue per caller.
+"""Lets some requests begin in each turn of the event loop. The others wait, one queue per caller, and the callers take
+turns; requests that run already go on in between.
 
-Lets some requests begin in each turn of the event loop. The others wait, one queue per caller, and the callers take
-turns. Requests that run already go on in between.
-
-Recognises callers by a key that was valid lately, in a request's bytes before they are parsed.
+Callers are recognised by a key that was valid lately, in a request's bytes before they are parsed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The state that the connections of one server share.
-
-Answers that the server gives itself, before any application is called; its owner gives their JSON its form.
+"""The state that the connections of one server share, and the answers that the server gives itself, before any
+application is called.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A llama.cpp context with one KV cache for all sequences: owner of the `llama_context` pointer.
 
-Everything but construction belongs to one thread.
-
-The rows of one `llama_decode`: memory that is laid out once and refilled every step.
+Everything but construction belongs to one thread. The rows of a `llama_decode` lie in a `Batch`, which is laid out once
+and refilled every step.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
-"""A loaded model, owner of the `llama_model` pointer, and where its weights and cache lie.
+"""A loaded model, owner of the `llama_model` pointer, and where its weights and cache lie: `LlamaSettings` as
+llama.cpp's parameters, and the memory of its devices.
 
-A loaded model: owner of the `llama_model` pointer.
-
-`LlamaSettings` as llama.cpp's parameters: where a model's weights and cache lie, and which device computes them.
-
-Names and meanings are llama.cpp's own. Source: llama.h, and common/arg.cpp for the experts that stay in main
-memory.
-
-The memory of the devices that llama.cpp computes on. Source: ggml-backend.h.
-
-ggml knows only the total of the main memory and reports all of it as free (ggml-cpu.cpp), so the caller tells what
-is.
+Names and meanings are llama.cpp's own. Sources: llama.h, ggml-backend.h, and common/arg.cpp for the experts that stay
+in main memory.
 """
 
 from __future__ import annotations
@@ -120,7 +112,12 @@ _CPU = 0  # ggml_backend_dev_type in ggml-backend.h
 
 
 class Devices:
-    """Asks the devices at each call: some microseconds on a CPU, a call of the driver on a GPU. For any thread."""
+    """Asks the devices for their memory at each call: some microseconds on a CPU, a call of the driver on a GPU. For
+    any thread.
+
+    ggml knows only the total of the main memory and reports all of it as free (ggml-cpu.cpp), so the caller tells what
+    is.
+    """
 
     def __init__(self, main_memory: Callable[[], int | None]) -> None:
         """`main_memory` returns the free bytes of main memory; None: not known."""

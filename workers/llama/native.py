@@ -1,14 +1,10 @@
 """llama.cpp's functions as the hot path calls them, its log, and the errors of this package.
 
-llama.cpp's functions as the hot path calls them, and its log.
-
 The bindings' own functions (`ctypes.CDLL`) release the interpreter lock for the length of each call. That is right for
 `llama_decode` and wrong for calls of a microsecond: beside a busy thread, each of them may wait one switch interval to
 get the lock back. `gil_calls()` binds those few a second time so that they keep it.
 
-The errors of this package: a model can't be served, or a step can't be computed.
-
-The tree, with the exit code of a worker that can't start because of the error:
+The errors, with the exit code of a worker that can't start because of them:
 
     ModelError            the file is missing, damaged or of a kind that is not served     BAD_MODEL
     └─ ModelTooLarge      the weights or the KV cache do not fit this machine              NO_MEMORY

@@ -1,12 +1,12 @@
-"""A llama.cpp context that turns inputs into vectors or scores: owner of its `llama_context` pointer.
+"""A llama.cpp context that turns inputs into vectors or scores, owner of its `llama_context` pointer, and the tokens of
+such inputs, as llama-server makes them.
 
-One call of `compute` is one micro-batch: parts of many inputs, each under a sequence of its own. Encoders read a
-whole input at once and have no KV cache; decoders may read one over several calls. Everything but construction
-belongs to one thread. Source: llama.h, llama-context.cpp and llama-graph.cpp (`build_pooling`) of llama.cpp.
+One call of `compute` is one micro-batch: parts of many inputs, each under a sequence of its own. Encoders read a whole
+input at once and have no KV cache; decoders may read one over several calls. Everything but construction belongs to one
+thread.
 
-The tokens of inputs that are embedded or ranked, as llama-server makes them.
-
-Source: `tokenize_input_prompts` and `format_prompt_rerank` in server-common.cpp of llama.cpp.
+Sources: llama.h, llama-context.cpp and llama-graph.cpp (`build_pooling`) of llama.cpp; `tokenize_input_prompts` and
+`format_prompt_rerank` in server-common.cpp for the tokens.
 """
 
 from __future__ import annotations

@@ -1,20 +1,13 @@
-"""Prometheus' counters, gauges and histograms: declared, created in groups, and bounded in their series.
+"""Prometheus' counters, gauges and histograms: declared where they are created, in the groups that docs/metrics.md
+lists, with a bound on their series and at a cost that suits many streams.
 
-Prometheus' counters, gauges and histograms, with a bound on their series and at a cost that suits many streams.
-
-They are used like those of `prometheus_client`, which they extend: a metric keeps at most `MAX_SERIES` series; `labels`
-is one look-up in a dict where the series is there; values are plain numbers, and a histogram finds a bucket by
-bisection; `lines` writes a series without making samples of it (docs/performance.md). They keep no exemplars and no
-times of creation.
+They extend those of `prometheus_client` and are used like them: a metric keeps at most `MAX_SERIES` series; `labels` is
+one look-up in a dict where the series is there; values are plain numbers, and a histogram finds a bucket by bisection;
+`lines` writes a series without making samples of it (docs/performance.md). They keep no exemplars and no times of
+creation.
 
 One thread counts, any thread may collect. What is overridden here is no public interface of the library, so
 pyproject.toml caps its version.
-
-The declaration of one metric (name, kind, help, labels and buckets), and the buckets: plain data.
-
-Creates metrics in a registry, in the groups that docs/metrics.md lists: a metric is declared where it is created.
-
-The metrics of any process, by Prometheus' own collectors; those that begin with `process_` need `/proc`.
 """
 
 from __future__ import annotations
@@ -296,7 +289,9 @@ class Group:
 
 
 class ProcessMetrics:
-    """The process's metrics, of which the event loop's tasks are counted here."""
+    """The metrics of any process, by Prometheus' own collectors, of which the event loop's tasks are counted here.
+    Those that begin with `process_` need `/proc`.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.group = Group("Every process", registry)

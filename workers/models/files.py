@@ -1,11 +1,5 @@
-"""The names of models' files, and the record of those that were fetched from the hub.
-
-The names of models: of their files and of a split model's parts, and of a model of the hub.
-
-The record of the models fetched from the hub into a models folder: their files, their commits, their hashes.
-
-`fetched.json` maps a reference to its file (the first part of a split model). `contents.json` maps it to its commit and
-each file's SHA-256, with the size and time that the file had when it was checked. Other machines may share the folder.
+"""The names of models' files, of a split model's parts and of models of the hub, and the record of the models that were
+fetched from there.
 """
 
 from __future__ import annotations
@@ -118,7 +112,12 @@ class FileChanged(Exception):
 
 
 class Fetched:
-    """Reads and writes the two files. Methods may raise OSError where they write."""
+    """The record of the models fetched from the hub into a models folder. Methods may raise OSError where they write.
+
+    `fetched.json` maps a reference to its file (the first part of a split model). `contents.json` maps it to its commit
+    and each file's SHA-256, with the size and time that the file had when it was checked. Other machines may share the
+    folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._places = folder / "fetched.json"

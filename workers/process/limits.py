@@ -1,17 +1,6 @@
-"""Limits that a process sets on itself, and settings of the C library's malloc.
-
-Limits that a process sets on itself: a worker, so that its crash harms nobody else and gives nothing away; a helper
-process (`workers.process.helper_process`), before it reads untrusted input.
-
-Settings of the C library's malloc, so that freed memory goes back, and threads that are there from the start.
-
-A process that is short of memory may hang where it starts a thread.
-
-glibc raises its threshold for blocks that it maps one by one each time such a block is freed, up to 32 MiB. Smaller
-blocks lie in a thread's arena, which keeps them: the arena of a worker that had moved states of all sizes for half
-an hour held 67 MB, of which 37 were free. Each thread has an arena, up to eight for each core, and the others can't
-use what is free in it: nine arenas of a worker had 20 MiB free between them. A gateway that had read thirty
-messages of 8 MB kept 140 MiB; with these settings it keeps 2. Source: mallopt(3).
+"""Limits that a process sets on itself: a worker, so that its crash harms nobody else and gives nothing away; a helper
+process (`workers.process.helper_process`), before it reads untrusted input. Also settings of the C library's malloc, so
+that freed memory goes back, and thread pools whose threads are there from the start.
 """
 
 from __future__ import annotations
@@ -99,6 +88,12 @@ def keep_little(large_bytes: int = LARGE_BYTES) -> bool:
     arenas. Return False where the C library can't.
 
     Call it once for the whole process, before its threads begin.
+
+    glibc raises its threshold for blocks that it maps one by one each time such a block is freed, up to 32 MiB. Smaller
+    blocks lie in a thread's arena, which keeps them: the arena of a worker that had moved states of all sizes for half
+    an hour held 67 MB, of which 37 were free. Each thread has an arena, up to eight for each core, and the others can't
+    use what is free in it: nine arenas of a worker had 20 MiB free between them. A gateway that had read thirty
+    messages of 8 MB kept 140 MiB; with these settings it keeps 2. Source: mallopt(3).
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):

@@ -1,9 +1,5 @@
 """Ends a process: when a signal asks it to stop, or when the process that started it ends.
 
-Signals that ask a process to stop: what they do while a model is loaded, and what to programs that keep others.
-
-Ends a process when the process that started it ends.
-
     python -m workers.process.signals PROGRAM ARGS...
 
 becomes PROGRAM, which then ends when its parent does (on Linux).

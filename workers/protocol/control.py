@@ -1,6 +1,5 @@
-"""Control of gateways and workers beside their calls: proofs that a secret is shared, and draining.
-
-Proofs between gateways and workers that they share a secret, which itself never travels.
+"""Control of gateways and workers beside their calls: proofs that both share a secret, which itself never travels, and
+draining.
 
 Each proof is an HMAC-SHA256 under the worker secret. Each use has its own label, so that a stolen proof is good for
 nothing else:
@@ -9,9 +8,7 @@ nothing else:
     a token     a gateway shows it to a worker, and `paddock drain` to its target; it belongs to one process (boot)
     a proof     a worker's answer to a gateway's challenge: it lives, and knows the secret, before it is sent a prompt
 
-`POST /health/drain`, of gateways and of workers: takes a process out of service and answers when nothing runs
-there.
-
+`POST /health/drain`, of gateways and of workers, takes a process out of service and answers when nothing runs there.
 `timeout_s` of the query bounds the waiting. A gateway knows `settle_s` too: seconds in which no new request came.
 """
 

@@ -1,12 +1,13 @@
-"""The events of a call, as a worker sends them. They are also the canonical events inside the gateway.
+"""The events of a call, as a worker sends them, and its failures as data. They are also the canonical events inside the
+gateway.
 
-Each event travels as a JSON array whose first element is its tag (msgspec `array_like`): one engine step of many
-calls is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Reasoning`, `Logprobs`
-and `ToolCallDelta`, then exactly one `Finished` or `Failed`. A call that is cancelled emits nothing more.
-`Settings`, `Progress`, `Tokens` and `TimingsSoFar` come only for calls that ask for them (`GenerateRequest.tell`),
-`PromptLogprobs` as well (`GenerateRequest.prompt_probs`).
+Each event travels as a JSON array whose first element is its tag (msgspec `array_like`): one engine step of many calls
+is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Reasoning`, `Logprobs` and
+`ToolCallDelta`, then exactly one `Finished` or `Failed`. A call that is cancelled emits nothing more. `Settings`,
+`Progress`, `Tokens` and `TimingsSoFar` come only for calls that ask for them (`GenerateRequest.tell`), `PromptLogprobs`
+as well (`GenerateRequest.prompt_probs`).
 
-The failures of one call on a worker, as data: the gateway translates each code once, where it enters.
+The gateway translates each code of a failure once, where it enters:
 
 code               HTTP status   may be retried on another worker before the first event
 -----------------  -----------   --------------------------------------------------------

@@ -1,16 +1,12 @@
-"""Server-sent events on the worker wire, and messages encoded as JSON in parts.
+"""Server-sent events on the worker wire, and JSON: written in parts, and read in a time that no caller's number can
+stretch.
 
-Server-sent events on the worker wire: writes frames, and cuts a stream of bytes back into frames.
+Frames are written, and a stream of bytes is cut back into them. Only what this wire uses is written (`event`, `id`, one
+line of `data`, comments), but any conforming stream is read. Source: WHATWG HTML, "Server-sent events".
 
-Source: WHATWG HTML, "Server-sent events". Only what this wire uses is written (`event`, `id`, one line of `data`,
-comments), but any conforming stream is read.
-
-Encodes a message as JSON in parts: one call that encodes megabytes holds the interpreter's lock for all streams.
-
-The parts together are what `msgspec.json.encode` returns. Between two of them other tasks of the event loop get
-their turn and, since the lock is free then, other threads.
-
-How floats are read in JSON that callers wrote: in a time that does not depend on their values.
+One call that encodes megabytes holds the interpreter's lock for all streams, so long messages are encoded in parts.
+Together these are what `msgspec.json.encode` returns; between two of them other tasks of the event loop get their turn
+and, since the lock is free then, other threads.
 """
 
 from __future__ import annotations

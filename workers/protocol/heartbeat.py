@@ -1,11 +1,9 @@
-"""The heartbeat: a worker's record in Redis, written several times within its lifetime (`keys.HEARTBEAT_TTL_S`).
+"""The heartbeat, a worker's record in Redis, written several times within its lifetime (`keys.HEARTBEAT_TTL_S`); and
+news, the worker's changes between two heartbeats.
 
-News: a worker's changes between two heartbeats, told to all gateways as entries of the stream `pd:news`.
-
-A worker numbers its entries. A gateway that misses a number, or joins late, reads the worker's record and its heads
-(prefix hashes) anew (`keys.worker`, `keys.worker_heads`) and goes on from the numbers in them.
-
-The memory of the devices that a worker computes on.
+All gateways get news as entries of the stream `pd:news`, which each worker numbers. A gateway that misses a number, or
+joins late, reads the worker's record and its prefix hashes anew (`keys.worker`, `keys.worker_heads`) and goes on from
+the numbers in them.
 """
 
 from __future__ import annotations

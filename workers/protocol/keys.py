@@ -1,4 +1,4 @@
-"""Every name, lifetime and channel of Paddock's data in Redis, declared once.
+"""Every name, lifetime and channel of Paddock's data in Redis, and the rights of the users that read and write it.
 
 The model is the hash tag, so that all that one script touches lies in one Cluster slot. Workers write their own
 heartbeat and nothing else; the rest belongs to the gateways' admission scripts (`gateway/store/lua`).
@@ -7,7 +7,7 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     --------------------------------  ------  -----------  ---------------------------------------------------------
     pd:models                         set     worker       names of models that have had a worker
     pd:keys                           hash    gateway      key id -> its seal, and its record (JSON, SHA-256 only)
-    pd:news                           stream  worker       what changes in each worker (`news.sealed_news`)
+    pd:news                           stream  worker       what changes in each worker (`heartbeat.sealed_news`)
     pd:gateways                       zset    gateway      id of a gateway process -> unix time of its last beat
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
     pd:stream:{<id>}                  hash    gateway      a stream that may be resumed: team, request, gateway, end
@@ -21,7 +21,7 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:responses:{<team>}:of:<id>     string  gateway      a stored response with its input (JSON)
     pd:{model}:workers                set     worker       ids of workers; the sweep removes those without a record
     pd:{model}:worker:<id>            hash    worker       `beat` (JSON) and its `seal`, and what scripts read
-    pd:{model}:worker:<id>:heads      string  worker       heads of what is cached there (`news.pack_heads`)
+    pd:{model}:worker:<id>:heads      string  worker       prefix hashes of its cache (`heartbeat.pack_heads`)
     pd:{model}:leases:<id>            zset    gateway      lease id -> expiry, unix ms: the slots in use there
     pd:{model}:leased                 hash    gateway      worker id -> its process, leases, their KV, slots
     pd:{model}:lease:<id>             hash    gateway      worker, boot, address, gateway, fence, kv, team, charge
@@ -44,12 +44,11 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
 A worker adds itself to `pd:models` and `pd:{model}:workers` with every heartbeat: a restarted Redis knows nothing.
 A ticket and the lease that it becomes have one id, made by the gateway; a granted ticket has both records.
 
-The rights of Paddock's Redis users: one for gateways, one for workers, each with no more than it needs.
-
-A worker parses models and prompts of strangers in C++. Should one be taken over, its login writes no API key, reads
-no stored response, and changes no queue: it reaches the records that workers keep of themselves, and nothing else.
-Supervisors keep workers, and log in as workers do. The rules are those of Redis 6.2, where a name may be read and
-written or neither; scripts run with the rights of their caller.
+There is one Redis user for gateways and one for workers, each with no more rights than it needs. A worker parses models
+and prompts of strangers in C++. Should one be taken over, its login writes no API key, reads no stored response, and
+changes no queue: it reaches the records that workers keep of themselves, and nothing else. Supervisors keep workers,
+and log in as workers do. The rules are those of Redis 6.2, where a name may be read and written or neither; scripts run
+with the rights of their caller.
 """
 
 from __future__ import annotations

@@ -1,27 +1,26 @@
 """The wire types of questions to a worker beside its calls: texts and tokens, slots, adapters.
 
-The wire types for text without the engine: tokens of a text, text of tokens, a request's prompt, what is served.
+Questions about text need no engine. Every one answers `200`, or an error status with a `Failure`. Nothing is stored or
+generated, so all may be repeated on any worker of the model. The work is bounded: see the limits below.
 
-Every request answers `200`, or an error status with a `Failure`. Nothing is stored or generated, so all may be
-repeated on any worker of the model. The work is bounded: see the limits below.
+    POST /v1/tokenize     Tokenize    ->  Tokenized
+    POST /v1/detokenize   Detokenize  ->  Detokenized
+    POST /v1/render       Render      ->  Rendered
+    GET  /v1/props                    ->  Props
 
-POST /v1/tokenize     Tokenize    ->  Tokenized
-POST /v1/detokenize   Detokenize  ->  Detokenized
-POST /v1/render       Render      ->  Rendered
-GET  /v1/props                    ->  Props
-
-The wire types for a worker's slots: list them, save a conversation under a name, restore or erase it.
-
-`GET /v1/slots` answers a list of `SlotInfo`. `POST /v1/slots/{id}` takes a `SlotAction` and answers `SlotSaved`,
-`SlotRestored` or `SlotErased`. A slot holds the conversation that last ended in it, for the team and salt that
-owned it; for everybody else it is empty. Names of the answers' fields: "POST /slots/{id_slot}" in
+A slot holds the conversation that last ended in it, for the team and salt that owned it; for everybody else it is
+empty. It can be saved under a name, restored and erased. Names of the answers' fields: "POST /slots/{id_slot}" in
 tools/server/README.md of llama.cpp.
 
-The wire types for one worker's LoRA adapters: requests to load and unload one, and the state of each.
+    GET  /v1/slots                    ->  list of SlotInfo
+    POST /v1/slots/{id}   SlotAction  ->  SlotSaved, SlotRestored or SlotErased
 
-`POST /v1/adapters` takes `LoadAdapter` and answers `AdapterInfo`; `GET /v1/adapters` answers a list of
-`AdapterInfo`; `DELETE /v1/adapters/{name}?wait_s=N` unloads an adapter. It answers the adapter's last
-`AdapterInfo`, once no call uses it any more or after N seconds (default 0).
+LoRA adapters are loaded and unloaded for one worker. Unloading answers the adapter's last state, once no call uses it
+any more or after N seconds (default 0).
+
+    POST   /v1/adapters               LoadAdapter  ->  AdapterInfo
+    GET    /v1/adapters                            ->  list of AdapterInfo
+    DELETE /v1/adapters/{name}?wait_s=N            ->  AdapterInfo
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""The error codes of Redis, each with what an operator does about it, and how often it is tried again.
-
-The error codes of Redis in one table, each with what an operator does about it.
-
-Limits how often a Redis that can't be reached is tried again.
+"""The error codes of Redis in one table, each with what an operator does about it, and a limit on how often a Redis
+that can't be reached is tried again.
 """
 
 from __future__ import annotations

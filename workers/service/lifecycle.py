@@ -1,12 +1,8 @@
-"""Whether a worker serves, drains or ends, and whether it has the memory for calls.
-
-Whether a worker serves, drains or ends, and why.
+"""The state of a worker: whether it serves, drains or ends, and whether it has the memory for calls.
 
 start -> listening -> registered -> serving --signal--> draining --idle or bound--> cut -> flushed -> gone
                                         |`--/health/drain--^                         ^
                                         `-----engine crashed-------------------------'
-
-Notes that a worker has too little memory, so that gateways send it no calls until it has enough again.
 """
 
 from __future__ import annotations
@@ -39,7 +35,9 @@ def is_shortage(error: BaseException | None) -> bool:
 
 
 class Shortage:
-    """The shortage of one worker process. For one event loop."""
+    """Notes that a worker has too little memory, so that gateways send it no calls until it has enough again. For one
+    event loop.
+    """
 
     def __init__(self, can_take: Callable[[int], bool] = can_take) -> None:
         self._can_take = can_take

@@ -1,8 +1,6 @@
 """Keeps one child process: starts it, watches it, starts it again when it dies, stops it with its process group.
 
-Whether a dead process is started again is the exit-code policy of `workers.protocol.control`.
-
-A worker's slot on this machine, which is empty while its model is unloaded.
+Whether a dead process is started again is the exit-code policy of `workers.protocol.exits`.
 """
 
 from __future__ import annotations
@@ -261,7 +259,9 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 class WorkerSlot:
-    """The slot of one worker. `keep` runs until `stop` was called, or until the worker may not be started again."""
+    """The slot of one worker on this machine, which is empty while its model is unloaded. `keep` runs until `stop` was
+    called, or until the worker may not be started again.
+    """
 
     def __init__(self, make: Callable[[], Child]) -> None:
         """`make` returns a new child."""

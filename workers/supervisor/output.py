@@ -1,11 +1,8 @@
-"""Keeps the lines that the children write, and writes the notable ones to the terminal without waiting for it.
-
-Keeps the lines that the children write: all in a bounded log file each, the notable ones on the terminal too.
-
-Writes lines to the terminal without waiting for it.
+"""Keeps the lines that the children write: all in a bounded log file each, the notable ones on the terminal too.
 
 A terminal that is stopped (Ctrl-S), or a pipe whose reader has stopped reading, takes no more bytes, and a write to it
-waits. A process that reads what its children write must not wait: the children would wait for it.
+waits. A process that reads what its children write must not wait, since the children would wait for it: a thread writes
+to the terminal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Plans one machine's workers, their models and devices, keeps them alive and stops them together.
+"""Finds the GPUs of this machine, plans its workers, their models and devices, keeps them alive and stops them
+together.
 
-Finds the GPUs that this machine's workers may use. Asks the driver's own program; never loads CUDA.
+The driver's own program is asked for the GPUs; CUDA is never loaded.
 """
 
 from __future__ import annotations

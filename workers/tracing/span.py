@@ -1,8 +1,5 @@
-"""The spans of a trace, each made when it is over, and the context by which they are one trace.
-
-The spans of a trace, each made when it is over.
-
-The trace context, as it travels in the headers `traceparent` and `tracestate`.
+"""The spans of a trace, each made when it is over, and the context by which they are one trace: it travels in the
+headers `traceparent` and `tracestate`.
 
 Source: W3C Trace Context, level 1 (https://www.w3.org/TR/trace-context/). Malformed headers count as missing.
 """

@@ -1,11 +1,9 @@
-"""The tracer, which is told of each finished call: none, or a thread that makes spans of them and sends them.
+"""The tracer, which gets each finished call: one that records nothing, or a thread that makes spans of calls and sends
+them to the configured endpoint.
 
 `tell` appends to a queue. When that is full, or the collector does not take what is sent to it, traces are lost and a
-line in the log says so; no call ever waits or fails for it.
-
-Opens a process's tracer: one that sends to the configured endpoint, or none.
-
-Without an endpoint OpenTelemetry's libraries are not loaded and need not be installed.
+line in the log says so; no call ever waits or fails for it. Without an endpoint OpenTelemetry's libraries are not
+loaded and need not be installed.
 """
 
 from __future__ import annotations

@@ -1,26 +1,7 @@
 """Reads tool calls that are JSON objects after a mark: Hermes', Qwen's and most others', and GigaChat's.
 
-Reads tool calls in the form of Hermes, Qwen and many later models:
-
-    <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>
-
-Source of the format: NousResearch/Hermes-Function-Calling. Apriel's are a list between <tool_calls> and
-</tool_calls>. Small models forget the marks: an answer that begins with such JSON is a call too if it names a tool:
-alone, in a list, in sequence, or inside a Markdown fence. JSON that names no tool is text.
-
-The family of all other models, read as Hermes' are: where a template can't show tools, the prompt asks for that
-form, and bare JSON is what most others try first.
-
-Reads the tool calls of GigaChat 3, JSON after a mark; version 3.1 has a token for it:
-
-    <|message_sep|>
-
-    function call<|role_sep|>
-    {"name": "get_weather", "arguments": {"city": "Paris"}}
-
-    <|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}
-
-Source: the chat templates of ai-sage/GigaChat3-10B-A1.8B and GigaChat3.1-10B-A1.8B.
+`PLAIN`, the family of all other models, is read as Hermes' is: where a template can't show tools, the prompt asks for
+that form, and bare JSON is what most others try first.
 """
 
 from __future__ import annotations
@@ -39,6 +20,15 @@ FENCE, FENCE_END = "```json", "```"
 
 
 class HermesReader(MarkedJsonReader):
+    """Reads calls in the form of Hermes, Qwen and many later models.
+
+        <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>
+
+    Apriel's are a list between <tool_calls> and </tool_calls>. Small models forget the marks: an answer that begins
+    with such JSON is a call too if it names a tool: alone, in a list, in sequence, or inside a Markdown fence. JSON
+    that names no tool is text. Source: NousResearch/Hermes-Function-Calling.
+    """
+
     openers: tuple[str, ...] = (OPEN, LIST_OPEN)
     closers: tuple[str, ...] = (CLOSE, LIST_CLOSE)
     bare: tuple[str, ...] = ("{", "[", FENCE)
@@ -74,6 +64,18 @@ GIGACHAT_ROLE = "function call<|role_sep|>\n"
 
 
 class GigaChatReader(MarkedJsonReader):
+    """Reads the calls of GigaChat 3, JSON after a mark; version 3.1 has a token for it.
+
+        <|message_sep|>
+
+        function call<|role_sep|>
+        {"name": "get_weather", "arguments": {"city": "Paris"}}
+
+        <|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}
+
+    Source: the chat templates of ai-sage/GigaChat3-10B-A1.8B and GigaChat3.1-10B-A1.8B.
+    """
+
     openers = (GIGACHAT_OPEN, GIGACHAT_ROLE)
     silent = (GIGACHAT_SEPARATOR,)
 

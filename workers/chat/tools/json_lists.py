@@ -1,29 +1,5 @@
-"""Reads tool calls that are one JSON list after a mark: Mistral's, Command R's, Granite 3's and others'.
-
-Reads tool calls that are a JSON list after a mark: Granite 3's, Phi-4-mini's, Nemotron Nano 2's, and `functools`.
-
-    <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>
-    <TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</TOOLCALL>
-    functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
-
-Sources: the chat templates of ibm-granite/granite-3.3, microsoft/Phi-4-mini-instruct, nvidia/Nemotron-Nano-v2 and
-fireworks-ai/llama-3-firefunction-v2. Granite writes its answer between <response> and </response> when it thinks.
-
-Reads the tool calls of Mistral's models: until 2024 a JSON list, with ids or without; later each has own marks.
-
-    [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
-    [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}
-    [TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Paris"}
-
-Both are read whatever the template shows. Ids are nine letters or digits: the templates refuse others. Source: the
-chat templates of Mistral-Nemo-Instruct-2407, Mistral-Small-3.2-24B-Instruct-2506, Ministral-3-14B-Reasoning-2512.
-
-Reads the tool calls of Cohere's Command models, a list of actions:
-
-    <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}}]<|END_ACTION|>
-
-Command-R and R+ write `Action:` and a Markdown fence around the list instead. Source: the chat templates of
-CohereForAI/c4ai-command-r7b-12-2024 and CohereForAI/c4ai-command-r-plus.
+"""Reads tool calls that are one JSON list after a mark: Granite 3's, Nemotron Nano 2's, Phi-4-mini's, Mistral's,
+Command R's and `functools`.
 """
 
 from __future__ import annotations
@@ -44,6 +20,16 @@ FUNCTOOLS = "functools"
 
 
 class ListReader(MarkedJsonReader):
+    """Reads the calls of Granite 3, Nemotron Nano 2, Phi-4-mini and `functools`, whose marks differ.
+
+        <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>
+        <TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</TOOLCALL>
+        functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
+
+    Sources: the chat templates of ibm-granite/granite-3.3, microsoft/Phi-4-mini-instruct, nvidia/Nemotron-Nano-v2 and
+    fireworks-ai/llama-3-firefunction-v2. Granite writes its answer between <response> and </response> when it thinks.
+    """
+
     openers: tuple[str, ...] = (LIST_OPEN,)
     bare: tuple[str, ...] = (FUNCTOOLS,)
     closers: tuple[str, ...] = (LIST_CLOSE,)
@@ -103,6 +89,17 @@ _AFTER_ID = Tags((ARGS,))
 
 
 class MistralReader(Reader):
+    """Reads the calls of Mistral's models: until 2024 a JSON list, with ids or without; later each call has its own
+    marks.
+
+        [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
+        [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}
+        [TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Paris"}
+
+    All are read whatever the template shows. Ids are nine letters or digits: the templates refuse others. Source: the
+    chat templates of Mistral-Nemo-Instruct-2407, Mistral-Small-3.2-24B-Instruct-2506, Ministral-3-14B-Reasoning-2512.
+    """
+
     openers: tuple[str, ...] = (CALLS_OPEN,)
 
     def _call(self, mark: str) -> Steps[bool]:
@@ -167,12 +164,24 @@ ACTION, FENCE, FENCE_END = "Action:", "```json", "```"
 
 
 class CommandReader(MarkedJsonReader):
+    """Reads the calls of Cohere's Command models, a list of actions.
+
+        <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_time", "parameters": {"city": "Rome"}}]<|END_ACTION|>
+
+    Source: the chat template of CohereForAI/c4ai-command-r7b-12-2024.
+    """
+
     openers: tuple[str, ...] = (ACTIONS_OPEN,)
     closers: tuple[str, ...] = (ACTIONS_CLOSE,)
     silent: tuple[str, ...] = SILENT
 
 
 class CommandRReader(MarkedJsonReader):
+    """Reads the calls of Command-R and R+: `Action:` and the same list in a Markdown fence.
+
+    Source: the chat template of CohereForAI/c4ai-command-r-plus.
+    """
+
     openers: tuple[str, ...] = (ACTION,)
     closers: tuple[str, ...] = (FENCE_END,)
 

@@ -1,33 +1,7 @@
-"""Reads tool calls with a mark for each parameter: Qwen3-Coder's, GLM's and their followers'.
+"""Reads tool calls with a mark for each parameter: Qwen3-Coder's and its followers', and GLM's.
 
-Reads tool calls whose arguments stand between marks of their own, one after the other, and are not JSON.
-
-    <function=get_weather><parameter=city>Paris</parameter><parameter=days>3</parameter></function>
-
-Text is passed on as it comes; a value of another type, by the tool's schema, when it is whole or long.
-
-Reads tool calls with a mark for the function and one for each parameter: Qwen3-Coder's and its followers',
-Seed-OSS', MiniMax M2's, those of DeepSeek V3.2 and V4.
-
-    <tool_call>
-    <function=get_weather>
-    <parameter=city>
-    Paris
-    </parameter>
-    </function>
-    </tool_call>
-
-They differ in the marks. Sources: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct, ByteDance-Seed/Seed-OSS-36B,
-MiniMaxAI/MiniMax-M2 and deepseek-ai/DeepSeek-V3.2.
-
-Reads the tool calls of GLM 4.5 to 4.7 and others in this form:
-
-    <tool_call>get_weather
-    <arg_key>city</arg_key>
-    <arg_value>Paris</arg_value>
-    </tool_call>
-
-Source: the chat templates of zai-org/GLM-4.6 and GLM-4.7-Flash.
+The arguments stand between marks of their own, one after the other, and are not JSON. Text is passed on as it comes; a
+value of another type, by the tool's schema, when it is whole or long.
 """
 
 from __future__ import annotations
@@ -161,7 +135,19 @@ class Marks:
 
 
 class FunctionReader(ParameterReader):
-    """Reads such calls, by the family's marks."""
+    """Reads calls with a mark for the function too: those of Qwen3-Coder and others, which differ in the marks.
+
+        <tool_call>
+        <function=get_weather>
+        <parameter=city>
+        Paris
+        </parameter>
+        </function>
+        </tool_call>
+
+    Sources: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct, ByteDance-Seed/Seed-OSS-36B, MiniMaxAI/MiniMax-M2,
+    deepseek-ai/DeepSeek-V3.2 and V4.
+    """
 
     own: Marks
 
@@ -272,6 +258,16 @@ _VALUE_END = Tags((VALUE_END,))
 
 
 class GlmReader(ParameterReader):
+    """Reads the calls of GLM 4.5 to 4.7 and others in this form.
+
+        <tool_call>get_weather
+        <arg_key>city</arg_key>
+        <arg_value>Paris</arg_value>
+        </tool_call>
+
+    Source: the chat templates of zai-org/GLM-4.6 and GLM-4.7-Flash.
+    """
+
     openers: tuple[str, ...] = (OPEN,)
 
     def _call(self, mark: str) -> Steps[bool]:

@@ -1,23 +1,4 @@
-"""Reads tool calls in the form of Python, names the models that write them, and reads Llama 3's, which may be either.
-
-Reads tool calls in the form of Python, and names the models that write them.
-
-    [get_weather(city="Paris", days=3), get_time()]
-
-LFM2 puts <|tool_call_start|> and <|tool_call_end|> around the list, Llama 4 has <|python_start|> and <|python_end|>.
-Gemma 2 and 3, which have no form of their own, put it into a Markdown fence of `tool_code`. An answer without marks
-must begin with a call and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B, Meta's prompt formats of
-Llama 3.2 and 4, Google's "Function calling with Gemma".
-
-Reads the tool calls of Llama 3.1, 3.2 and 3.3, where the answer begins with them:
-
-    {"name": "get_weather", "parameters": {"city": "Paris"}}
-    <|python_tag|>get_weather.call(city="Paris")
-    [get_weather(city="Paris")]
-
-Several calls follow each other, with semicolons or without. JSON or Python that names no tool is text. Source: Meta's
-prompt formats of Llama 3.1 and 3.2, and the chat templates.
-"""
+"""Reads tool calls in the form of Python, and Llama 3's, which may be Python or JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +17,15 @@ TOOL_CODE = "```tool_code"
 
 
 class PythonReader(Reader):
-    """A reader that reads calls in Python's form beside those in JSON."""
+    """Reads calls in Python's form beside those in JSON.
+
+        [get_weather(city="Paris", days=3), get_time()]
+
+    LFM2 puts <|tool_call_start|> and <|tool_call_end|> around the list, Llama 4 has <|python_start|> and
+    <|python_end|>. Gemma 2 and 3, which have no form of their own, put it into a Markdown fence of `tool_code`. An
+    answer without marks must begin with a call and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B,
+    Meta's prompt formats of Llama 3.2 and 4, Google's "Function calling with Gemma".
+    """
 
     def _python_calls(self, *, known: bool) -> Steps[bool]:
         """Read one call, or a list of them; return False where there is none."""
@@ -153,6 +142,16 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class LlamaReader(HermesReader, PythonReader):
+    """Reads the calls of Llama 3.1, 3.2 and 3.3, where the answer begins with them.
+
+        {"name": "get_weather", "parameters": {"city": "Paris"}}
+        <|python_tag|>get_weather.call(city="Paris")
+        [get_weather(city="Paris")]
+
+    Several calls follow each other, with semicolons or without. JSON or Python that names no tool is text. Source:
+    Meta's prompt formats of Llama 3.1 and 3.2, and the chat templates.
+    """
+
     openers: tuple[str, ...] = (*HermesReader.openers, PYTHON_TAG)
 
     def _call(self, mark: str) -> Steps[bool]:

@@ -1,11 +1,9 @@
 """The base of all families' parsers, which read an answer in portions.
 
-A reader is one generator that pauses where more text must come first. Text that may be the beginning of a call is
-its head: `_begin` turns it into a call; if it turns out to be none, it is passed on as text. So every character
-ends up in text, in a thought, in a name or in arguments, or was syntax: marks, other members of a call, whitespace
-around calls and thoughts.
-
-Reads tool calls that are JSON between marks: one object with name and arguments, or a list of them.
+A reader is one generator that pauses where more text must come first. Text that may be the beginning of a call is its
+head: `_begin` turns it into a call; if it turns out to be none, it is passed on as text. So every character ends up in
+text, in a thought, in a name or in arguments, or was syntax: marks, other members of a call, whitespace around calls
+and thoughts.
 """
 
 from __future__ import annotations
@@ -491,6 +489,8 @@ def _held(value: str) -> str:
 
 
 class MarkedJsonReader(Reader):
+    """Reads calls that are JSON between marks: one object with name and arguments, or a list of them."""
+
     closers: tuple[str, ...] = ()
     """Marks of which one may follow."""
 

@@ -1,6 +1,5 @@
-"""The text that a parser has received, and generators that read parts of it and pause where more must come first.
-
-Searches for several marks at once in a text that comes in portions.
+"""The text that a parser has received: generators that read parts of it and pause where more must come first, and a
+search for several marks at once.
 """
 
 from __future__ import annotations

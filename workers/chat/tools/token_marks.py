@@ -1,36 +1,4 @@
-"""Reads tool calls whose names and arguments stand between special tokens: DeepSeek's, Kimi's, Functionary's.
-
-Reads the tool calls of DeepSeek R1, V3 and V3.1:
-
-    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
-    ```json
-    {"city": "Paris"}
-    ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
-
-V3.1 writes the name before the separator and the arguments after it, without a fence. Both forms are read whatever the
-template shows, and Hermes' too: these templates can't show tools, and models are told to answer so. Source: the chat
-templates of deepseek-ai/DeepSeek-R1 and deepseek-ai/DeepSeek-V3.1.
-
-Reads the tool calls of Kimi K2:
-
-    <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}
-    <|tool_call_end|><|tool_calls_section_end|>
-
-The text before the arguments is the call's id; the model counts its calls in it, so callers get it unchanged. Source:
-the chat template of moonshotai/Kimi-K2-Instruct.
-
-Reads the tool calls of MeetKai's Functionary. Version 3.1 puts marks around arguments, 3.2 a line with a recipient:
-
-    <function=get_weather>{"city": "Paris"}</function>
-
-    >>>get_weather
-    {"city": "Paris"}
-    >>>all
-    It is sunny.
-
-The prompt of version 3.2 ends with the first `>>>`, so the answer begins with a name. Source: the chat templates of
-meetkai/functionary-medium-v3.1 and -v3.2.
-"""
+"""Reads tool calls whose names and arguments stand between special tokens: DeepSeek's, Kimi's, Functionary's."""
 
 from __future__ import annotations
 
@@ -51,6 +19,18 @@ _AFTER_NAME = Tags((FENCE, "{"))
 
 
 class DeepSeekReader(HermesReader):
+    """Reads the calls of DeepSeek R1, V3 and V3.1.
+
+        <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
+        ```json
+        {"city": "Paris"}
+        ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+    V3.1 writes the name before the separator and the arguments after it, without a fence. Both forms are read whatever
+    the template shows, and Hermes' too: these templates can't show tools, and models are told to answer so. Source: the
+    chat templates of deepseek-ai/DeepSeek-R1 and deepseek-ai/DeepSeek-V3.1.
+    """
+
     openers: tuple[str, ...] = (DEEPSEEK_OPEN, DEEPSEEK_CALL, *HermesReader.openers)
     thought_ends = (DEEPSEEK_OPEN, DEEPSEEK_CALL)
 
@@ -130,6 +110,15 @@ _KIMI_ARGUMENTS = Tags((KIMI_ARGUMENTS,))
 
 
 class KimiReader(Reader):
+    """Reads the calls of Kimi K2.
+
+        <|tool_calls_section_begin|><|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{"city": "Rome"}
+        <|tool_call_end|><|tool_calls_section_end|>
+
+    The text before the arguments is the call's id; the model counts its calls in it, so callers get it unchanged.
+    Source: the chat template of moonshotai/Kimi-K2-Instruct.
+    """
+
     openers: tuple[str, ...] = (KIMI_OPEN, KIMI_CALL)
 
     def __init__(self, family: Family, ask: Ask) -> None:
@@ -196,6 +185,13 @@ _NAMED = Tags((NAMED,))
 
 
 class FunctionaryReader(Reader):
+    """Reads the calls of MeetKai's Functionary 3.1, which puts marks around arguments.
+
+        <function=get_weather>{"city": "Paris"}</function>
+
+    Source: the chat template of meetkai/functionary-medium-v3.1.
+    """
+
     openers: tuple[str, ...] = (FUNCTION_OPEN,)
 
     def _call(self, mark: str) -> Steps[bool]:
@@ -210,6 +206,17 @@ class FunctionaryReader(Reader):
 
 
 class RecipientReader(Reader):
+    """Reads the calls of Functionary 3.2, which puts a line with a recipient before each part.
+
+        >>>get_weather
+        {"city": "Paris"}
+        >>>all
+        It is sunny.
+
+    The prompt ends with the first `>>>`, so the answer begins with a name. Source: the chat template of
+    meetkai/functionary-medium-v3.2.
+    """
+
     def __init__(self, family: Family, ask: Ask) -> None:
         super().__init__(family, ask)
         self._marks = self._at_gap = Tags((RECIPIENT,))

@@ -1,10 +1,9 @@
-"""Adapter turns: the set of adapters that one call computes with, and a pure choice of the next step's set.
+"""Adapter turns: a pure choice of the adapters that the next step computes with, since all rows of one `llama_decode`
+share them.
 
-Adapter turns: a pure choice of the next step's adapters, since all rows of one `llama_decode` share them.
-
-Calls with the same adapters and scales are a group. Teams take turns, and a team's turn goes to its group that has
-waited longest: however many groups a team makes, it bears their cost. All calls of a group are computed in its turn,
-whichever team they are of; a team that waited for just this group has had its turn with it.
+Calls with the same adapters and scales (`AdapterSet`) are a group. Teams take turns, and a team's turn goes to its
+group that has waited longest: however many groups a team makes, it bears their cost. All calls of a group are computed
+in its turn, whichever team they are of; a team that waited for just this group has had its turn with it.
 
 A switch makes llama.cpp lay out its graphs anew, so a turn lasts several steps if a switch costs much beside a step.
 One caller with an adapter of their own does not halve the pace of fifteen others: a group's turn grows with its share
@@ -12,8 +11,6 @@ of the callers. Both have a bound, in steps and in time.
 
 One run each on one core, one caller, rank 8 or 16 on seven matrices of each layer: a switch adds 0.8 to 1.0 ms with the
 demo model (steps of 0.25 ms), 4.2 to 4.4 ms with a 0.5 B model (steps of 23 ms). With eight callers it is in the noise.
-
-The set of LoRA adapters that one call computes with: named weights with scales.
 """
 
 from __future__ import annotations

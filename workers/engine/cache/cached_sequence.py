@@ -1,8 +1,5 @@
-"""The part of a call that the cache knows: its tokens, its place in the KV cache, and what matches them there.
-
-The part of a call that the cache knows: its tokens, and its place in the KV cache.
-
-Matches of a path: the cells and saved blocks that are known along a walk through the radix tree.
+"""The part of a call that the cache knows: its tokens, its cells in the KV cache, and the cells and saved blocks that
+match them along a walk through the radix tree.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""The input of a call, the names of its cached tokens, and the path of a conversation through the prefix index.
-
-The input of a call, what its cells are known by, and the path of a conversation through the prefix index.
-
-The names of cached tokens: the scope that they may be shared in, and digests of all that their KV was computed from.
+"""The input of a call, the path of a conversation through the prefix index, and the names of cached tokens.
 
 A scope is the trust boundary of all KV that is shared, kept or written to disk. A block is named by a chain of digests
-over its scope (team, salt, adapters) and all tokens up to its end. A whole state (of memory that can't be cut) may end
-at any token.
+over its scope (team, salt, adapters) and all tokens up to its end: all that its KV was computed from. A whole state (of
+memory that can't be cut) may end at any token.
 """
 
 from __future__ import annotations

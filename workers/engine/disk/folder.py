@@ -1,14 +1,8 @@
 """The folder of the disk tier, and a process's index of it.
 
-The folder of the disk tier: `<version>/<team>/<2 hex digits>/<name>`, opened level by level without following links.
-
-Names that are not of this form are neither read nor removed. Several processes, on several machines, may use one folder
-at a time; a file that is missing was removed by another one.
-
-A process's index of the disk tier's folder: names, sizes and last uses, from scans now and then and its own work.
-
-Other processes write and remove too, so the index tells what was true lately. Opening a file decides whether it is
-there; the sums decide when to scan again. One thread changes the index; any thread may call `knows`.
+Files lie at `<version>/<team>/<2 hex digits>/<name>`, opened level by level without following links; names that are not
+of this form are neither read nor removed. Several processes, on several machines, may use one folder at a time; a file
+that is missing was removed by another one.
 """
 
 from __future__ import annotations
@@ -319,6 +313,12 @@ HURRIED_SHARE = 0.1
 
 
 class DiskIndex:
+    """The names, sizes and last uses of the folder's files, from scans now and then and this process's own work.
+
+    Other processes write and remove too, so the index tells what was true lately. Opening a file decides whether it is
+    there; the sums decide when to scan again. One thread changes the index; any thread may call `knows`.
+    """
+
     def __init__(self, folder: CacheFolder, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0

@@ -1,17 +1,9 @@
-"""Files that only holders of one secret can have written, and the keys that the secret gives.
-
-Files that only holders of one secret can have written: header, parts, and an HMAC-SHA256 over all of it.
+"""Files that only holders of one secret can have written: header, parts, and an HMAC-SHA256 over all of it.
 
 Their contents are parsed in C++ by llama.cpp, so nothing of a file is handed on before its seal is checked. A file
 appears whole or not at all: it is written under another name, synced, and renamed. Layout, little-endian:
 
     magic 8, format 2, kind 2, zero 4, fingerprint 32, digest 32, start 4, end 4, length 8; the parts; seal 32
-
-The keys of the disk tier, derived from its secret: names that only holders of the secret can make or guess.
-
-A file's name is an HMAC of what its KV was computed from (`workers.engine.cache.prompt`), so a folder's listing tells
-nothing about prompts or teams. The name of a whole state also carries, masked, the name of its whole blocks (the stem),
-so that one look per block of a prompt tells where a closer look is worth it.
 """
 
 from __future__ import annotations
@@ -239,7 +231,13 @@ STEM_HEX = 16
 
 
 class CacheKeys:
-    """The keys that are derived from the secret, one for each use."""
+    """The keys that are derived from the secret, one for each use, and the names that only its holders can make or
+    guess.
+
+    A file's name is an HMAC of what its KV was computed from (`workers.engine.cache.prompt`), so a folder's listing
+    tells nothing about prompts or teams. The name of a whole state also carries, masked, the name of its whole blocks
+    (the stem), so that one look per block of a prompt tells where a closer look is worth it.
+    """
 
     __slots__ = ("_folders", "_masks", "_names", "_stems", "seal")
 

@@ -1,13 +1,11 @@
-"""Drawing tokens for calls that llama.cpp's chain alone does not serve, within a bound on a step's time.
+"""Draws tokens for calls that llama.cpp's chain alone does not serve, within a bound on a step's time.
 
-Drawing tokens for calls that are constrained, must not end yet, are told more than their text, or sample slowly.
+These are calls that are constrained, must not end yet, report more than their text, or sample slowly; all others draw
+with `Context.sample` alone and never come here.
 
-All other calls draw theirs with `Context.sample` alone and never come here.
-
-Bounds on the time of a step for drawing tokens: samplers that sort the vocabulary, probabilities, masks.
-
-Most calls take microseconds. Calls that take milliseconds share a part of each step, and take turns where it is too
-small: they become slower, and the others don't wait for them. A call that exceeds its own bound is ended.
+Most calls take microseconds. Calls that take milliseconds (samplers that sort the vocabulary, probabilities, masks)
+share a part of each step, and take turns where it is too small: they become slower, and the others don't wait for them.
+A call that exceeds its own bound is ended.
 """
 
 from __future__ import annotations

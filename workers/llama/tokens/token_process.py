@@ -2,22 +2,12 @@
 
     python -m workers.llama.tokens.token_process MODEL.gguf DESCRIPTOR
 
-The first process loads the vocabulary and does nothing but fork others, which share its memory: each takes texts
-from a socket of its own, and a new one is there within some milliseconds. It reads orders from the socket
-DESCRIPTOR until that ends: `FORK` with a socket is answered with the child's process id, `END` with a process id
-with its exit code (negative: the signal that ended it).
+The first process loads the vocabulary and does nothing but fork others, which share its memory: each takes texts from a
+socket of its own, and a new one is there within some milliseconds. It reads orders from the socket DESCRIPTOR until
+that ends: `FORK` with a socket is answered with the child's process id, `END` with a process id with its exit code
+(negative: the signal that ended it).
 
-A lower bound on the tokens of a text, found by counting its characters: a text that is far too long for a context
-is refused before anything is tokenised.
-
-A token stands for the characters of its own text and no others, so a text with a thousand letters has at least
-1000 / n tokens where no token has more than n. That holds for characters which no tokenizer drops or rewrites:
-
-- Sentencepiece (`llama`) and byte pairs of bytes (`gpt2`) keep every visible ASCII character. They may drop whitespace
-  beside control tokens, and bytes beyond ASCII that a vocabulary lacks: neither is counted.
-- Wordpiece and unigram vocabularies rewrite the text first, and others are not known well enough: no bound.
-
-Source: `llama_vocab::impl::tokenize` and the sessions of src/llama-vocab.cpp of llama.cpp.
+Before anything is tokenised, `TokenFloor` refuses a text that is far too long for a context by its characters alone.
 """
 
 from __future__ import annotations
@@ -57,7 +47,17 @@ EVERY_BYTE = bytes(range(256))
 
 
 class TokenFloor:
-    """The lower bound for one vocabulary."""
+    """A lower bound on the tokens of a text for one vocabulary, found by counting the text's characters.
+
+    A token stands for the characters of its own text and no others, so a text with a thousand letters has at least 1000
+    / n tokens where no token has more than n. That holds for characters which no tokenizer drops or rewrites:
+
+    - Sentencepiece (`llama`) and byte pairs of bytes (`gpt2`) keep every visible ASCII character. They may drop
+      whitespace beside control tokens, and bytes beyond ASCII that a vocabulary lacks: neither is counted.
+    - Wordpiece and unigram vocabularies rewrite the text first, and others are not known well enough: no bound.
+
+    Source: `llama_vocab::impl::tokenize` and the sessions of src/llama-vocab.cpp of llama.cpp.
+    """
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         """`texts`: texts of all tokens, as the vocabulary writes them; without any there is no bound."""

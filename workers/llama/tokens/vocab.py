@@ -1,6 +1,5 @@
-"""A model's vocabulary: text to tokens and back. Immutable, so every thread may use it.
-
-The vocabulary of a GGUF file without its weights.
+"""A model's vocabulary, or that of a GGUF file without its weights: text to tokens and back. Immutable, so every thread
+may use it.
 """
 
 from __future__ import annotations

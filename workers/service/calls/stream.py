@@ -1,12 +1,12 @@
-"""The event hub: one bounded ring of encoded frames per gateway, filled from the engine's thread.
+"""The event hub, one bounded ring of encoded frames per gateway with the connections that read from it, and the mailbox
+that brings the engine's steps to the event loop.
 
-The event hub: one bounded ring of encoded frames per gateway, and the connections that read from it.
+Everything but `Mailbox.put` runs on the event loop. The ring is the only buffer: a connection keeps a position in it
+and reads at its own pace, so a slow or absent gateway costs at most one ring of memory. Frames that a connection took a
+minute ago are dropped, so that a fleet of many gateways costs a worker what they read in a minute and not a full ring
+each.
 
-Everything here runs on the event loop. The ring is the only buffer: a connection keeps a position in it and reads at
-its own pace, so a slow or absent gateway costs at most one ring of memory. Frames that a connection took a minute ago
-are dropped, so that a fleet of many gateways costs a worker what they read in a minute and not a full ring each.
-
-The first frames of a connection depend on its `Last-Event-ID`:
+The first frames of a connection depend on its `Last-Event-ID` (WHATWG HTML, "Server-sent events"):
 
     id                                        first                    then
     ----------------------------------------  -----------------------  ---------------------------
@@ -17,12 +17,8 @@ The first frames of a connection depend on its `Last-Event-ID`:
     none, and something was dropped           `alive`                  every frame still in the ring
 
 `alive` lists the calls whose missing events all follow: those that run or wait, and those that have ended inside the
-ring. A call that lost an event to the overrun is cancelled and not listed, so that no answer ever has a silent gap.
-The same happens in the middle of a live stream when its connection falls behind by more than the ring.
-
-Source of `Last-Event-ID`: WHATWG HTML, "Server-sent events".
-
-Hands steps from the engine's thread to the event loop: one wake-up at a time, however far behind the loop is.
+ring. A call that lost an event to the overrun is cancelled and not listed, so that no answer ever has a silent gap. The
+same happens in the middle of a live stream when its connection falls behind by more than the ring.
 """
 
 from __future__ import annotations
@@ -364,7 +360,10 @@ Deliver = Callable[[int, list[CallEvent]], None]
 
 
 class Mailbox:
-    """A queue of steps. `put` is for the engine's thread; once it is open, the loop delivers all queued steps."""
+    """Hands steps from the engine's thread to the event loop: one wake-up at a time, however far behind the loop is.
+
+    `put` is for the engine's thread; once the mailbox is open, the loop delivers all queued steps.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], None]) -> None:
         """`on_failure` is told of an error by which a step is lost."""

@@ -1,11 +1,8 @@
-"""Registers a worker in Redis: its heartbeat, its rates, the prefix hashes (heads) of its cache, and news of all.
-
-Registers a worker in Redis: its heartbeat, the prefix hashes (heads) of its cache, and news of both.
+"""Registers a worker in Redis: its heartbeat, the prefix hashes of its cache, news of both, and the averages by which
+gateways predict how long a call would wait.
 
 Serving does not depend on Redis: while it is away the worker goes on, and is back in the fleet with the first beat that
 gets through.
-
-Averages of this worker's calls and their costs, from which it predicts how long the next call would wait.
 """
 
 from __future__ import annotations
@@ -237,7 +234,9 @@ _GAP_WEIGHT = 0.3
 
 
 class Rates:
-    """The averages. For one event loop."""
+    """Averages of this worker's calls and their costs, from which it predicts how long the next call would wait. For
+    one event loop.
+    """
 
     def __init__(self) -> None:
         self._num_bytes = self._num_tokens = 0.0

@@ -1,7 +1,7 @@
 """The ASGI application of one worker: `/v1/submit`, `/v1/cancel`, `/v1/events`, `/v1/pool`, `/metrics`, its probes and
 routes that only some workers have.
 
-Checks the tokens of requests to a worker: those of gateways for this process, and one that only drains it.
+Every request of the worker protocol shows a token: a gateway's for this process, or one that only drains it.
 """
 
 from __future__ import annotations
