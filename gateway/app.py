@@ -22,10 +22,11 @@ from gateway.adapters.choice import CallAdapters
 from gateway.adapters.desired import AdapterWishes
 from gateway.adapters.reconciler import AdapterKeeper
 from gateway.admission.admission import Admission
-from gateway.api.anthropic.messages import CountTokens, MessagesDialect
 from gateway.api.anthropic.models import ModelInfos
+from gateway.api.anthropic.request import read_prompt
+from gateway.api.anthropic.writing import MessagesDialect
+from gateway.api.call_handlers import CallHandlers
 from gateway.api.dialect import Handler
-from gateway.api.generation import Generation, Pooled, TokenCount
 from gateway.api.http.root_app import Door
 from gateway.api.http.sockets import Sockets
 from gateway.api.http.streaming import Pings
@@ -33,10 +34,10 @@ from gateway.api.http.websocket_protocol import connection_bounds
 from gateway.api.intake.decoding import DecodingLane
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
-from gateway.api.native.assembly import native_handlers
-from gateway.api.native.props import Offered
-from gateway.api.native.reception import Reception
-from gateway.api.openai.dialects import ChatDialect, ChatInputTokens, CompletionDialect
+from gateway.api.native.handlers import native_handlers
+from gateway.api.native.props import EnabledRoutes
+from gateway.api.native.request_reader import RequestReader
+from gateway.api.openai.dialects import ChatDialect, CompletionDialect, read_chat_prompt
 from gateway.api.openai.models import Models
 from gateway.api.openai.pooled import EmbeddingsDialect, RerankDialect
 from gateway.api.openai.writing import unserved_handlers
@@ -44,11 +45,12 @@ from gateway.api.operations.drain import Attendance, DrainRoute, drain_route_tok
 from gateway.api.operations.explain import ExplainRoute
 from gateway.api.operations.health import Ready, health, version
 from gateway.api.operations.metrics import METRICS_PATHS, MetricsPage, Targets, metrics_route_token, refuse_metrics
-from gateway.api.responses.assembly import responses_handlers
+from gateway.api.responses.handlers import responses_handlers
 from gateway.api.responses.socket.connection import Bounds
 from gateway.api.responses.socket.memory import Memories
 from gateway.api.resumable import Resumable
 from gateway.api.routes import Routes, answer_models
+from gateway.api.shapes import INPUT_TOKENS
 from gateway.catalog import Names
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
@@ -278,45 +280,42 @@ def _handlers(
     settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, access: AccessControl
 ) -> Mapping[str, Handler]:
     """Return the handler of each route, named as in `gateway.api.routes`."""
-    pipeline, fleet, queries = core.pipeline, core.fleet, core.queries
-    intake, model_wishes = _intake(settings, fleet, core.names), ModelWishes(redis)
+    pipeline, fleet, names, intake = core.pipeline, core.fleet, core.names, _intake(settings, core.fleet, core.names)
+    pings = Pings(settings.ping_interval_s, settings.ping == "event")
     resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)
-    answers = (pipeline, intake, Pings(settings.ping_interval_s, settings.ping == "event"), resumable)
-    counting = (pipeline, queries, intake)
-    models = partial(answer_models, Models(core.names, fleet, model_wishes), ModelInfos(core.names, fleet))
-    reception, circuits = Reception(pipeline, fleet, intake), core.dispatcher.workers.circuits
+    calls = CallHandlers(pipeline, intake, pings, resumable, core.queries)
+    reader, model_wishes, chat = RequestReader(pipeline, intake), ModelWishes(redis), ChatDialect()
+    listing = Models(names, fleet, model_wishes)
+    models = partial(answer_models, listing.show, ModelInfos(names, fleet).show)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)
     responses = ResponseStore(redis, settings.response_ttl_s, settings.responses_bytes_per_team)
+    enabled = EnabledRoutes(settings.slots_endpoint, settings.metrics_endpoint)
+    circuits, queues = core.dispatcher.workers.circuits, LineReader(redis)
+    ready = Ready(redis, fleet, core.admission, core.is_leaving, names.models, core.first, model_wishes)
     return {
-        "chat": Generation(ChatDialect(), *answers),
-        "chat_input_tokens": TokenCount(ChatInputTokens(), *counting),
-        "completion": Generation(CompletionDialect(), *answers),
-        "embeddings": Pooled(EmbeddingsDialect(), pipeline, intake),
-        "rerank": Pooled(RerankDialect(), pipeline, intake),
-        **responses_handlers(access, *answers, core.recordings, responses, queries, *of_sockets, core.metrics),
-        "messages": Generation(MessagesDialect(), *answers),
-        "count_tokens": TokenCount(CountTokens(), *counting),
+        "chat": calls.generate(chat),
+        "chat_input_tokens": calls.count_tokens(read_chat_prompt, INPUT_TOKENS),
+        "completion": calls.generate(CompletionDialect()),
+        "embeddings": calls.pool(EmbeddingsDialect()),
+        "rerank": calls.pool(RerankDialect()),
+        **responses_handlers(calls, access, core.recordings, responses, *of_sockets, core.metrics),
+        "messages": calls.generate(MessagesDialect()),
+        "count_tokens": calls.count_tokens(read_prompt, {}),
         "models": models,
         "model": models,
-        "native_models": Models(core.names, fleet, model_wishes, merged=True),
+        "native_models": listing.show_merged,
         **unserved_handlers(),
         "health": health,
         "version": version,
-        "ready": Ready(redis, fleet, core.admission, core.is_leaving, core.names.models, core.first, model_wishes),
-        "drain": DrainRoute(core.attendance, pipeline, core.sockets),
-        "explain": ExplainRoute(
-            reception, pipeline.adapters, circuits, fleet, core.admission, LineReader(redis), ChatDialect()
-        ),
-        "metrics": MetricsPage(core.metrics.registry, core.gauges.update),
-        "targets": Targets(fleet),
-        **native_handlers(answers, fleet, queries, core.wishes, model_wishes, ChatDialect(), _offered(settings)),
+        "ready": ready.answer,
+        "drain": DrainRoute(core.attendance, pipeline, core.sockets).answer,
+        "explain": ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, queues, chat).answer,
+        "metrics": MetricsPage(core.metrics.registry, core.gauges.update).answer,
+        "targets": Targets(fleet).answer,
+        **native_handlers(calls, reader, fleet, core.wishes, model_wishes, chat, enabled),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
     }
-
-
-def _offered(settings: GatewaySettings) -> Offered:
-    return Offered(slots=settings.slots_endpoint, metrics=settings.metrics_endpoint)
 
 
 def _limits(settings: GatewaySettings) -> Limits:

@@ -26,7 +26,10 @@ ROUTE = "paddock.route"
 Headers = list[tuple[bytes, bytes]]
 
 Handler = Callable[[Principal, Scope, Receive, Send], Awaitable[None]]
-"""Answers a route's requests as an ASGI app does, with their caller, who may call the route (`gateway.api.routes`)."""
+"""Answers a route's requests as an ASGI app does, with their caller, who may call the route (`gateway.api.routes`).
+
+Every handler is a function or a method of this form; `gateway.api.call_handlers` makes those of calls in any dialect.
+"""
 
 
 class ErrorShape(Protocol):

@@ -19,6 +19,9 @@ from workers.protocol.events import Finished, FinishReason, Progress, Timings, U
 from workers.protocol.pooled import PoolResult
 from workers.protocol.requests import AdapterUse, GenerateRequest, Sampling
 
+INPUT_TOKENS = {"object": "response.input_tokens"}
+"""Fields of OpenAI's answer that tells how many tokens a prompt has, beside the number."""
+
 _encode = msgspec.json.Encoder().encode
 
 

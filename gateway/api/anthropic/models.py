@@ -31,7 +31,7 @@ class ModelInfos:
         self._names = names
         self._fleet = fleet
 
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         trail = trail_of(scope)
         snapshot = self._fleet.snapshot
         name = scope.get("path_params", {}).get("model")

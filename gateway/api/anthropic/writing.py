@@ -1,4 +1,4 @@
-"""Writes a message of Anthropic's dialect: whole, or as a stream of typed events.
+"""Anthropic's messages as a dialect: writes one whole, or as a stream of typed events.
 
 Sources: Anthropic's API reference, "Create a Message" and "Streaming messages".
 """
@@ -11,9 +11,12 @@ from typing import Any
 
 import msgspec
 from pydantic_core import from_json
+from starlette.types import Scope
 
 from gateway.api.anthropic.error_shape import error_body
+from gateway.api.anthropic.request import MessagesRequest, read_messages_request
 from gateway.api.http.answers import in_parts
+from gateway.api.http.diagnostics import ignored_of
 from gateway.call import Call
 from gateway.errors import PaddockError
 from gateway.telemetry.trail import Trail
@@ -236,3 +239,16 @@ def _object(arguments: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+class MessagesDialect:
+    """`POST /v1/messages`: reader and writers."""
+
+    def read(self, raw: bytes, scope: Scope) -> MessagesRequest:
+        return read_messages_request(raw, ignored_of(scope))
+
+    def stream_writer(self, asked: MessagesRequest, call: Call, trail: Trail) -> StreamWriter:
+        return StreamWriter(call, trail)
+
+    def whole_writer(self, asked: MessagesRequest, call: Call, trail: Trail) -> WholeWriter:
+        return WholeWriter(call)

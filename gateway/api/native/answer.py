@@ -60,8 +60,8 @@ def _fields(token: TokenLogprob) -> tuple[int, str, list[int], float]:
     return token.token, piece.decode("utf-8", "ignore"), list(piece), logprob if logprob > LOWEST else LOWEST
 
 
-class Place(Protocol):
-    """The facts of a call that only the fleet knows."""
+class FleetInfo(Protocol):
+    """Tells of the fleet what a call's answer has in it."""
 
     def number_slot(self, model: str, worker: str, slot: int) -> int:
         """Return the number of a worker's slot over all workers of the model; -1: not known."""
@@ -75,7 +75,7 @@ class Place(Protocol):
 class Answer:
     """The facts of one of a request's answers beside its text."""
 
-    def __init__(self, number: int, asked: CompletionRequest, call: Call, trail: Trail, place: Place) -> None:
+    def __init__(self, number: int, asked: CompletionRequest, call: Call, trail: Trail, fleet: FleetInfo) -> None:
         self.number = number
         self.request: GenerateRequest = asked.requests[number]
         self.slot = -1
@@ -84,8 +84,8 @@ class Answer:
         self._asked = asked
         self._call = call
         self._trail = trail
-        self._place = place
-        self._adapters = place.adapters(call, self.request.adapters)
+        self._fleet = fleet
+        self._adapters = fleet.adapters(call, self.request.adapters)
         self._settings: Settings | None = None
 
     def note(self, event: Started | Settings) -> None:
@@ -95,7 +95,7 @@ class Answer:
         self.num_prompt_tokens = event.num_prompt_tokens
         if len(self._asked.requests) == 1:
             # Several answers may be on several workers, and the trail knows the first one's worker only.
-            self.slot = self._place.number_slot(self._trail.model, self._trail.worker, event.slot)
+            self.slot = self._fleet.number_slot(self._trail.model, self._trail.worker, event.slot)
 
     def final(
         self,

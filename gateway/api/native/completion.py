@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from gateway.api.http.answers import EncodedArray, gathered, in_parts
 from gateway.api.http.streaming import data
-from gateway.api.native.answer import Answer, Place, entry
+from gateway.api.native.answer import Answer, FleetInfo, entry
 from gateway.api.native.error_shape import error_object
 from gateway.api.native.request import CompletionRequest, read_completion, read_infill
 from gateway.api.shapes import progress_object, progress_timings, stop_type, timings_object
@@ -38,8 +38,8 @@ _encode = msgspec.json.Encoder().encode
 class ChunkWriter:
     """Writes the events of one streamed answer, or of several by turns. Nothing follows an answer's last event."""
 
-    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, place: Place) -> None:
-        self._answers = [_Stream(Answer(number, asked, call, trail, place)) for number in range(len(asked.requests))]
+    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, fleet: FleetInfo) -> None:
+        self._answers = [_Stream(Answer(number, asked, call, trail, fleet)) for number in range(len(asked.requests))]
 
     def opening(self) -> bytes:
         return b""
@@ -133,8 +133,8 @@ class _Stream:
 
 
 class WholeWriter:
-    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, place: Place) -> None:
-        self._answers = [_Whole(Answer(number, asked, call, trail, place)) for number in range(len(asked.requests))]
+    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, fleet: FleetInfo) -> None:
+        self._answers = [_Whole(Answer(number, asked, call, trail, fleet)) for number in range(len(asked.requests))]
 
     def add(self, events: list[CallEvent], choice: int) -> None:
         answer = self._answers[choice]
@@ -197,15 +197,15 @@ class _Whole:
 class CompletionDialect:
     """llama-server's completions; with `infill`, those of code."""
 
-    def __init__(self, place: Place, *, infill: bool = False) -> None:
-        self._place = place
+    def __init__(self, fleet: FleetInfo, *, infill: bool = False) -> None:
+        self._fleet = fleet
         self._read: Callable[[bytes, Scope], CompletionRequest] = read_infill if infill else read_completion
 
     def read(self, raw: bytes, scope: Scope) -> CompletionRequest:
         return self._read(raw, scope)
 
     def stream_writer(self, asked: CompletionRequest, call: Call, trail: Trail) -> ChunkWriter:
-        return ChunkWriter(asked, call, trail, self._place)
+        return ChunkWriter(asked, call, trail, self._fleet)
 
     def whole_writer(self, asked: CompletionRequest, call: Call, trail: Trail) -> WholeWriter:
-        return WholeWriter(asked, call, trail, self._place)
+        return WholeWriter(asked, call, trail, self._fleet)

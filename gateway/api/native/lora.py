@@ -19,12 +19,13 @@ from gateway.adapters.registrar import AdapterRegistrar
 from gateway.api.http.answers import send_bytes, send_json
 from gateway.api.http.diagnostics import trail_of
 from gateway.api.intake.body import decode_json
-from gateway.api.native.reception import Reception, validated
+from gateway.api.native.request_reader import RequestReader, validated
 from gateway.api.parameters.base import Body
 from gateway.api.parameters.options import LoraBody, read_lora
 from gateway.api.request_head import named_model
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.registry.snapshot import FleetView
 from gateway.relay.relay import WorkerQueries
 from workers.protocol.queries import MAX_WAIT_S, LoadAdapter
 from workers.protocol.requests import NAME_PATTERN
@@ -50,16 +51,25 @@ class UnloadBody(Body):
     timeout_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = UNLOAD_S
 
 
-class AdaptersRoute:
-    """`GET /lora-adapters` and `POST /lora-adapters`."""
+class AdapterRoutes:
+    """`/lora-adapters`, `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`."""
 
-    def __init__(self, reception: Reception, queries: WorkerQueries, wishes: AdapterWishes) -> None:
-        self._reception = reception
+    def __init__(
+        self,
+        reader: RequestReader,
+        fleet: FleetView,
+        queries: WorkerQueries,
+        wishes: AdapterWishes,
+        registrar: AdapterRegistrar,
+    ) -> None:
+        self._reader = reader
+        self._fleet = fleet
         self._queries = queries
         self._wishes = wishes
+        self._registrar = registrar
 
     async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self._reception.call(principal, {}, scope)
+        call = self._reader.call(principal, {}, scope)
         records, scales = self._wishes.records(call.model), self._wishes.scales(call.model)
         known, admin = self._known(call.model), principal.admin
         shown = frozenset(visible(known, principal))
@@ -79,49 +89,33 @@ class AdaptersRoute:
 
     async def set_scales(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Set the scales for every caller of the model who names no adapters, on all gateways within a second."""
-        asked = {"lora": await self._reception.small(principal, scope, receive, _array)}
+        asked = {"lora": await self._reader.intake.small(principal, scope, receive, _array)}
         body = validated(LoraBody, asked, trail_of(scope).ignored)
-        call = self._reception.call(principal, {}, scope, strict=bool(named_model({}, scope)))
+        call = self._reader.call(principal, {}, scope, strict=bool(named_model({}, scope)))
         known = self._known(call.model)
         scales = {named(use.name, known, principal): use.scale for use in read_lora(body)}
         await self._wishes.set_scales(call.model, scales)
         await send_json(send, {"success": True}, trail_of(scope))
 
-    def _known(self, model: str) -> list[str]:
-        return known_adapters(self._queries.workers(model), self._wishes.contents().get(model, NOTHING))
-
-
-class LoadAdapterRoute:
-    """`POST /v1/load_lora_adapter`: loads it on every worker of the model, and on those that start later."""
-
-    def __init__(self, reception: Reception, registrar: AdapterRegistrar) -> None:
-        self._reception = reception
-        self._registrar = registrar
-
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        document = await self._reception.document(principal, scope, receive)
-        call = self._reception.call(principal, document, scope, strict=True)
+    async def load(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Load an adapter on every worker of the model, and on those that start later."""
+        document = await self._reader.document(principal, scope, receive)
+        call = self._reader.call(principal, document, scope, strict=True)
         body = validated(LoadBody, document, trail_of(scope).ignored)
         asked = LoadAdapter(name=body.lora_name, path=body.lora_path, pinned=body.pinned)
         await self._registrar.register(call.model, asked)
         message = f"Success: LoRA adapter '{asked.name}' added successfully."
         await send_bytes(send, message.encode(), TEXT, trail_of(scope))
 
-
-class UnloadAdapterRoute:
-    """`POST /v1/unload_lora_adapter`: running calls keep the adapter to their end; the answer waits a while for it."""
-
-    def __init__(self, reception: Reception, registrar: AdapterRegistrar) -> None:
-        self._reception = reception
-        self._registrar = registrar
-
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        document = await self._reception.document(principal, scope, receive)
+    async def unload(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Unload an adapter. Calls under way keep it to their end; the answer waits a while for that."""
+        document = await self._reader.document(principal, scope, receive)
         body = validated(UnloadBody, document, trail_of(scope).ignored)
         name = body.lora_name
-        model = named_model(document, scope) or self._reception.adapter_model(name)
+        # Without a model's name, that of the only model that has such an adapter.
+        model = named_model(document, scope) or self._fleet.snapshot.adapters.get(name, "")
         try:
-            call = self._reception.call(principal, {"model": model}, scope, strict=True)
+            call = self._reader.call(principal, {"model": model}, scope, strict=True)
         except (InvalidRequest, ModelNotFound):
             if model:
                 raise
@@ -135,6 +129,9 @@ class UnloadAdapterRoute:
         if left:
             message += f" {left} calls that began before still use it, and keep it until they end."
         await send_bytes(send, message.encode(), TEXT, trail_of(scope), status=202 if left else 200)
+
+    def _known(self, model: str) -> list[str]:
+        return known_adapters(self._queries.workers(model), self._wishes.contents().get(model, NOTHING))
 
 
 def _array(raw: bytes) -> list[object]:

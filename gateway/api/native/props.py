@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import trail_of
-from gateway.api.native.reception import Reception
+from gateway.api.native.request_reader import RequestReader
 from gateway.api.shapes import default_settings
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, NotSupported
@@ -26,31 +26,34 @@ MODALITIES = {"vision": "image", "video": "video", "audio": "audio"}
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
-    """Routes that an operator may switch off."""
+class EnabledRoutes:
+    """The routes that an operator may switch off: whether each is served."""
 
     slots: bool = True
     metrics: bool = True
 
 
-class PropsRoute:
-    """Answers both routes."""
+class ModelRoutes:
+    """`/props`, `/models/load` and `/models/unload`."""
 
-    def __init__(self, reception: Reception, queries: WorkerQueries, offered: Offered) -> None:
-        self._offered = offered
-        self._reception = reception
+    def __init__(
+        self, reader: RequestReader, queries: WorkerQueries, wishes: ModelWishes, enabled: EnabledRoutes
+    ) -> None:
+        self._reader = reader
         self._queries = queries
+        self._wishes = wishes
+        self._enabled = enabled
 
-    async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self._reception.call(principal, {}, scope)
+    async def show_props(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self._reader.call(principal, {}, scope)
         found = await self._queries.of_model(call.model, "GET", PROPS_PATH, decode_props)
         num_slots = sum(beat.slots for beat in self._queries.workers(call.model))
-        await send_json(send, props_object(found, call.alias, num_slots, self._offered), trail_of(scope))
+        await send_json(send, props_object(found, call.alias, num_slots, self._enabled), trail_of(scope))
 
-    async def change(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    async def change_props(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse any property. As in llama-server, there is none yet that could be changed. Raises NotSupported."""
-        document = await self._reception.document(principal, scope, receive)
-        self._reception.call(principal, document, scope)
+        document = await self._reader.document(principal, scope, receive)
+        self._reader.call(principal, document, scope)
         names = sorted(name for name in document if name != "model")
         if names:
             raise NotSupported(
@@ -59,8 +62,35 @@ class PropsRoute:
             )
         await send_json(send, {"success": True}, trail_of(scope))
 
+    async def load(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have a model's workers started."""
+        await self._set_loaded(True, principal, scope, receive, send)
 
-def props_object(found: Props, name: str, num_slots: int, offered: Offered) -> dict[str, Any]:
+    async def unload(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have a model's workers drained and stopped."""
+        await self._set_loaded(False, principal, scope, receive, send)
+
+    async def _set_loaded(self, load: bool, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer when the supervisors have been told: `GET /models` shows how far they are."""
+        document = await self._reader.document(principal, scope, receive)
+        call = self._reader.call(principal, document, scope, strict=True)
+        runs = any(not beat.draining for beat in self._queries.workers(call.model))
+        # Workers follow a wish after a while: callers who change it meanwhile are not told that there is nothing to do.
+        if runs == load and await self._wishes.is_unloaded(call.model) != load:
+            state = "loaded already" if runs else "not loaded"
+            raise InvalidRequest(f"The model `{call.alias}` is {state}.", param="model")
+        if not await self._wishes.is_supervised(call.model):
+            verb = "start" if load else "stop"
+            raise NotSupported(
+                f"No supervisor keeps workers of `{call.alias}`, so the gateway can't {verb} them. Run them under "
+                f"`paddock up` or `paddock supervisor`, or {verb} them yourself.",
+                param="model",
+            )
+        await self._wishes.want(call.model, load)
+        await send_json(send, {"success": True}, trail_of(scope))
+
+
+def props_object(found: Props, name: str, num_slots: int, enabled: EnabledRoutes) -> dict[str, Any]:
     """Return the properties. `num_slots`: slots of all the model's workers."""
     document = {
         "default_generation_settings": {"params": default_settings(found.sampling), "n_ctx": found.n_ctx},
@@ -69,9 +99,9 @@ def props_object(found: Props, name: str, num_slots: int, offered: Offered) -> d
         "model_ftype": found.ftype,
         "model_path": found.model_file,
         "modalities": {kind: word in found.input_modalities for kind, word in MODALITIES.items()},
-        "endpoint_slots": offered.slots,
+        "endpoint_slots": enabled.slots,
         "endpoint_props": False,
-        "endpoint_metrics": offered.metrics,
+        "endpoint_metrics": enabled.metrics,
         "ui": False,
         "ui_settings": {},
         "chat_template": found.chat_templates.get("default", ""),
@@ -84,31 +114,3 @@ def props_object(found: Props, name: str, num_slots: int, offered: Offered) -> d
     }
     tools = found.chat_templates.get(TOOL_TEMPLATE)
     return document | ({"chat_template_tool_use": tools} if tools else {})
-
-
-class LoadingRoute:
-    """One of the two routes. Answers when the supervisors have been told: `GET /models` shows how far they are."""
-
-    def __init__(self, reception: Reception, queries: WorkerQueries, wishes: ModelWishes, *, load: bool) -> None:
-        self._reception = reception
-        self._queries = queries
-        self._wishes = wishes
-        self._load = load
-
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        document = await self._reception.document(principal, scope, receive)
-        call = self._reception.call(principal, document, scope, strict=True)
-        runs = any(not beat.draining for beat in self._queries.workers(call.model))
-        # Workers follow a wish after a while: callers who change it meanwhile are not told that there is nothing to do.
-        if runs == self._load and await self._wishes.is_unloaded(call.model) != self._load:
-            state = "loaded already" if runs else "not loaded"
-            raise InvalidRequest(f"The model `{call.alias}` is {state}.", param="model")
-        if not await self._wishes.is_supervised(call.model):
-            verb = "start" if self._load else "stop"
-            raise NotSupported(
-                f"No supervisor keeps workers of `{call.alias}`, so the gateway can't {verb} them. Run them under "
-                f"`paddock up` or `paddock supervisor`, or {verb} them yourself.",
-                param="model",
-            )
-        await self._wishes.want(call.model, self._load)
-        await send_json(send, {"success": True}, trail_of(scope))

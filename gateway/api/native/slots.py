@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.adapters.choice import CallAdapters
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import trail_of
-from gateway.api.native.reception import Reception, validated
-from gateway.api.operations.health import SharedLook
+from gateway.api.native.request_reader import RequestReader, validated
+from gateway.api.operations.health import SharedQuery
 from gateway.api.parameters.base import shown
 from gateway.api.parameters.options import MAX_SALT_CHARS, LoraBody, read_lora
 from gateway.api.request_head import query_of
@@ -61,66 +61,55 @@ NO_BOUND = -1
 """llama-server's `n_remain` of an answer that may have any length."""
 
 FRESH_S = 0.1
-"""Seconds for which a look at a model's slots is told again: each asks the engines of all its workers."""
+"""Seconds for which an answer about a model's slots is given again: each question goes to all its workers' engines."""
 
-Look = list[tuple[Heartbeat, list[SlotInfo]]]
+SlotsByWorker = list[tuple[Heartbeat, list[SlotInfo]]]
 
 
-class SlotLooks:
-    """Looks at the slots of models, each shared by all who ask at about the same time."""
+class SlotQueries:
+    """Asks for the slots of models: those who ask at about the same time share an answer."""
 
     def __init__(self, queries: WorkerQueries) -> None:
         self._queries = queries
-        self._looks: dict[str, SharedLook[Look]] = {}
+        self._by_model: dict[str, SharedQuery[SlotsByWorker]] = {}
 
-    async def look(self, model: str) -> Look:
+    async def ask(self, model: str) -> SlotsByWorker:
         """Return each worker's slots. Raises PaddockError."""
-        if model not in self._looks:
+        if model not in self._by_model:
             ask = partial(self._queries.of_each, model, "GET", SLOTS_PATH, decode_slot_infos)
-            self._looks[model] = SharedLook(ask, FRESH_S)
-        return await self._looks[model].take()
+            self._by_model[model] = SharedQuery(ask, FRESH_S)
+        return await self._by_model[model].ask()
 
 
-class SlotsRoute:
-    """Answers with the list of slots."""
+class SlotRoutes:
+    """`GET /slots` and `POST /slots/{id_slot}`."""
 
-    def __init__(self, reception: Reception, looks: SlotLooks) -> None:
-        self._reception = reception
-        self._looks = looks
+    def __init__(self, reader: RequestReader, queries: WorkerQueries, adapters: CallAdapters) -> None:
+        self._reader = reader
+        self._queries = queries
+        self._slots = SlotQueries(queries)
+        self._adapters = adapters
 
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self._reception.call(principal, {}, scope)
-        found = await self._looks.look(call.model)
+    async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self._reader.call(principal, {}, scope)
+        found = await self._slots.ask(call.model)
         if query_of(scope).get("fail_on_no_slot") and all(info.is_processing for _, infos in found for info in infos):
             raise SlotsBusy(f"No slot of `{call.alias}` is free. Send the request again later.")
         first = dict(zip((beat.boot for beat, _ in found), firsts([beat for beat, _ in found]), strict=True))
         slots = [slot_object(first[beat.boot], beat, info, principal) for beat, infos in found for info in infos]
         await send_json(send, slots, trail_of(scope))
 
-
-async def refuse_slots(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse the list, where the operator has switched it off."""
-    raise NotSupported("This gateway does not list slots. An operator can switch it on: PADDOCK_SLOTS_ENDPOINT.")
-
-
-class SlotRoute:
-    """Carries out an action on one slot."""
-
-    def __init__(self, reception: Reception, queries: WorkerQueries, adapters: CallAdapters) -> None:
-        self._adapters = adapters
-        self._reception = reception
-        self._queries = queries
-
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        document = await self._reception.document(principal, scope, receive)
-        call = self._reception.call(principal, document, scope)
-        action = _action(query_of(scope).get("action", ""))
+    async def act(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Save, restore or erase what lies in a slot."""
+        document = await self._reader.document(principal, scope, receive)
+        call = self._reader.call(principal, document, scope)
+        action = _read_action(query_of(scope).get("action", ""))
         body = validated(ActionBody, document, trail_of(scope).ignored)
         del document  # it counts no more, and the worker may take long
         if action != "erase" and not body.filename:
             raise InvalidRequest("`filename` is missing. Send a name for the file.", param="filename")
-        number = _number(scope["path_params"]["id_slot"])
-        beat, slot = _located(number, self._queries.workers(call.model), call.alias)
+        number = _read_number(scope["path_params"]["id_slot"])
+        beat, slot = _find_slot(number, self._queries.workers(call.model), call.alias)
         asked = SlotAction(
             action=action,
             tenant=principal.team,
@@ -132,15 +121,20 @@ class SlotRoute:
         await send_json(send, replace(found, id_slot=number), trail_of(scope))
 
 
-def _located(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbeat, int]:
+async def refuse_slots(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse the list, where the operator has switched it off."""
+    raise NotSupported("This gateway does not list slots. An operator can switch it on: PADDOCK_SLOTS_ENDPOINT.")
+
+
+def _find_slot(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbeat, int]:
     """Return the worker of a slot, and the slot's number there. Raises InvalidRequest, NoWorker."""
     if not beats:
         raise no_worker(model)
-    place = located(number, beats)
-    if place is None:
+    found = located(number, beats)
+    if found is None:
         num_slots = sum(beat.slots for beat in beats)
         raise InvalidRequest(f"There is no slot {number} of `{model}`. Send 0 to {num_slots - 1}.", param="id_slot")
-    return place
+    return found
 
 
 def slot_object(first: int, beat: Heartbeat, info: SlotInfo, principal: Principal) -> dict[str, Any]:
@@ -162,20 +156,20 @@ def slot_object(first: int, beat: Heartbeat, info: SlotInfo, principal: Principa
     return document | ({"id_task": info.request_id} if info.request_id else {})
 
 
-def _action(name: str) -> Literal["save", "restore", "erase"]:
+def _read_action(name: str) -> Literal["save", "restore", "erase"]:
     match name:
         case "save" | "restore" | "erase":
             return name
     raise InvalidRequest(f"`action` is {shown(name)}. Send `save`, `restore` or `erase`.", param="action")
 
 
-def _number(text: str) -> int:
+def _read_number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise InvalidRequest(f"{shown(text)} is no slot. Send its number, as `GET /slots` tells it.", param="id_slot")
     return int(text)
 
 
-class FleetPlace:
+class LiveFleetInfo:
     """Tells a completion's slot number, and the adapters behind the names that it asked for."""
 
     def __init__(self, queries: WorkerQueries, adapters: CallAdapters) -> None:

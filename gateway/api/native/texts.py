@@ -15,13 +15,13 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import JSON, send_json, send_parts
 from gateway.api.http.diagnostics import ignored_of, trail_of
-from gateway.api.intake.intake import Body as Held
+from gateway.api.intake.intake import Body as HeldBody
 from gateway.api.intake.presence import while_present
-from gateway.api.native.reception import Reception, document_of, validated
 from gateway.api.native.request import read_native_prompt
+from gateway.api.native.request_reader import RequestReader, document_of, validated
 from gateway.api.parameters.base import Body
 from gateway.api.request_head import named_model
-from gateway.call import Principal
+from gateway.call import Call, Principal
 from gateway.errors import InternalError
 from gateway.relay.relay import WorkerQueries
 from workers.protocol.queries import (
@@ -68,42 +68,6 @@ class DetokenizeBody(Body):
     tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN)]] = Field(default_factory=list, fail_fast=True)
 
 
-class TokenizeRoute:
-    def __init__(self, reception: Reception, queries: WorkerQueries) -> None:
-        self._reception = reception
-        self._queries = queries
-
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._reception.opened(principal, scope, receive) as raw:
-            name, asked = await raw.decoded(partial(_tokenize_of, scope=scope, team=principal.team))
-            call = self._reception.call(principal, {"model": name}, scope)
-            if asked is None:
-                await send_json(send, {"tokens": []}, trail_of(scope))
-                return
-            async with while_present(receive):
-                reply = await self._queries.of_model(call.model, "POST", TOKENIZE_PATH, bytes, asked)
-            found = await decoded_reply(raw, reply, decode_tokenized)
-            del reply
-            await send_parts(send, token_parts(found), JSON, trail_of(scope))
-
-
-class DetokenizeRoute:
-    def __init__(self, reception: Reception, queries: WorkerQueries) -> None:
-        self._reception = reception
-        self._queries = queries
-
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._reception.opened(principal, scope, receive) as raw:
-            name, tokens = await raw.decoded(partial(_tokens_of, scope=scope))
-            call = self._reception.call(principal, {"model": name}, scope)
-            asked = Detokenize(tokens=tokens, tenant=principal.team)
-            async with while_present(receive):
-                reply = await self._queries.of_model(call.model, "POST", DETOKENIZE_PATH, bytes, asked)
-            found = await decoded_reply(raw, reply, decode_detokenized)
-            del reply
-            await send_parts(send, text_parts("content", found.content), JSON, trail_of(scope))
-
-
 class Conversation(Protocol):
     """A chat request, as far as its prompt depends on it."""
 
@@ -119,24 +83,53 @@ class ChatReader(Protocol):
     def read(self, raw: bytes, scope: Scope) -> Conversation: ...
 
 
-class ApplyTemplateRoute:
-    """Takes the same body as the chat route, by that route's reader."""
+class TextRoutes:
+    """`/tokenize`, `/detokenize` and `/apply-template`, which takes the chat route's body by that route's reader."""
 
-    def __init__(self, reception: Reception, queries: WorkerQueries, chat: ChatReader) -> None:
-        self._reception = reception
+    def __init__(self, reader: RequestReader, queries: WorkerQueries, chat: ChatReader) -> None:
+        self._reader = reader
         self._queries = queries
         self._chat = chat
 
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._reception.opened(principal, scope, receive) as raw:
-            asked = await raw.decoded(lambda body: self._chat.read(body, scope))
-            call = self._reception.call(principal, {"model": asked.model or named_model({}, scope)}, scope)
+    async def tokenize(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._reader.intake.opened(principal, scope, receive) as body:
+            name, asked = await body.decoded(partial(_tokenize_of, scope=scope, team=principal.team))
+            call = self._reader.call(principal, {"model": name}, scope)
+            if asked is None:
+                await send_json(send, {"tokens": []}, trail_of(scope))
+                return
+            found = await self._ask(body, call, TOKENIZE_PATH, asked, decode_tokenized, receive)
+            await send_parts(send, token_parts(found), JSON, trail_of(scope))
+
+    async def detokenize(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._reader.intake.opened(principal, scope, receive) as body:
+            name, tokens = await body.decoded(partial(_tokens_of, scope=scope))
+            call = self._reader.call(principal, {"model": name}, scope)
+            asked = Detokenize(tokens=tokens, tenant=principal.team)
+            found = await self._ask(body, call, DETOKENIZE_PATH, asked, decode_detokenized, receive)
+            await send_parts(send, text_parts("content", found.content), JSON, trail_of(scope))
+
+    async def apply_template(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._reader.intake.opened(principal, scope, receive) as body:
+            asked = await body.decoded(lambda raw: self._chat.read(raw, scope))
+            call = self._reader.call(principal, {"model": asked.model or named_model({}, scope)}, scope)
             render = Render(request=asked.requests[0], count=False, tenant=principal.team)
-            async with while_present(receive):
-                reply = await self._queries.of_model(call.model, "POST", RENDER_PATH, bytes, render)
-            found = await decoded_reply(raw, reply, decode_rendered)
-            del reply
+            found = await self._ask(body, call, RENDER_PATH, render, decode_rendered, receive)
             await send_parts(send, text_parts("prompt", found.prompt or ""), JSON, trail_of(scope))
+
+    async def _ask(
+        self,
+        body: HeldBody,
+        call: Call,
+        path: str,
+        asked: msgspec.Struct,
+        decode: Callable[[bytes], ReplyT],
+        receive: Receive,
+    ) -> ReplyT:
+        """Return a worker's answer, unless the client leaves. Raises PaddockError, ClientGone."""
+        async with while_present(receive):
+            reply = await self._queries.of_model(call.model, "POST", path, bytes, asked)
+        return await decoded_reply(body, reply, decode)
 
 
 def _tokenize_of(raw: bytes, scope: Scope, team: str) -> tuple[str, Tokenize | None]:
@@ -156,14 +149,14 @@ def _tokens_of(raw: bytes, scope: Scope) -> tuple[str, tuple[int, ...]]:
     return named_model(document, scope), tuple(validated(DetokenizeBody, document, ignored_of(scope)).tokens)
 
 
-async def decoded_reply(held: Held, reply: bytes, decode: Callable[[bytes], ReplyT]) -> ReplyT:
+async def decoded_reply(body: HeldBody, reply: bytes, decode: Callable[[bytes], ReplyT]) -> ReplyT:
     """Return a worker's answer, counted and decoded aside: it may be far longer than the question.
 
     Raises InternalError, HeldTooMuch, MemoryFull, TakesTooMuch.
     """
-    held.holds(len(reply))
+    body.holds(len(reply))
     try:
-        return await held.aside(len(reply), partial(decode, reply))
+        return await body.aside(len(reply), partial(decode, reply))
     except msgspec.DecodeError as error:
         raise InternalError(UNREADABLE) from error
 

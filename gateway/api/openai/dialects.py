@@ -5,8 +5,6 @@ Source of `input_tokens`: "Token Counting" in tools/server/README.md of llama.cp
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.types import Scope
 
 from gateway.api.http.diagnostics import ignored_of
@@ -14,7 +12,7 @@ from gateway.api.openai.chat import ChunkWriter, WholeWriter
 from gateway.api.openai.completion import CompletionChunks, CompletionWhole
 from gateway.api.openai.requests import ChatRequest, CompletionRequest, read_chat, read_completion
 from gateway.call import Call
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.trail import Ignored, Trail
 from workers.protocol.requests import GenerateRequest
 
 
@@ -44,10 +42,7 @@ class CompletionDialect:
         return CompletionWhole(asked, call, trail)
 
 
-class ChatInputTokens:
-    def read(self, raw: bytes, scope: Scope) -> tuple[str, GenerateRequest]:
-        asked = read_chat(raw, ignored_of(scope))
-        return asked.model, asked.requests[0]
-
-    def told(self, num_tokens: int) -> dict[str, Any]:
-        return {"object": "response.input_tokens", "input_tokens": num_tokens}
+def read_chat_prompt(raw: bytes, ignored: Ignored) -> tuple[str, GenerateRequest]:
+    """Return the model's name, and a request with the prompt. Raises as `read_chat`."""
+    asked = read_chat(raw, ignored)
+    return asked.model, asked.requests[0]

@@ -22,32 +22,30 @@ OUTPUT: dict[WorkerKind, str] = {"generate": "text", "embed": "embeddings", "ran
 
 
 class Models:
-    """Answers with the whole list, or with the card of the name in the path."""
+    """Lists the models that a key may use."""
 
-    def __init__(self, names: Names, fleet: FleetView, wishes: ModelWishes, *, merged: bool = False) -> None:
-        """`merged`: the list has one card for a model and its aliases, as llama-server's has; else one for each name
-        that can be called.
-        """
-        self._merged = merged
+    def __init__(self, names: Names, fleet: FleetView, wishes: ModelWishes) -> None:
         self._names = names
         self._fleet = fleet
         self._wishes = wishes
 
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = trail_of(scope)
+    async def show_merged(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with one card for a model and its aliases, as llama-server's list has."""
+        permitted = self._permitted(principal)
+        cards = await self._cards(self._without_aliases(permitted), permitted)
+        await send_json(send, {"object": "list", "data": cards}, trail_of(scope))
+
+    async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with a card for each name that can be called, or with that of the name in the path."""
+        trail, permitted = trail_of(scope), self._permitted(principal)
         name = scope.get("path_params", {}).get("model")
         if not name:  # `/v1/models/` is the list as well
-            await send_json(send, {"object": "list", "data": await self._list(principal)}, trail)
+            await send_json(send, {"object": "list", "data": await self._cards(permitted, permitted)}, trail)
             return
         snapshot = self._fleet.snapshot
         model = self._names.resolve(name, principal, snapshot.models, snapshot.adapters, complete=snapshot.is_read)
-        [told] = await self._cards({name: model}, self._permitted(principal))
-        await send_json(send, told, trail)
-
-    async def _list(self, principal: Principal) -> list[dict[str, Any]]:
-        permitted = self._permitted(principal)
-        listed = self._without_aliases(permitted) if self._merged else permitted
-        return await self._cards(listed, permitted)
+        [found] = await self._cards({name: model}, permitted)
+        await send_json(send, found, trail)
 
     def _permitted(self, principal: Principal) -> dict[str, str]:
         snapshot = self._fleet.snapshot

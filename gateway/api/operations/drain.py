@@ -90,7 +90,7 @@ class DrainRoute:
         self._pipeline = pipeline
         self._sockets = sockets
 
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         settle_s, timeout_s = seconds(scope, "settle_s", SETTLE_S), seconds(scope, "timeout_s", LONGEST_S)
         began = monotonic()
         self._attendance.drain()

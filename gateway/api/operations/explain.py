@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.adapters.choice import CallAdapters
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import trail_of
-from gateway.api.native.reception import Reception
+from gateway.api.native.request_reader import RequestReader
 from gateway.api.native.texts import ChatReader
 from gateway.api.request_head import query_of
 from gateway.call import Call, Principal
@@ -135,7 +135,7 @@ class Lines(Protocol):
 class ExplainRoute:
     def __init__(
         self,
-        reception: Reception,
+        reader: RequestReader,
         adapters: CallAdapters,
         circuits: Circuits,
         fleet: FleetView,
@@ -143,7 +143,7 @@ class ExplainRoute:
         lines: Lines,
         chat: ChatReader,
     ) -> None:
-        self._reception = reception
+        self._reader = reader
         self._adapters = adapters
         self._circuits = circuits
         self._fleet = fleet
@@ -151,11 +151,11 @@ class ExplainRoute:
         self._lines = lines
         self._chat = chat
 
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST":
             call, ask = await self._asked(principal, scope, receive)
         else:
-            call, ask = self._reception.call(principal, {}, scope), ANYWHERE
+            call, ask = self._reader.call(principal, {}, scope), ANYWHERE
         explanation = self._explaining.explain(call.model, ask)
         beats = self._fleet.snapshot.workers.get(call.model, ())
         told: dict[str, Any] = {
@@ -171,10 +171,10 @@ class ExplainRoute:
 
     async def _asked(self, principal: Principal, scope: Scope, receive: Receive) -> tuple[Call, Ask]:
         """Return the call of the chat request in the body, and its placement request. Raises as the chat route does."""
-        async with self._reception.opened(principal, scope, receive) as body:
+        async with self._reader.intake.opened(principal, scope, receive) as body:
             asked = await body.decoded(lambda raw: self._chat.read(raw, scope))
         query = query_of(scope)
-        call = self._reception.call(principal, {"model": asked.model or None}, scope)
+        call = self._reader.call(principal, {"model": asked.model or None}, scope)
         request = asked.requests[0]
         uses = self._adapters.of(call, request.adapters)
         # Prefix hashes are a team's own: an admin may ask in the place of another team.

@@ -25,7 +25,7 @@ from gateway.store.outage import NO_ANSWER
 T = TypeVar("T")
 
 
-class SharedLook(Generic[T]):
+class SharedQuery(Generic[T]):
     """Asks once for all who wait, on one event loop. One who leaves does not end the wait; all are told a failure."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]], fresh_s: float) -> None:
@@ -35,7 +35,7 @@ class SharedLook(Generic[T]):
         self._asked_at = 0.0
         self._task: asyncio.Task[T] | None = None
 
-    async def take(self) -> T:
+    async def ask(self) -> T:
         """Return an answer that is fresh, or the next one. Raises what asking raises."""
         if self._task is None or (self._task.done() and not self._is_fresh(self._task)):
             self._asked_at = time.monotonic()
@@ -71,7 +71,7 @@ async def version(principal: Principal, scope: Scope, receive: Receive, send: Se
     await send_json(send, {"version": __version__}, trail_of(scope))
 
 
-class Places(Protocol):
+class AdmissionState(Protocol):
     """The part of admission that `Ready` asks."""
 
     @property
@@ -82,7 +82,7 @@ class Places(Protocol):
     def redis_up(self) -> bool: ...
 
 
-class Unloaded(Protocol):
+class UnloadedModels(Protocol):
     """The part of `ModelWishes` that `Ready` asks."""
 
     async def unloaded(self, models: Sequence[str]) -> frozenset[str]: ...
@@ -99,35 +99,35 @@ class Ready:
         self,
         redis: redis.asyncio.Redis,
         fleet: FleetView,
-        places: Places,
+        admission: AdmissionState,
         leaving: Callable[[], bool],
         models: frozenset[str],
         first: FirstWorkers,
-        wishes: Unloaded,
+        wishes: UnloadedModels,
     ) -> None:
         """`models`: those that the catalog names."""
         self._redis = redis
-        self._pinged = SharedLook(self._redis_answers, FRESH_S)
+        self._redis_answers = SharedQuery(self._ping_redis, FRESH_S)
         self._fleet = fleet
-        self._places = places
+        self._admission = admission
         self._leaving = leaving
         self._models = models
         self._first = first
-        self._unloaded = SharedLook(lambda: wishes.unloaded(sorted(first.missing)), FRESH_S)
+        self._unloaded = SharedQuery(lambda: wishes.unloaded(sorted(first.missing)), FRESH_S)
 
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         if self._leaving():
             raise Stopping("This gateway is stopping.")
         missing = []
         # A Redis that answers pings may refuse to write all the same.
-        takes = self._places.redis_up and await self._pinged.take()
-        if not takes and not self._places.can_be_alone:
+        takes = self._admission.redis_up and await self._redis_answers.ask()
+        if not takes and not self._admission.can_be_alone:
             missing.append("Redis does not answer, or takes no writes (check PADDOCK_REDIS_URL, and its log)")
         snapshot = self._fleet.snapshot
         num_workers = sum(not beat.draining for beats in snapshot.workers.values() for beat in beats)
         if num_workers == 0 and not self._models:
             missing.append("no worker is registered (start one with `paddock worker` on the same Redis)")
-        if awaited := await self._awaited():
+        if awaited := await self._find_awaited():
             missing.append(f"no worker of {_listed(awaited)} was seen yet (they load, or `paddock worker` is to start)")
         if missing:
             raise Unavailable(f"Not ready: {'; '.join(missing)}.", retry_after_s=1.0)
@@ -135,16 +135,16 @@ class Ready:
         body = {"status": "ready", "workers": num_workers, "models": models}
         if without := sorted(self._models.difference(models)):
             body["without_workers"] = without
-        if alone_for := (self._places.alone_for if takes else frozenset(models)):
+        if alone_for := (self._admission.alone_for if takes else frozenset(models)):
             body |= {"status": "degraded", "without_redis": sorted(alone_for)}
         await send_json(send, body, trail_of(scope))
 
-    async def _awaited(self) -> list[str]:
+    async def _find_awaited(self) -> list[str]:
         """Return the models that still wait for a first worker, except those that an admin has had unloaded."""
         missing = self._first.missing
-        return sorted(missing - await self._unloaded.take()) if missing else []
+        return sorted(missing - await self._unloaded.ask()) if missing else []
 
-    async def _redis_answers(self) -> bool:
+    async def _ping_redis(self) -> bool:
         try:
             async with asyncio.timeout(REDIS_PATIENCE_S):
                 await self._redis.ping()

@@ -43,7 +43,7 @@ class MetricsPage:
         """`update` sets the gauges at a scrape."""
         self._page = Page(registry, update)
 
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         asked = Headers(scope=scope)
         body, told = await self._page.answer(asked.get("accept", ""), asked.get("accept-encoding", ""))
         trail = trail_of(scope)
@@ -70,7 +70,7 @@ class Targets:
         self._told: tuple[object, bytes] = (None, b"")
         """The workers of a snapshot and the answer that lists them: anybody may ask, however large the fleet is."""
 
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         workers = self._fleet.snapshot.workers
         if self._told[0] is not workers:
             groups = [_group(beat) for beats in workers.values() for beat in beats]

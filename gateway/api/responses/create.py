@@ -12,15 +12,16 @@ from msgspec.structs import replace as replace_struct
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.answering import Answering
+from gateway.api.call_handlers import CallHandlers
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import trail_of
-from gateway.api.intake.intake import Body, Intake
+from gateway.api.intake.intake import Body
 from gateway.api.intake.presence import while_present
 from gateway.api.request_head import conversation, read_begin_by, read_wish
 from gateway.api.responses.background import Background
 from gateway.api.responses.request import Draft, ResponseRequest, read_draft
 from gateway.api.responses.shelf import Shelf
-from gateway.api.resumable import Resumable
+from gateway.api.shapes import INPUT_TOKENS
 from gateway.call import Call, Principal
 from gateway.dispatch.pipeline import Pipeline
 from gateway.dispatch.request_size import chars_of_message
@@ -28,63 +29,12 @@ from gateway.relay.relay import WorkerQueries
 from gateway.telemetry.trail import Trail
 from workers.protocol.requests import GenerateRequest, Message
 
-
-class InputTokens:
-    def __init__(self, pipeline: Pipeline, intake: Intake, shelf: Shelf, queries: WorkerQueries) -> None:
-        self._pipeline = pipeline
-        self._intake = intake
-        self._shelf = shelf
-        self._queries = queries
-
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = trail_of(scope)
-        async with self._intake.opened(principal, scope, receive) as body:
-            draft = await body.decoded(partial(read_draft, ignored=trail.ignored))
-            asked = await self._shelf.complete(draft, body)
-            call = self._pipeline.call(principal, asked.model, trail)
-            async with while_present(receive):
-                num_tokens = await self._queries.num_tokens(call.model, asked.requests[0], principal.team)
-        await send_json(send, {"object": "response.input_tokens", "input_tokens": num_tokens}, trail)
-
-
 ANSWER_SHARE = 8
 """Without `max_output_tokens`, the context's tokens divided by this are kept free for the answer."""
 STANDING = ("system", "developer")
 
 MAX_RENDERS = 6
 """Most renderings of one conversation to find what fits: three nearly always do."""
-
-
-class Truncation:
-    """Finds which turns of a conversation fit, for `truncation: auto`. Workers render and count."""
-
-    def __init__(self, queries: WorkerQueries) -> None:
-        self._queries = queries
-
-    async def fitted(self, asked: ResponseRequest, model: str, team: str) -> ResponseRequest:
-        """Return the request without as many first turns as it takes to fit; the last turn and system messages stay.
-
-        If it does not fit even so, the worker refuses it. Raises PaddockError.
-        """
-        request = asked.requests[0]
-        room = self._room(model, request)
-        if room is None:
-            return asked
-        turns = turns_of(request.messages)
-
-        async def count(number: int) -> int:
-            return await self._queries.num_tokens(model, without(request, turns, number), team)
-
-        number = await turns_to_drop([sum(map(chars_of_message, turn)) for turn in turns], room, count)
-        return replace(asked, requests=(without(request, turns, number),)) if number else asked
-
-    def _room(self, model: str, request: GenerateRequest) -> int | None:
-        """Return the most tokens that the prompt may have; None: nobody knows."""
-        n_ctx = min((beat.n_ctx for beat in self._queries.workers(model)), default=0)
-        if not n_ctx:
-            return None
-        wanted = n_ctx // ANSWER_SHARE if request.max_tokens is None else request.max_tokens
-        return n_ctx - min(max(1, wanted), n_ctx // 2)
 
 
 async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], Awaitable[int]]) -> int:
@@ -136,9 +86,11 @@ def without(request: GenerateRequest, turns: Sequence[tuple[Message, ...]], numb
 
 
 class Preparation:
-    def __init__(self, pipeline: Pipeline, truncation: Truncation) -> None:
+    """Completes requests by what was said before, and makes their calls."""
+
+    def __init__(self, pipeline: Pipeline, queries: WorkerQueries) -> None:
         self._pipeline = pipeline
-        self._truncation = truncation
+        self._queries = queries
 
     async def prepare(
         self, draft: Draft, shelf: Shelf, body: Body, principal: Principal, trail: Trail, scope: Scope
@@ -150,33 +102,58 @@ class Preparation:
         talk = conversation(scope, asked.requests[0], principal.team)
         call = self._pipeline.call(principal, asked.model, trail, "chat", read_begin_by(scope), talk)
         if asked.fit:
-            asked = await self._truncation.fitted(asked, call.model, principal.team)
+            asked = await self._truncate(asked, call.model, principal.team)
         return asked, call
 
+    async def _truncate(self, asked: ResponseRequest, model: str, team: str) -> ResponseRequest:
+        """Return the request without as many first turns as it takes to fit; the last turn and system messages stay.
 
-class CreateResponse:
+        Workers render and count. If it does not fit even so, the worker refuses it. Raises PaddockError.
+        """
+        request = asked.requests[0]
+        room = self._room(model, request)
+        if room is None:
+            return asked
+        turns = turns_of(request.messages)
+
+        async def count(number: int) -> int:
+            return await self._queries.num_tokens(model, without(request, turns, number), team)
+
+        number = await turns_to_drop([sum(map(chars_of_message, turn)) for turn in turns], room, count)
+        return replace(asked, requests=(without(request, turns, number),)) if number else asked
+
+    def _room(self, model: str, request: GenerateRequest) -> int | None:
+        """Return the most tokens that the prompt may have; None: nobody knows."""
+        n_ctx = min((beat.n_ctx for beat in self._queries.workers(model)), default=0)
+        if not n_ctx:
+            return None
+        wanted = n_ctx // ANSWER_SHARE if request.max_tokens is None else request.max_tokens
+        return n_ctx - min(max(1, wanted), n_ctx // 2)
+
+
+class CreateRoutes:
+    """`POST /v1/responses` and `POST /v1/responses/input_tokens`."""
+
     def __init__(
         self,
-        intake: Intake,
-        resumable: Resumable,
+        calls: CallHandlers,
         shelf: Shelf,
         answering: Answering[ResponseRequest],
         background: Background,
         preparation: Preparation,
     ) -> None:
-        self._intake = intake
-        self._resumable = resumable
+        self._calls = calls
         self._shelf = shelf
         self._answering = answering
         self._background = background
         self._preparation = preparation
 
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    async def create(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         trail = trail_of(scope)
-        async with self._intake.opened(principal, scope, receive) as body:
+        async with self._calls.intake.opened(principal, scope, receive) as body:
             wish = await read_wish(scope, body)
             if wish is not None and wish.stream:
-                await self._resumable.again(wish, body, scope, receive, send)
+                await self._calls.resumable.again(wish, body, scope, receive, send)
                 return
             async with while_present(receive):
                 # The draft gets no name here: it would be kept until the answer ends, beside what is made of it.
@@ -192,3 +169,13 @@ class CreateResponse:
                 await self._background.begin(asked, call, wish, scope, receive, send)
             else:
                 await self._answering.answer(asked, call, wish, scope, receive, send)
+
+    async def count_tokens(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        calls, trail = self._calls, trail_of(scope)
+        async with calls.intake.opened(principal, scope, receive) as body:
+            draft = await body.decoded(partial(read_draft, ignored=trail.ignored))
+            asked = await self._shelf.complete(draft, body)
+            call = calls.pipeline.call(principal, asked.model, trail)
+            async with while_present(receive):
+                num_tokens = await calls.queries.num_tokens(call.model, asked.requests[0], principal.team)
+        await send_json(send, {**INPUT_TOKENS, "input_tokens": num_tokens}, trail)

@@ -13,12 +13,12 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.control import AccessControl
 from gateway.api.answering import LAST_WORD_S, Answering
+from gateway.api.call_handlers import CallHandlers
 from gateway.api.dialect import StreamWriter, WholeWriter
 from gateway.api.http.answers import note_error, shape_of
 from gateway.api.http.diagnostics import answer_headers, origin_of, trail_of
 from gateway.api.http.sockets import METHOD, NORMAL, RESTARTS, SWITCHED, Socket, Sockets
-from gateway.api.http.streaming import Pings
-from gateway.api.intake.intake import Body, Intake
+from gateway.api.intake.intake import Body
 from gateway.api.intake.presence import CLIENT_GONE_STATUS, ClientGone
 from gateway.api.request_head import read_begin_by
 from gateway.api.responses.create import Preparation
@@ -35,9 +35,7 @@ from gateway.api.responses.socket.lanes import (
     read_message,
 )
 from gateway.api.responses.socket.memory import Memories, Memory
-from gateway.api.resumable import Resumable
 from gateway.call import Principal
-from gateway.dispatch.pipeline import Pipeline
 from gateway.errors import ConnectionLimit, InternalError, PaddockError, Stopping
 from gateway.telemetry.finish import close_trail
 from gateway.telemetry.metrics import Metrics
@@ -62,39 +60,36 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class SharedParts:
     """The parts that all connections share."""
 
+    calls: CallHandlers
     access: AccessControl
-    pipeline: Pipeline
-    intake: Intake
     preparation: Preparation
-    resumable: Resumable
     store: Store
     memories: Memories
     metrics: Metrics
-    pings: Pings
     bounds: Bounds
 
 
 class Connection:
-    def __init__(self, rooms: Rooms, socket: Socket, scope: Scope, request_id: str) -> None:
-        self._rooms = rooms
+    def __init__(self, shared: SharedParts, socket: Socket, scope: Scope, request_id: str) -> None:
+        self._shared, calls = shared, shared.calls
         self._socket = socket
         self._scope = scope
         self._request_id = request_id
-        self._memory = Memory(rooms.store, rooms.memories, rooms.bounds.max_bytes)
-        self._shelf = Shelf(self._memory, CHAIN_FACTOR * rooms.intake.max_body_bytes)
+        self._memory = Memory(shared.store, shared.memories, shared.bounds.max_bytes)
+        self._shelf = Shelf(self._memory, CHAIN_FACTOR * calls.intake.max_body_bytes)
         self._answering: Answering[ResponseRequest] = Answering(
             ResponseWriters(),
-            rooms.pipeline,
-            rooms.pings,
-            rooms.resumable,
+            calls.pipeline,
+            calls.pings,
+            calls.resumable,
             partial(_conclude, self._shelf, self._memory),
             repeats=True,
         )
         self._lanes: Lanes[Body] | None = None
-        self._ends_at = monotonic() + rooms.bounds.life_s
+        self._ends_at = monotonic() + shared.bounds.life_s
         self._num_requests = 0
         self._stopping = False
         self._gone = False
@@ -108,7 +103,7 @@ class Connection:
         """Serve until either side ends the connection. What runs then is finished, unless the client is gone."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._lanes = Lanes(tasks, self._respond, self._rest, self._rooms.bounds.max_bytes)
+                self._lanes = Lanes(tasks, self._respond, self._rest, self._shared.bounds.max_bytes)
                 reading = tasks.create_task(self._read(self._lanes))
                 self._rest()
                 await self._over.wait()
@@ -139,9 +134,9 @@ class Connection:
         lane, body, is_taken = "", None, False
         try:
             # A key may have been withdrawn since the handshake.
-            principal = self._rooms.access.authenticate(self._scope)
-            await self._rooms.access.starts.start(principal.team)
-            body = self._rooms.intake.message(principal, raw_message(text))
+            principal = self._shared.access.authenticate(self._scope)
+            await self._shared.access.starts.start(principal.team)
+            body = self._shared.calls.intake.message(principal, raw_message(text))
             message = await body.decoded(read_message)
             lane = message.lane
             if monotonic() >= self._ends_at:
@@ -153,7 +148,7 @@ class Connection:
             try:
                 await self._refuse(error, trail, lane)
             finally:
-                close_trail(trail, self._rooms.metrics)
+                close_trail(trail, self._shared.metrics)
         finally:
             # The client may leave while the message is decoded.
             if body is not None and not is_taken:
@@ -177,16 +172,16 @@ class Connection:
             broken = InternalError.logged(trail.request_id)
             await self._refuse(broken, trail, message.lane)
         finally:
-            close_trail(trail, self._rooms.metrics)
+            close_trail(trail, self._shared.metrics)
 
     async def _answer(self, message: Create, body: Body, trail: Trail) -> None:
         """Answer one message. Raises PaddockError where nothing was told yet, and ClientGone."""
-        rooms = self._rooms
+        shared = self._shared
         # A key may have been withdrawn since the handshake.
-        principal = rooms.access.authenticate(self._scope)
+        principal = shared.access.authenticate(self._scope)
         trail.asked_by(principal)
         draft = await body.aside(message.num_bytes, partial(draft_of_message, message, trail.ignored))
-        asked, call = await rooms.preparation.prepare(draft, self._shelf, body, principal, trail, self._scope)
+        asked, call = await shared.preparation.prepare(draft, self._shelf, body, principal, trail, self._scope)
         writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)
         failure = await self._answering.write(asked, call, trail, writer, body.holds, sink)
         if failure is None:
@@ -220,7 +215,7 @@ class Connection:
             await self._last_word(self._socket.close(RESTARTS, "This gateway is stopping. Connect again."))
             return
         if not self._was_long:
-            reason = f"There was no request for {self._rooms.bounds.idle_s:g} s."
+            reason = f"There was no request for {self._shared.bounds.idle_s:g} s."
             await self._last_word(self._socket.close(NORMAL, reason))
             return
         told = error_text(self._limit(), shape_of(self._scope), trail_of(self._scope), "")
@@ -228,7 +223,7 @@ class Connection:
         await self._last_word(self._socket.close(NORMAL, "This connection has reached its limit."))
 
     def _limit(self) -> ConnectionLimit:
-        life_s = self._rooms.bounds.life_s
+        life_s = self._shared.bounds.life_s
         return ConnectionLimit(f"This connection has reached its limit of {life_s:g} s. Open another one.")
 
     def _leave(self) -> None:
@@ -245,7 +240,7 @@ class Connection:
         if self._stopping:
             self._over.set()
             return
-        idle_s, left_s = self._rooms.bounds.idle_s, self._ends_at - monotonic()
+        idle_s, left_s = self._shared.bounds.idle_s, self._ends_at - monotonic()
         self._was_long = left_s <= idle_s
         self._timer = asyncio.get_running_loop().call_later(min(idle_s, left_s), self._over.set)
 
@@ -276,18 +271,18 @@ def _note_gone(trail: Trail) -> None:
 class ResponsesSocket:
     """Checks whether a connection may be opened, and runs it."""
 
-    def __init__(self, rooms: Rooms, sockets: Sockets) -> None:
-        self._rooms = rooms
+    def __init__(self, shared: SharedParts, sockets: Sockets) -> None:
+        self._shared = shared
         self._sockets = sockets
 
-    async def __call__(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         trail = trail_of(scope)
         read_begin_by(scope)
-        if self._rooms.pipeline.stopping:
+        if self._shared.calls.pipeline.stopping:
             raise Stopping("This gateway is stopping. Connect again.", retry_after_s=1.0)
         self._sockets.check(principal)
         socket = Socket(receive, send)
-        connection = Connection(self._rooms, socket, scope, trail.request_id)
+        connection = Connection(self._shared, socket, scope, trail.request_id)
         with self._sockets.opened(connection, principal):
             trail.status = SWITCHED
             await socket.accept(answer_headers(trail))

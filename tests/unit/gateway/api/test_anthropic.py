@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.api.anthropic.error_shape import ANTHROPIC
-from gateway.api.anthropic.messages import MessagesDialect
 from gateway.api.anthropic.request import MessagesRequest, read_messages_request, read_prompt
+from gateway.api.anthropic.writing import MessagesDialect
 from gateway.call import Call, Principal
 from gateway.errors import (
     InvalidRequest,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.anthropic.messages import MessagesDialect
+from gateway.api.anthropic.writing import MessagesDialect
 from gateway.api.native.completion import CompletionDialect as NativeDialect
 from gateway.api.openai.dialects import ChatDialect, CompletionDialect
 from gateway.api.responses.request import read_draft
@@ -50,7 +50,7 @@ EVENTS: list[CallEvent] = [
 ]
 
 
-class Place:
+class Fleet:
     def number_slot(self, model: str, worker: str, slot: int) -> int:
         return slot
 
@@ -72,7 +72,7 @@ def writer_of(dialect: str, *, stream: bool) -> Any:
         case "messages":
             made, asked = MessagesDialect(), MessagesDialect().read(encoded(chat), {})
         case "native":
-            made = NativeDialect(Place())
+            made = NativeDialect(Fleet())
             asked = made.read(encoded(text), {})
         case _:
             made, asked = ResponseWriters(), read_draft(encoded({"model": "m", "input": "hi"})).resolved({}).complete()

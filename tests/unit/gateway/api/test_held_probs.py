@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message, Scope
 
+from gateway.api.call_handlers import CallHandlers
 from gateway.api.dialect import Dialect
-from gateway.api.generation import Generation
 from gateway.api.http.diagnostics import begin_trail
 from gateway.api.http.streaming import Pings
 from gateway.api.intake.decoding import DecodingLane
@@ -207,7 +207,8 @@ async def asked_of(budget: MemoryBudget, end: Callable[[], Finished | None]) -> 
     scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": []}
     begin_trail(scope, NoTracer())
     pipeline, intake = cast(Any, Pipeline(end)), Intake(8 << 20, budget, DecodingLane(), lambda: 4096)
-    route = Generation(ChatDialect(), pipeline, intake, Pings(15.0), cast(Any, None))
+    nobody = cast(Any, None)
+    calls = CallHandlers(pipeline, intake, Pings(15.0), nobody, nobody)
     came: list[Message] = [{"type": "http.request", "body": raw}]
     sent: list[Message] = []
 
@@ -221,7 +222,7 @@ async def asked_of(budget: MemoryBudget, end: Callable[[], Finished | None]) -> 
         assert budget.num_bytes > STEPS * len(MANY) * 100 * PROB_BYTES, "it counts until it is sent"
         sent.append(message)
 
-    await route(ASKER, scope, receive, send)
+    await calls.generate(ChatDialect())(ASKER, scope, receive, send)
     return sent
 
 

@@ -26,7 +26,7 @@ async def told(targets: Targets) -> bytes:
 
     scope: Scope = {"type": "http", "method": "GET", "path": "/metrics/targets", "headers": []}
     begin_trail(scope, OFF)
-    await targets(NOBODY, scope, receive, send)
+    await targets.answer(NOBODY, scope, receive, send)
     body: Any = sent[1]["body"]
     assert isinstance(body, bytes)
     return body

@@ -1,9 +1,7 @@
-"""Begins a route that is answered at once: reads the question and finds the model."""
+"""Reads the requests of routes that are answered at once: their bodies, and the models that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -11,43 +9,26 @@ from starlette.types import Receive, Scope
 
 from gateway.api.http.diagnostics import trail_of
 from gateway.api.intake.body import read_object
-from gateway.api.intake.intake import Body, Intake
+from gateway.api.intake.intake import Intake
 from gateway.api.parameters.base import too_nested, translated
 from gateway.api.request_head import named_model
 from gateway.call import Call, Principal
 from gateway.dispatch.pipeline import Pipeline
-from gateway.registry.snapshot import FleetView
 from gateway.telemetry.trail import Ignored
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
-SmallT = TypeVar("SmallT")
 
 
-class Reception:
+class RequestReader:
     """Reads the bodies of requests and the models that they name."""
 
-    def __init__(self, pipeline: Pipeline, fleet: FleetView, intake: Intake) -> None:
+    def __init__(self, pipeline: Pipeline, intake: Intake) -> None:
+        self.intake = intake
         self._pipeline = pipeline
-        self._fleet = fleet
-        self._intake = intake
-
-    def opened(self, principal: Principal, scope: Scope, receive: Receive) -> AbstractAsyncContextManager[Body]:
-        """Read a body that may be large. Raises as `Intake.opened`."""
-        return self._intake.opened(principal, scope, receive)
-
-    async def small(
-        self, principal: Principal, scope: Scope, receive: Receive, read: Callable[[bytes], SmallT]
-    ) -> SmallT:
-        """Read a body that holds no prompt. Raises as `Intake.small`."""
-        return await self._intake.small(principal, scope, receive, read)
 
     async def document(self, principal: Principal, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """Return a small body as an object, an empty one where nothing is sent. Raises as `small`, InvalidRequest."""
-        return await self.small(principal, scope, receive, document_of)
-
-    def adapter_model(self, adapter: str) -> str:
-        """Return the model of an adapter; empty where it is not known, or several models have one of the name."""
-        return self._fleet.snapshot.adapters.get(adapter, "")
+        """Return a small body as an object, an empty one where nothing is sent. Raises as `Intake.small`."""
+        return await self.intake.small(principal, scope, receive, document_of)
 
     def call(self, principal: Principal, document: dict[str, Any], scope: Scope, *, strict: bool = False) -> Call:
         """Return a call of the model that is named in the body or the address, else of the default one.

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message, Scope
 
-from gateway.api.generation import Generation
+from gateway.api.call_handlers import CallHandlers
 from gateway.api.http.diagnostics import begin_trail
 from gateway.api.http.streaming import Pings
 from gateway.api.intake.decoding import DecodingLane
@@ -43,12 +43,12 @@ async def test_it_tells_what_the_body_takes(num_messages: int, is_much: bool) ->
     begin_trail(scope, NoTracer())
     intake, pipeline = Intake(8 << 20, MemoryBudget(1 << 30), DecodingLane(), lambda: 4096), Pipeline()
     nobody = cast(Any, None)
-    route = Generation(ChatDialect(), cast(Any, pipeline), intake, Pings(15.0), nobody)
+    calls = CallHandlers(cast(Any, pipeline), intake, Pings(15.0), nobody, nobody)
 
     async def receive() -> Message:
         return {"type": "http.request", "body": raw}
 
     with pytest.raises(ModelNotFound):
-        await route(ASKER, scope, receive, nobody)
+        await calls.generate(ChatDialect())(ASKER, scope, receive, nobody)
     assert (pipeline.held_bytes > INLINE_HELD_BYTES) == is_much
     assert pipeline.held_bytes >= len(raw)

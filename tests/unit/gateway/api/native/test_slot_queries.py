@@ -1,4 +1,4 @@
-"""Looks at the slots of a model: shared by those who ask together, and asked anew soon after."""
+"""Questions for the slots of a model: shared by those who ask together, and asked anew soon after."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.api.native.slots import FRESH_S, SlotLooks
+from gateway.api.native.slots import FRESH_S, SlotQueries
 from gateway.errors import NoWorker
 from gateway.relay.relay import WorkerQueries
 
@@ -28,14 +28,14 @@ class Asked:
         return [(model, len(self.models))]
 
 
-def looks_of(asked: Asked) -> SlotLooks:
-    return SlotLooks(cast(WorkerQueries, asked))
+def queries_of(asked: Asked) -> SlotQueries:
+    return SlotQueries(cast(WorkerQueries, asked))
 
 
 async def test_a_crowd_asks_the_engines_once() -> None:
     asked = Asked()
-    looks = looks_of(asked)
-    crowd = [asyncio.create_task(looks.look(model)) for model in ("a", "b") for _ in range(50)]
+    queries = queries_of(asked)
+    crowd = [asyncio.create_task(queries.ask(model)) for model in ("a", "b") for _ in range(50)]
     await asyncio.sleep(0)
     crowd[0].cancel()  # whoever asked first and left takes nobody's answer along
     asked.let.set()
@@ -43,10 +43,10 @@ async def test_a_crowd_asks_the_engines_once() -> None:
     assert asked.models == ["a", "b"]
     assert [[model for model, _ in answer] for answer in answers] == [["a"]] * 49 + [["b"]] * 50
     for _ in range(20):
-        await looks.look("a")
+        await queries.ask("a")
     assert len(asked.models) == 2
     await asyncio.sleep(FRESH_S * 1.5)
-    await looks.look("a")
+    await queries.ask("a")
     assert len(asked.models) == 3
 
 
@@ -54,15 +54,15 @@ async def test_a_failure_is_told_to_all_and_not_remembered() -> None:
     asked = Asked()
     asked.error = NoWorker("none")
     asked.let.set()
-    looks = looks_of(asked)
+    queries = queries_of(asked)
     for _ in range(2):
-        told = await asyncio.gather(*(looks.look("a") for _ in range(5)), return_exceptions=True)
+        told = await asyncio.gather(*(queries.ask("a") for _ in range(5)), return_exceptions=True)
         assert all(isinstance(one, NoWorker) for one in told)
     assert len(asked.models) == 2
     asked.error = None
     asked.let.clear()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(looks.look("a"), 0.01)
+        await asyncio.wait_for(queries.ask("a"), 0.01)
     asked.let.set()
-    found: Any = await looks.look("a")
+    found: Any = await queries.ask("a")
     assert found == [("a", 3)]

@@ -1,0 +1,53 @@
+"""Builds the handlers of llama-server's and vLLM's own routes for `gateway.app`."""
+
+from __future__ import annotations
+
+from gateway.adapters.desired import AdapterWishes
+from gateway.adapters.registrar import AdapterRegistrar
+from gateway.api.call_handlers import CallHandlers
+from gateway.api.dialect import Handler
+from gateway.api.native.completion import CompletionDialect
+from gateway.api.native.embedding import EmbeddingDialect
+from gateway.api.native.lora import AdapterRoutes
+from gateway.api.native.props import EnabledRoutes, ModelRoutes
+from gateway.api.native.request_reader import RequestReader
+from gateway.api.native.slots import LiveFleetInfo, SlotRoutes, refuse_slots
+from gateway.api.native.texts import ChatReader, TextRoutes
+from gateway.registry.model_wishes import ModelWishes
+from gateway.registry.snapshot import FleetView
+
+
+def native_handlers(
+    calls: CallHandlers,
+    reader: RequestReader,
+    fleet: FleetView,
+    adapter_wishes: AdapterWishes,
+    model_wishes: ModelWishes,
+    chat: ChatReader,
+    enabled: EnabledRoutes,
+) -> dict[str, Handler]:
+    """Return the handlers, named as in `gateway.api.routes`. `chat` reads chat bodies."""
+    queries, call_adapters = calls.queries, calls.pipeline.adapters
+    info = LiveFleetInfo(queries, call_adapters)
+    models = ModelRoutes(reader, queries, model_wishes, enabled)
+    slots = SlotRoutes(reader, queries, call_adapters)
+    texts = TextRoutes(reader, queries, chat)
+    adapters = AdapterRoutes(reader, fleet, queries, adapter_wishes, AdapterRegistrar(queries, adapter_wishes))
+    return {
+        "native_completion": calls.generate(CompletionDialect(info)),
+        "infill": calls.generate(CompletionDialect(info, infill=True), job="infill", supersedes=True),
+        "tokenize": texts.tokenize,
+        "detokenize": texts.detokenize,
+        "apply_template": texts.apply_template,
+        "native_embedding": calls.pool(EmbeddingDialect()),
+        "props": models.show_props,
+        "change_props": models.change_props,
+        "load_model": models.load,
+        "unload_model": models.unload,
+        "slots": slots.show if enabled.slots else refuse_slots,
+        "slot": slots.act,
+        "adapters": adapters.show,
+        "set_scales": adapters.set_scales,
+        "load_adapter": adapters.load,
+        "unload_adapter": adapters.unload,
+    }

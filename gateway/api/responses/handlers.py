@@ -1,0 +1,49 @@
+"""Builds the handlers of the Responses routes for `gateway.app`."""
+
+from __future__ import annotations
+
+from gateway.access.control import AccessControl
+from gateway.api.answering import Answering
+from gateway.api.call_handlers import CallHandlers
+from gateway.api.dialect import Handler
+from gateway.api.http.sockets import Sockets
+from gateway.api.responses.background import Background
+from gateway.api.responses.create import CreateRoutes, Preparation
+from gateway.api.responses.request import ResponseRequest
+from gateway.api.responses.shelf import CHAIN_FACTOR, ResponseWriters, Shelf, Store
+from gateway.api.responses.socket.connection import Bounds, ResponsesSocket, SharedParts
+from gateway.api.responses.socket.memory import Memories
+from gateway.api.responses.stored import StoredResponses
+from gateway.resume.recordings import Recordings
+from gateway.telemetry.metrics import Metrics
+
+
+def responses_handlers(
+    calls: CallHandlers,
+    access: AccessControl,
+    recordings: Recordings,
+    store: Store,
+    sockets: Sockets,
+    memories: Memories,
+    bounds: Bounds,
+    metrics: Metrics,
+) -> dict[str, Handler]:
+    """Return the handlers, named as in `gateway.api.routes`."""
+    shelf = Shelf(store, CHAIN_FACTOR * calls.intake.max_body_bytes)
+    preparation = Preparation(calls.pipeline, calls.queries)
+    answering: Answering[ResponseRequest] = Answering(
+        ResponseWriters(), calls.pipeline, calls.pings, calls.resumable, shelf.conclude, repeats=True
+    )
+    background = Background(answering, recordings, calls.resumable, shelf)
+    new = CreateRoutes(calls, shelf, answering, background, preparation)
+    stored = StoredResponses(calls.intake, shelf, background, recordings, calls.resumable)
+    shared = SharedParts(calls, access, preparation, store, memories, metrics, bounds)
+    return {
+        "responses": new.create,
+        "responses_socket": ResponsesSocket(shared, sockets).answer,
+        "input_tokens": new.count_tokens,
+        "response": stored.retrieve,
+        "delete_response": stored.delete,
+        "cancel_response": stored.cancel,
+        "response_input": stored.input_items,
+    }
