@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -35,6 +37,13 @@ MAX_LARK_BYTES = 256 << 10
 MAX_REGEX_BYTES = 16 << 10
 MAX_PATTERNS = 6
 """Most patterns that may have to match one text; a grammar with more is first tried in a process of its own."""
+
+MULTIPLE = re.compile(r'"multipleOf"\s*:\s*-?([0-9.]+)')
+ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+MAX_DIGITS = 20
+MAX_REMAINDERS = 2_000
+"""Most remainders that the `multipleOf` of a grammar have for it to be compiled here. llguidance makes a state of each,
+without a limit: a million took 12 s, 290 MiB, and half a second with every other thread at rest to free them."""
 
 MAX_TRIGGERS = 16
 MAX_TRIGGER_CHARS = 128
@@ -188,11 +197,14 @@ class Compiler:
         return Triggers(strings, self._pieces)
 
     def _lark(self, text: str) -> Compiled:
-        if is_heavy(text):
+        is_large = num_remainders(text) > MAX_REMAINDERS
+        if is_large or is_heavy(text):
             self._trial.check("lark", text)
         if self._elsewhere is None:
             return Grammar(self._words, text)
         elsewhere = self._elsewhere.lark(text)
+        if is_large:
+            return elsewhere
         try:
             return MovingGrammar(Grammar(self._words, text, QUICK), elsewhere)
         except BeyondLimits:
@@ -215,6 +227,15 @@ def is_heavy(lark: str) -> bool:
     num_patterns = lark.count('"pattern') + lark.count('"format"')
     merges = '"allOf"' in lark or '"$ref"' in lark
     return (num_patterns > MAX_PATTERNS and merges) or lark.count("&") + lark.count("~") > MAX_PATTERNS
+
+
+def num_remainders(lark: str) -> int:
+    """Return the most remainders that a grammar's `multipleOf` may have: those of each, and of all for one number."""
+    text = ESCAPE.sub(lambda found: chr(int(found[1], 16)), lark) if "\\u" in lark else lark
+    digits = (number.replace(".", "").strip("0")[:MAX_DIGITS] for number in MULTIPLE.findall(text))
+    factors = [int(each) for each in digits if each]
+    num_of_one = sum(factors) * (1 + text.count('"$ref"'))
+    return num_of_one if num_of_one > MAX_REMAINDERS else max(num_of_one, math.lcm(*factors))
 
 
 def _bound(what: str, text: str, most: int) -> None:

@@ -32,19 +32,21 @@ class StepLimits:
 
     max_items: int
     max_items_in_row: int
+    lexer_fuel: int
+    """Most work on the regular expressions of texts that a lexer looks for side by side."""
 
 
 MAX_LEXER_STATES = 25_000
 """Most lexer states of one answer, each up to two kilobytes."""
 
-QUICK = StepLimits(max_items=20_000, max_items_in_row=500)
+QUICK = StepLimits(max_items=20_000, max_items_in_row=500, lexer_fuel=30_000)
 """Limits within the engine. The work of an Earley parser grows with the square of the items in a row: a question takes
-tens of milliseconds at most. Schemas have dozens of items."""
+tens of milliseconds at most. Schemas have dozens of items. So much fuel is 10 ms, ten times what schemas take."""
 
-WIDE = StepLimits(max_items=50_000, max_items_in_row=2_000)
+WIDE = StepLimits(max_items=50_000, max_items_in_row=2_000, lexer_fuel=200_000)
 """Limits in a process of its own, where a question may take seconds."""
 
-LIMITS = re.compile(r"row has \d+ items|Too many items")
+LIMITS = re.compile(r"row has \d+ items|Too many items|too many expressions")
 """llguidance's messages for the fields of `StepLimits`."""
 
 REASON_CHARS = 300
@@ -94,6 +96,7 @@ class Grammar:
             step_max_items=limits.max_items,
             max_items_in_row=limits.max_items_in_row,
             max_lexer_states=MAX_LEXER_STATES,
+            step_lexer_fuel=limits.lexer_fuel,
             verbose_errors=False,
         )
         self._num_tokens = words.vocab_size

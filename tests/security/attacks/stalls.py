@@ -74,6 +74,24 @@ async def _begun_stops(target: Target) -> None:
     await _ask(target, "/completion", body)
 
 
+async def _fresh_stops(target: Target) -> None:
+    stops = ["".join(random.choices("abcdefgh", k=64)) for _ in range(128)]
+    await _ask(target, "/completion", _complete(target, stop=stops, n_predict=1))
+
+
+async def _many_expressions(target: Target) -> None:
+    """Each may be what has been said so far, for as long as lower case letters are said."""
+    texts = [f"T{n}: /[a-z]{{{n},{n + 300}}}{''.join(random.choices('abcdefgh', k=3))}/" for n in range(400)]
+    start = " | ".join(f"T{n}" for n in range(400))
+    grammar = "\n".join(("%llguidance {}", f"start: ({start})*", *texts, ""))
+    await _ask(target, "/completion", _complete(target, grammar=grammar, n_predict=20))
+
+
+async def _many_remainders(target: Target) -> None:
+    schema = {"type": "integer", "multipleOf": random.randrange(90_001, 10_000_000, 2)}
+    await _ask(target, "/completion", _complete(target, json_schema=schema, n_predict=20))
+
+
 async def _blank_answers(target: Target) -> None:
     """Whitespace and nothing else, where a call may follow it."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -198,6 +216,24 @@ ATTACKS = (
         about="All that is said is the beginning of 126 stop strings; each token was compared with all, for 16 ms.",
         strike=_begun_stops,
         at_once=2,
+    ),
+    Attack(
+        name="fresh-stops",
+        about="128 stop strings of 64 characters, new ones each time: their tree took 9 ms of a worker's event loop.",
+        strike=_fresh_stops,
+        at_once=8,
+    ),
+    _wide(
+        name="many-expressions",
+        about="A grammar of 400 expressions that all match what is said: steps of 0.1 s, three for each call.",
+        strike=_many_expressions,
+        at_once=8,
+    ),
+    Attack(
+        name="many-remainders",
+        about="An integer has to be a multiple of a large number: gigabytes and minutes for 60 bytes of schema.",
+        strike=_many_remainders,
+        at_once=3,
     ),
     Attack(
         name="blank-answers",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator, Iterable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 
 class Tags:
@@ -49,6 +49,13 @@ class Tags:
                 return found.start()
             found = self._first.search(text, found.end())
         return len(text)
+
+
+class Marks(Protocol):
+    """What one of several marks is read with: `Tags`, or another way to know them."""
+
+    def at(self, text: str, start: int) -> str | None: ...
+    def may_begin(self, text: str, start: int) -> bool: ...
 
 
 T = TypeVar("T")
@@ -119,7 +126,7 @@ class Scanner:
             self._at += len(mark)
         return sees
 
-    def _any_mark(self, tags: Tags) -> Steps[str | None]:
+    def _any_mark(self, tags: Marks) -> Steps[str | None]:
         """Return the mark that comes next, whitespace aside, and skip it."""
         if not (yield from self._skip_space()):
             return None

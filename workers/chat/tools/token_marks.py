@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from workers.chat.tools.family import Ask, CallSyntax, Family
 from workers.chat.tools.json_calls import HermesReader
 from workers.chat.tools.json_text import JsonText
@@ -205,6 +207,24 @@ class FunctionaryReader(Reader):
         return True
 
 
+class Recipients:
+    """The lines that name a recipient. Unlike `Tags` they are made in no time, however many tools there are."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._lines = frozenset(f"{name}\n" for name in names)
+        self._longest = max(map(len, self._lines))
+
+    def at(self, text: str, start: int) -> str | None:
+        """Return the line at `start`, if it names a recipient."""
+        line = text[start : text.find("\n", start, start + self._longest) + 1]
+        return line if line in self._lines else None
+
+    def may_begin(self, text: str, start: int) -> bool:
+        """Return whether the text from `start` on may become such a line."""
+        rest = text[start : start + self._longest + 1]
+        return any(line.startswith(rest) for line in self._lines)
+
+
 class RecipientReader(Reader):
     """Reads the calls of Functionary 3.2, which puts a line with a recipient before each part.
 
@@ -220,7 +240,7 @@ class RecipientReader(Reader):
     def __init__(self, family: Family, ask: Ask) -> None:
         super().__init__(family, ask)
         self._marks = self._at_gap = Tags((RECIPIENT,))
-        self._recipients = Tags((f"{EVERYBODY}\n", *(f"{tool.name}\n" for tool in ask.tools)))
+        self._recipients = Recipients((EVERYBODY, *(tool.name for tool in ask.tools)))
 
     def _answer(self) -> Steps[None]:
         yield from self._mark(RECIPIENT)

@@ -62,6 +62,9 @@ MAX_EARLY_CANCELS = 1024
 QUICK_LAST_N = 1024
 """Most recent tokens that penalties read in a fraction of a millisecond."""
 
+QUICK_STOP_CHARS = 256
+"""Most characters of stop strings whose tree (`workers.engine.step.answer_text`) is made so quickly."""
+
 BROKEN = Failure(
     FailureCode.INTERNAL, "the worker could not pass the answer on; its log says why. Send the request again"
 )
@@ -121,6 +124,8 @@ class LiveCall:
     """The prefix hashes of the call; None: its prompt is not cached."""
     preparing: asyncio.Future[Any] | None = None
     """The work before the engine takes the call; cancelled where nobody wants the call any more."""
+    has_ended: bool = False
+    """Whether its last event was told. A short answer may end before the thread that submits it comes back."""
     outcome: asyncio.Future[Begun | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """The result of the submit, or why it was refused."""
 
@@ -267,6 +272,9 @@ class CallDesk:
         """
         self._mailbox.flush()
         keys = list(self._calls)
+        for call in self._calls.values():
+            if call.preparing is not None:
+                call.preparing.cancel()
         if keys:
             failure = why()
             self.deliver(0, [Failed(key, failure) for key in keys])
@@ -331,12 +339,13 @@ class CallDesk:
         )
 
     async def _hand_over(self, call: LiveCall, request: EngineRequest, submit: Submit) -> None:
-        """Submit to the engine, on a thread if the sampler takes long. Raises CallFailed."""
-        if not takes_long(request.sampling):
+        """Submit to the engine, on a thread if the sampler or the stop strings take long. Raises CallFailed."""
+        num_stop_chars = sum(map(len, request.asked.stop))
+        if num_stop_chars <= QUICK_STOP_CHARS and not takes_long(request.sampling):
             self._engine.submit(request)
             return
         await self._prepared(call, submit, self._forms.run(submit.tenant, 0, self._submit_aside, request))
-        if request.key not in self._calls:
+        if request.key not in self._calls and not call.has_ended:
             self._engine.cancel(request.key)
             raise CallFailed(_cancelled(submit.call))
 
@@ -526,7 +535,8 @@ class CallDesk:
         if not self._calls:
             self.idle.set()
         if call is not None:
-            if call.preparing is not None:
+            call.has_ended = end is not None
+            if call.preparing is not None and end is None:
                 call.preparing.cancel()
             if call.story.started_at:
                 self.rates.held(call.story.started_at)

@@ -6,14 +6,18 @@ import contextlib
 import gc
 import json
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.unit.workers.constraint.conftest import Trusting
+from workers.chat.tools.json_calls import HERMES
 from workers.constraint.compiler import MAX_GRAMMARS, Compiler
 from workers.constraint.mask import Bits, Mask
+from workers.constraint.tool_calls import CallForms
+from workers.llama.sampling.grammar import GbnfGrammars
 from workers.llama.tokens.vocab import Vocab
 from workers.protocol.events import CallFailed, FailureCode
 from workers.protocol.requests import Constraint, GenerateRequest, Tool
@@ -328,3 +332,70 @@ def test_a_lax_tool_is_kept_as_far_as_its_schema_can_be(vocab: Vocab, compiler: 
 def test_nothing_is_constrained_that_was_not_asked_for(compiler: Compiler) -> None:
     assert compiler.answer_mask(GenerateRequest(tools=(NOOP,))) is None
     assert compiler.answer_mask(GenerateRequest()) is None
+
+
+class Elsewhere:
+    """In the place of processes that follow grammars: it only notes which come there."""
+
+    def __init__(self) -> None:
+        self.followed: list[str] = []
+
+    def lark(self, text: str) -> Elsewhere:
+        self.followed.append(text)
+        return self
+
+    def mask(self) -> Mask:
+        raise NotImplementedError
+
+    def mask_after(self, begun: bytes) -> Mask | None:
+        raise NotImplementedError
+
+    def mask_after_tokens(self, begun: list[int]) -> Mask:
+        raise NotImplementedError
+
+    def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint("json_schema", '{"multipleOf": 999983}'),
+        Constraint("json_schema", '{"multipleOf": 0.00000000000000000000000000999983}'),
+        Constraint("json_schema", '{"allOf": [{"multipleOf": 641}, {"multipleOf": 643}, {"multipleOf": 647}]}'),
+        Constraint("json_schema", json.dumps({"prefixItems": [{"multipleOf": 997, "minimum": n} for n in range(200)]})),
+        Constraint("lark", 'start: %json {"multipl\\u0065Of": 999983}'),
+    ],
+)
+def test_numbers_of_many_remainders_are_never_compiled_in_this_process(
+    vocab: Vocab, trial: Trusting, constraint: Constraint
+) -> None:
+    """llguidance makes a state of each remainder, whatever its limits are: this took 12 s and 290 MiB."""
+    elsewhere = Elsewhere()
+    compiler = Compiler(vocab, GbnfGrammars(vocab), trial, CallForms(HERMES.syntax), elsewhere)
+    with pytest.raises(NotImplementedError):
+        compiler.mask(constraint)
+    assert trial.asked == elsewhere.followed
+
+
+@pytest.mark.parametrize("number", [5, 0.01, 100, 1000, 3600, 1024, 2.5])
+def test_numbers_of_few_remainders_are(vocab: Vocab, trial: Trusting, number: float) -> None:
+    compiler = Compiler(vocab, GbnfGrammars(vocab), trial, CallForms(HERMES.syntax), Elsewhere())
+    assert compiler.mask(Constraint("json_schema", json.dumps({"multipleOf": number})))
+    assert not trial.asked
+
+
+LEXEMES = "start: ({})*\n{}\n".format(
+    " | ".join(f"T{n}" for n in range(400)),
+    "\n".join(f"T{n}: /[a-z]{{{n},{n + 300}}}{chr(97 + n % 26)}{chr(97 + n // 26)}x/" for n in range(400)),
+)
+"""Four hundred texts that may be what has been said so far: each token is compared with all of them."""
+
+
+def test_expressions_that_take_long_side_by_side_are_followed_in_a_process_of_their_own(
+    vocab: Vocab, trial: Trusting
+) -> None:
+    compiler = Compiler(vocab, GbnfGrammars(vocab), trial, CallForms(HERMES.syntax), Elsewhere())
+    with pytest.raises(NotImplementedError):
+        compiler.mask(Constraint("lark", LEXEMES))
+    assert trial.asked == [LEXEMES]

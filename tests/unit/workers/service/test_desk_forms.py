@@ -12,7 +12,7 @@ from tests.support.desks import call_desk
 from tests.unit.workers.service.test_desk import Bench, submit
 from workers.constraint.thought import Thought
 from workers.engine.request import TokenMask
-from workers.protocol.events import CallFailed
+from workers.protocol.events import CallFailed, Finished, FinishReason, Started, Timings, Usage
 from workers.protocol.requests import Cancel, Constraint, GenerateRequest, Sampling, Submit
 from workers.service.calls.desk import Begun
 
@@ -72,3 +72,33 @@ async def test_a_sampler_that_takes_long_is_made_off_the_event_loop(sampling: Sa
     await bench.desk.submit(submit(2))
     assert threads[0] != threading.main_thread().name
     assert threads[1] == threading.main_thread().name
+
+
+async def test_stop_strings_whose_tree_takes_long_are_prepared_off_the_event_loop() -> None:
+    bench = FormBench()
+    threads: list[str] = []
+    bench.engine.before = lambda: threads.append(threading.current_thread().name)
+    await bench.desk.submit(submit(1, stop=tuple(f"{number:064}" for number in range(128))))
+    await bench.desk.submit(submit(2, stop=("\n\n", "User:")))
+    assert threads[0] != threading.main_thread().name
+    assert threads[1] == threading.main_thread().name
+
+
+async def test_an_answer_that_ends_before_its_submit_comes_back_was_taken() -> None:
+    """A thread submits it; the engine may be done with one token before the event loop hears of the submit's end."""
+    bench = FormBench()
+    loop, told = asyncio.get_running_loop(), threading.Event()
+
+    def answer() -> None:
+        [key] = bench.desk._calls
+        usage, timings = Usage(4, 1, 0), Timings(cache_n=0, prompt_n=4, prompt_ms=1.0, predicted_n=1, predicted_ms=1.0)
+        bench.desk.deliver(1, [Started(key, 0, 4, 0), Finished(key, FinishReason.LENGTH, usage, timings)])
+        told.set()
+
+    def before() -> None:
+        loop.call_soon_threadsafe(answer)
+        assert told.wait(20)
+
+    bench.engine.before = before
+    assert await bench.desk.submit(submit(1, sampling=Sampling(dry_multiplier=1.0))) == Begun(4)
+    assert [type(event) for event in bench.sent()] == [Started, Finished]
