@@ -23,8 +23,8 @@ from pathlib import Path
 
 from benchmarks.table import Row, print_rows
 from gateway.telemetry import finish
-from gateway.telemetry.record import begun
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.trace_recorder import begun
 from tests.support.stack import Process, Stack
 from workers.tracing.span import TraceContext, new_context
 from workers.tracing.tracer import EVERY_S, OFF, Journey, Tracer
@@ -98,18 +98,18 @@ def in_calls_us(tracer: Tracer) -> float:
     """What is done per call for tracing by the thread that serves it."""
     began = time.thread_time()
     for _ in range(ALONE_ROUNDS):
-        trail = Trail("r", "POST", "/v1/chat/completions", record=begun(tracer, None))
-        wait = trail.record.waits("m", trail.standing)
+        request_log = RequestLog("r", "POST", "/v1/chat/completions", trace_recorder=begun(tracer, None))
+        wait = request_log.trace_recorder.waits("m", request_log.queue_position)
         wait.over(overtaken=0)
-        attempt = trail.record.asks("m", "w", "http://w", 1)
+        attempt = request_log.trace_recorder.asks("m", "w", "http://w", 1)
         told = attempt.context.traceparent if attempt.context is not None else ""
         attempt.begun()
         attempt.over()
-        finish.tell(trail)
+        finish.tell(request_log)
     took_s = time.thread_time() - began
     began = time.thread_time()
     for _ in range(ALONE_ROUNDS):
-        Trail("r", "POST", "/v1/chat/completions")
+        RequestLog("r", "POST", "/v1/chat/completions")
     assert isinstance(told, str)
     return (took_s - (time.thread_time() - began)) / ALONE_ROUNDS * 1e6
 

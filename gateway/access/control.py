@@ -17,7 +17,7 @@ from starlette.types import Scope
 from gateway.access.keys import Keys
 from gateway.call import Principal
 from gateway.errors import PermissionDenied, TooManyRequests
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 
 COUNTED = "paddock.counted_key"
 """Key of the ASGI scope for the API key that the request is counted for."""
@@ -102,8 +102,8 @@ class AccessControl:
         """Return the holder of the API key in the headers. Raises AuthenticationFailed."""
         return self._keys.authenticate(scope["headers"])
 
-    async def identify(self, scope: Scope, trail: Trail, access: Access) -> Principal:
-        """Return the caller of a route when the request may begin, and name them in the trail. Call `end` in any case.
+    async def identify(self, scope: Scope, request_log: RequestLog, access: Access) -> Principal:
+        """Return the caller of a route when the request may begin, and name them in its log. Call `end` in any case.
 
         Raises AuthenticationFailed, PermissionDenied, TooManyRequests.
         """
@@ -113,7 +113,7 @@ class AccessControl:
             if access is OPEN:
                 return NOBODY
         principal = self._keys.authenticate(scope["headers"])
-        trail.asked_by(principal)
+        request_log.asked_by(principal)
         self._begin(scope, principal.key_id)
         await self.starts.start(principal.team)
         if access is ADMIN and not principal.admin:

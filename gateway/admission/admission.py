@@ -29,7 +29,7 @@ from gateway.routing.explain import Explanation
 from gateway.routing.placement import ANYWHERE, Ask, Ranking, urgency
 from gateway.store.client import UNFENCED, Filed, Lease, LineFull, Order, Store
 from gateway.store.outage import Unreadable
-from gateway.telemetry.record import Standing
+from gateway.telemetry.trace_recorder import QueuePosition
 from workers.protocol import keys
 from workers.protocol.heartbeat import WorkerAddress
 
@@ -190,7 +190,7 @@ class Admission:
         avoid: frozenset[str] = frozenset(),
         ask: Ask = ANYWHERE,
         priority: int = 0,
-        standing: Standing | None = None,
+        queue_position: QueuePosition | None = None,
         avoid_now: Callable[[], frozenset[str]] | None = None,
     ) -> AbstractAsyncContextManager[Held]:
         """Hold a slot for the time of the block. The call waits for it until `call.queue_deadline`, or while its model
@@ -198,17 +198,17 @@ class Admission:
 
         `avoid` names workers that have failed this call; they are used only if no other lives. A call that waits asks
         `avoid_now` which they are by then; None: they stay the same. `priority`: the request's, which becomes a class
-        of the queue. `standing` is told the queue position. Raises QueueFull, QueueTimeout, StoreUnavailable, Stopping.
+        of the queue. `queue_position` is kept up to date. Raises QueueFull, QueueTimeout, StoreUnavailable, Stopping.
         Cancelling it gives back the ticket or lease.
         """
         waiter = self._waiter(call, avoid, ask, priority)
         waiter.avoid_now = avoid_now
-        return self._slot(call, waiter, standing or Standing())
+        return self._slot(call, waiter, queue_position or QueuePosition())
 
     @asynccontextmanager
-    async def _slot(self, call: Call, waiter: Waiter, standing: Standing) -> AsyncIterator[Held]:
+    async def _slot(self, call: Call, waiter: Waiter, queue_position: QueuePosition) -> AsyncIterator[Held]:
         asked_at = time.monotonic()
-        taken = await self._admit(waiter, call, standing)
+        taken = await self._admit(waiter, call, queue_position)
         now = time.monotonic()
         team, weight = waiter.order.team, waiter.order.weight
         lease = replace(taken, queue_ms=(now - asked_at) * 1000, team=team, weight=weight)
@@ -249,7 +249,7 @@ class Admission:
         patience = Patience(now, served=served, queue_deadline=call.queue_deadline, start_deadline=start_deadline)
         return Waiter(order, call.model, ask, avoid, patience, begin_by, ranking, offers)
 
-    async def _admit(self, waiter: Waiter, call: Call, standing: Standing) -> Lease:
+    async def _admit(self, waiter: Waiter, call: Call, queue_position: QueuePosition) -> Lease:
         if self._closed:
             raise self._stopping()
         taken = None
@@ -257,11 +257,11 @@ class Admission:
         try:
             async with asyncio.timeout(max(0.0, waiter.deadline - time.monotonic())) as waiter.timer:
                 while taken is None:
-                    taken = await self._ask(waiter, standing) or await self._wait(waiter)
+                    taken = await self._ask(waiter, queue_position) or await self._wait(waiter)
         except TimeoutError:
             raise self._timed_out(call, waiter) from None
         finally:
-            standing.served()
+            queue_position.served()
             waiter.timer = None  # it refers to the task, and so to every frame of a call that was cut off
             self._line.leave(waiter)
             if not self._closed:
@@ -279,7 +279,7 @@ class Admission:
         if local is not None and taken is not local:
             self._alone.offer(model)
 
-    async def _ask(self, waiter: Waiter, standing: Standing) -> Lease | None:
+    async def _ask(self, waiter: Waiter, queue_position: QueuePosition) -> Lease | None:
         """Return a slot that is free now, or None once the call is queued: in Redis, or without Redis here. Raises
         QueueFull, StoreUnavailable.
         """
@@ -291,12 +291,12 @@ class Admission:
                 if waiter.local is None:
                     ahead, slots = self._alone.ahead_of(waiter), self._alone.num_slots(waiter.model)
                     wait_s = self._line.predicted_wait_s(waiter.model, ahead, slots)
-                    standing.waits(ahead + 1, wait_s, for_worker=not self._placing.num_slots(waiter.model))
+                    queue_position.waits(ahead + 1, wait_s, for_worker=not self._placing.num_slots(waiter.model))
                 return None
             case Lease():
                 return answer
             case Filed():
-                waiter.standing = standing
+                waiter.queue_position = queue_position
                 self._line.filed(waiter, answer)
                 self._upkeep.tell(waiter)
                 self._upkeep.waits(waiter)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.routing.placement import Ask, Ranking
 from gateway.store.client import Filed, Lease, Offers, Order
-from gateway.telemetry.record import Standing
+from gateway.telemetry.trace_recorder import QueuePosition
 
 REMEMBERED_S = 2.0
 """Seconds for which moves are kept. News are younger, except in fleets of thousands of workers."""
@@ -136,7 +136,7 @@ class Waiter:
     """Returns the current value of `avoid`; None: it does not change."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a grant may be there to claim, and when this gateway stops."""
-    standing: Standing | None = None
+    queue_position: QueuePosition | None = None
     """The object that is told its queue position, once it waits."""
     asked: bool = False
     """Whether Redis was asked, so that it may have it queued, granted or even leased."""

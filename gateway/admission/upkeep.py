@@ -273,12 +273,12 @@ class Upkeep:
                 self.tell(waiter)
 
     def tell(self, waiter: Waiter) -> None:
-        """Tell the call's `standing` its queue position and predicted wait."""
-        if waiter.standing is not None and waiter.filed is not None:
+        """Tell the call's `queue_position` its queue position and predicted wait."""
+        if waiter.queue_position is not None and waiter.filed is not None:
             ahead = waiter.filed.position - 1
             slots = self._placing.num_slots(waiter.model)
             wait_s = self._line.predicted_wait_s(waiter.model, ahead, slots)
-            waiter.standing.waits(waiter.filed.position, wait_s, for_worker=not slots)
+            waiter.queue_position.waits(waiter.filed.position, wait_s, for_worker=not slots)
 
     async def _sweep(self) -> None:
         if self._alone.models:

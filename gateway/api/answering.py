@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.dialect import AskedIn, StreamWriter, WholeWriter, Writers
 from gateway.api.http.answers import JSON, note_error, send_error, send_parts, shape_of
-from gateway.api.http.diagnostics import answer_headers, ping, trail_of
+from gateway.api.http.diagnostics import answer_headers, ping, request_log_of
 from gateway.api.http.streaming import EventStream, Pings, Written, whole_events
 from gateway.api.intake.intake import held_while, holds_of
 from gateway.api.intake.memory_budget import HeldProbs, Holds
@@ -27,7 +27,7 @@ from gateway.dispatch.pipeline import Pipeline
 from gateway.dispatch.upstream import error_for
 from gateway.errors import InternalError, PaddockError, Superseded
 from gateway.resume.recording import Recording
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Started, Text, ToolCallDelta, Usage
 
 NEWER = "A newer request of this session took this one's place. Nothing is to be sent again."
@@ -89,8 +89,8 @@ class Unended:
         self._generated.pop(choice, None)
         self._started.pop(choice, None)
 
-    def note(self, trail: Trail) -> None:
-        """Add the usage of the answers that have not ended to the trail: they were cut off."""
+    def note(self, request_log: RequestLog) -> None:
+        """Add the usage of the answers that have not ended to the log: they were cut off."""
         started = self._started.values()
         left = Usage(
             sum(event.num_prompt_tokens for event in started),
@@ -98,7 +98,7 @@ class Unended:
             sum(event.num_cached_tokens for event in started),
         )
         if left.prompt_tokens or left.completion_tokens:
-            trail.used(left)
+            request_log.used(left)
 
 
 LAST_WORD_S = 2.0
@@ -162,102 +162,111 @@ class Answering(Generic[AskedIn]):
     async def answer(
         self, asked: AskedIn, call: Call, wish: Wish | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        trail = trail_of(scope)
+        request_log = request_log_of(scope)
         if asked.stream and wish is not None:
-            writer = self._writers.stream_writer(asked, call, trail)
-            produce = held_while(scope, partial(self.record, asked, call, trail, writer, holds_of(scope)))
+            writer = self._writers.stream_writer(asked, call, request_log)
+            produce = held_while(scope, partial(self.record, asked, call, request_log, writer, holds_of(scope)))
             await self._resumable.first(wish, produce, scope, receive, send)
             return
         async with while_present(receive):
             if asked.stream:
-                await self._stream(asked, call, trail, scope, receive, send)
+                await self._stream(asked, call, request_log, scope, receive, send)
             else:
-                await self._whole(asked, call, trail, holds_of(scope), send)
+                await self._whole(asked, call, request_log, holds_of(scope), send)
 
     async def record(
-        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, holds: Holds, recording: Recording
+        self,
+        asked: AskedIn,
+        call: Call,
+        request_log: RequestLog,
+        writer: StreamWriter,
+        holds: Holds,
+        recording: Recording,
     ) -> None:
         """Write a stream that may be read again, whoever reads it now."""
         sink = Record(recording)
-        failure = await self.write(asked, call, trail, writer, holds, sink)
+        failure = await self.write(asked, call, request_log, writer, holds, sink)
         if failure is None:
             await sink.write(writer.closing())
         elif recording.started:
-            trail.status = 200
+            request_log.status = 200
             await sink.write(writer.broken(failure))
         else:
             await recording.refuse(failure, b"".join(whole_events(writer.broken(failure))))
 
     async def write(
-        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, holds: Holds, sink: Sink
+        self, asked: AskedIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
         """Write a stream but for its last events, and note its end. Return why it is not complete; None: it is."""
         try:
-            failure = await self._write(asked, call, trail, writer, holds, sink)
+            failure = await self._write(asked, call, request_log, writer, holds, sink)
         except ClientGone:
             raise
         except Exception:  # the edge of a stream that others may read: they are told of it, too
-            log.exception("a stream broke", extra={"fields": trail.name()})
-            failure = InternalError.logged(trail.request_id)
+            log.exception("a stream broke", extra={"fields": request_log.name()})
+            failure = InternalError.logged(request_log.request_id)
         if failure is None:
-            trail.status, trail.outcome = 200, "ok"
+            request_log.status, request_log.outcome = 200, "ok"
         else:
-            note_error(trail, failure)
+            note_error(request_log, failure)
         await self._concluded(writer, failure)
         return failure
 
-    async def _whole(self, asked: AskedIn, call: Call, trail: Trail, holds: Holds, send: Send) -> None:
-        writer, unended = self._writers.whole_writer(asked, call, trail), Unended()
+    async def _whole(self, asked: AskedIn, call: Call, request_log: RequestLog, holds: Holds, send: Send) -> None:
+        writer, unended = self._writers.whole_writer(asked, call, request_log), Unended()
         held = HeldProbs(asked.requests, holds, streams=False, repeats=self._repeats)
-        async with self._superseding.turn(call), answers(self._pipeline, call, asked.requests, trail) as answer:
+        async with self._superseding.turn(call), answers(self._pipeline, call, asked.requests, request_log) as answer:
             try:
                 while not answer.ended:
                     events = await answer.take()
                     unended.hear(answer.choice, events)
-                    if trail.first_token_at is None:
-                        note_first(trail, events)
+                    if request_log.first_token_at is None:
+                        note_first(request_log, events)
                     writer.add(events, answer.choice)
                     if held.are_told:
                         held.hear(answer.choice, events, written=False)
                     if answer.end is not None:
-                        note_end(trail, answer.end, answer.choice, unended)
+                        note_end(request_log, answer.end, answer.choice, unended)
             finally:
-                unended.note(trail)
+                unended.note(request_log)
         await self._concluded(writer, None)
-        await send_parts(send, writer.parts(), JSON, trail)
+        await send_parts(send, writer.parts(), JSON, request_log)
 
     async def _stream(
-        self, asked: AskedIn, call: Call, trail: Trail, scope: Scope, receive: Receive, send: Send
+        self, asked: AskedIn, call: Call, request_log: RequestLog, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        writer = self._writers.stream_writer(asked, call, trail)
-        said = writer.idle if self._pings.as_events else partial(ping, trail)
-        stream = EventStream(send, lambda: answer_headers(trail), said)
-        writing = self._write(asked, call, trail, writer, holds_of(scope), stream)
+        writer = self._writers.stream_writer(asked, call, request_log)
+        said = writer.idle if self._pings.as_events else partial(ping, request_log)
+        stream = EventStream(send, lambda: answer_headers(request_log), said)
+        writing = self._write(asked, call, request_log, writer, holds_of(scope), stream)
         failure = await stream.pinged(writing, self._pings.interval_s)
         # Whatever is sent below is the last: the server then tells the watcher that the client is gone.
         if failure is None:
-            trail.status, trail.outcome = 200, "ok"
+            request_log.status, request_log.outcome = 200, "ok"
             await self._concluded(writer, None)
             await stream.end(writer.closing())
         elif stream.started:
-            trail.status = 200
-            note_error(trail, failure)
+            request_log.status = 200
+            note_error(request_log, failure)
             await _last_word(stream, writer.broken(failure))
         else:
-            await send_error(receive, send, failure, trail, shape_of(scope))
+            await send_error(receive, send, failure, request_log, shape_of(scope))
 
     async def _write(
-        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, holds: Holds, sink: Sink
+        self, asked: AskedIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
         """Write all but the last events, which depend on what is returned: why the answer is not complete, or None."""
         held = HeldProbs(asked.requests, holds, streams=True, repeats=self._repeats)
         try:
-            async with self._superseding.turn(call), answers(self._pipeline, call, asked.requests, trail) as answer:
+            async with (
+                self._superseding.turn(call),
+                answers(self._pipeline, call, asked.requests, request_log) as answer,
+            ):
                 await sink.start()
                 opening = writer.opening()
                 if opening:
                     await sink.write(opening)
-                await relay(answer, writer, trail, sink, held)
+                await relay(answer, writer, request_log, sink, held)
         except PaddockError as error:
             return error
         return None
@@ -267,7 +276,7 @@ class Answering(Generic[AskedIn]):
             await self._conclude(writer, failure)
 
 
-async def relay(answer: Answer, writer: StreamWriter, trail: Trail, sink: Sink, held: HeldProbs) -> None:
+async def relay(answer: Answer, writer: StreamWriter, request_log: RequestLog, sink: Sink, held: HeldProbs) -> None:
     """Write every event of the answer; the body of the loop runs once per token. Raises PaddockError."""
     take, chunks, write = answer.take, writer.chunks, sink.write
     waits, unended = True, Unended()
@@ -276,32 +285,32 @@ async def relay(answer: Answer, writer: StreamWriter, trail: Trail, sink: Sink, 
             events = await take()
             unended.hear(answer.choice, events)
             if waits:
-                waits = not note_first(trail, events)
+                waits = not note_first(request_log, events)
             body = chunks(events, answer.choice)
             if body:
                 await write(body)
             if held.are_told:
                 held.hear(answer.choice, events, written=bool(body))
             if answer.end is not None:
-                note_end(trail, answer.end, answer.choice, unended)
+                note_end(request_log, answer.end, answer.choice, unended)
     finally:
-        unended.note(trail)
+        unended.note(request_log)
 
 
-def note_first(trail: Trail, events: list[CallEvent]) -> bool:
+def note_first(request_log: RequestLog, events: list[CallEvent]) -> bool:
     """Note when the first output came; return whether there is output among the events."""
     if not any(isinstance(event, OUTPUT) for event in events):
         return False
-    trail.first_token_at = monotonic()
+    request_log.first_token_at = monotonic()
     return True
 
 
-def note_end(trail: Trail, end: Finished | Failed, choice: int, unended: Unended) -> None:
+def note_end(request_log: RequestLog, end: Finished | Failed, choice: int, unended: Unended) -> None:
     """Note the end of one answer. Raises PaddockError where it failed."""
     if isinstance(end, Failed):
         raise error_for(end.failure)
     unended.ended(choice)
-    trail.used(end.usage)
+    request_log.used(end.usage)
 
 
 async def _last_word(stream: EventStream, body: Written) -> None:

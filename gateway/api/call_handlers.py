@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.answering import Answering
 from gateway.api.dialect import AskedT, Dialect, Handler
 from gateway.api.http.answers import JSON, send_json, send_parts
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.http.streaming import Pings
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.presence import while_present
@@ -22,7 +22,7 @@ from gateway.call import Call, Principal
 from gateway.catalog import JOB_OF
 from gateway.dispatch.pipeline import Pipeline
 from gateway.relay.relay import WorkerQueries
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 from workers.models.catalog import Job
 from workers.protocol.events import Usage
 from workers.protocol.pooled import PoolRequest, PoolResult
@@ -77,16 +77,16 @@ class CallHandlers:
         answering = Answering(dialect, self.pipeline, self.pings, self.resumable)
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-            trail = trail_of(scope)
+            request_log = request_log_of(scope)
             async with self.intake.opened(principal, scope, receive) as body:
                 wish = await read_wish(scope, body)
                 if wish is not None and wish.stream:
                     await self.resumable.again(wish, body, scope, receive, send)
                     return
                 asked = await body.decoded(lambda raw: dialect.read(raw, scope))
-                trail.held_bytes = body.num_bytes
+                request_log.held_bytes = body.num_bytes
                 talk = conversation(scope, asked.requests[0], principal.team)
-                call = self.pipeline.call(principal, asked.model, trail, job, read_begin_by(scope), talk)
+                call = self.pipeline.call(principal, asked.model, request_log, job, read_begin_by(scope), talk)
                 if supersedes:
                     call = replace(call, session=session_of(scope))
                 await answering.answer(asked, call, wish, scope, receive, send)
@@ -97,16 +97,18 @@ class CallHandlers:
         """Return the handler of a route for pooled work."""
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-            trail = trail_of(scope)
+            request_log = request_log_of(scope)
             async with self.intake.opened(principal, scope, receive) as body:
                 asked = await body.decoded(lambda raw: dialect.read(raw, scope))
-                begin_by, talk = read_begin_by(scope), talk_of(scope, trail.request_id)
-                call = self.pipeline.call(principal, asked.model, trail, JOB_OF[asked.request.kind], begin_by, talk)
+                begin_by, talk = read_begin_by(scope), talk_of(scope, request_log.request_id)
+                call = self.pipeline.call(
+                    principal, asked.model, request_log, JOB_OF[asked.request.kind], begin_by, talk
+                )
                 async with while_present(receive):
-                    result = await self.pipeline.pool(call, asked.request, trail)
-                    trail.usage = Usage(sum(result.num_tokens), 0, 0)
+                    result = await self.pipeline.pool(call, asked.request, request_log)
+                    request_log.usage = Usage(sum(result.num_tokens), 0, 0)
                     body.holds(answer_bytes(result))
-                    await send_parts(send, dialect.parts(asked, call, result), JSON, trail)
+                    await send_parts(send, dialect.parts(asked, call, result), JSON, request_log)
 
         return handle
 
@@ -114,12 +116,12 @@ class CallHandlers:
         """Return the handler of a route that counts a prompt's tokens. `fields`: others of the answer."""
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-            trail = trail_of(scope)
+            request_log = request_log_of(scope)
             async with self.intake.opened(principal, scope, receive) as body:
-                name, request = await body.decoded(lambda raw: read(raw, trail.ignored))
-                call = self.pipeline.call(principal, name, trail)
+                name, request = await body.decoded(lambda raw: read(raw, request_log.ignored))
+                call = self.pipeline.call(principal, name, request_log)
                 async with while_present(receive):
                     num_tokens = await self.queries.num_tokens(call.model, request, principal.team)
-            await send_json(send, {**fields, "input_tokens": num_tokens}, trail)
+            await send_json(send, {**fields, "input_tokens": num_tokens}, request_log)
 
         return handle

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.http.streaming import Written
 from gateway.call import Call, Principal
 from gateway.errors import PaddockError
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import CallEvent
 from workers.protocol.requests import GenerateRequest
 
@@ -37,7 +37,7 @@ class ErrorShape(Protocol):
 
     def status(self, error: PaddockError) -> int: ...
 
-    def body(self, error: PaddockError, trail: Trail) -> bytes:
+    def body(self, error: PaddockError, request_log: RequestLog) -> bytes:
         """Return a JSON object."""
         ...
 
@@ -103,9 +103,9 @@ AskedIn = TypeVar("AskedIn", bound=Asked, contravariant=True)
 class Writers(Protocol[AskedIn]):
     """Makes the writers of answers. Stateless."""
 
-    def stream_writer(self, asked: AskedIn, call: Call, trail: Trail) -> StreamWriter: ...
+    def stream_writer(self, asked: AskedIn, call: Call, request_log: RequestLog) -> StreamWriter: ...
 
-    def whole_writer(self, asked: AskedIn, call: Call, trail: Trail) -> WholeWriter: ...
+    def whole_writer(self, asked: AskedIn, call: Call, request_log: RequestLog) -> WholeWriter: ...
 
 
 class Dialect(Writers[AskedT], Protocol[AskedT]):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import note_error, send_error, shape_of
-from gateway.api.http.diagnostics import answer_headers, ping, trail_of
+from gateway.api.http.diagnostics import answer_headers, ping, request_log_of
 from gateway.api.http.streaming import EventStream
 from gateway.api.intake.intake import Body
 from gateway.api.intake.presence import CLIENT_GONE_STATUS, ClientGone, while_present
@@ -17,9 +17,9 @@ from gateway.errors import PaddockError
 from gateway.resume.reading import LocalReading, Reading
 from gateway.resume.recording import Recording
 from gateway.resume.recordings import Owner, Produce, Recordings
-from gateway.telemetry.finish import close_trail
+from gateway.telemetry.finish import finish_request
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.tracing.span import read_context
 
 HELD_PER_BYTE = 2
@@ -34,33 +34,33 @@ class Resumable:
 
     async def first(self, wish: Wish, produce: Produce, scope: Scope, receive: Receive, send: Send) -> None:
         """Begin a stream that outlives a broken connection, and send it."""
-        reading = await self.begin(new_stream(), wish.owner, wish.grace_s, produce, trail_of(scope))
+        reading = await self.begin(new_stream(), wish.owner, wish.grace_s, produce, request_log_of(scope))
         await self.follow(reading, scope, receive, send)
 
     async def begin(
-        self, stream: str, owner: Owner, grace_s: float | None, produce: Produce, trail: Trail
+        self, stream: str, owner: Owner, grace_s: float | None, produce: Produce, request_log: RequestLog
     ) -> LocalReading:
-        """Begin a stream. `produce` fills in the trail; where that was handed over by then, its end is logged here."""
+        """Begin a stream. `produce` fills in the log; where that was handed over by then, its end is logged here."""
 
         async def write(recording: Recording) -> None:
             try:
                 await produce(recording)
             finally:
-                if trail.handed_over:
-                    trail.status = trail.status or (200 if recording.started else CLIENT_GONE_STATUS)
-                    trail.outcome = trail.outcome or "client_gone"
-                    close_trail(trail, self._metrics)
+                if request_log.handed_over:
+                    request_log.status = request_log.status or (200 if recording.started else CLIENT_GONE_STATUS)
+                    request_log.outcome = request_log.outcome or "client_gone"
+                    finish_request(request_log, self._metrics)
 
-        context = trail.record.context
+        context = request_log.trace_recorder.context
         trace = "" if context is None else context.traceparent
         return await self._recordings.begin(stream, owner, write, grace_s, trace)
 
     async def follow(self, reading: LocalReading, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a stream that has just begun. Where the client leaves before its end, the trail is handed over."""
+        """Send a stream that has just begun. Where the client leaves before its end, the request log is handed over."""
         try:
             await self.send(reading, scope, receive, send)
         except ClientGone:
-            trail_of(scope).handed_over = not reading.recording.ended
+            request_log_of(scope).handed_over = not reading.recording.ended
             raise
 
     async def again(self, wish: Wish, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,21 +83,21 @@ class Resumable:
         `holds` is told the bytes that events take while they are sent; what it raises ends the response.
         """
         try:
-            trail = trail_of(scope)
-            trail.record.follows(read_context(reading.trace))
-            stream = EventStream(send, lambda: answer_headers(trail), lambda: ping(trail))
+            request_log = request_log_of(scope)
+            request_log.trace_recorder.follows(read_context(reading.trace))
+            stream = EventStream(send, lambda: answer_headers(request_log), lambda: ping(request_log))
             async with while_present(receive):
                 failure = await stream.pinged(_copy(reading, stream, holds), self._ping_interval_s)
                 if failure is None:
-                    _note_told(trail)
+                    _note_told(request_log)
                     await stream.start()
                     await stream.end(b"")
                 elif not stream.started:
-                    await send_error(receive, send, failure, trail, shape_of(scope))
+                    await send_error(receive, send, failure, request_log, shape_of(scope))
                 else:
                     # Left unfinished, the response makes the server close the connection: the client asks again.
-                    trail.status = 200
-                    note_error(trail, failure)
+                    request_log.status = 200
+                    note_error(request_log, failure)
         finally:
             reading.close()
 
@@ -122,6 +122,6 @@ async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], No
     return None if stream.started else reading.refusal
 
 
-def _note_told(trail: Trail) -> None:
+def _note_told(request_log: RequestLog) -> None:
     """Note that the answer went well, unless whoever wrote the stream has noted more."""
-    trail.status, trail.outcome = trail.status or 200, trail.outcome or "ok"
+    request_log.status, request_log.outcome = request_log.status or 200, request_log.outcome or "ok"

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.access.control import ADMIN, KEY, OPEN, Access, AccessControl
 from gateway.api.anthropic.error_shape import ANTHROPIC
 from gateway.api.dialect import ROUTE, SHAPE, ErrorShape, Handler
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.http.sockets import METHOD
 from gateway.api.native.error_shape import NATIVE
 from gateway.api.openai.writing import COMPLETIONS, OPENAI, RESPONSES
@@ -176,7 +176,7 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[SHAPE] = self._shape if self._shape_of is None else self._shape_of(scope)
         scope[ROUTE] = self._path
-        principal = await self._access.identify(scope, trail_of(scope), self._needs)
+        principal = await self._access.identify(scope, request_log_of(scope), self._needs)
         await self._handler(principal, scope, receive, send)
 
 

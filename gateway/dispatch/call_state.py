@@ -18,8 +18,8 @@ from gateway.errors import PaddockError
 from gateway.routing.placement import ANYWHERE, Ask, Ranking
 from gateway.routing.retries import Reason, RetryBudget
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.record import Attempt
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.trace_recorder import Attempt
 from workers.protocol.events import Failed, Failure, FailureCode, Finished
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import PoolRequest
@@ -49,11 +49,11 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class CallState:
-    """The state of one call. Its methods also write what becomes of it into the metrics and the request's trail."""
+    """The state of one call. Its methods also write what becomes of it into the metrics and the request's log."""
 
     call: Call
     """The call, with its current model and those that are left of its chain."""
-    trail: Trail
+    request_log: RequestLog
     asked: GenerateRequest | PoolRequest
     """The request as its caller sent it."""
     metrics: Metrics
@@ -97,15 +97,18 @@ class CallState:
 
     def begin_attempt(self, at: WorkerAddress, ranking: Ranking, fingerprint: str) -> None:
         """Note that the call goes to a worker. `ranking`: the ranking that chose it."""
-        trail = self.trail
-        trail.attempts += 1
-        trail.worker, trail.fingerprint = at.worker, fingerprint
-        trail.submitted_at = time.monotonic()
+        request_log = self.request_log
+        request_log.attempts += 1
+        request_log.worker, request_log.fingerprint = at.worker, fingerprint
+        request_log.submitted_at = time.monotonic()
         bid = ranking.bid_for(at.worker)
-        trail.expected_cached = bid.cached_tokens if bid else 0
-        if trail.debug:
-            trail.placement = ranking.summary(at.worker)
-        self.at, self.attempt = at, trail.record.asks(self.call.model, at.worker, at.url, trail.attempts)
+        request_log.expected_cached = bid.cached_tokens if bid else 0
+        if request_log.debug:
+            request_log.placement = ranking.summary(at.worker)
+        self.at, self.attempt = (
+            at,
+            request_log.trace_recorder.asks(self.call.model, at.worker, at.url, request_log.attempts),
+        )
 
     def begin_answer(self) -> None:
         self.at = None
@@ -120,8 +123,8 @@ class CallState:
         """Note that the answer has not begun at that worker."""
         self.at = None
         self.attempt.over(failure.code.value)
-        if self.trail.submitted_at is not None:
-            self.trail.failed_ms += (time.monotonic() - self.trail.submitted_at) * 1e3
+        if self.request_log.submitted_at is not None:
+            self.request_log.failed_ms += (time.monotonic() - self.request_log.submitted_at) * 1e3
         self.metrics.attempts.labels(self.call.model, failure.code.value).inc()
         if failure.code is FailureCode.WORKER_LOST:
             self.lost.add(at.boot)
@@ -149,8 +152,8 @@ class CallState:
     def move_to(self, model: str, reason: Reason) -> None:
         """Go on with a fallback of the chain."""
         self.metrics.fallbacks.labels(self.call.model, model, reason.value).inc()
-        self.trail.record.notes("fallback", model=self.call.model, fallback=model, reason=reason.value)
+        self.request_log.trace_recorder.notes("fallback", model=self.call.model, fallback=model, reason=reason.value)
         self.leave()
         self.call = self.call.on_model(model)
         self.enter()  # the fallback's workers are needed now
-        self.trail.model = model
+        self.request_log.model = model

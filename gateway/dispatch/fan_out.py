@@ -16,8 +16,8 @@ from gateway.dispatch.pipeline import Pipeline
 from gateway.dispatch.request_size import chars_of
 from gateway.dispatch.upstream import error_for
 from gateway.errors import PaddockError
-from gateway.telemetry.record import Standing
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.trace_recorder import QueuePosition
 from workers.protocol.events import CallEvent, Failed, Finished, Usage
 from workers.protocol.requests import GenerateRequest
 
@@ -30,7 +30,7 @@ LONG_PACE_S = 0.05
 
 @asynccontextmanager
 async def answers(
-    pipeline: Pipeline, call: Call, requests: Sequence[GenerateRequest], trail: Trail
+    pipeline: Pipeline, call: Call, requests: Sequence[GenerateRequest], request_log: RequestLog
 ) -> AsyncIterator[Answer]:
     """Start the answers; the block begins when the first of them has, and leaving it cancels what is left.
 
@@ -39,11 +39,11 @@ async def answers(
     # A task group's frame refers to the error that it raises, and the error to the frame, and so to all requests: a
     # hundred of them, left many times, were 200,000 objects for the collector of cycles. So tracebacks are cut here.
     if len(requests) == 1:
-        async with pipeline.answer(call, requests[0], trail) as answer:
+        async with pipeline.answer(call, requests[0], request_log) as answer:
             yield answer
         return
     merged = Merged(len(requests))
-    trail.num_answers = len(requests)
+    request_log.num_answers = len(requests)
     branches: list[asyncio.Task[None]] = []
     failure: PaddockError | None = None
     is_long: dict[tuple[int, ...], bool] = {}
@@ -57,7 +57,7 @@ async def answers(
                     if not isinstance(request.prompt, str):
                         await asyncio.sleep(0)
                 wait_s = (number % MAX_BESIDE) * LONG_PACE_S if number and is_long[prompt] else 0.0
-                branches.append(tasks.create_task(merged.follow(number, pipeline, call, request, trail, wait_s)))
+                branches.append(tasks.create_task(merged.follow(number, pipeline, call, request, request_log, wait_s)))
             await merged.begun.wait()
             yield merged
             for branch in branches:
@@ -102,22 +102,28 @@ class Merged:
         return events
 
     async def follow(
-        self, number: int, pipeline: Pipeline, call: Call, request: GenerateRequest, trail: Trail, wait_s: float
+        self,
+        number: int,
+        pipeline: Pipeline,
+        call: Call,
+        request: GenerateRequest,
+        request_log: RequestLog,
+        wait_s: float,
     ) -> None:
         """Pass on one answer's events; it begins after `wait_s` seconds. Raises PaddockError."""
         # The caller is told the queue position of the first answer.
-        own = replace(trail, standing=trail.standing if number == 0 else Standing())
+        own = replace(request_log, queue_position=request_log.queue_position if number == 0 else QueuePosition())
         if wait_s:
             await asyncio.sleep(wait_s)
         try:
             async with self._turns, pipeline.answer(_in_turn(call, number), request, own) as answer:
                 if not self.begun.is_set():
-                    _note_first(trail, own)
+                    _note_first(request_log, own)
                     self.begun.set()
                 await self._hand_on(number, answer)
         finally:
             if number == 0 and not self.begun.is_set():
-                _note_first(trail, own)  # no answer has begun so far
+                _note_first(request_log, own)  # no answer has begun so far
 
     async def _hand_on(self, number: int, answer: Answer) -> None:
         while not answer.ended:
@@ -165,9 +171,18 @@ def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:
     )
 
 
-def _note_first(trail: Trail, own: Trail) -> None:
+def _note_first(request_log: RequestLog, own: RequestLog) -> None:
     """Show the request with the worker and the times of its first answer."""
-    trail.model, trail.worker, trail.slot, trail.attempts = own.model, own.worker, own.slot, own.attempts
-    trail.queue_ms, trail.failed_ms, trail.submitted_at = own.queue_ms, own.failed_ms, own.submitted_at
-    trail.placement, trail.priority, trail.fingerprint = own.placement, own.priority, own.fingerprint
-    trail.expected_cached, trail.overtaken = own.expected_cached, own.overtaken
+    request_log.model, request_log.worker, request_log.slot, request_log.attempts = (
+        own.model,
+        own.worker,
+        own.slot,
+        own.attempts,
+    )
+    request_log.queue_ms, request_log.failed_ms, request_log.submitted_at = (
+        own.queue_ms,
+        own.failed_ms,
+        own.submitted_at,
+    )
+    request_log.placement, request_log.priority, request_log.fingerprint = own.placement, own.priority, own.fingerprint
+    request_log.expected_cached, request_log.overtaken = own.expected_cached, own.overtaken

@@ -1,7 +1,7 @@
 """Takes one call from its model's name through permission, slot and worker to the answer, and ends it in any case.
 
 call = pipeline.call(...)                           who asks for what, until when
-async with pipeline.answer(call, request, trail) as answer:
+async with pipeline.answer(call, request, request_log) as answer:
     async for events in answer: ...                 lists of events; leaving the block is the cancellation
 """
 
@@ -22,7 +22,7 @@ from gateway.registry.snapshot import FleetView
 from gateway.routing.retries import Reason
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, Heard, Prompts
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.models.catalog import Job
 from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
@@ -75,7 +75,7 @@ class Pipeline:
         self,
         principal: Principal,
         alias: str,
-        trail: Trail,
+        request_log: RequestLog,
         job: Job | None = None,
         begin_by: float = 0.0,
         conversation: Callable[[], str] | None = None,
@@ -96,70 +96,72 @@ class Pipeline:
         named = self._names.named(alias, principal, *known, job=job, strict=strict, complete=fleet.is_read)
         if named.stands_in:
             self._metrics.unknown_models.labels(named.model).inc()
-            trail.stands_in = named.name
-            trail.record.notes("unknown_model", model=alias[:MAX_NAME_CHARS], default=named.name)
+            request_log.stands_in = named.name
+            request_log.trace_recorder.notes("unknown_model", model=alias[:MAX_NAME_CHARS], default=named.name)
         alias, model = named.name, named.model
         models: tuple[str, ...] = (model,)
         if self._names.is_chain(alias):
             models = self._names.chain(alias, conversation() if conversation is not None else "")
-        trail.alias, trail.model, trail.asks_only = alias, models[0], job is None
+        request_log.alias, request_log.model, request_log.asks_only = alias, models[0], job is None
         kind = None if job is None else KIND_OF[job]
         if kind is not None:
             models = of_kind(alias, kind, models, fleet.workers)
         call = Call(
-            request_id=trail.request_id,
+            request_id=request_log.request_id,
             principal=principal,
             alias=alias,
             model=models[0],
-            received_at=trail.received_at,
-            deadline=trail.received_at + self._limits.request_timeout_s,
-            queue_deadline=trail.received_at + self._limits.queue_timeout_s,
-            start_deadline=trail.received_at + self._limits.start_timeout_s,
+            received_at=request_log.received_at,
+            deadline=request_log.received_at + self._limits.request_timeout_s,
+            queue_deadline=request_log.received_at + self._limits.queue_timeout_s,
+            start_deadline=request_log.received_at + self._limits.start_timeout_s,
             begin_by=begin_by,
             adapter=alias if self._names.is_adapter(alias, fleet.models, fleet.adapters) else "",
             kind=kind,
             fallbacks=models[1:],
         )
-        return self._served(call, trail)
+        return self._served(call, request_log)
 
-    def _served(self, call: Call, trail: Trail) -> Call:
+    def _served(self, call: Call, request_log: RequestLog) -> Call:
         """Return the call with the first model of its chain that has a worker, if one has."""
         workers = self._fleet.snapshot.workers
         standing_in = next((model for model in call.fallbacks if workers.get(model)), None)
         if standing_in is not None and not workers.get(call.model):
             self._metrics.fallbacks.labels(call.model, standing_in, Reason.NO_WORKER.value).inc()
-            trail.record.notes("fallback", model=call.model, fallback=standing_in, reason=Reason.NO_WORKER.value)
+            request_log.trace_recorder.notes(
+                "fallback", model=call.model, fallback=standing_in, reason=Reason.NO_WORKER.value
+            )
             call = call.on_model(standing_in)
-        trail.model = call.model
+        request_log.model = call.model
         return call
 
     @asynccontextmanager
-    async def answer(self, call: Call, request: GenerateRequest, trail: Trail) -> AsyncIterator[Answer]:
+    async def answer(self, call: Call, request: GenerateRequest, request_log: RequestLog) -> AsyncIterator[Answer]:
         """Place the call, again on another worker while that is safe, and hand out its answer once it has begun.
 
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
         """
-        request = _bounded(request, call.principal.bounds, trail)
-        with self._counted(call, request, trail) as (cutoff, heard):
-            async with cutoff, self._dispatcher.answer(call, request, trail, cutoff) as answer:
+        request = _bounded(request, call.principal.bounds, request_log)
+        with self._counted(call, request, request_log) as (cutoff, heard):
+            async with cutoff, self._dispatcher.answer(call, request, request_log, cutoff) as answer:
                 yield heard.of(answer)
 
-    async def pool(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
+    async def pool(self, call: Call, request: PoolRequest, request_log: RequestLog) -> PoolResult:
         """Return the result of pooled work, which is placed like any call, and again where its worker is lost.
 
         Raises PaddockError.
         """
-        with self._counted(call, request, trail) as (cutoff, _):
+        with self._counted(call, request, request_log) as (cutoff, _):
             async with cutoff:
-                return await self._dispatcher.pool(call, request, trail)
+                return await self._dispatcher.pool(call, request, request_log)
 
     @contextmanager
     def _counted(
-        self, call: Call, request: GenerateRequest | PoolRequest, trail: Trail
+        self, call: Call, request: GenerateRequest | PoolRequest, request_log: RequestLog
     ) -> Iterator[tuple[Cutoff, Heard]]:
         """Count a call as under way, with what cuts it off and what logs its prompt."""
         limit = f"the limit of {self._limits.request_timeout_s:g} s for one request"
-        cutoff, heard = Cutoff(call.deadline, limit), self._prompts.begins(trail, request)
+        cutoff, heard = Cutoff(call.deadline, limit), self._prompts.begins(request_log, request)
         self._under_way.add(cutoff)
         try:
             yield cutoff, heard
@@ -168,7 +170,7 @@ class Pipeline:
             heard.ends()
 
 
-def _bounded(request: GenerateRequest, bounds: CallBounds, trail: Trail) -> GenerateRequest:
+def _bounded(request: GenerateRequest, bounds: CallBounds, request_log: RequestLog) -> GenerateRequest:
     """Return the request within the limits of its key.
 
     A priority beyond them is lowered and not refused: clients send one for every server alike, and an answer that
@@ -176,7 +178,7 @@ def _bounded(request: GenerateRequest, bounds: CallBounds, trail: Trail) -> Gene
     """
     most_urgent = -bounds.min_priority
     if request.priority > most_urgent:
-        trail.priority = bounds.min_priority
+        request_log.priority = bounds.min_priority
         request = replace(request, priority=most_urgent)
     if bounds.max_tokens is not None and (request.max_tokens is None or request.max_tokens > bounds.max_tokens):
         request = replace(request, max_tokens=bounds.max_tokens)

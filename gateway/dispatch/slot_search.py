@@ -26,8 +26,8 @@ from gateway.errors import InvalidRequest, NotSupported, PaddockError, Permissio
 from gateway.registry.snapshot import FleetView
 from gateway.routing.placement import ANY, Ask, Ranking, ask_of, ask_of_pooled
 from gateway.routing.retries import Outlook, Reason, chosen
-from gateway.telemetry.record import Standing
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.trace_recorder import QueuePosition
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import PoolRequest
 
@@ -140,7 +140,7 @@ class Admission(Protocol):
         avoid: frozenset[str],
         ask: Ask,
         priority: int,
-        standing: Standing,
+        queue_position: QueuePosition,
         avoid_now: Callable[[], frozenset[str]],
     ) -> AbstractAsyncContextManager[Lease]: ...
 
@@ -178,7 +178,7 @@ class SlotSearch:
 
     async def _ask_anew(self, state: CallState) -> None:
         """Set the placement request of the call's current request."""
-        if state.trail.held_bytes <= INLINE_HELD_BYTES and chars_of(state.request) <= INLINE_CHARS:
+        if state.request_log.held_bytes <= INLINE_HELD_BYTES and chars_of(state.request) <= INLINE_CHARS:
             state.ask = self._ask_of(state)
         else:
             state.ask = await self._on_thread(state.call, self._ask_of, state)
@@ -207,7 +207,7 @@ class SlotSearch:
             self._choose_model(state)
             if state.ask_is_due:
                 await self._ask_anew(state)
-            wait = state.trail.record.waits(state.call.model, state.trail.standing)
+            wait = state.request_log.trace_recorder.waits(state.call.model, state.request_log.queue_position)
             try:
                 lease = await self._slot_of_model(state, held)
             except (QueueFull, QueueTimeout) as error:
@@ -222,20 +222,20 @@ class SlotSearch:
                     wait.over(Reason.NO_WORKER.value)
                     continue
                 wait.over(overtaken=lease.overtaken)
-                state.trail.overtaken += lease.overtaken
+                state.request_log.overtaken += lease.overtaken
                 self._workers.circuits.leaves(state, but=lease.at.boot)
                 state.begin_attempt(lease.at, lease.ranking, self._workers.fingerprint(lease.at))
                 return lease
 
     async def _slot_of_model(self, state: CallState, held: AsyncExitStack) -> Lease | None:
         """Return a slot of the call's model; None as `_wait`. Raises QueueFull, QueueTimeout, NotSupported."""
-        with _timed(state.trail):
+        with _timed(state.request_log):
             avoid = await self._workers.avoided(state)
-        priority, standing = state.request.priority, state.trail.standing
+        priority, queue_position = state.request.priority, state.request_log.queue_position
         avoid_now = partial(self._workers.avoided_in_line, state)
-        slot = self._admission.slot(state.call, avoid, state.ask, priority, standing, avoid_now)
+        slot = self._admission.slot(state.call, avoid, state.ask, priority, queue_position, avoid_now)
         is_unknown = not self._fleet.snapshot.workers.get(state.call.model)
-        with _timed(state.trail):
+        with _timed(state.request_log):
             lease = await self._wait(state, held, slot)
             if is_unknown and lease is not None:
                 await self._workers.check(state, lease.at)
@@ -332,10 +332,10 @@ def _watch(found: Callable[[], bool], then: Callable[[], None]) -> Iterator[None
 
 
 @contextmanager
-def _timed(trail: Trail) -> Iterator[None]:
+def _timed(request_log: RequestLog) -> Iterator[None]:
     """Add the time of the block to the call's `queue_ms`, however it ends."""
     began = time.monotonic()
     try:
         yield
     finally:
-        trail.queue_ms += (time.monotonic() - began) * 1e3
+        request_log.queue_ms += (time.monotonic() - began) * 1e3

@@ -1,1 +1,1 @@
-"""Telemetry for operators: metrics, a log line per request, traces, and the log record (trail) that all come from."""
+"""Telemetry for operators: metrics, a log line per request, traces, and the request log that all come from."""

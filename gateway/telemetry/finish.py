@@ -1,12 +1,6 @@
-"""Accounts for a request that is over: counts it, logs a line without prompts and keys, makes the spans of its trace.
-
-Accounts for a request that is over: counts it, logs a line without prompts and keys, hands it to the tracer.
-
-Logs one line per request when it is over, without prompt text and keys.
+"""Finishes a request that is over: counts it, logs a line without prompts and keys, and makes the spans of its trace.
 
 `gateway.telemetry.prompts` logs the prompt text where an operator wants it.
-
-Makes the spans of a request that is over: its own, its waits for a slot, its attempts at workers.
 
 Sources: OpenTelemetry's semantic conventions for HTTP spans and for generative AI. docs/tracing.md explains each
 attribute.
@@ -19,8 +13,8 @@ import time
 from collections.abc import Sequence
 
 from gateway.telemetry.metrics import Metrics, operation_of
-from gateway.telemetry.record import KeptAttempt, KeptRecord, KeptWait
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.trace_recorder import KeptAttempt, KeptTraceRecorder, KeptWait
 from workers.process import log_lines
 from workers.protocol.events import Finished
 from workers.tracing.span import PROVIDER, Attributes, Kind, Span, Value
@@ -34,11 +28,11 @@ LEFT = frozenset({"client_gone", "cancelled", "superseded"})
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-def tell(trail: Trail) -> None:
-    """Hand a request that is over to its tracer, if it is recorded. The trail may not change afterwards."""
-    record = trail.record
-    if isinstance(record, KeptRecord):
-        record.tracer.tell(RequestJourney(trail, record, time.monotonic()))
+def tell(request_log: RequestLog) -> None:
+    """Hand a request that is over to its tracer, if it is recorded. The log may not change afterwards."""
+    record = request_log.trace_recorder
+    if isinstance(record, KeptTraceRecorder):
+        record.tracer.tell(RequestJourney(request_log, record, time.monotonic()))
 
 
 def _server(url: str) -> tuple[str, int]:
@@ -54,10 +48,10 @@ def _server(url: str) -> tuple[str, int]:
 class RequestJourney:
     """A request that is over, as `workers.tracing.tracer.Journey`: makes its spans when the tracer wants them."""
 
-    __slots__ = ("_ended_at", "_record", "_trail")
+    __slots__ = ("_ended_at", "_record", "_request_log")
 
-    def __init__(self, trail: Trail, record: KeptRecord, ended_at: float) -> None:
-        self._trail = trail
+    def __init__(self, request_log: RequestLog, record: KeptTraceRecorder, ended_at: float) -> None:
+        self._request_log = request_log
         self._record = record
         self._ended_at = ended_at
 
@@ -69,50 +63,50 @@ class RequestJourney:
         ]
 
     def _request(self) -> Span:
-        trail, record = self._trail, self._record
-        method = trail.method if trail.method in METHODS else OTHER_METHOD
-        failed = "" if trail.outcome == "ok" else trail.outcome
+        request_log, record = self._request_log, self._record
+        method = request_log.method if request_log.method in METHODS else OTHER_METHOD
+        failed = "" if request_log.outcome == "ok" else request_log.outcome
         return Span(
-            f"{method} {trail.route}" if trail.route else method,
+            f"{method} {request_log.route}" if request_log.route else method,
             record.own,
             record.parent_id,
-            trail.received_at,
+            request_log.received_at,
             self._ended_at,
             Kind.SERVER,
             {
                 "http.request.method": method,
-                "http.route": trail.route,
-                "url.path": trail.path,
+                "http.route": request_log.route,
+                "url.path": request_log.path,
                 "url.scheme": "http",
-                "http.response.status_code": trail.status,
+                "http.response.status_code": request_log.status,
                 "error.type": failed,
-                "paddock.request_id": trail.request_id,
-                "paddock.team": trail.team,
-                **(self._answer() if trail.model else {}),
+                "paddock.request_id": request_log.request_id,
+                "paddock.team": request_log.team,
+                **(self._answer() if request_log.model else {}),
             },
-            failed if failed not in LEFT and (trail.status >= 500 or trail.status < 400) else "",
+            failed if failed not in LEFT and (request_log.status >= 500 or request_log.status < 400) else "",
             tuple(record.events),
             tuple(record.links),
         )
 
     def _answer(self) -> Attributes:
-        trail = self._trail
+        request_log = self._request_log
         told: dict[str, Value] = {
-            "gen_ai.operation.name": operation_of(trail.path),
+            "gen_ai.operation.name": operation_of(request_log.path),
             "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": trail.alias,
-            "gen_ai.response.model": trail.model,
+            "gen_ai.request.model": request_log.alias,
+            "gen_ai.response.model": request_log.model,
         }
-        if (usage := trail.usage) is not None:
+        if (usage := request_log.usage) is not None:
             told["gen_ai.usage.input_tokens"] = usage.prompt_tokens
             told["gen_ai.usage.output_tokens"] = usage.completion_tokens
             told["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
         ends = [attempt.end for attempt in self._record.attempts]
         if reasons := tuple(end.reason.value for end in ends if isinstance(end, Finished)):
             told["gen_ai.response.finish_reasons"] = reasons
-        if trail.ttft_s is not None:
-            told["paddock.ttft_ms"] = round(trail.ttft_s * 1e3)
-        if trail.handed_over:
+        if request_log.ttft_s is not None:
+            told["paddock.ttft_ms"] = round(request_log.ttft_s * 1e3)
+        if request_log.handed_over:
             told["paddock.detached"] = True
         return told
 
@@ -124,7 +118,7 @@ class RequestJourney:
             told["paddock.queue.predicted_ms"] = round(wait.predicted_s * 1e3)
         if wait.overtaken:
             told["paddock.queue.overtaken"] = wait.overtaken
-        error = wait.error if wait.ended_at else self._trail.outcome
+        error = wait.error if wait.ended_at else self._request_log.outcome
         told["error.type"] = error
         shown = "" if error in LEFT else error
         ended_at = wait.ended_at or self._ended_at
@@ -134,9 +128,9 @@ class RequestJourney:
 
     def _attempt(self, attempt: KeptAttempt) -> Span:
         host, port = _server(attempt.address)
-        error = attempt.error if attempt.ended_at else self._trail.outcome
+        error = attempt.error if attempt.ended_at else self._request_log.outcome
         told: dict[str, Value] = {
-            "gen_ai.operation.name": operation_of(self._trail.path),
+            "gen_ai.operation.name": operation_of(self._request_log.path),
             "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.model": attempt.model,
             "server.address": host,
@@ -177,18 +171,20 @@ def configure(level: str, log_format: str) -> None:
     log_lines.configure(level, log_format, NOISE)
 
 
-def log_request(trail: Trail) -> None:
+def log_request(request_log: RequestLog) -> None:
     """Log the one line of a request that ended."""
-    level = logging.DEBUG if trail.path in PROBED else logging.WARNING if trail.status >= 500 else logging.INFO
-    logging.getLogger(REQUEST_LOGGER).log(level, "request", extra={"fields": trail.line()})
+    level = (
+        logging.DEBUG if request_log.path in PROBED else logging.WARNING if request_log.status >= 500 else logging.INFO
+    )
+    logging.getLogger(REQUEST_LOGGER).log(level, "request", extra={"fields": request_log.line()})
 
 
-def close_trail(trail: Trail, metrics: Metrics) -> None:
+def finish_request(request_log: RequestLog, metrics: Metrics) -> None:
     """Set the request's outcome, count it, log it and trace it. Called once per request."""
-    trail.outcome = trail.outcome or ("ok" if 0 < trail.status < 400 else "cancelled")
-    if trail.model:
-        metrics.ended(trail, time.monotonic() - trail.received_at)
-    elif trail.outcome != "ok" and trail.path not in PROBED:
-        metrics.turned_away(trail)
-    log_request(trail)
-    tell(trail)
+    request_log.outcome = request_log.outcome or ("ok" if 0 < request_log.status < 400 else "cancelled")
+    if request_log.model:
+        metrics.ended(request_log, time.monotonic() - request_log.received_at)
+    elif request_log.outcome != "ok" and request_log.path not in PROBED:
+        metrics.turned_away(request_log)
+    log_request(request_log)
+    tell(request_log)

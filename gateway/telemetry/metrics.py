@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway import __version__
 from gateway.telemetry.outcomes import FAILED_BY, OTHER, Who, blamed
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.metrics.types import (
     E2E_S,
     GAP_S,
@@ -86,15 +86,15 @@ class GenAi:
             GEN_AI_TOKENS,
         )
 
-    def ended(self, trail: Trail, error: str, total_s: float, token_s: float | None) -> None:
+    def ended(self, request_log: RequestLog, error: str, total_s: float, token_s: float | None) -> None:
         """Count a request that reached a model; `error` is empty for one that went well."""
-        about = (operation_of(trail.path), PROVIDER, trail.alias, trail.model)
+        about = (operation_of(request_log.path), PROVIDER, request_log.alias, request_log.model)
         self._duration.labels(*about, error).observe(total_s)
-        if not error and trail.ttft_s is not None:
-            self._ttft.labels(*about).observe(trail.ttft_s)
+        if not error and request_log.ttft_s is not None:
+            self._ttft.labels(*about).observe(request_log.ttft_s)
         if not error and token_s is not None:
             self._token.labels(*about).observe(token_s)
-        if (usage := trail.usage) is not None:
+        if (usage := request_log.usage) is not None:
             self._usage.labels(*about, "input").observe(usage.prompt_tokens)
             self._usage.labels(*about, "output").observe(usage.completion_tokens)
 
@@ -380,57 +380,59 @@ class Metrics:
             for why in LEASE_ENDS:
                 self.leases_lost.labels(model, why)
 
-    def ended(self, trail: Trail, total_s: float) -> None:
+    def ended(self, request_log: RequestLog, total_s: float) -> None:
         """Count one request that reached a model. One that only asks about the model is not in the time histograms."""
-        model, outcome = trail.model, self._outcome(trail)
-        who = (model, trail.alias, trail.team)
+        model, outcome = request_log.model, self._outcome(request_log)
+        who = (model, request_log.alias, request_log.team)
         self.requests.labels(*who, outcome).inc()
-        for parameter in trail.ignored.labels:
+        for parameter in request_log.ignored.labels:
             self.ignored.labels(parameter).inc()
-        if trail.asks_only:
+        if request_log.asks_only:
             return
         self.e2e.labels(model).observe(total_s)
-        if trail.attempts or trail.queue_ms:
-            queue_s = trail.queue_ms / 1e3
+        if request_log.attempts or request_log.queue_ms:
+            queue_s = request_log.queue_ms / 1e3
             self.queue_wait.labels(model).observe(queue_s)
-            self.team_queue.labels(model, trail.team).inc(queue_s)
-        if trail.attempts:
-            self.overhead.labels(model).observe(trail.overhead_ms / 1e3)
-            self._placed(trail)
-        ttft_s, token_s = trail.ttft_s, None
+            self.team_queue.labels(model, request_log.team).inc(queue_s)
+        if request_log.attempts:
+            self.overhead.labels(model).observe(request_log.overhead_ms / 1e3)
+            self._placed(request_log)
+        ttft_s, token_s = request_log.ttft_s, None
         if ttft_s is not None:
             self.ttft.labels(model).observe(ttft_s)
-        if (usage := trail.usage) is not None:
+        if (usage := request_log.usage) is not None:
             self.prompt_tokens.labels(*who).inc(usage.prompt_tokens)
             self.cached_tokens.labels(*who).inc(usage.cached_tokens)
             self.generated_tokens.labels(*who).inc(usage.completion_tokens)
             # Parallel answers have no common time per token, and one that was cut off may have stalled before.
-            is_whole = outcome == OK and trail.num_answers == 1
+            is_whole = outcome == OK and request_log.num_answers == 1
             if ttft_s is not None and usage.completion_tokens > 1 and is_whole:
                 token_s = max(0.0, total_s - ttft_s) / (usage.completion_tokens - 1)
                 self.time_per_token.labels(model).observe(token_s)
-        self._gen_ai.ended(trail, "" if outcome == OK else outcome, total_s, token_s)
+        self._gen_ai.ended(request_log, "" if outcome == OK else outcome, total_s, token_s)
 
-    def turned_away(self, trail: Trail) -> None:
+    def turned_away(self, request_log: RequestLog) -> None:
         """Count one request that ended before it had a model: its labels `model` and `alias` are empty."""
-        self.requests.labels("", "", trail.team, self._outcome(trail)).inc()
+        self.requests.labels("", "", request_log.team, self._outcome(request_log)).inc()
 
     def lost_leases(self, model: str, why: str, count: int) -> None:
         """Count lost leases. `why`: one of `LEASE_ENDS`."""
         self.leases_lost.labels(model, why).inc(count)
 
-    def _outcome(self, trail: Trail) -> str:
+    def _outcome(self, request_log: RequestLog) -> str:
         """Count a failure, and return the request's outcome as one of the declared labels."""
-        if trail.outcome == OK:
+        if request_log.outcome == OK:
             return OK
-        who, code = blamed(trail.outcome)
-        self.failures.labels(trail.model, who, code).inc()
-        return code if code == OTHER else trail.outcome
+        who, code = blamed(request_log.outcome)
+        self.failures.labels(request_log.model, who, code).inc()
+        return code if code == OTHER else request_log.outcome
 
-    def _placed(self, trail: Trail) -> None:
-        if trail.expected_cached is not None:
-            self.placements.labels(trail.model, "cached" if trail.expected_cached else "uncached").inc()
-        if trail.overtaken:
-            self.overtaken.labels(trail.model).inc(trail.overtaken)
-        if trail.standing.predicted_s is not None and trail.attempts == 1:
-            self.wait_error.labels(trail.model).observe(abs(trail.queue_ms / 1e3 - trail.standing.predicted_s))
+    def _placed(self, request_log: RequestLog) -> None:
+        if request_log.expected_cached is not None:
+            self.placements.labels(request_log.model, "cached" if request_log.expected_cached else "uncached").inc()
+        if request_log.overtaken:
+            self.overtaken.labels(request_log.model).inc(request_log.overtaken)
+        if request_log.queue_position.predicted_s is not None and request_log.attempts == 1:
+            self.wait_error.labels(request_log.model).observe(
+                abs(request_log.queue_ms / 1e3 - request_log.queue_position.predicted_s)
+            )

@@ -1,6 +1,6 @@
 """Logs prompts and answers, only where an operator has asked for that (`log_prompts`).
 
-heard = prompts.begins(trail, request)      once per answer
+heard = prompts.begins(request_log, request)      once per answer
 answer = heard.of(answer)                   events that are read from it are noted
 heard.ends()                                one line, however it ended
 """
@@ -12,7 +12,7 @@ import logging
 import msgspec
 
 from gateway.call import Answer
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Text, ToolCallDelta
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import GenerateRequest
@@ -45,7 +45,7 @@ class Heard:
 class Prompts:
     """Logs no prompts."""
 
-    def begins(self, trail: Trail, request: GenerateRequest | PoolRequest) -> Heard:
+    def begins(self, request_log: RequestLog, request: GenerateRequest | PoolRequest) -> Heard:
         return UNHEARD
 
 
@@ -59,15 +59,15 @@ class WrittenPrompts(Prompts):
     def __init__(self) -> None:
         log.warning(WARNING)
 
-    def begins(self, trail: Trail, request: GenerateRequest | PoolRequest) -> Heard:
-        return Noted(trail, request)
+    def begins(self, request_log: RequestLog, request: GenerateRequest | PoolRequest) -> Heard:
+        return Noted(request_log, request)
 
 
 class Noted(Heard):
-    __slots__ = ("_calls", "_request", "_text", "_thought", "_trail")
+    __slots__ = ("_calls", "_request", "_request_log", "_text", "_thought")
 
-    def __init__(self, trail: Trail, request: GenerateRequest | PoolRequest) -> None:
-        self._trail = trail
+    def __init__(self, request_log: RequestLog, request: GenerateRequest | PoolRequest) -> None:
+        self._request_log = request_log
         self._request = request
         self._text, self._thought, self._calls = Excerpt(), Excerpt(), Excerpt()
 
@@ -87,9 +87,9 @@ class Noted(Heard):
         prompt = Excerpt()
         prompt.add(_asked(self._request))
         told = {"prompt": prompt, "answer": self._text, "thought": self._thought, "tool_calls": self._calls}
-        fields = {"team": self._trail.team, "model": self._trail.model}
+        fields = {"team": self._request_log.team, "model": self._request_log.model}
         fields |= {name: text for name, excerpt in told.items() if (text := excerpt.text())}
-        log.info("prompt", extra={"fields": self._trail.name() | fields})
+        log.info("prompt", extra={"fields": self._request_log.name() | fields})
 
 
 class Overheard:

@@ -12,7 +12,7 @@ import msgspec
 from gateway.api.anthropic.body import THREAD
 from gateway.api.dialect import ErrorShape
 from gateway.errors import ContextOverflow, PaddockError, UnsupportedParameter
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 
 _encode = msgspec.json.Encoder().encode
 
@@ -45,20 +45,20 @@ class AnthropicErrors:
     def status(self, error: PaddockError) -> int:
         return OVERLOADED if _type(error) == "overloaded_error" else error.status
 
-    def body(self, error: PaddockError, trail: Trail) -> bytes:
-        return error_body(error, trail)
+    def body(self, error: PaddockError, request_log: RequestLog) -> bytes:
+        return error_body(error, request_log)
 
 
 ANTHROPIC: ErrorShape = AnthropicErrors()
 
 
-def error_body(error: PaddockError, trail: Trail) -> bytes:
+def error_body(error: PaddockError, request_log: RequestLog) -> bytes:
     """Return `{"type": "error", "error": {...}, "request_id": ...}`."""
     message = error.worded(TOO_LONG) if isinstance(error, ContextOverflow) else error.message
     inner: dict[str, Any] = {"type": _type(error), "message": message}
     if isinstance(error, UnsupportedParameter) and error.param == THREAD:
         inner["details"] = NO_THREADS
-    return _encode({"type": "error", "error": inner, "request_id": trail.request_id})
+    return _encode({"type": "error", "error": inner, "request_id": request_log.request_id})
 
 
 def _type(error: PaddockError) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.parameters.base import shown
 from gateway.api.request_head import query_of
 from gateway.call import Principal
@@ -32,12 +32,12 @@ class ModelInfos:
         self._fleet = fleet
 
     async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = trail_of(scope)
+        request_log = request_log_of(scope)
         snapshot = self._fleet.snapshot
         name = scope.get("path_params", {}).get("model")
         if name:
             model = self._names.resolve(name, principal, snapshot.models, snapshot.adapters, complete=snapshot.is_read)
-            await send_json(send, self._info(name, model), trail)
+            await send_json(send, self._info(name, model), request_log)
             return
         served = [model for model, beats in snapshot.workers.items() if beats]
         permitted = self._names.permitted(principal, served, snapshot.adapters)
@@ -48,7 +48,7 @@ class ModelInfos:
             "first_id": found[0] if found else None,
             "last_id": found[-1] if found else None,
         }
-        await send_json(send, document, trail)
+        await send_json(send, document, request_log)
 
     def _info(self, name: str, model: str) -> dict[str, Any]:
         beats = self._fleet.snapshot.workers.get(model, ())

@@ -29,7 +29,7 @@ from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.thinking import enabled_by_kwargs, is_on, read_kwargs
 from gateway.api.parameters.unread import read_body
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import UNBOUNDED, Constraint, GenerateRequest, Message, Thinking, Tool, ToolCall
 
 THOUGHTS = ("thinking", "redacted_thinking")

@@ -19,7 +19,7 @@ from gateway.api.http.answers import in_parts
 from gateway.api.http.diagnostics import ignored_of
 from gateway.call import Call
 from gateway.errors import PaddockError
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import CallEvent, Finished, FinishReason, Reasoning, Started, Text, ToolCallDelta
 
 REASONS = {
@@ -59,9 +59,9 @@ class StreamWriter:
     What is the same in all deltas of a block is encoded once.
     """
 
-    def __init__(self, call: Call, trail: Trail) -> None:
+    def __init__(self, call: Call, request_log: RequestLog) -> None:
         self._model = call.alias
-        self._trail = trail
+        self._request_log = request_log
         self._begun = False
         self._block: tuple[str, int] = NO_BLOCK
         """Kind of the open block, and for a tool use the number of its call."""
@@ -96,7 +96,7 @@ class StreamWriter:
         return PING
 
     def broken(self, error: PaddockError) -> bytes:
-        return b"event: error\ndata: %b\n\n" % error_body(error, self._trail)
+        return b"event: error\ndata: %b\n\n" % error_body(error, self._request_log)
 
     def _one(self, event: CallEvent) -> bytes:
         match event:
@@ -247,8 +247,8 @@ class MessagesDialect:
     def read(self, raw: bytes, scope: Scope) -> MessagesRequest:
         return read_messages_request(raw, ignored_of(scope))
 
-    def stream_writer(self, asked: MessagesRequest, call: Call, trail: Trail) -> StreamWriter:
-        return StreamWriter(call, trail)
+    def stream_writer(self, asked: MessagesRequest, call: Call, request_log: RequestLog) -> StreamWriter:
+        return StreamWriter(call, request_log)
 
-    def whole_writer(self, asked: MessagesRequest, call: Call, trail: Trail) -> WholeWriter:
+    def whole_writer(self, asked: MessagesRequest, call: Call, request_log: RequestLog) -> WholeWriter:
         return WholeWriter(call)

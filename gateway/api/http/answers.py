@@ -23,7 +23,7 @@ from gateway.errors import (
     Stopping,
     Superseded,
 )
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 
 JSON = b"application/json"
 
@@ -87,20 +87,20 @@ def gathered(parts: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-async def send_json(send: Send, document: Any, trail: Trail) -> None:
-    await send_bytes(send, _encode(document), JSON, trail)
+async def send_json(send: Send, document: Any, request_log: RequestLog) -> None:
+    await send_bytes(send, _encode(document), JSON, request_log)
 
 
-async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, trail: Trail) -> None:
+async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, request_log: RequestLog) -> None:
     """Send an answer that may be large as its parts are made: other tasks get a turn between two, and no more of it is
     held than the connection takes.
     """
     part, more = next(parts), next(parts, None)
     if more is None:
-        await send_bytes(send, part, content_type, trail)
+        await send_bytes(send, part, content_type, request_log)
         return
-    trail.status, trail.outcome = 200, "ok"
-    headers = [(b"content-type", content_type), *answer_headers(trail)]
+    request_log.status, request_log.outcome = 200, "ok"
+    headers = [(b"content-type", content_type), *answer_headers(request_log)]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     while more is not None:
         await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -109,10 +109,10 @@ async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, tr
     await send_last(send, part)
 
 
-async def send_bytes(send: Send, body: bytes, content_type: bytes, trail: Trail, status: int = 200) -> None:
+async def send_bytes(send: Send, body: bytes, content_type: bytes, request_log: RequestLog, status: int = 200) -> None:
     """Send an answer at once. `status`: of something that went well."""
-    trail.status, trail.outcome = status, "ok"
-    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *answer_headers(trail)]
+    request_log.status, request_log.outcome = status, "ok"
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *answer_headers(request_log)]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send_last(send, body)
 
@@ -160,20 +160,22 @@ def ends_connection(error: PaddockError) -> bool:
     return isinstance(error, Stopping | BodyTooLarge | BodyTooSlow)
 
 
-def note_error(trail: Trail, error: PaddockError) -> None:
-    trail.outcome = error.code or error.type
+def note_error(request_log: RequestLog, error: PaddockError) -> None:
+    request_log.outcome = error.code or error.type
 
 
-async def send_error(receive: Receive, send: Send, error: PaddockError, trail: Trail, shape: ErrorShape) -> None:
+async def send_error(
+    receive: Receive, send: Send, error: PaddockError, request_log: RequestLog, shape: ErrorShape
+) -> None:
     """Answer the request with an error; nothing may have been sent before."""
-    trail.status = shape.status(error)
-    note_error(trail, error)
-    body = shape.body(error, trail)
+    request_log.status = shape.status(error)
+    note_error(request_log, error)
+    body = shape.body(error, request_log)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    headers += [*name_headers(trail), *origin_headers(trail.origin), *error_headers(error)]
-    if trail.closes and not ends_connection(error):
+    headers += [*name_headers(request_log), *origin_headers(request_log.origin), *error_headers(error)]
+    if request_log.closes and not ends_connection(error):
         headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": trail.status, "headers": headers})
+    await send({"type": "http.response.start", "status": request_log.status, "headers": headers})
     if isinstance(error, BodyTooLarge | BodyTooSlow):
         await send({"type": "http.response.body", "body": body, "more_body": True})
         await _discard_rest(receive)

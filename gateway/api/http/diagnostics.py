@@ -1,4 +1,4 @@
-"""The trail (log record) of a request on its way through ASGI, and the headers and comments that show it.
+"""The log of a request on its way through ASGI, and the headers and comments that show it.
 
 CORS: any web page may ask with a key that it has itself, as in llama-server.
 
@@ -18,8 +18,8 @@ from starlette.types import Scope, Send
 
 from gateway.api.http.streaming import PING
 from gateway.telemetry.finish import PROBED
-from gateway.telemetry.record import UNRECORDED, begun
-from gateway.telemetry.trail import Ignored, Trail
+from gateway.telemetry.request_log import Ignored, RequestLog
+from gateway.telemetry.trace_recorder import UNRECORDED, begun
 from workers.tracing.span import MAX_STATE_CHARS, TRACEPARENT, TRACESTATE, TraceContext, read_context
 from workers.tracing.tracer import Tracer
 
@@ -68,7 +68,7 @@ MAX_REQUEST_ID_CHARS = 128
 
 DEBUG_HEADER = b"x-paddock-debug"
 
-_TRAIL = "paddock.trail"
+_REQUEST_LOG = "paddock.request_log"
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -88,73 +88,73 @@ def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | Non
     return read_context(parents[0].decode("latin-1"), states[: MAX_STATE_CHARS + 1].decode("latin-1"))
 
 
-def begin_trail(scope: Scope, tracer: Tracer, *, refuses_unknown: bool = False) -> Trail:
-    """Begin a request's trail. `refuses_unknown`: parameters that nothing is done with are errors."""
+def begin_request_log(scope: Scope, tracer: Tracer, *, refuses_unknown: bool = False) -> RequestLog:
+    """Begin the log of a request. `refuses_unknown`: parameters that nothing is done with are errors."""
     headers, path = scope["headers"], scope["path"]
     record = UNRECORDED if path in PROBED else begun(tracer, caller_context(headers))
-    trail = Trail(request_id(headers), scope["method"], path, origin=origin_of(scope), record=record)
-    trail.debug = (DEBUG_HEADER, b"1") in scope["headers"]
-    trail.ignored = Ignored(refuses=refuses_unknown)
-    scope[_TRAIL] = trail
-    return trail
+    request_log = RequestLog(request_id(headers), scope["method"], path, origin=origin_of(scope), trace_recorder=record)
+    request_log.debug = (DEBUG_HEADER, b"1") in scope["headers"]
+    request_log.ignored = Ignored(refuses=refuses_unknown)
+    scope[_REQUEST_LOG] = request_log
+    return request_log
 
 
-def trail_of(scope: Scope) -> Trail:
-    trail = scope[_TRAIL]
-    if not isinstance(trail, Trail):
+def request_log_of(scope: Scope) -> RequestLog:
+    request_log = scope[_REQUEST_LOG]
+    if not isinstance(request_log, RequestLog):
         raise TypeError("the request did not come through the door")
-    return trail
+    return request_log
 
 
 def ignored_of(scope: Scope) -> Ignored:
-    """Return the list of the request's parameters that nothing is done with; it is lost where there is no trail."""
-    trail = scope.get(_TRAIL)
-    return trail.ignored if isinstance(trail, Trail) else Ignored()
+    """Return the list of the request's parameters that nothing is done with; it is lost where there is no log."""
+    request_log = scope.get(_REQUEST_LOG)
+    return request_log.ignored if isinstance(request_log, RequestLog) else Ignored()
 
 
-def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
+def answer_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
     """Return the headers with what is known when they go out; a caller that still waits for a slot has no worker."""
-    headers = [*name_headers(trail), *origin_headers(trail.origin)]
-    headers += connection_headers(trail)
-    if trail.worker:
+    headers = [*name_headers(request_log), *origin_headers(request_log.origin)]
+    headers += connection_headers(request_log)
+    if request_log.worker:
         headers += [
-            (b"x-paddock-model", trail.model.encode("ascii", "replace")),
-            (b"x-paddock-worker", trail.worker.encode("ascii", "replace")),
-            (b"x-paddock-queue-ms", b"%.2f" % trail.queue_ms),
-            (b"x-paddock-overhead-ms", b"%.2f" % trail.overhead_ms),
-            (b"x-paddock-attempts", b"%d" % trail.attempts),
+            (b"x-paddock-model", request_log.model.encode("ascii", "replace")),
+            (b"x-paddock-worker", request_log.worker.encode("ascii", "replace")),
+            (b"x-paddock-queue-ms", b"%.2f" % request_log.queue_ms),
+            (b"x-paddock-overhead-ms", b"%.2f" % request_log.overhead_ms),
+            (b"x-paddock-attempts", b"%d" % request_log.attempts),
         ]
-    if trail.stands_in:
-        headers.append((b"x-paddock-default-model", trail.stands_in.encode("ascii", "replace")))
-    if trail.worker or trail.standing.filed:
-        headers.append((b"x-queue-position", b"%d" % trail.standing.filed))
-    if trail.priority is not None:
-        headers.append((b"x-paddock-priority", b"%d" % trail.priority))
-    if trail.slot is not None:
-        headers.append((b"x-paddock-slot", b"%d" % trail.slot))
-    if ignored := trail.ignored.header:
+    if request_log.stands_in:
+        headers.append((b"x-paddock-default-model", request_log.stands_in.encode("ascii", "replace")))
+    if request_log.worker or request_log.queue_position.filed:
+        headers.append((b"x-queue-position", b"%d" % request_log.queue_position.filed))
+    if request_log.priority is not None:
+        headers.append((b"x-paddock-priority", b"%d" % request_log.priority))
+    if request_log.slot is not None:
+        headers.append((b"x-paddock-slot", b"%d" % request_log.slot))
+    if ignored := request_log.ignored.header:
         headers.append((b"x-paddock-ignored", ignored.encode("ascii")))
-    if trail.placement:
-        headers.append((b"x-paddock-placement", trail.placement.encode("ascii", "replace")))
+    if request_log.placement:
+        headers.append((b"x-paddock-placement", request_log.placement.encode("ascii", "replace")))
     return headers
 
 
-def name_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
+def name_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
     """Return the headers by which logs and traces find the request; for every answer, errors as well."""
-    headers = [(b"x-request-id", trail.request_id.encode())]
-    return [*headers, (b"x-paddock-trace-id", trail.trace_id.encode())] if trail.trace_id else headers
+    headers = [(b"x-request-id", request_log.request_id.encode())]
+    return [*headers, (b"x-paddock-trace-id", request_log.trace_id.encode())] if request_log.trace_id else headers
 
 
-def connection_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
+def connection_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
     """Return the header that ends the connection, where it ends; for every answer, errors as well."""
-    return [(b"connection", b"close")] if trail.closes else []
+    return [(b"connection", b"close")] if request_log.closes else []
 
 
-def ping(trail: Trail) -> bytes:
+def ping(request_log: RequestLog) -> bytes:
     """Return the comment that keeps a stream alive; it tells the queue position of a caller that waits for a slot."""
-    standing = trail.standing
-    if not standing.position:
+    queue_position = request_log.queue_position
+    if not queue_position.position:
         return PING
-    if standing.for_worker:
-        return b": waiting position=%d for=worker\n\n" % standing.position
-    return b": waiting position=%d wait_s=%.1f\n\n" % (standing.position, standing.wait_s)
+    if queue_position.for_worker:
+        return b": waiting position=%d for=worker\n\n" % queue_position.position
+    return b": waiting position=%d wait_s=%.1f\n\n" % (queue_position.position, queue_position.wait_s)

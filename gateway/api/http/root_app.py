@@ -9,15 +9,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.access.control import AccessControl
 from gateway.api.dialect import ROUTE, SHAPE
 from gateway.api.http.answers import send_error, shape_of
-from gateway.api.http.diagnostics import answer_preflight, begin_trail
+from gateway.api.http.diagnostics import answer_preflight, begin_request_log
 from gateway.api.http.sockets import METHOD, refusing
 from gateway.api.intake.presence import CLIENT_GONE_STATUS, ClientGone
 from gateway.api.openai.writing import OPENAI
 from gateway.api.operations.drain import Attendance
 from gateway.errors import InternalError, PaddockError
-from gateway.telemetry.finish import close_trail
+from gateway.telemetry.finish import finish_request
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.tracing.tracer import OFF, Tracer
 
 log = logging.getLogger(__name__)
@@ -48,36 +48,41 @@ class Door:
         elif scope["type"] != "http":
             # The server is configured without lifespan; what remains is refused by not answering.
             return
-        trail = begin_trail(scope, self._tracer, refuses_unknown=self._refuses_unknown)
-        trail.closes = self._attendance.draining and scope["type"] == "http"
+        request_log = begin_request_log(scope, self._tracer, refuses_unknown=self._refuses_unknown)
+        request_log.closes = self._attendance.draining and scope["type"] == "http"
         scope[SHAPE] = OPENAI
         counts = self._attendance.came(scope)
         try:
             if scope["method"] == "OPTIONS":
-                trail.status = 200
-                await answer_preflight(scope, send, trail.origin)
+                request_log.status = 200
+                await answer_preflight(scope, send, request_log.origin)
             else:
                 await self._inside(scope, receive, send)
         except PaddockError as error:
-            await self._answer(scope, receive, send, error, trail)
+            await self._answer(scope, receive, send, error, request_log)
         except ClientGone:
-            if not trail.handed_over:
-                trail.status, trail.outcome = trail.status or CLIENT_GONE_STATUS, trail.outcome or "client_gone"
+            if not request_log.handed_over:
+                request_log.status, request_log.outcome = (
+                    request_log.status or CLIENT_GONE_STATUS,
+                    request_log.outcome or "client_gone",
+                )
         except Exception:
-            log.exception("request failed", extra={"fields": trail.name()})
-            broken = InternalError.logged(trail.request_id)
-            await self._answer(scope, receive, send, broken, trail)
+            log.exception("request failed", extra={"fields": request_log.name()})
+            broken = InternalError.logged(request_log.request_id)
+            await self._answer(scope, receive, send, broken, request_log)
         finally:
-            trail.route = scope.get(ROUTE, "")
+            request_log.route = scope.get(ROUTE, "")
             self._access.end(scope)
             if counts:
                 self._attendance.gone()
-            if not trail.handed_over:
-                close_trail(trail, self._metrics)
+            if not request_log.handed_over:
+                finish_request(request_log, self._metrics)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, error: PaddockError, trail: Trail) -> None:
-        if trail.status == 0:
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, error: PaddockError, request_log: RequestLog
+    ) -> None:
+        if request_log.status == 0:
             told = refusing(send) if scope["type"] == "websocket" else send
-            await send_error(receive, told, error, trail, shape_of(scope))
+            await send_error(receive, told, error, request_log, shape_of(scope))
         else:
-            trail.outcome = error.code or error.type
+            request_log.outcome = error.code or error.type

@@ -14,7 +14,7 @@ from gateway.api.http.answers import EncodedArray
 from gateway.api.native.request import CompletionRequest
 from gateway.api.shapes import settings_object, stop_type, timings_object
 from gateway.call import Call
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import Finished, Logprobs, Settings, Started, TokenLogprob
 from workers.protocol.requests import AdapterUse, GenerateRequest
 
@@ -75,7 +75,9 @@ class FleetInfo(Protocol):
 class Answer:
     """The facts of one of a request's answers beside its text."""
 
-    def __init__(self, number: int, asked: CompletionRequest, call: Call, trail: Trail, fleet: FleetInfo) -> None:
+    def __init__(
+        self, number: int, asked: CompletionRequest, call: Call, request_log: RequestLog, fleet: FleetInfo
+    ) -> None:
         self.number = number
         self.request: GenerateRequest = asked.requests[number]
         self.slot = -1
@@ -83,7 +85,7 @@ class Answer:
         self.has_new_line = False
         self._asked = asked
         self._call = call
-        self._trail = trail
+        self._request_log = request_log
         self._fleet = fleet
         self._adapters = fleet.adapters(call, self.request.adapters)
         self._settings: Settings | None = None
@@ -94,8 +96,8 @@ class Answer:
             return
         self.num_prompt_tokens = event.num_prompt_tokens
         if len(self._asked.requests) == 1:
-            # Several answers may be on several workers, and the trail knows the first one's worker only.
-            self.slot = self._fleet.number_slot(self._trail.model, self._trail.worker, event.slot)
+            # Several answers may be on several workers, and the request log knows the first one's worker only.
+            self.slot = self._fleet.number_slot(self._request_log.model, self._request_log.worker, event.slot)
 
     def final(
         self,

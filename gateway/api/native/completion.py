@@ -19,7 +19,7 @@ from gateway.api.native.request import CompletionRequest, read_completion, read_
 from gateway.api.shapes import progress_object, progress_timings, stop_type, timings_object
 from gateway.call import Call
 from gateway.errors import PaddockError
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -38,8 +38,10 @@ _encode = msgspec.json.Encoder().encode
 class ChunkWriter:
     """Writes the events of one streamed answer, or of several by turns. Nothing follows an answer's last event."""
 
-    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, fleet: FleetInfo) -> None:
-        self._answers = [_Stream(Answer(number, asked, call, trail, fleet)) for number in range(len(asked.requests))]
+    def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog, fleet: FleetInfo) -> None:
+        self._answers = [
+            _Stream(Answer(number, asked, call, request_log, fleet)) for number in range(len(asked.requests))
+        ]
 
     def opening(self) -> bytes:
         return b""
@@ -133,8 +135,10 @@ class _Stream:
 
 
 class WholeWriter:
-    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, fleet: FleetInfo) -> None:
-        self._answers = [_Whole(Answer(number, asked, call, trail, fleet)) for number in range(len(asked.requests))]
+    def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog, fleet: FleetInfo) -> None:
+        self._answers = [
+            _Whole(Answer(number, asked, call, request_log, fleet)) for number in range(len(asked.requests))
+        ]
 
     def add(self, events: list[CallEvent], choice: int) -> None:
         answer = self._answers[choice]
@@ -204,8 +208,8 @@ class CompletionDialect:
     def read(self, raw: bytes, scope: Scope) -> CompletionRequest:
         return self._read(raw, scope)
 
-    def stream_writer(self, asked: CompletionRequest, call: Call, trail: Trail) -> ChunkWriter:
-        return ChunkWriter(asked, call, trail, self._fleet)
+    def stream_writer(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> ChunkWriter:
+        return ChunkWriter(asked, call, request_log, self._fleet)
 
-    def whole_writer(self, asked: CompletionRequest, call: Call, trail: Trail) -> WholeWriter:
-        return WholeWriter(asked, call, trail, self._fleet)
+    def whole_writer(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> WholeWriter:
+        return WholeWriter(asked, call, request_log, self._fleet)

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.api.dialect import ErrorShape
 from gateway.errors import ContextOverflow, InternalError, PaddockError, UnsupportedParameter
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 
 _encode = msgspec.json.Encoder().encode
 
@@ -25,7 +25,7 @@ class NativeErrors:
     def status(self, error: PaddockError) -> int:
         return _told(error)[0]
 
-    def body(self, error: PaddockError, trail: Trail) -> bytes:
+    def body(self, error: PaddockError, request_log: RequestLog) -> bytes:
         return _encode({"error": error_object(error)})
 
 

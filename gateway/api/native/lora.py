@@ -17,7 +17,7 @@ from gateway.adapters.desired import AdapterWishes
 from gateway.adapters.names import NOTHING, known_adapters
 from gateway.adapters.registrar import AdapterRegistrar
 from gateway.api.http.answers import send_bytes, send_json
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.intake.body import decode_json
 from gateway.api.native.request_reader import RequestReader, validated
 from gateway.api.parameters.base import Body
@@ -85,32 +85,32 @@ class AdapterRoutes:
             for number, name in enumerate(known)
             if name in shown
         ]
-        await send_json(send, adapters, trail_of(scope))
+        await send_json(send, adapters, request_log_of(scope))
 
     async def set_scales(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Set the scales for every caller of the model who names no adapters, on all gateways within a second."""
         asked = {"lora": await self._reader.intake.small(principal, scope, receive, _array)}
-        body = validated(LoraBody, asked, trail_of(scope).ignored)
+        body = validated(LoraBody, asked, request_log_of(scope).ignored)
         call = self._reader.call(principal, {}, scope, strict=bool(named_model({}, scope)))
         known = self._known(call.model)
         scales = {named(use.name, known, principal): use.scale for use in read_lora(body)}
         await self._wishes.set_scales(call.model, scales)
-        await send_json(send, {"success": True}, trail_of(scope))
+        await send_json(send, {"success": True}, request_log_of(scope))
 
     async def load(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Load an adapter on every worker of the model, and on those that start later."""
         document = await self._reader.document(principal, scope, receive)
         call = self._reader.call(principal, document, scope, strict=True)
-        body = validated(LoadBody, document, trail_of(scope).ignored)
+        body = validated(LoadBody, document, request_log_of(scope).ignored)
         asked = LoadAdapter(name=body.lora_name, path=body.lora_path, pinned=body.pinned)
         await self._registrar.register(call.model, asked)
         message = f"Success: LoRA adapter '{asked.name}' added successfully."
-        await send_bytes(send, message.encode(), TEXT, trail_of(scope))
+        await send_bytes(send, message.encode(), TEXT, request_log_of(scope))
 
     async def unload(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Unload an adapter. Calls under way keep it to their end; the answer waits a while for that."""
         document = await self._reader.document(principal, scope, receive)
-        body = validated(UnloadBody, document, trail_of(scope).ignored)
+        body = validated(UnloadBody, document, request_log_of(scope).ignored)
         name = body.lora_name
         # Without a model's name, that of the only model that has such an adapter.
         model = named_model(document, scope) or self._fleet.snapshot.adapters.get(name, "")
@@ -128,7 +128,7 @@ class AdapterRoutes:
         message = f"Success: LoRA adapter '{name}' removed successfully."
         if left:
             message += f" {left} calls that began before still use it, and keep it until they end."
-        await send_bytes(send, message.encode(), TEXT, trail_of(scope), status=202 if left else 200)
+        await send_bytes(send, message.encode(), TEXT, request_log_of(scope), status=202 if left else 200)
 
     def _known(self, model: str) -> list[str]:
         return known_adapters(self._queries.workers(model), self._wishes.contents().get(model, NOTHING))

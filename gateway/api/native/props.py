@@ -12,7 +12,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.native.request_reader import RequestReader
 from gateway.api.shapes import default_settings
 from gateway.call import Principal
@@ -48,7 +48,7 @@ class ModelRoutes:
         call = self._reader.call(principal, {}, scope)
         found = await self._queries.of_model(call.model, "GET", PROPS_PATH, decode_props)
         num_slots = sum(beat.slots for beat in self._queries.workers(call.model))
-        await send_json(send, props_object(found, call.alias, num_slots, self._enabled), trail_of(scope))
+        await send_json(send, props_object(found, call.alias, num_slots, self._enabled), request_log_of(scope))
 
     async def change_props(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse any property. As in llama-server, there is none yet that could be changed. Raises NotSupported."""
@@ -60,7 +60,7 @@ class ModelRoutes:
                 f"`{names[0][:100]}` can't be changed while a model runs. Set `sampling` and what else there is in the "
                 "catalog, and restart the model's workers."
             )
-        await send_json(send, {"success": True}, trail_of(scope))
+        await send_json(send, {"success": True}, request_log_of(scope))
 
     async def load(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Have a model's workers started."""
@@ -87,7 +87,7 @@ class ModelRoutes:
                 param="model",
             )
         await self._wishes.want(call.model, load)
-        await send_json(send, {"success": True}, trail_of(scope))
+        await send_json(send, {"success": True}, request_log_of(scope))
 
 
 def props_object(found: Props, name: str, num_slots: int, enabled: EnabledRoutes) -> dict[str, Any]:

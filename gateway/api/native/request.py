@@ -23,7 +23,7 @@ from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.unread import read_body
 from gateway.api.request_head import named_model
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Notice
 
 

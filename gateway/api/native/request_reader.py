@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope
 
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.intake.body import read_object
 from gateway.api.intake.intake import Intake
 from gateway.api.parameters.base import too_nested, translated
 from gateway.api.request_head import named_model
 from gateway.call import Call, Principal
 from gateway.dispatch.pipeline import Pipeline
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -35,7 +35,7 @@ class RequestReader:
 
         `strict`: for what changes a model for everybody, see `Names.named`. Raises as `Pipeline.call`.
         """
-        return self._pipeline.call(principal, named_model(document, scope), trail_of(scope), strict=strict)
+        return self._pipeline.call(principal, named_model(document, scope), request_log_of(scope), strict=strict)
 
 
 def document_of(raw: bytes) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.adapters.choice import CallAdapters
 from gateway.api.http.answers import send_json
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.native.request_reader import RequestReader, validated
 from gateway.api.operations.health import SharedQuery
 from gateway.api.parameters.base import shown
@@ -97,14 +97,14 @@ class SlotRoutes:
             raise SlotsBusy(f"No slot of `{call.alias}` is free. Send the request again later.")
         first = dict(zip((beat.boot for beat, _ in found), firsts([beat for beat, _ in found]), strict=True))
         slots = [slot_object(first[beat.boot], beat, info, principal) for beat, infos in found for info in infos]
-        await send_json(send, slots, trail_of(scope))
+        await send_json(send, slots, request_log_of(scope))
 
     async def act(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Save, restore or erase what lies in a slot."""
         document = await self._reader.document(principal, scope, receive)
         call = self._reader.call(principal, document, scope)
         action = _read_action(query_of(scope).get("action", ""))
-        body = validated(ActionBody, document, trail_of(scope).ignored)
+        body = validated(ActionBody, document, request_log_of(scope).ignored)
         del document  # it counts no more, and the worker may take long
         if action != "erase" and not body.filename:
             raise InvalidRequest("`filename` is missing. Send a name for the file.", param="filename")
@@ -118,7 +118,7 @@ class SlotRoutes:
             adapters=self._adapters.of(call, read_lora(body)),
         )
         found = await self._queries.of_worker(beat, "POST", f"{SLOTS_PATH}/{slot}", _ANSWERS[action], asked)
-        await send_json(send, replace(found, id_slot=number), trail_of(scope))
+        await send_json(send, replace(found, id_slot=number), request_log_of(scope))
 
 
 async def refuse_slots(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,7 @@ from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import JSON, send_json, send_parts
-from gateway.api.http.diagnostics import ignored_of, trail_of
+from gateway.api.http.diagnostics import ignored_of, request_log_of
 from gateway.api.intake.intake import Body as HeldBody
 from gateway.api.intake.presence import while_present
 from gateway.api.native.request import read_native_prompt
@@ -96,10 +96,10 @@ class TextRoutes:
             name, asked = await body.decoded(partial(_tokenize_of, scope=scope, team=principal.team))
             call = self._reader.call(principal, {"model": name}, scope)
             if asked is None:
-                await send_json(send, {"tokens": []}, trail_of(scope))
+                await send_json(send, {"tokens": []}, request_log_of(scope))
                 return
             found = await self._ask(body, call, TOKENIZE_PATH, asked, decode_tokenized, receive)
-            await send_parts(send, token_parts(found), JSON, trail_of(scope))
+            await send_parts(send, token_parts(found), JSON, request_log_of(scope))
 
     async def detokenize(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._reader.intake.opened(principal, scope, receive) as body:
@@ -107,7 +107,7 @@ class TextRoutes:
             call = self._reader.call(principal, {"model": name}, scope)
             asked = Detokenize(tokens=tokens, tenant=principal.team)
             found = await self._ask(body, call, DETOKENIZE_PATH, asked, decode_detokenized, receive)
-            await send_parts(send, text_parts("content", found.content), JSON, trail_of(scope))
+            await send_parts(send, text_parts("content", found.content), JSON, request_log_of(scope))
 
     async def apply_template(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._reader.intake.opened(principal, scope, receive) as body:
@@ -115,7 +115,7 @@ class TextRoutes:
             call = self._reader.call(principal, {"model": asked.model or named_model({}, scope)}, scope)
             render = Render(request=asked.requests[0], count=False, tenant=principal.team)
             found = await self._ask(body, call, RENDER_PATH, render, decode_rendered, receive)
-            await send_parts(send, text_parts("prompt", found.prompt or ""), JSON, trail_of(scope))
+            await send_parts(send, text_parts("prompt", found.prompt or ""), JSON, request_log_of(scope))
 
     async def _ask(
         self,

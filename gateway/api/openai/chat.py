@@ -21,7 +21,7 @@ from gateway.api.shapes import progress_fields, timings_object, usage_object
 from gateway.call import Call
 from gateway.dispatch.fan_out import usage_of
 from gateway.errors import PaddockError
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -44,8 +44,8 @@ _encode = msgspec.json.Encoder().encode
 class ChunkWriter:
     """Writes the chunks of one streamed answer. What is the same in all of them is encoded once."""
 
-    def __init__(self, asked: ChatRequest, call: Call, trail: Trail) -> None:
-        self._trail = trail
+    def __init__(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> None:
+        self._request_log = request_log
         usage, legacy = StreamUsage(asked.usage, len(asked.requests), num_prompts=1), asked.as_function
         self._head = StreamHead(chat_id(), "chat.completion.chunk", call.alias, usage)
         self._choices = [
@@ -56,7 +56,7 @@ class ChunkWriter:
         ]
 
     def opening(self) -> bytes:
-        self._head.sign(self._trail.fingerprint)
+        self._head.sign(self._request_log.fingerprint)
         for choice in self._choices:
             choice.frame()
         return b"".join([choice.chunk({"role": "assistant", "content": ""}) for choice in self._choices])
@@ -231,9 +231,9 @@ def _tool_call_delta(event: ToolCallDelta) -> dict[str, Any]:
 class WholeWriter:
     """Collects one whole answer from the events."""
 
-    def __init__(self, asked: ChatRequest, call: Call, trail: Trail) -> None:
+    def __init__(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> None:
         self._model = call.alias
-        self._trail = trail
+        self._request_log = request_log
         self._whole = Whole(
             [
                 _WholeChoice(one, Verbose(one, wanted=asked.verbose, stream=False), as_function=asked.as_function)
@@ -248,7 +248,7 @@ class WholeWriter:
         """Yield the `chat.completion` object as JSON."""
         num_thought = sum(choice.num_thought for choice in self._whole.choices)
         usage = usage_object(usage_of(self._whole.ends, 1), num_thought)
-        return self._whole.written(chat_id(), "chat.completion", self._model, usage, self._trail.fingerprint)
+        return self._whole.written(chat_id(), "chat.completion", self._model, usage, self._request_log.fingerprint)
 
 
 @dataclass(slots=True)

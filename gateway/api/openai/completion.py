@@ -20,7 +20,7 @@ from gateway.api.shapes import progress_fields, timings_object, usage_object
 from gateway.call import Call
 from gateway.dispatch.fan_out import usage_of
 from gateway.errors import PaddockError
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -129,9 +129,9 @@ class WholeProbabilities:
 class CompletionWhole:
     """Collects all answers of one request from the events."""
 
-    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail) -> None:
+    def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> None:
         self._model = call.alias
-        self._trail = trail
+        self._request_log = request_log
         self._num_prompts = len(asked.prompts)
         self._whole = Whole(
             [
@@ -151,7 +151,9 @@ class CompletionWhole:
     def parts(self) -> Iterator[bytes]:
         """Yield the `text_completion` object as JSON."""
         usage = usage_object(usage_of(self._whole.ends, self._num_prompts))
-        return self._whole.written(completion_id(), "text_completion", self._model, usage, self._trail.fingerprint)
+        return self._whole.written(
+            completion_id(), "text_completion", self._model, usage, self._request_log.fingerprint
+        )
 
 
 class _WholeChoice:
@@ -203,8 +205,8 @@ class _WholeChoice:
 class CompletionChunks:
     """Writes the chunks of one streamed request, over all prompts and answers."""
 
-    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail) -> None:
-        self._trail = trail
+    def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> None:
+        self._request_log = request_log
         usage = StreamUsage(asked.usage, len(asked.requests), len(asked.prompts))
         self._head = StreamHead(completion_id(), "text_completion", call.alias, usage)
         self._choices = [
@@ -213,7 +215,7 @@ class CompletionChunks:
         ]
 
     def opening(self) -> bytes:
-        self._head.sign(self._trail.fingerprint)
+        self._head.sign(self._request_log.fingerprint)
         for choice in self._choices:
             choice.frame()
         return b""

@@ -12,7 +12,7 @@ from gateway.api.openai.chat import ChunkWriter, WholeWriter
 from gateway.api.openai.completion import CompletionChunks, CompletionWhole
 from gateway.api.openai.requests import ChatRequest, CompletionRequest, read_chat, read_completion
 from gateway.call import Call
-from gateway.telemetry.trail import Ignored, Trail
+from gateway.telemetry.request_log import Ignored, RequestLog
 from workers.protocol.requests import GenerateRequest
 
 
@@ -22,11 +22,11 @@ class ChatDialect:
     def read(self, raw: bytes, scope: Scope) -> ChatRequest:
         return read_chat(raw, ignored_of(scope))
 
-    def stream_writer(self, asked: ChatRequest, call: Call, trail: Trail) -> ChunkWriter:
-        return ChunkWriter(asked, call, trail)
+    def stream_writer(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> ChunkWriter:
+        return ChunkWriter(asked, call, request_log)
 
-    def whole_writer(self, asked: ChatRequest, call: Call, trail: Trail) -> WholeWriter:
-        return WholeWriter(asked, call, trail)
+    def whole_writer(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> WholeWriter:
+        return WholeWriter(asked, call, request_log)
 
 
 class CompletionDialect:
@@ -35,11 +35,11 @@ class CompletionDialect:
     def read(self, raw: bytes, scope: Scope) -> CompletionRequest:
         return read_completion(raw, ignored_of(scope))
 
-    def stream_writer(self, asked: CompletionRequest, call: Call, trail: Trail) -> CompletionChunks:
-        return CompletionChunks(asked, call, trail)
+    def stream_writer(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> CompletionChunks:
+        return CompletionChunks(asked, call, request_log)
 
-    def whole_writer(self, asked: CompletionRequest, call: Call, trail: Trail) -> CompletionWhole:
-        return CompletionWhole(asked, call, trail)
+    def whole_writer(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> CompletionWhole:
+        return CompletionWhole(asked, call, request_log)
 
 
 def read_chat_prompt(raw: bytes, ignored: Ignored) -> tuple[str, GenerateRequest]:

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.call import Principal
 from gateway.catalog import Names
 from gateway.registry.model_wishes import ModelWishes
@@ -33,19 +33,19 @@ class Models:
         """Answer with one card for a model and its aliases, as llama-server's list has."""
         permitted = self._permitted(principal)
         cards = await self._cards(self._without_aliases(permitted), permitted)
-        await send_json(send, {"object": "list", "data": cards}, trail_of(scope))
+        await send_json(send, {"object": "list", "data": cards}, request_log_of(scope))
 
     async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with a card for each name that can be called, or with that of the name in the path."""
-        trail, permitted = trail_of(scope), self._permitted(principal)
+        request_log, permitted = request_log_of(scope), self._permitted(principal)
         name = scope.get("path_params", {}).get("model")
         if not name:  # `/v1/models/` is the list as well
-            await send_json(send, {"object": "list", "data": await self._cards(permitted, permitted)}, trail)
+            await send_json(send, {"object": "list", "data": await self._cards(permitted, permitted)}, request_log)
             return
         snapshot = self._fleet.snapshot
         model = self._names.resolve(name, principal, snapshot.models, snapshot.adapters, complete=snapshot.is_read)
         [found] = await self._cards({name: model}, permitted)
-        await send_json(send, found, trail)
+        await send_json(send, found, request_log)
 
     def _permitted(self, principal: Principal) -> dict[str, str]:
         snapshot = self._fleet.snapshot

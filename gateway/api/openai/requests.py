@@ -36,7 +36,7 @@ from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.thinking import other_words, read_template_values, read_thinking
 from gateway.api.parameters.unread import read_body
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import MAX_PROMPT_CHARS, GenerateRequest, Infill, Thinking
 
 

@@ -22,7 +22,7 @@ from gateway.api.shapes import settings_object, stop_type, timings_object, usage
 from gateway.call import Principal
 from gateway.dispatch.fan_out import usage_of
 from gateway.errors import ContextOverflow, NotSupported, PaddockError
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import CallEvent, Finished, Settings, Started, Usage
 from workers.protocol.requests import GenerateRequest
 
@@ -229,7 +229,7 @@ class OpenAiErrors:
     def status(self, error: PaddockError) -> int:
         return error.status
 
-    def body(self, error: PaddockError, trail: Trail) -> bytes:
+    def body(self, error: PaddockError, request_log: RequestLog) -> bytes:
         return error_body(error, self._names)
 
 

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.control import RouteToken
 from gateway.api.http.answers import send_json
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.http.sockets import Sockets
 from gateway.api.intake.presence import while_present
 from gateway.api.request_head import query_of
@@ -101,7 +101,7 @@ class DrainRoute:
             "calls": self._num_calls(),
             "waited_s": round(monotonic() - began, 3),
         }
-        await send_json(send, told, trail_of(scope))
+        await send_json(send, told, request_log_of(scope))
 
     async def _drained(self, settle_s: float, until: float) -> bool:
         """Wait until nobody is there and nobody new came for `settle_s`; False where `until`, or SIGTERM, was first."""

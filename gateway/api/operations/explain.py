@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.adapters.choice import CallAdapters
 from gateway.api.http.answers import send_json
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.native.request_reader import RequestReader
 from gateway.api.native.texts import ChatReader
 from gateway.api.request_head import query_of
@@ -167,7 +167,7 @@ class ExplainRoute:
             "circuits": circuits_told(beats, self._circuits.states(time.monotonic())),
         }
         await self._add_line(told)
-        await send_json(send, told, trail_of(scope))
+        await send_json(send, told, request_log_of(scope))
 
     async def _asked(self, principal: Principal, scope: Scope, receive: Receive) -> tuple[Call, Ask]:
         """Return the call of the chat request in the body, and its placement request. Raises as the chat route does."""

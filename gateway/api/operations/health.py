@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import __version__
 from gateway.api.http.answers import send_json
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.call import Principal
 from gateway.errors import Stopping, Unavailable
 from gateway.registry.snapshot import FirstWorkers, FleetView
@@ -63,12 +63,12 @@ MAX_NAMES_TOLD = 20
 
 async def health(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
     """Tell that the process is up."""
-    await send_json(send, {"status": "ok"}, trail_of(scope))
+    await send_json(send, {"status": "ok"}, request_log_of(scope))
 
 
 async def version(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
     """Tell the release of Paddock, as vLLM's route does."""
-    await send_json(send, {"version": __version__}, trail_of(scope))
+    await send_json(send, {"version": __version__}, request_log_of(scope))
 
 
 class AdmissionState(Protocol):
@@ -137,7 +137,7 @@ class Ready:
             body["without_workers"] = without
         if alone_for := (self._admission.alone_for if takes else frozenset(models)):
             body |= {"status": "degraded", "without_redis": sorted(alone_for)}
-        await send_json(send, body, trail_of(scope))
+        await send_json(send, body, request_log_of(scope))
 
     async def _find_awaited(self) -> list[str]:
         """Return the models that still wait for a first worker, except those that an admin has had unloaded."""

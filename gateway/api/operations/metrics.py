@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.control import RouteToken
 from gateway.api.http.answers import JSON, send_bytes, send_last
-from gateway.api.http.diagnostics import answer_headers, trail_of
+from gateway.api.http.diagnostics import answer_headers, request_log_of
 from gateway.call import Principal
 from gateway.errors import NotSupported
 from gateway.registry.snapshot import FleetView
@@ -46,12 +46,12 @@ class MetricsPage:
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         asked = Headers(scope=scope)
         body, told = await self._page.answer(asked.get("accept", ""), asked.get("accept-encoding", ""))
-        trail = trail_of(scope)
-        trail.status, trail.outcome = 200, OK
+        request_log = request_log_of(scope)
+        request_log.status, request_log.outcome = 200, OK
         headers = [
             *((name.encode(), value.encode()) for name, value in told.items()),
             (b"content-length", b"%d" % len(body)),
-            *answer_headers(trail),
+            *answer_headers(request_log),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send_last(send, body)
@@ -75,7 +75,7 @@ class Targets:
         if self._told[0] is not workers:
             groups = [_group(beat) for beats in workers.values() for beat in beats]
             self._told = workers, msgspec.json.encode(groups)
-        await send_bytes(send, self._told[1], JSON, trail_of(scope))
+        await send_bytes(send, self._told[1], JSON, request_log_of(scope))
 
 
 def _group(beat: Heartbeat) -> dict[str, object]:

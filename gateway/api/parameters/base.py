@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gateway.api.intake.decoding import let_loop_run
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 
 TAG = "<"
 """First character of a union's tags, which are no part of a parameter's path."""

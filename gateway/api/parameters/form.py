@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag
 
 from gateway.api.parameters.base import Body, Loose, shown
 from gateway.errors import InvalidRequest
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import Constraint
 
 MAX_CHOICES = 1024

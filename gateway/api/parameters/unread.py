@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from gateway.api.parameters.base import synonyms_of, too_nested, translated
 from gateway.errors import UnsupportedParameter
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 

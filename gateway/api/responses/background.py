@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.answering import Answering
 from gateway.api.http.answers import send_json
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.intake.intake import Body, held_while, holds_of
 from gateway.api.intake.memory_budget import Holds
 from gateway.api.request_head import Wish
@@ -25,7 +25,7 @@ from gateway.call import Call
 from gateway.errors import StorageFull, StoreUnavailable, TooManyStreams, Unavailable
 from gateway.resume.recording import Recording
 from gateway.resume.recordings import Owner, Recordings
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Background:
         self, asked: ResponseRequest, call: Call, wish: Wish | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer at once, or with the events as they come. Raises StoreUnavailable, StorageFull, TooManyStreams."""
-        trail, team = trail_of(scope), call.principal.team
+        request_log, team = request_log_of(scope), call.principal.team
         call = replace(call, unhurried=True, queue_deadline=call.deadline, start_deadline=call.deadline)
         writer = EventWriter(asked, call)
         queued = writer.snapshot.object("queued")
@@ -59,20 +59,22 @@ class Background:
         holds = holds_of(scope)
 
         async def produce(recording: Recording) -> None:
-            await self._produce(asked, call, trail, writer, holds, recording)
+            await self._produce(asked, call, request_log, writer, holds, recording)
 
         owner = Owner(team, "") if wish is None else wish.owner
         try:
-            reading = await self._resumable.begin(stream_of(asked.id), owner, None, held_while(scope, produce), trail)
+            reading = await self._resumable.begin(
+                stream_of(asked.id), owner, None, held_while(scope, produce), request_log
+            )
         except TooManyStreams:
             await self._shelf.drop(team, asked.id)
             raise
         if asked.stream:
             await self._resumable.follow(reading, scope, receive, send)
         else:
-            trail.handed_over = True
+            request_log.handed_over = True
             reading.close()
-            await send_json(send, queued, trail)
+            await send_json(send, queued, request_log)
 
     async def cancel(self, id_: str, body: Body) -> dict[str, Any]:
         """Return the cancelled response, or the one that had ended before. Raises ResponseNotFound, Unavailable."""
@@ -112,7 +114,7 @@ class Background:
         self,
         asked: ResponseRequest,
         call: Call,
-        trail: Trail,
+        request_log: RequestLog,
         writer: EventWriter,
         holds: Holds,
         recording: Recording,
@@ -128,8 +130,8 @@ class Background:
         recording.on_start = note_begun
         await recording.write(writer.queued())
         try:
-            await self._answering.record(asked, call, trail, writer, holds, recording)
+            await self._answering.record(asked, call, request_log, writer, holds, recording)
         except asyncio.CancelledError:
-            trail.status, trail.outcome = 200, "cancelled"
+            request_log.status, request_log.outcome = 200, "cancelled"
             await self._shelf.keep(team, writer.record(writer.stopped()), again=True)
             raise

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.answering import Answering
 from gateway.api.call_handlers import CallHandlers
 from gateway.api.http.answers import send_json
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.intake.intake import Body
 from gateway.api.intake.presence import while_present
 from gateway.api.request_head import conversation, read_begin_by, read_wish
@@ -26,7 +26,7 @@ from gateway.call import Call, Principal
 from gateway.dispatch.pipeline import Pipeline
 from gateway.dispatch.request_size import chars_of_message
 from gateway.relay.relay import WorkerQueries
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.requests import GenerateRequest, Message
 
 ANSWER_SHARE = 8
@@ -93,14 +93,14 @@ class Preparation:
         self._queries = queries
 
     async def prepare(
-        self, draft: Draft, shelf: Shelf, body: Body, principal: Principal, trail: Trail, scope: Scope
+        self, draft: Draft, shelf: Shelf, body: Body, principal: Principal, request_log: RequestLog, scope: Scope
     ) -> tuple[ResponseRequest, Call]:
         """Return the complete request and its call. Raises PaddockError."""
         asked = await shelf.complete(draft, body)
         del draft  # the steps below may wait for long
-        trail.held_bytes = body.num_bytes
+        request_log.held_bytes = body.num_bytes
         talk = conversation(scope, asked.requests[0], principal.team)
-        call = self._pipeline.call(principal, asked.model, trail, "chat", read_begin_by(scope), talk)
+        call = self._pipeline.call(principal, asked.model, request_log, "chat", read_begin_by(scope), talk)
         if asked.fit:
             asked = await self._truncate(asked, call.model, principal.team)
         return asked, call
@@ -149,7 +149,7 @@ class CreateRoutes:
         self._preparation = preparation
 
     async def create(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = trail_of(scope)
+        request_log = request_log_of(scope)
         async with self._calls.intake.opened(principal, scope, receive) as body:
             wish = await read_wish(scope, body)
             if wish is not None and wish.stream:
@@ -158,11 +158,11 @@ class CreateRoutes:
             async with while_present(receive):
                 # The draft gets no name here: it would be kept until the answer ends, beside what is made of it.
                 asked, call = await self._preparation.prepare(
-                    await body.decoded(partial(read_draft, ignored=trail.ignored)),
+                    await body.decoded(partial(read_draft, ignored=request_log.ignored)),
                     self._shelf,
                     body,
                     principal,
-                    trail,
+                    request_log,
                     scope,
                 )
             if asked.background:
@@ -171,11 +171,11 @@ class CreateRoutes:
                 await self._answering.answer(asked, call, wish, scope, receive, send)
 
     async def count_tokens(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        calls, trail = self._calls, trail_of(scope)
+        calls, request_log = self._calls, request_log_of(scope)
         async with calls.intake.opened(principal, scope, receive) as body:
-            draft = await body.decoded(partial(read_draft, ignored=trail.ignored))
+            draft = await body.decoded(partial(read_draft, ignored=request_log.ignored))
             asked = await self._shelf.complete(draft, body)
-            call = calls.pipeline.call(principal, asked.model, trail)
+            call = calls.pipeline.call(principal, asked.model, request_log)
             async with while_present(receive):
                 num_tokens = await calls.queries.num_tokens(call.model, asked.requests[0], principal.team)
-        await send_json(send, {**INPUT_TOKENS, "input_tokens": num_tokens}, trail)
+        await send_json(send, {**INPUT_TOKENS, "input_tokens": num_tokens}, request_log)

@@ -31,7 +31,7 @@ from gateway.api.responses.items import (
 from gateway.api.responses.records import Record
 from gateway.api.responses.tools import custom_names, read_tools, tools_object
 from gateway.errors import InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch, UnsupportedParameter
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
 
 LONGEST_INPUT = 32 << 20

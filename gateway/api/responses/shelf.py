@@ -19,7 +19,7 @@ from gateway.api.responses.request import Draft, ResponseRequest, not_found
 from gateway.call import Call
 from gateway.errors import ContextOverflow, PaddockError, StoreUnavailable, TakesTooMuch
 from gateway.store.outage import reading
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 
 log = logging.getLogger(__name__)
 
@@ -163,8 +163,8 @@ def _decoded(ids: Sequence[str], records: Sequence[bytes | None]) -> dict[str, R
 class ResponseWriters:
     """Makes the writers of responses (`gateway.api.dialect.Writers`)."""
 
-    def stream_writer(self, asked: ResponseRequest, call: Call, trail: Trail) -> EventWriter:
+    def stream_writer(self, asked: ResponseRequest, call: Call, request_log: RequestLog) -> EventWriter:
         return EventWriter(asked, call)
 
-    def whole_writer(self, asked: ResponseRequest, call: Call, trail: Trail) -> output.WholeWriter:
+    def whole_writer(self, asked: ResponseRequest, call: Call, request_log: RequestLog) -> output.WholeWriter:
         return output.WholeWriter(asked, call)

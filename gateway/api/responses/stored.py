@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import JSON, send_bytes, send_json
-from gateway.api.http.diagnostics import trail_of
+from gateway.api.http.diagnostics import request_log_of
 from gateway.api.intake.decoding import let_loop_run
 from gateway.api.intake.intake import Body, Intake
 from gateway.api.parameters.base import shown
@@ -23,7 +23,7 @@ from gateway.call import Principal
 from gateway.errors import InvalidRequest, NotFound, StreamGone
 from gateway.resume.reading import Reading
 from gateway.resume.recordings import Owner, Recordings
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.framing import json_parts
 
 PAGE = 20
@@ -53,14 +53,14 @@ class StoredResponses:
         self._resumable = resumable
 
     async def retrieve(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = self._opened(principal, scope)
+        request_log, body, id_ = self._opened(principal, scope)
         query = _query(scope)
         with closing(body):
             response = await self._background.current(id_, body)
             if query.get("stream", "false").lower() not in ("true", "1"):
                 raw = await _written(body, response)
                 del response
-                await send_bytes(send, raw, JSON, trail)
+                await send_bytes(send, raw, JSON, request_log)
                 return
             if not response["background"]:
                 message = f"Response {shown(id_)} was not made in the background: it has no stream. Leave `stream` out."
@@ -83,13 +83,13 @@ class StoredResponses:
             raise StreamGone(message, param="stream") from None
 
     async def delete(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = self._opened(principal, scope)
+        request_log, body, id_ = self._opened(principal, scope)
         with closing(body):
             await self._background.drop(id_, body)
-        await send_json(send, {"id": id_, "object": "response", "deleted": True}, trail)
+        await send_json(send, {"id": id_, "object": "response", "deleted": True}, request_log)
 
     async def cancel(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = self._opened(principal, scope)
+        request_log, body, id_ = self._opened(principal, scope)
         with closing(body):
             if not (await self._shelf.get(id_, body)).is_background:
                 message = (
@@ -97,12 +97,12 @@ class StoredResponses:
                 )
                 raise InvalidRequest(message, param="response_id")
             raw = await _written(body, await self._background.cancel(id_, body))
-            await send_bytes(send, raw, JSON, trail)
+            await send_bytes(send, raw, JSON, request_log)
 
     async def input_items(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = self._opened(principal, scope)
+        request_log, body, id_ = self._opened(principal, scope)
         with closing(body):
-            await send_bytes(send, await self._items(body, id_, _query(scope)), JSON, trail)
+            await send_bytes(send, await self._items(body, id_, _query(scope)), JSON, request_log)
 
     async def _items(self, body: Body, id_: str, query: Query) -> bytes:
         record = await self._shelf.get(id_, body)
@@ -117,9 +117,9 @@ class StoredResponses:
         limit = _number(query, "limit", PAGE, 1, LONGEST_PAGE)
         return await _written(body, _page(items, query.get("after"), limit))
 
-    def _opened(self, principal: Principal, scope: Scope) -> tuple[Trail, Body, str]:
-        """Return the trail, the body that counts what is loaded (close it), and the id of the response."""
-        return trail_of(scope), self._intake.message(principal, b""), str(scope["path_params"]["response_id"])
+    def _opened(self, principal: Principal, scope: Scope) -> tuple[RequestLog, Body, str]:
+        """Return the request log, the body that counts what is loaded (close it), and the id of the response."""
+        return request_log_of(scope), self._intake.message(principal, b""), str(scope["path_params"]["response_id"])
 
 
 async def _written(body: Body, document: dict[str, Any]) -> bytes:

@@ -19,7 +19,7 @@ from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
 from gateway.store.client import connect
 from gateway.store.integrity import check_integrity
 from gateway.store.outage import raise_if_cancelled
-from gateway.telemetry.record import Standing
+from gateway.telemetry.trace_recorder import QueuePosition
 from tests.integration.admission.conftest import Gateway, Lifetimes, Start
 from tests.integration.admission.test_slots import Guest
 from tests.support.pool import beat, call, heartbeat
@@ -248,10 +248,10 @@ async def test_who_waits_longer_goes_first_but_for_its_class(fragile: RedisServe
         await until(lambda: holder.served, 1.0, "the slot is taken")
         asking = [asyncio.create_task(ask(number, priority)) for number, priority in enumerate((0, 1, 0, 1))]
         await asyncio.sleep(0.05)
-        standing = Standing()
-        last = asyncio.create_task(stay(one.admission.slot(call(), standing=standing)))
-        await until(lambda: standing.position == 5, 1.0, "it is told where it stands")
-        assert standing.wait_s > 0
+        queue_position = QueuePosition()
+        last = asyncio.create_task(stay(one.admission.slot(call(), queue_position=queue_position)))
+        await until(lambda: queue_position.position == 5, 1.0, "it is told where it stands")
+        assert queue_position.wait_s > 0
         last.cancel()
         await holder.go()
         await asyncio.gather(*asking)
@@ -302,11 +302,11 @@ async def test_a_gateway_that_has_no_share_says_why(fragile: RedisServer, start_
         assert sum("none of the slots of model 'm' is this gateway's share" in text for text in outcomes) >= 1
         assert outcomes.count("served") <= 1
         for model in ("leaving", "nobody"):
-            standing = Standing()
+            queue_position = QueuePosition()
             with pytest.raises(QueueTimeout, match=f"no worker of model '{model}' came"):
-                async with pair[0].admission.slot(call(model, patience_s=0.1), standing=standing):
+                async with pair[0].admission.slot(call(model, patience_s=0.1), queue_position=queue_position):
                     raise AssertionError("got a slot of nobody")
-            assert (standing.filed, standing.for_worker, standing.predicted_s) == (1, True, None)
+            assert (queue_position.filed, queue_position.for_worker, queue_position.predicted_s) == (1, True, None)
 
 
 async def test_a_team_without_a_slot_is_lent_one(fragile: RedisServer, start_on: Start) -> None:

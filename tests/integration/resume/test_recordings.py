@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Send
 
 from gateway.api.dialect import SHAPE
-from gateway.api.http.diagnostics import begin_trail
+from gateway.api.http.diagnostics import begin_request_log
 from gateway.api.intake.decoding import DecodingLane
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
@@ -450,7 +450,7 @@ async def test_however_a_reader_leaves_its_place_is_free(here: Recordings, there
 
     async def ask(receive: Receive, send: Send, num_bytes: int = 1 << 20) -> None:
         scope = {"type": "http", "method": "POST", "path": "/", "headers": [], SHAPE: OpenAiErrors()}
-        begin_trail(scope, NoTracer())
+        begin_request_log(scope, NoTracer())
         principal = Principal("k", "blue", None, admin=False)
         with closing(Intake(1 << 20, MemoryBudget(num_bytes), lane, lambda: 0).message(principal, b"")) as body:
             await resumable.again(Wish(ANY, 0.0, stream, 0), body, scope, receive, send)
@@ -519,7 +519,7 @@ async def test_readers_who_read_nothing_hold_little_and_what_is_counted(
                     await asyncio.Event().wait()
 
         scope = {"type": "http", "method": "POST", "path": "/", "headers": [], SHAPE: OpenAiErrors()}
-        begin_trail(scope, NoTracer())
+        begin_request_log(scope, NoTracer())
         body = Intake(1 << 20, budget, lane, lambda: 0).message(Principal("k", "blue", None, admin=False), b"")
         with closing(body):
             await resumable.again(Wish(OWNER, 0.0, streams[reader % NUM_STREAMS], 0), body, scope, stay, send)

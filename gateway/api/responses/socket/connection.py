@@ -16,7 +16,7 @@ from gateway.api.answering import LAST_WORD_S, Answering
 from gateway.api.call_handlers import CallHandlers
 from gateway.api.dialect import StreamWriter, WholeWriter
 from gateway.api.http.answers import note_error, shape_of
-from gateway.api.http.diagnostics import answer_headers, origin_of, trail_of
+from gateway.api.http.diagnostics import answer_headers, origin_of, request_log_of
 from gateway.api.http.sockets import METHOD, NORMAL, RESTARTS, SWITCHED, Socket, Sockets
 from gateway.api.intake.intake import Body
 from gateway.api.intake.presence import CLIENT_GONE_STATUS, ClientGone
@@ -37,9 +37,9 @@ from gateway.api.responses.socket.lanes import (
 from gateway.api.responses.socket.memory import Memories, Memory
 from gateway.call import Principal
 from gateway.errors import ConnectionLimit, InternalError, PaddockError, Stopping
-from gateway.telemetry.finish import close_trail
+from gateway.telemetry.finish import finish_request
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 
 log = logging.getLogger(__name__)
 
@@ -144,11 +144,11 @@ class Connection:
             lanes.add(message, body)
             is_taken = True
         except PaddockError as error:
-            trail = self._new_trail()
+            request_log = self._new_request_log()
             try:
-                await self._refuse(error, trail, lane)
+                await self._refuse(error, request_log, lane)
             finally:
-                close_trail(trail, self._shared.metrics)
+                finish_request(request_log, self._shared.metrics)
         finally:
             # The client may leave while the message is decoded.
             if body is not None and not is_taken:
@@ -156,38 +156,38 @@ class Connection:
         self._rest()
 
     async def _respond(self, message: Create, body: Body) -> None:
-        trail = self._new_trail()
+        request_log = self._new_request_log()
         try:
-            await self._answer(message, body, trail)
+            await self._answer(message, body, request_log)
         except PaddockError as error:
-            await self._refuse(error, trail, message.lane)
+            await self._refuse(error, request_log, message.lane)
         except ClientGone:
-            _note_gone(trail)
+            _note_gone(request_log)
             self._leave()
         except asyncio.CancelledError:
-            _note_gone(trail)
+            _note_gone(request_log)
             raise
         except Exception:
-            log.exception("request failed", extra={"fields": trail.name()})
-            broken = InternalError.logged(trail.request_id)
-            await self._refuse(broken, trail, message.lane)
+            log.exception("request failed", extra={"fields": request_log.name()})
+            broken = InternalError.logged(request_log.request_id)
+            await self._refuse(broken, request_log, message.lane)
         finally:
-            close_trail(trail, self._shared.metrics)
+            finish_request(request_log, self._shared.metrics)
 
-    async def _answer(self, message: Create, body: Body, trail: Trail) -> None:
+    async def _answer(self, message: Create, body: Body, request_log: RequestLog) -> None:
         """Answer one message. Raises PaddockError where nothing was told yet, and ClientGone."""
         shared = self._shared
         # A key may have been withdrawn since the handshake.
         principal = shared.access.authenticate(self._scope)
-        trail.asked_by(principal)
-        draft = await body.aside(message.num_bytes, partial(draft_of_message, message, trail.ignored))
-        asked, call = await shared.preparation.prepare(draft, self._shelf, body, principal, trail, self._scope)
+        request_log.asked_by(principal)
+        draft = await body.aside(message.num_bytes, partial(draft_of_message, message, request_log.ignored))
+        asked, call = await shared.preparation.prepare(draft, self._shelf, body, principal, request_log, self._scope)
         writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)
-        failure = await self._answering.write(asked, call, trail, writer, body.holds, sink)
+        failure = await self._answering.write(asked, call, request_log, writer, body.holds, sink)
         if failure is None:
             await self._last_word(sink.write(writer.closing()), CLOSING_S)
         elif sink.told:
-            trail.status = 200
+            request_log.status = 200
             await self._last_word(sink.write(writer.broken(failure)))
         else:
             try:
@@ -195,12 +195,12 @@ class Connection:
             finally:
                 del failure  # the error refers to this frame, and with it to the request
 
-    async def _refuse(self, error: PaddockError, trail: Trail, lane: str) -> None:
+    async def _refuse(self, error: PaddockError, request_log: RequestLog, lane: str) -> None:
         """Send an error. The connection goes on."""
         shape = shape_of(self._scope)
-        trail.status = trail.status or shape.status(error)
-        note_error(trail, error)
-        await self._last_word(self._socket.send(error_text(error, shape, trail, lane)))
+        request_log.status = request_log.status or shape.status(error)
+        note_error(request_log, error)
+        await self._last_word(self._socket.send(error_text(error, shape, request_log, lane)))
 
     async def _last_word(self, saying: Coroutine[None, None, None], patience_s: float = LAST_WORD_S) -> None:
         """Send the last thing of a response or of the connection; a client that does not take it in is left."""
@@ -218,7 +218,7 @@ class Connection:
             reason = f"There was no request for {self._shared.bounds.idle_s:g} s."
             await self._last_word(self._socket.close(NORMAL, reason))
             return
-        told = error_text(self._limit(), shape_of(self._scope), trail_of(self._scope), "")
+        told = error_text(self._limit(), shape_of(self._scope), request_log_of(self._scope), "")
         await self._last_word(self._socket.send(told))
         await self._last_word(self._socket.close(NORMAL, "This connection has reached its limit."))
 
@@ -244,13 +244,13 @@ class Connection:
         self._was_long = left_s <= idle_s
         self._timer = asyncio.get_running_loop().call_later(min(idle_s, left_s), self._over.set)
 
-    def _new_trail(self) -> Trail:
+    def _new_request_log(self) -> RequestLog:
         self._num_requests += 1
         request_id = f"{self._request_id}.{self._num_requests}"
-        path, mine = self._scope["path"], trail_of(self._scope)
-        record, ignored = mine.record.beside(), mine.ignored.another()
+        path, mine = self._scope["path"], request_log_of(self._scope)
+        record, ignored = mine.trace_recorder.beside(), mine.ignored.another()
         origin = origin_of(self._scope)
-        return Trail(request_id, METHOD, path, route=path, origin=origin, record=record, ignored=ignored)
+        return RequestLog(request_id, METHOD, path, route=path, origin=origin, trace_recorder=record, ignored=ignored)
 
 
 async def _conclude(
@@ -264,8 +264,8 @@ async def _conclude(
         await memory.note(team, writer.record(writer.response(brief=True)), is_stored=is_stored)
 
 
-def _note_gone(trail: Trail) -> None:
-    trail.status, trail.outcome = trail.status or CLIENT_GONE_STATUS, "client_gone"
+def _note_gone(request_log: RequestLog) -> None:
+    request_log.status, request_log.outcome = request_log.status or CLIENT_GONE_STATUS, "client_gone"
 
 
 class ResponsesSocket:
@@ -276,15 +276,15 @@ class ResponsesSocket:
         self._sockets = sockets
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = trail_of(scope)
+        request_log = request_log_of(scope)
         read_begin_by(scope)
         if self._shared.calls.pipeline.stopping:
             raise Stopping("This gateway is stopping. Connect again.", retry_after_s=1.0)
         self._sockets.check(principal)
         socket = Socket(receive, send)
-        connection = Connection(self._shared, socket, scope, trail.request_id)
+        connection = Connection(self._shared, socket, scope, request_log.request_id)
         with self._sockets.opened(connection, principal):
-            trail.status = SWITCHED
-            await socket.accept(answer_headers(trail))
+            request_log.status = SWITCHED
+            await socket.accept(answer_headers(request_log))
             await connection.run()
-        trail.outcome = "ok"
+        request_log.outcome = "ok"

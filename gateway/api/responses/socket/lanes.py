@@ -22,7 +22,7 @@ from gateway.api.intake.body import read_object
 from gateway.api.parameters.base import shown
 from gateway.api.responses.request import Draft, draft_of
 from gateway.errors import InvalidRequest, PaddockError, StreamLimit, UnsupportedParameter
-from gateway.telemetry.trail import Ignored, Trail
+from gateway.telemetry.request_log import Ignored, RequestLog
 
 CREATE = "response.create"
 DATA = b"\ndata: "
@@ -102,9 +102,9 @@ class EventMessages:
                 await asyncio.sleep(0)
 
 
-def error_text(error: PaddockError, shape: ErrorShape, trail: Trail, lane: str) -> str:
+def error_text(error: PaddockError, shape: ErrorShape, request_log: RequestLog, lane: str) -> str:
     """Return `{"type": "error", "status", "error": {...}}`."""
-    body = shape.body(error, trail)
+    body = shape.body(error, request_log)
     return (b'{"type":"error","status":%d,' % shape.status(error) + body[1:-1] + _end(lane)).decode()
 
 

@@ -12,7 +12,7 @@ from starlette.types import Message, Send
 
 from gateway.api.http.answers import JSON, PART_BYTES, EncodedArray, in_parts, send_bytes, send_json, send_parts
 from gateway.api.http.streaming import UNREAD_BYTES, EventStream
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 
 LONG = b"x" * (4 * PART_BYTES + 1)
 
@@ -41,20 +41,20 @@ def test_one_entry_may_be_longer_than_a_part() -> None:
     assert b"".join(in_parts(EncodedArray([entry, entry]))) == b"[" + entry + b"," + entry + b"]"
 
 
-def trail() -> Trail:
-    return Trail("r", "GET", "/")
+def request_log() -> RequestLog:
+    return RequestLog("r", "GET", "/")
 
 
 async def _long_bytes(send: Send) -> None:
-    await send_bytes(send, LONG, JSON, trail())
+    await send_bytes(send, LONG, JSON, request_log())
 
 
 async def _long_json(send: Send) -> None:
-    await send_json(send, {"text": LONG.decode()}, trail())
+    await send_json(send, {"text": LONG.decode()}, request_log())
 
 
 async def _long_parts(send: Send) -> None:
-    await send_parts(send, iter((b"[", LONG)), JSON, trail())
+    await send_parts(send, iter((b"[", LONG)), JSON, request_log())
 
 
 async def _long_event(send: Send) -> None:
@@ -96,7 +96,7 @@ async def test_answers_arrive_whole_and_short_ones_in_one_message(num_bytes: int
         sent.append(message)
 
     body = b"x" * num_bytes
-    await send_bytes(send, body, JSON, trail())
+    await send_bytes(send, body, JSON, request_log())
     assert dict(sent[0]["headers"])[b"content-length"] == b"%d" % num_bytes
     assert b"".join(message["body"] for message in sent[1:]) == body
     assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(sent) - 2) + [False]

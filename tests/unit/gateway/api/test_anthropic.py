@@ -22,7 +22,7 @@ from gateway.errors import (
     Unavailable,
     UnsupportedParameter,
 )
-from gateway.telemetry.trail import Ignored, Trail
+from gateway.telemetry.request_log import Ignored, RequestLog
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -93,7 +93,7 @@ def refusal(**parameters: Any) -> PaddockError:
 
 
 def streamed(events: list[CallEvent]) -> list[dict[str, Any]]:
-    writer = MessagesDialect().stream_writer(read(), CALL, Trail("r", "POST", "/v1/messages"))
+    writer = MessagesDialect().stream_writer(read(), CALL, RequestLog("r", "POST", "/v1/messages"))
     raw = writer.opening() + b"".join(writer.chunks([event], 0) for event in events) + writer.closing()
     told = []
     for block in raw.decode().split("\n\n")[:-1]:
@@ -308,7 +308,7 @@ def test_a_stream_is_blocks_one_after_the_other() -> None:
 
 
 def test_a_whole_message() -> None:
-    writer = MessagesDialect().whole_writer(read(), CALL, Trail("r", "POST", "/v1/messages"))
+    writer = MessagesDialect().whole_writer(read(), CALL, RequestLog("r", "POST", "/v1/messages"))
     writer.add(EVENTS[:4], 0)
     writer.add(EVENTS[4:], 0)
     body = json.loads(b"".join(writer.parts()))
@@ -323,7 +323,7 @@ def test_a_whole_message() -> None:
 
 def test_a_long_text_is_not_copied_with_each_of_its_pieces() -> None:
     """Two megabytes in a hundred thousand pieces: copied with each, they took the event loop most of a minute."""
-    writer = MessagesDialect().whole_writer(read(), CALL, Trail("r", "POST", "/v1/messages"))
+    writer = MessagesDialect().whole_writer(read(), CALL, RequestLog("r", "POST", "/v1/messages"))
     began = time.process_time()
     for _ in range(100_000):
         writer.add([Text(1, "twenty letters of it")], 0)
@@ -343,7 +343,7 @@ def test_a_long_text_is_not_copied_with_each_of_its_pieces() -> None:
     ],
 )
 def test_arguments_that_were_cut_are_told_as_far_as_they_came(arguments: str, told: dict[str, Any]) -> None:
-    writer = MessagesDialect().whole_writer(read(), CALL, Trail("r", "POST", "/v1/messages"))
+    writer = MessagesDialect().whole_writer(read(), CALL, RequestLog("r", "POST", "/v1/messages"))
     writer.add([Started(1, 0, 7, 3), ToolCallDelta(1, 0, "call_a", "add", arguments, 1), end(FinishReason.LENGTH)], 0)
     body = json.loads(b"".join(writer.parts()))
     assert (body["content"][0]["input"], body["stop_reason"]) == (told, "max_tokens")
@@ -373,12 +373,12 @@ def test_why_an_answer_ends(last: Finished, reason: str, sequence: str | None) -
 )
 def test_errors(error: PaddockError, status: int, kind: str) -> None:
     assert ANTHROPIC.status(error) == status
-    body = json.loads(ANTHROPIC.body(error, Trail("r", "POST", "/v1/messages")))
+    body = json.loads(ANTHROPIC.body(error, RequestLog("r", "POST", "/v1/messages")))
     assert body == {"type": "error", "error": {"type": kind, "message": "x"}, "request_id": "r"}
 
 
 def test_a_thread_is_refused_in_the_words_that_make_the_sdk_do_without() -> None:
     error = refusal(thread={"type": "create"})
-    body = json.loads(ANTHROPIC.body(error, Trail("r", "POST", "/v1/messages")))
+    body = json.loads(ANTHROPIC.body(error, RequestLog("r", "POST", "/v1/messages")))
     assert body["error"]["details"]["error_code"] == "thread_unsupported_request"
     assert ANTHROPIC.status(error) == 400

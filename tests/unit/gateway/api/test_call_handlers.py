@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Message, Scope
 
 from gateway.api.call_handlers import CallHandlers
-from gateway.api.http.diagnostics import begin_trail
+from gateway.api.http.diagnostics import begin_request_log
 from gateway.api.http.streaming import Pings
 from gateway.api.intake.decoding import DecodingLane
 from gateway.api.intake.intake import Intake
@@ -18,7 +18,7 @@ from gateway.api.openai.dialects import ChatDialect
 from gateway.call import Principal
 from gateway.dispatch.slot_search import INLINE_HELD_BYTES
 from gateway.errors import ModelNotFound
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.tracing.tracer import NoTracer
 
 ASKER = Principal("key", "red", None, admin=False)
@@ -29,8 +29,8 @@ class Pipeline:
 
     held_bytes = 0
 
-    def call(self, principal: Principal, model: str, trail: Trail, *more: object) -> None:
-        self.held_bytes = trail.held_bytes
+    def call(self, principal: Principal, model: str, request_log: RequestLog, *more: object) -> None:
+        self.held_bytes = request_log.held_bytes
         raise ModelNotFound("none")
 
 
@@ -40,7 +40,7 @@ async def test_it_tells_what_the_body_takes(num_messages: int, is_much: bool) ->
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * num_messages
     raw = json.dumps({"model": "m", "messages": messages}).encode()
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
-    begin_trail(scope, NoTracer())
+    begin_request_log(scope, NoTracer())
     intake, pipeline = Intake(8 << 20, MemoryBudget(1 << 30), DecodingLane(), lambda: 4096), Pipeline()
     nobody = cast(Any, None)
     calls = CallHandlers(cast(Any, pipeline), intake, Pings(15.0), nobody, nobody)

@@ -14,7 +14,7 @@ from gateway.api.openai.chat import ChunkWriter, WholeWriter
 from gateway.api.openai.requests import ChatRequest
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from tests.support.openai_schema import check
 from workers.protocol.events import (
     CallEvent,
@@ -65,8 +65,8 @@ PROBS: list[CallEvent] = [
 CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
 
 
-def trail() -> Trail:
-    found = Trail("r", "POST", "/v1")
+def request_log() -> RequestLog:
+    found = RequestLog("r", "POST", "/v1")
     found.fingerprint = "fp_1"
     return found
 
@@ -85,11 +85,11 @@ def asked(
 
 
 def chunk_writer(*, include_usage: bool = False, n: int = 1) -> ChunkWriter:
-    return ChunkWriter(asked(include_usage=include_usage, n=n), CALL, trail())
+    return ChunkWriter(asked(include_usage=include_usage, n=n), CALL, request_log())
 
 
 def whole_writer(*, n: int = 1, n_probs: int = 0, post_sampling: bool = False) -> WholeWriter:
-    return WholeWriter(asked(n=n, n_probs=n_probs, post_sampling=post_sampling, stream=False), CALL, trail())
+    return WholeWriter(asked(n=n, n_probs=n_probs, post_sampling=post_sampling, stream=False), CALL, request_log())
 
 
 def chunks(writer: ChunkWriter, *steps: list[CallEvent]) -> list[dict[str, Any]]:
@@ -283,7 +283,7 @@ def test_an_answer_without_text_has_no_probabilities() -> None:
 
 
 def test_the_older_form_of_a_call() -> None:
-    whole = WholeWriter(asked(as_function=True, stream=False), CALL, trail())
+    whole = WholeWriter(asked(as_function=True, stream=False), CALL, request_log())
     whole.add([TOOLS[0], TOOLS[1], TOOLS[3], TOOLS[4]], 0)
     body = json.loads(b"".join(whole.parts()))
     [choice] = body["choices"]
@@ -291,7 +291,7 @@ def test_the_older_form_of_a_call() -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "function_call")
     assert "tool_calls" not in choice["message"]
     check("CreateChatCompletionResponse", body)
-    said = chunks(ChunkWriter(asked(as_function=True), CALL, trail()), *([event] for event in TOOLS))
+    said = chunks(ChunkWriter(asked(as_function=True), CALL, request_log()), *([event] for event in TOOLS))
     assert [chunk["choices"][0]["delta"] for chunk in said[1:]] == [
         {"function_call": {"name": "add", "arguments": ""}},
         {"function_call": {"arguments": '{"a":'}},
@@ -317,7 +317,7 @@ def test_what_was_asked_to_be_told_comes_with_the_text() -> None:
     for chunk in said:
         check("CreateChatCompletionStreamResponse", chunk)
     request = GenerateRequest(tell=("tokens",))
-    whole = WholeWriter(ChatRequest("alias", (request,), stream=False), CALL, trail())
+    whole = WholeWriter(ChatRequest("alias", (request,), stream=False), CALL, request_log())
     whole.add(told, 0)
     body = json.loads(b"".join(whole.parts()))
     assert body["choices"][0]["tokens"] == [5, 6]
@@ -329,10 +329,10 @@ def test_who_asks_for_it_is_told_what_the_answer_ran_with() -> None:
     events: list[CallEvent] = [Started(1, 0, 7, 3), ran, Text(1, "ab", 2), END]
     for verbose in (True, False):
         request = ChatRequest("alias", (GenerateRequest(),), stream=False, verbose=verbose)
-        whole = WholeWriter(request, CALL, trail())
+        whole = WholeWriter(request, CALL, request_log())
         whole.add(events, 0)
         bodies = [json.loads(b"".join(whole.parts()))]
-        bodies.append(chunks(ChunkWriter(request, CALL, trail()), *([event] for event in events))[-1])
+        bodies.append(chunks(ChunkWriter(request, CALL, request_log()), *([event] for event in events))[-1])
         assert [body["timings"]["predicted_n"] for body in bodies] == [2, 2]
         for body in bodies:
             assert ("__verbose" in body) == verbose
@@ -341,13 +341,13 @@ def test_who_asks_for_it_is_told_what_the_answer_ran_with() -> None:
                 assert (told["prompt"], told["stop_type"], told["tokens_evaluated"]) == ("<s>the prompt", "eos", 7)
                 assert (told["generation_settings"]["temperature"], told["generation_settings"]["seed"]) == (0.25, 7)
     usage = ChatRequest("alias", (GenerateRequest(),), stream=True, usage=UsageWish(at_end=True), verbose=True)
-    said = chunks(ChunkWriter(usage, CALL, trail()), *([event] for event in events))
+    said = chunks(ChunkWriter(usage, CALL, request_log()), *([event] for event in events))
     assert ["__verbose" in chunk for chunk in said] == [False, False, True, False]
 
 
 def test_usage_so_far_in_every_chunk() -> None:
     writer = ChunkWriter(
-        ChatRequest("alias", (GenerateRequest(),) * 2, stream=True, usage=UsageWish(True, True)), CALL, trail()
+        ChatRequest("alias", (GenerateRequest(),) * 2, stream=True, usage=UsageWish(True, True)), CALL, request_log()
     )
     raw = writer.chunks([Started(1, 0, 7, 3), Reasoning(1, "hm", 2), Text(1, "a")], 0)
     raw += writer.chunks([Started(1, 0, 7, 3), Text(1, "b")], 1)

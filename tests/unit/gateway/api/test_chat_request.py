@@ -11,7 +11,7 @@ import pytest
 from gateway.api.openai.bodies import IGNORED, REFUSED, ChatBody, UsageWish
 from gateway.api.openai.requests import ChatRequest, read_chat
 from gateway.errors import InvalidRequest, NotSupported, PaddockError, UnsupportedParameter
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 from tests.support.openai_schema import properties
 from workers.protocol.requests import AdapterUse, Message, Sampling, Thinking, Tool, ToolCall
 

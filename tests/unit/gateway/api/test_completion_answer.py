@@ -9,7 +9,7 @@ from gateway.api.openai.completion import CompletionChunks, CompletionWhole
 from gateway.api.openai.requests import CompletionRequest, read_completion
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from tests.support.openai_schema import check
 from workers.protocol.events import (
     CallEvent,
@@ -33,8 +33,8 @@ from workers.protocol.requests import Sampling
 CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
 
 
-def trail() -> Trail:
-    found = Trail("r", "POST", "/v1")
+def request_log() -> RequestLog:
+    found = RequestLog("r", "POST", "/v1")
     found.fingerprint = "fp_1"
     return found
 
@@ -49,7 +49,7 @@ def read(**parameters: Any) -> CompletionRequest:
 
 
 def whole(asked: CompletionRequest, *answers: list[CallEvent]) -> dict[str, Any]:
-    writer = CompletionWhole(asked, CALL, trail())
+    writer = CompletionWhole(asked, CALL, request_log())
     for number, events in enumerate(answers):
         writer.add(events, number)
     body: dict[str, Any] = json.loads(b"".join(writer.parts()))
@@ -65,7 +65,7 @@ def specified(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def chunks(asked: CompletionRequest, *steps: tuple[int, list[CallEvent]]) -> list[dict[str, Any]]:
-    writer = CompletionChunks(asked, CALL, trail())
+    writer = CompletionChunks(asked, CALL, request_log())
     raw = writer.opening() + b"".join(writer.chunks(events, number) for number, events in steps) + writer.closing()
     blocks = raw.decode().split("\n\n")
     assert blocks[-2:] == ["data: [DONE]", ""]
@@ -239,6 +239,6 @@ def test_the_last_chunk_has_the_times() -> None:
 
 
 def test_a_broken_answer_says_why_and_ends() -> None:
-    blocks = CompletionChunks(read(stream=True), CALL, trail()).broken(WorkerLost("gone")).decode().split("\n\n")
+    blocks = CompletionChunks(read(stream=True), CALL, request_log()).broken(WorkerLost("gone")).decode().split("\n\n")
     assert json.loads(blocks[0].removeprefix("data: "))["error"]["message"] == "gone"
     assert blocks[1:] == ["data: [DONE]", ""]

@@ -20,7 +20,7 @@ from gateway.errors import (
     QueueFull,
     Unavailable,
 )
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 
 LONG = "x" * (8 << 20)
 

@@ -19,7 +19,7 @@ from gateway.call import Call, Principal
 from gateway.errors import PaddockError, QueueFull
 from gateway.resume.recording import Recording
 from gateway.store.streams import StreamHead
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -36,7 +36,7 @@ from workers.protocol.events import (
 from workers.protocol.requests import AdapterUse
 
 CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
-TRAIL = Trail("r", "POST", "/", model="model", worker="w-a")
+TRAIL = RequestLog("r", "POST", "/", model="model", worker="w-a")
 DIALECTS = ("chat", "completions", "messages", "native", "responses")
 PROBS = TokenLogprob(5, b"boat", -0.5)
 EVENTS: list[CallEvent] = [

@@ -15,7 +15,7 @@ from starlette.types import Message, Scope
 
 from gateway.api.call_handlers import CallHandlers
 from gateway.api.dialect import Dialect
-from gateway.api.http.diagnostics import begin_trail
+from gateway.api.http.diagnostics import begin_request_log
 from gateway.api.http.streaming import Pings
 from gateway.api.intake.decoding import DecodingLane
 from gateway.api.intake.intake import Intake
@@ -32,7 +32,7 @@ from gateway.api.responses.events import EventWriter
 from gateway.api.responses.request import read_draft
 from gateway.call import Call, Principal
 from gateway.errors import HeldTooMuch, InvalidRequest, TakesTooMuch, WorkerLost
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -153,7 +153,7 @@ def test_what_is_counted_is_about_what_is_held(
     dialect: Dialect[Any], body: dict[str, Any], by_number: str, num_top: int
 ) -> None:
     asked = dialect.read(json.dumps(body | {by_number: num_top}).encode(), {})
-    writer, (held, holding) = dialect.whole_writer(asked, CALL, Trail("r", "POST", "/")), held_of(*asked.requests)
+    writer, (held, holding) = dialect.whole_writer(asked, CALL, RequestLog("r", "POST", "/")), held_of(*asked.requests)
     tokens = [TokenLogprob(100_000 + n, b" token%d" % n, -n / 7) for n in range(num_top + 1)]
     step = encode_step([Logprobs(1, tokens[0], tuple(tokens[1:])), Text(1, " token0")])
     writer.add(list(decode_step(step)), 0)
@@ -205,7 +205,7 @@ async def asked_of(budget: MemoryBudget, end: Callable[[], Finished | None]) -> 
     raw = json.dumps(CHAT | {"n_probs": 99}).encode()
     path = "/v1/chat/completions"
     scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": []}
-    begin_trail(scope, NoTracer())
+    begin_request_log(scope, NoTracer())
     pipeline, intake = cast(Any, Pipeline(end)), Intake(8 << 20, budget, DecodingLane(), lambda: 4096)
     nobody = cast(Any, None)
     calls = CallHandlers(pipeline, intake, Pings(15.0), nobody, nobody)

@@ -20,7 +20,7 @@ from gateway.api.responses.socket.lanes import EventMessages
 from gateway.call import Call, Principal
 from gateway.resume.recording import Recording
 from gateway.store.streams import StreamHead
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import CallEvent, Started, Text
 
 CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
@@ -57,17 +57,17 @@ def answering(*steps: list[CallEvent], begins: bool = True) -> Any:
 async def test_readers_are_told_of_a_break(begins: bool, caplog: pytest.LogCaptureFixture) -> None:
     one = answering([Started(1, 0, 7, 3), Text(1, "boat")], begins=begins)
     asked = ChatDialect().read(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": true}', {})
-    trail = Trail("req-7", "POST", "/v1/chat/completions")
+    request_log = RequestLog("req-7", "POST", "/v1/chat/completions")
     recording = Recording("s", StreamHead("team", "", "gateway"), 1 << 16)
-    await one.record(asked, CALL, trail, ChatDialect().stream_writer(asked, CALL, trail), HOLDS, recording)
+    await one.record(asked, CALL, request_log, ChatDialect().stream_writer(asked, CALL, request_log), HOLDS, recording)
     told, _ = recording.after(0)
     assert b"Something broke in the gateway; its log has request req-7." in told
-    assert trail.outcome == "internal_error"
+    assert request_log.outcome == "internal_error"
     assert "a stream broke" in caplog.text
     if begins:
         assert told.index(b"boat") < told.index(b"Something broke"), "in the stream, behind what there was"
-        assert trail.usage is not None
-        assert (trail.usage.prompt_tokens, trail.usage.completion_tokens) == (7, 1)
+        assert request_log.usage is not None
+        assert (request_log.usage.prompt_tokens, request_log.usage.completion_tokens) == (7, 1)
     else:
         assert recording.refusal is not None
 
@@ -83,10 +83,10 @@ async def test_a_caller_who_leaves_is_no_break(caplog: pytest.LogCaptureFixture)
 
     one = answering([Started(1, 0, 7, 3), Text(1, "boat")])
     asked = ChatDialect().read(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": true}', {})
-    trail = Trail("req-7", "POST", "/v1/chat/completions")
+    request_log = RequestLog("req-7", "POST", "/v1/chat/completions")
     with pytest.raises(ClientGone):
-        await one.write(asked, CALL, trail, ChatDialect().stream_writer(asked, CALL, trail), HOLDS, Gone())
-    assert (trail.outcome, caplog.text) == ("", "")
+        await one.write(asked, CALL, request_log, ChatDialect().stream_writer(asked, CALL, request_log), HOLDS, Gone())
+    assert (request_log.outcome, caplog.text) == ("", "")
 
 
 async def test_a_long_event_is_kept_in_one_piece_in_its_brief_form() -> None:

@@ -21,7 +21,7 @@ from gateway.errors import (
     TakesTooMuch,
     UnsupportedParameter,
 )
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 from tests.support.openai_schema import properties
 from workers.protocol.requests import Message, Thinking, Tool, ToolCall
 

@@ -25,7 +25,7 @@ from gateway.api.responses.shelf import Shelf
 from gateway.call import Call, Principal
 from gateway.dispatch.slot_search import INLINE_HELD_BYTES
 from gateway.errors import StoreUnavailable
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import Finished, FinishReason, Text, Timings, Usage
 
 CALL = Call("req-1", Principal("key", "team", None, False), "m", "m", 0.0, 0.0, 0.0)
@@ -111,16 +111,16 @@ async def test_references_count_as_what_they_stand_for(num_references: int, is_m
     body = {"model": "m", "input": [{"type": "item_reference", "id": thought["id"]}] * num_references}
     raw, principal, lane = json.dumps(body).encode(), CALL.principal, Lane()
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": []}
-    trail = Trail("id", "POST", "/v1/responses")
+    request_log = RequestLog("id", "POST", "/v1/responses")
     preparation = Preparation(cast(Any, Pipeline()), cast(Any, None))
     shelf = Shelf(Kept(encode_record(record)), 16 << 20)
     with closing(Intake(8 << 20, MemoryBudget(1 << 30), lane, lambda: 0).message(principal, raw)) as taken:
-        asked, _ = await preparation.prepare(read_draft(raw), shelf, taken, principal, trail, scope)
+        asked, _ = await preparation.prepare(read_draft(raw), shelf, taken, principal, request_log, scope)
     assert len(asked.requests[0].messages[0].reasoning or "") == 6300 * num_references
     assert lane.num_runs == is_much
-    assert (trail.held_bytes > INLINE_HELD_BYTES) == is_much
+    assert (request_log.held_bytes > INLINE_HELD_BYTES) == is_much
     if is_much:
-        assert trail.held_bytes > 6300 * num_references
+        assert request_log.held_bytes > 6300 * num_references
 
 
 @pytest.mark.serial

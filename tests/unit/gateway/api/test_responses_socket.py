@@ -21,7 +21,7 @@ from gateway.api.responses.socket.lanes import MAX_LANES, MAX_MESSAGES, Create, 
 from gateway.api.responses.socket.memory import MAX_CONVERSATIONS, MAX_TEAMS_SHARE, Memories, Memory
 from gateway.call import Principal
 from gateway.errors import StreamLimit, TooManyConnections, TooManySockets
-from gateway.telemetry.trail import Ignored
+from gateway.telemetry.request_log import Ignored
 
 
 class Shared:

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.types import Message, Scope
 
 from gateway.access.control import NOBODY
-from gateway.api.http.diagnostics import begin_trail
+from gateway.api.http.diagnostics import begin_request_log
 from gateway.api.operations.metrics import Targets
 from gateway.registry.snapshot import FleetSnapshot
 from tests.support.ranked import worker
@@ -25,7 +25,7 @@ async def told(targets: Targets) -> bytes:
         raise AssertionError("nothing is read")
 
     scope: Scope = {"type": "http", "method": "GET", "path": "/metrics/targets", "headers": []}
-    begin_trail(scope, OFF)
+    begin_request_log(scope, OFF)
     await targets.answer(NOBODY, scope, receive, send)
     body: Any = sent[1]["body"]
     assert isinstance(body, bytes)

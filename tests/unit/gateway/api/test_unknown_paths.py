@@ -11,7 +11,7 @@ from starlette.types import Scope
 from gateway.access.control import AccessControl
 from gateway.access.keys import Keys
 from gateway.access.records import AccessRecord, digest
-from gateway.api.http.diagnostics import begin_trail
+from gateway.api.http.diagnostics import begin_request_log
 from gateway.api.routes import ROUTES, RouteRow, Routes
 from gateway.errors import MethodNotAllowed, NotFound
 from workers.tracing.tracer import OFF
@@ -32,7 +32,7 @@ async def ask(method: str, path: str) -> list[str]:
 
     headers = [(b"authorization", b"Bearer key")]
     scope: Scope = {"type": "http", "method": method, "path": path, "headers": headers, "root_path": ""}
-    begin_trail(scope, OFF)
+    begin_request_log(scope, OFF)
     await routes(scope, nothing, nothing)  # type: ignore[arg-type]
     return reached
 

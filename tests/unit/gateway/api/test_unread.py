@@ -16,7 +16,7 @@ from gateway.api.parameters.base import Body
 from gateway.api.parameters.unread import read_body
 from gateway.api.responses.body import ResponsesBody
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.telemetry.trail import MAX_NAME_CHARS, MAX_NAMES, UNKNOWN, Ignored
+from gateway.telemetry.request_log import MAX_NAME_CHARS, MAX_NAMES, UNKNOWN, Ignored
 from workers.protocol.requests import GenerateRequest
 
 USER = {"role": "user", "content": "hi"}

@@ -19,7 +19,7 @@ from gateway.dispatch.pipeline import Pipeline
 from gateway.errors import InvalidRequest, PaddockError, QueueFull, RequestTimeout, Stopping, Unsuited, WorkerLost
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from tests.support.plain_upstream import PlainAdmission, PlainUpstream, Script
 from tests.support.pool import call as call_of
 from tests.support.pool import heartbeat
@@ -66,7 +66,7 @@ class Scene:
 
     scripts: dict[str, list[Script]]
     metrics: Metrics = field(default_factory=lambda: Metrics(CollectorRegistry()))
-    trail: Trail = field(default_factory=lambda: Trail("id", "POST", "/"))
+    request_log: RequestLog = field(default_factory=lambda: RequestLog("id", "POST", "/"))
 
     def __post_init__(self) -> None:
         workers = {"m": "w", "x": "x"}
@@ -84,13 +84,13 @@ class Scene:
         self, call: Call | None = None, requests: Sequence[GenerateRequest] = (REQUEST,)
     ) -> list[CallEvent]:
         events: list[CallEvent] = []
-        async with answers(self.pipeline, call or call_of(), requests, self.trail) as answer:
+        async with answers(self.pipeline, call or call_of(), requests, self.request_log) as answer:
             while not answer.ended:
                 events += await answer.take()
         return events
 
     async def pooled(self) -> PoolResult:
-        return await self.pipeline.pool(call_of(), POOLED, self.trail)
+        return await self.pipeline.pool(call_of(), POOLED, self.request_log)
 
     def check_all_is_given_back(self) -> None:
         assert self.admission.num_held == self.pipeline.num_calls == 0
@@ -102,7 +102,7 @@ class Scene:
 async def test_an_answer_comes_as_the_upstream_gives_it_and_is_charged() -> None:
     scene = Scene({"w1": [ANSWER]})
     assert tuple(await scene.answered()) == ANSWER
-    assert (scene.trail.worker, scene.trail.slot, scene.trail.attempts) == ("w1", 4, 1)
+    assert (scene.request_log.worker, scene.request_log.slot, scene.request_log.attempts) == ("w1", 4, 1)
     assert scene.admission.leases[0].charged == [8.0], "the uncached prompt and the answer"
     assert scene.upstream.cancelled == []
     scene.check_all_is_given_back()
@@ -116,7 +116,7 @@ async def test_what_fails_before_it_has_begun_is_tried_on_another_worker(code: F
     assert tuple(await scene.answered()) == ANSWER
     assert scene.upstream.started == ["w1", "w2"]
     assert scene.upstream.cancelled == [], "there is nothing left of a call that has failed"
-    assert scene.trail.attempts == 2
+    assert scene.request_log.attempts == 2
     scene.check_all_is_given_back()
 
 
@@ -146,7 +146,7 @@ async def test_attempts_are_bounded(refusal: Failure, most: int, error: type[Pad
 
 async def test_leaving_cancels_and_gives_the_slot_back() -> None:
     scene = Scene({"w1": [ENDLESS]})
-    async with scene.pipeline.answer(call_of(), REQUEST, scene.trail) as answer:
+    async with scene.pipeline.answer(call_of(), REQUEST, scene.request_log) as answer:
         assert await answer.take() == list(ENDLESS)
         assert (scene.admission.num_held, scene.pipeline.num_calls) == (1, 1)
     assert scene.upstream.cancelled == ["w1"]
@@ -199,7 +199,7 @@ async def test_a_fallback_takes_what_its_model_can_not() -> None:
     scene = Scene({"x1": [ANSWER]})
     call = replace(call_of(), fallbacks=("x",))
     assert tuple(await scene.answered(call)) == ANSWER
-    assert scene.trail.model == "x"
+    assert scene.request_log.model == "x"
     scene.check_all_is_given_back()
 
 

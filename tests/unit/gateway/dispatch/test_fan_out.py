@@ -17,7 +17,7 @@ from gateway.dispatch.fan_out import MAX_BESIDE, answers, usage_of
 from gateway.dispatch.pipeline import Pipeline
 from gateway.errors import PaddockError, QueueTimeout
 from gateway.relay.mailbox import Mailbox
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from tests.support.pool import call
 from workers.protocol.events import Failed, Failure, FailureCode, Finished, FinishReason, Started, Text, Timings, Usage
 from workers.protocol.requests import GenerateRequest
@@ -36,7 +36,7 @@ class Corridor:
         self._failing, self._refused = str(failing), str(refused)
 
     @asynccontextmanager
-    async def answer(self, asked: Any, request: GenerateRequest, trail: Trail) -> AsyncIterator[Mailbox]:
+    async def answer(self, asked: Any, request: GenerateRequest, request_log: RequestLog) -> AsyncIterator[Mailbox]:
         prompt = str(request.prompt)
         self.patience[prompt] = asked.queue_deadline - time.monotonic()
         if prompt == self._refused:
@@ -65,9 +65,9 @@ class Corridor:
 async def heard(corridor: Corridor, count: int) -> list[str]:
     """What each answer said."""
     requests = [GenerateRequest(prompt=str(number)) for number in range(count)]
-    trail = Trail("id", "POST", "/")
+    request_log = RequestLog("id", "POST", "/")
     texts = [""] * count
-    async with answers(cast(Pipeline, corridor), call(patience_s=5.0), requests, trail) as answer:
+    async with answers(cast(Pipeline, corridor), call(patience_s=5.0), requests, request_log) as answer:
         while not answer.ended:
             events = await answer.take()
             texts[answer.choice] += "".join(event.text for event in events if isinstance(event, Text))
@@ -106,7 +106,7 @@ async def test_only_the_first_answer_to_a_prompt_goes_through_it_each_prompt_in_
             await asyncio.sleep(0)
 
     beating = asyncio.create_task(beat())
-    async with answers(cast(Pipeline, Corridor()), call(patience_s=5.0), requests, Trail("id", "POST", "/")):
+    async with answers(cast(Pipeline, Corridor()), call(patience_s=5.0), requests, RequestLog("id", "POST", "/")):
         beating.cancel()
     turns = [turn for prompt in prompts for turn in prompt.turns]
     assert len(turns) == len(set(turns)) == len(prompts)

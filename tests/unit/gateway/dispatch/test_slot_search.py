@@ -23,7 +23,7 @@ from gateway.registry.snapshot import FleetSnapshot
 from gateway.routing.placement import Ask, ask_of, ask_of_pooled
 from gateway.routing.retries import RetryBudget
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from tests.support.pool import call, heartbeat
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import AdapterUse, GenerateRequest
@@ -56,8 +56,10 @@ def search_in(fleet: WatchedFleet) -> SlotSearch:
 
 
 def state_of(request: GenerateRequest | PoolRequest, held_bytes: int = 0) -> CallState:
-    trail = Trail("id", "POST", "/", held_bytes=held_bytes)
-    return CallState(call(), trail, request, Metrics(CollectorRegistry()), Limits(1.0, 1.0, 1.0), RetryBudget(0.1))
+    request_log = RequestLog("id", "POST", "/", held_bytes=held_bytes)
+    return CallState(
+        call(), request_log, request, Metrics(CollectorRegistry()), Limits(1.0, 1.0, 1.0), RetryBudget(0.1)
+    )
 
 
 async def test_the_heads_of_a_long_prompt_are_hashed_on_a_thread() -> None:

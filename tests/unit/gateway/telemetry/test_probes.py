@@ -8,13 +8,13 @@ import pytest
 
 from gateway.api.operations.drain import UNCOUNTED, Attendance
 from gateway.telemetry.finish import PROBED, REQUEST_LOGGER, log_request
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/ready", "/metrics", "/metrics/targets"])
 def test_a_probe_is_no_caller(path: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, REQUEST_LOGGER):
-        log_request(Trail("r", "GET", path, status=503, outcome="unavailable"))
+        log_request(RequestLog("r", "GET", path, status=503, outcome="unavailable"))
     assert [record.levelno for record in caplog.records] == [logging.DEBUG]
     assert not Attendance().came({"path": path})
 

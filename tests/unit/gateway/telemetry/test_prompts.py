@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.telemetry.prompts import MAX_CHARS, UNWRITTEN, Excerpt, WrittenPrompts
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import CallEvent, Finished, FinishReason, Reasoning, Text, Timings, ToolCallDelta, Usage
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import GenerateRequest, Infill, Message
@@ -37,7 +37,7 @@ def line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
 
 async def test_nothing_is_written_unless_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    heard = UNWRITTEN.begins(Trail("r", "POST", "/"), GenerateRequest(prompt="canary"))
+    heard = UNWRITTEN.begins(RequestLog("r", "POST", "/"), GenerateRequest(prompt="canary"))
     answer = Answer(Text(1, "canary"))
     assert heard.of(answer) is answer
     heard.ends()
@@ -48,7 +48,9 @@ async def test_it_is_said_that_it_is_and_every_part_is_written(caplog: pytest.Lo
     caplog.set_level(logging.INFO)
     prompts = WrittenPrompts()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    heard = prompts.begins(Trail("r", "POST", "/", team="red"), GenerateRequest(messages=(Message("user", "why?"),)))
+    heard = prompts.begins(
+        RequestLog("r", "POST", "/", team="red"), GenerateRequest(messages=(Message("user", "why?"),))
+    )
     events = (Reasoning(1, "hm"), Text(1, "be"), Text(1, "cause"), ToolCallDelta(1, 0, "c", "look", ""))
     answer = heard.of(Answer(*events, ToolCallDelta(1, 0, "", "", '{"a":1}')))
     await answer.take()
@@ -73,7 +75,7 @@ async def test_it_is_said_that_it_is_and_every_part_is_written(caplog: pytest.Lo
 )
 def test_every_kind_of_request(request_: Any, text: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    WrittenPrompts().begins(Trail("r", "POST", "/"), request_).ends()
+    WrittenPrompts().begins(RequestLog("r", "POST", "/"), request_).ends()
     assert line(caplog)["prompt"] == text
 
 

@@ -6,28 +6,34 @@ import json
 import logging
 import time
 
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.process.log_lines import FieldsFormatter, TextFormatter
 from workers.protocol.events import Usage
 
 
-def finished_trail() -> Trail:
-    trail = Trail("req-1", "POST", "/v1/chat/completions", received_at=time.monotonic() - 1.0)
-    trail.team, trail.key_id, trail.alias, trail.model, trail.worker = "red", "ci", "chat", "llama", "w1"
-    trail.attempts, trail.queue_ms, trail.status, trail.outcome = 2, 100.0, 200, "ok"
-    trail.submitted_at = trail.received_at + 0.102
-    trail.first_token_at = trail.received_at + 0.25
-    trail.usage = Usage(10, 5, 4)
-    return trail
+def finished_request() -> RequestLog:
+    request_log = RequestLog("req-1", "POST", "/v1/chat/completions", received_at=time.monotonic() - 1.0)
+    request_log.team, request_log.key_id, request_log.alias, request_log.model, request_log.worker = (
+        "red",
+        "ci",
+        "chat",
+        "llama",
+        "w1",
+    )
+    request_log.attempts, request_log.queue_ms, request_log.status, request_log.outcome = 2, 100.0, 200, "ok"
+    request_log.submitted_at = request_log.received_at + 0.102
+    request_log.first_token_at = request_log.received_at + 0.25
+    request_log.usage = Usage(10, 5, 4)
+    return request_log
 
 
-def record(trail: Trail) -> logging.LogRecord:
+def record(request_log: RequestLog) -> logging.LogRecord:
     logger = logging.getLogger("test")
-    return logger.makeRecord("test", logging.INFO, "f", 1, "request", (), None, extra={"fields": trail.line()})
+    return logger.makeRecord("test", logging.INFO, "f", 1, "request", (), None, extra={"fields": request_log.line()})
 
 
 def test_a_line_for_machines() -> None:
-    line = json.loads(FieldsFormatter().format(record(finished_trail())))
+    line = json.loads(FieldsFormatter().format(record(finished_request())))
     assert line["level"] == "INFO"
     assert line["message"] == "request"
     assert (line["request_id"], line["team"], line["key"], line["alias"]) == ("req-1", "red", "ci", "chat")
@@ -37,15 +43,15 @@ def test_a_line_for_machines() -> None:
 
 
 def test_a_line_for_people() -> None:
-    line = TextFormatter().format(record(finished_trail()))
+    line = TextFormatter().format(record(finished_request()))
     assert "\n" not in line
     assert "request_id=req-1" in line
     assert "ttft_ms=250.0" in line
 
 
 def test_a_path_with_a_line_end_begins_no_line_of_its_own() -> None:
-    trail = Trail("req-1", "GET", "/x\n12:00:00 ERROR   the gateway is\x1b[2J gone")
-    line = TextFormatter().format(record(trail))
+    request_log = RequestLog("req-1", "GET", "/x\n12:00:00 ERROR   the gateway is\x1b[2J gone")
+    line = TextFormatter().format(record(request_log))
     assert "\n" not in line
     assert "\x1b" not in line
     assert r"path='/x\n12:00:00 ERROR   the gateway is\x1b[2J gone'" in line
@@ -53,10 +59,10 @@ def test_a_path_with_a_line_end_begins_no_line_of_its_own() -> None:
 
 def test_a_long_path_does_not_make_a_long_line() -> None:
     """Whoever has no key could write 64 KiB into the log with each request."""
-    trail = Trail("req-1", "GET", "/" + "x" * 60_000)
-    assert trail.line()["path"] == "/" + "x" * 511
+    request_log = RequestLog("req-1", "GET", "/" + "x" * 60_000)
+    assert request_log.line()["path"] == "/" + "x" * 511
 
 
 def test_what_never_happened_is_left_out() -> None:
-    line = Trail("r", "GET", "/nope").line()
+    line = RequestLog("r", "GET", "/nope").line()
     assert not {"team", "model", "attempts", "ttft_ms", "prompt_tokens"} & set(line)

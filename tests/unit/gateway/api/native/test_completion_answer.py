@@ -11,7 +11,7 @@ from gateway.api.native.completion import ChunkWriter, WholeWriter
 from gateway.api.native.request import CompletionRequest
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -51,8 +51,8 @@ class Fleet:
         return tuple(AdapterUse(f"the {use.name}", use.scale) for use in asked)
 
 
-def trail() -> Trail:
-    return Trail("r", "POST", "/completion", model="model", worker="w-b")
+def request_log() -> RequestLog:
+    return RequestLog("r", "POST", "/completion", model="model", worker="w-b")
 
 
 def end(reason: FinishReason = FinishReason.STOP, stop: str | None = None, *, truncated: bool = False) -> Finished:
@@ -66,13 +66,13 @@ def events_of(raw: bytes) -> list[dict[str, Any]]:
 
 
 def stream(asked: CompletionRequest, *steps: list[CallEvent]) -> list[dict[str, Any]]:
-    writer = ChunkWriter(asked, CALL, trail(), Fleet())
+    writer = ChunkWriter(asked, CALL, request_log(), Fleet())
     raw = writer.opening() + b"".join(writer.chunks(step, 0) for step in steps) + writer.closing()
     return events_of(raw)
 
 
 def whole(asked: CompletionRequest, *events: CallEvent) -> dict[str, Any]:
-    writer = WholeWriter(asked, CALL, trail(), Fleet())
+    writer = WholeWriter(asked, CALL, request_log(), Fleet())
     writer.add(list(events), 0)
     document: dict[str, Any] = json.loads(b"".join(writer.parts()))
     return document
@@ -194,7 +194,7 @@ def test_wanted_fields_only_by_their_paths() -> None:
 
 
 def test_several_answers_are_an_array_in_order() -> None:
-    writer = WholeWriter(asked(n=2), CALL, trail(), Fleet())
+    writer = WholeWriter(asked(n=2), CALL, request_log(), Fleet())
     writer.add([STARTED, Text(1, "b"), end()], 1)
     writer.add([STARTED, Text(1, "a"), end()], 0)
     documents = json.loads(b"".join(writer.parts()))
@@ -202,14 +202,14 @@ def test_several_answers_are_an_array_in_order() -> None:
 
 
 def test_events_of_several_answers_say_whose_they_are() -> None:
-    writer = ChunkWriter(asked(n=2), CALL, trail(), Fleet())
+    writer = ChunkWriter(asked(n=2), CALL, request_log(), Fleet())
     raw = writer.chunks([STARTED, Text(1, "b")], 1) + writer.chunks([STARTED, Text(1, "a")], 0)
     raw += writer.chunks([end()], 1) + writer.chunks([end()], 0)
     assert [(one["index"], one["stop"]) for one in events_of(raw)] == [(1, False), (0, False), (1, True), (0, True)]
 
 
 def test_a_broken_stream_ends_in_an_error() -> None:
-    writer = ChunkWriter(asked(), CALL, trail(), Fleet())
+    writer = ChunkWriter(asked(), CALL, request_log(), Fleet())
     (event,) = events_of(writer.broken(WorkerLost("gone")))
     assert event == {"error": {"code": 502, "message": "gone", "type": "unavailable_error"}}
 
@@ -227,7 +227,7 @@ def test_the_settings_of_many_answers_are_written_some_at_a_time() -> None:
     """A hundred with a long grammar and a thousand biases were 11 MB, and 75 ms of the loop."""
     biases = tuple((token, 1.5) for token in range(1024))
     grammar = Constraint("gbnf", "x" * 60_000)
-    writer = WholeWriter(asked(n=100, stream=False, constraint=grammar), CALL, trail(), Fleet())
+    writer = WholeWriter(asked(n=100, stream=False, constraint=grammar), CALL, request_log(), Fleet())
     ran = Settings(1, "hi", Sampling(logit_bias=biases))
     for number in range(100):
         writer.add([STARTED, ran, Text(1, f"{number}"), end()], number)
@@ -239,7 +239,7 @@ def test_the_settings_of_many_answers_are_written_some_at_a_time() -> None:
 
 
 def test_a_few_short_answers_are_one_part() -> None:
-    writer = WholeWriter(asked(n=3, stream=False), CALL, trail(), Fleet())
+    writer = WholeWriter(asked(n=3, stream=False), CALL, request_log(), Fleet())
     for number in range(3):
         writer.add([STARTED, SETTINGS, end()], number)
     (part,) = writer.parts()

@@ -20,7 +20,7 @@ from gateway.errors import (
     QueueTimeout,
     UnsupportedParameter,
 )
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import Failure, FailureCode, context_overflow
 
 
@@ -39,14 +39,14 @@ from workers.protocol.events import Failure, FailureCode, context_overflow
     ],
 )
 def test_status_and_type(error: PaddockError, code: int, kind: str) -> None:
-    trail = Trail("r", "POST", "/completion")
+    request_log = RequestLog("r", "POST", "/completion")
     assert NATIVE.status(error) == code
-    assert json.loads(NATIVE.body(error, trail)) == {"error": {"code": code, "message": "m", "type": kind}}
+    assert json.loads(NATIVE.body(error, request_log)) == {"error": {"code": code, "message": "m", "type": kind}}
 
 
 def test_a_prompt_that_is_too_long_is_told_in_llama_servers_words() -> None:
     error = error_for(context_overflow(600, 512, is_whole=False))
-    inner = json.loads(NATIVE.body(error, Trail("r", "POST", "/completion")))["error"]
+    inner = json.loads(NATIVE.body(error, RequestLog("r", "POST", "/completion")))["error"]
     assert (inner["n_prompt_tokens"], inner["n_ctx"]) == (600, 512)
     assert inner["message"] == (
         "request (600 tokens) exceeds the available context size (512 tokens); counting stopped at that number; "
@@ -56,5 +56,5 @@ def test_a_prompt_that_is_too_long_is_told_in_llama_servers_words() -> None:
 
 def test_a_worker_that_tells_no_remedy_is_understood() -> None:
     error = error_for(Failure(FailureCode.CONTEXT_OVERFLOW, "the prompt is too long", "prompt", 600, 512))
-    message = json.loads(NATIVE.body(error, Trail("r", "POST", "/completion")))["error"]["message"]
+    message = json.loads(NATIVE.body(error, RequestLog("r", "POST", "/completion")))["error"]["message"]
     assert (message.endswith("(512 tokens); the prompt is too long"), error.param) == (True, "prompt")

@@ -21,7 +21,7 @@ from gateway.api.native.request import read_native_prompts
 from gateway.api.native.texts import CHARS_PER_TURN, TOKENS_PER_TURN, decoded_reply, text_parts, token_parts
 from gateway.call import Principal
 from gateway.errors import InternalError, TakesTooMuch
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.queries import Detokenized, Tokenized, decode_detokenized, packed
 
 MANY = 20 * TOKENS_PER_TURN + 1
@@ -55,7 +55,7 @@ async def test_others_get_their_turn_while_many_are_written() -> None:
 
     beside = asyncio.create_task(other())
     found = Tokenized(ids=packed(range(MANY)), pieces=(b"ab",) * MANY)
-    await send_parts(send, token_parts(found), JSON, Trail("r", "POST", "/tokenize"))
+    await send_parts(send, token_parts(found), JSON, RequestLog("r", "POST", "/tokenize"))
     beside.cancel()
     assert len(json.loads(b"".join(message["body"] for message in sent[1:]))["tokens"]) == MANY
     assert num_turns >= 20

@@ -1,9 +1,4 @@
-"""The trail, the log record of one request: its facts for its log line, its metrics and its diagnostic header.
-
-The trail, the log record of one request: its facts for its log line, its metrics and its diagnostic headers.
-
-The parameters of one request that have no effect, for its answer's header and for the metrics.
-"""
+"""The log of one request, for its log line, its metrics and its diagnostic headers; and its ignored parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from gateway.call import Principal
-from gateway.telemetry.record import UNRECORDED, Record, Standing
+from gateway.telemetry.trace_recorder import UNRECORDED, QueuePosition, TraceRecorder
 from workers.protocol.events import Usage
 
 MAX_NAMES = 16
@@ -78,7 +73,7 @@ MAX_PATH_CHARS = 512
 
 
 @dataclass(slots=True)
-class Trail:
+class RequestLog:
     """The facts of one request as they become known, without prompts, answers or keys. Times are time.monotonic()."""
 
     request_id: str
@@ -87,7 +82,7 @@ class Trail:
     received_at: float = field(default_factory=time.monotonic)
     route: str = ""
     """The path of its route, with `{names}` for the variable parts; empty: there is no such route."""
-    record: Record = UNRECORDED
+    trace_recorder: TraceRecorder = UNRECORDED
     """Its waits and attempts, for its trace; all its answers share it."""
     origin: bytes = b""
     """The web page that asks, by the browser's `Origin`; empty: none."""
@@ -111,7 +106,7 @@ class Trail:
     """Time of waiting for slots, and for workers that would do, in all attempts; waits in vain included."""
     failed_ms: float = 0.0
     """Time spent at workers that it was submitted to and that failed before its first token."""
-    standing: Standing = field(default_factory=Standing)
+    queue_position: QueuePosition = field(default_factory=QueuePosition)
     overtaken: int = 0
     """How often a slot went to another call that was behind this one in the queue."""
     expected_cached: int | None = None
@@ -135,7 +130,7 @@ class Trail:
     outcome: str = ""
     """`ok`, `client_gone`, or the code of the error."""
     handed_over: bool = False
-    """Whether the answer goes on without its connection; the task that makes it ends the trail."""
+    """Whether the answer goes on without its connection; the task that makes it finishes the log."""
     ignored: Ignored = field(default_factory=Ignored)
     """Its parameters that have no effect."""
 
@@ -154,7 +149,7 @@ class Trail:
     @property
     def trace_id(self) -> str:
         """Id of its trace; empty: it is in none."""
-        context = self.record.context
+        context = self.trace_recorder.context
         return "" if context is None else context.trace_id
 
     @property
@@ -194,8 +189,8 @@ class Trail:
         if self.attempts:
             fields |= {"attempts": self.attempts, "queue_ms": round(self.queue_ms, 2)}
             fields["overhead_ms"] = round(self.overhead_ms, 2)
-        if self.standing.filed:
-            fields["queue_position"] = self.standing.filed
+        if self.queue_position.filed:
+            fields["queue_position"] = self.queue_position.filed
         if ttft_s is not None:
             fields["ttft_ms"] = round(ttft_s * 1e3, 2)
         if usage is not None:

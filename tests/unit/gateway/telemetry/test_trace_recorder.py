@@ -9,8 +9,8 @@ import pytest
 
 from gateway.call import Principal
 from gateway.telemetry import finish
-from gateway.telemetry.record import NO_WAIT, UNRECORDED, KeptRecord, Standing, begun
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.trace_recorder import NO_WAIT, UNRECORDED, KeptTraceRecorder, QueuePosition, begun
 from workers.protocol.events import Failed, Failure, FailureCode, Finished, FinishReason, Timings, Usage
 from workers.tracing.span import Span, TraceContext, new_context
 from workers.tracing.tracer import OFF, Journey
@@ -34,19 +34,21 @@ class Tracer:
         return [span for span in self.spans if span.name == name]
 
 
-def asked(tracer: Any, caller: TraceContext | None = None, **facts: Any) -> Trail:
-    trail = Trail("req-1", "POST", "/v1/messages", route="/v1/messages", record=begun(tracer, caller))
-    trail.asked_by(Principal("ci", "red", None, False))
-    trail.alias, trail.model, trail.status, trail.outcome = "chat", "llama", 200, "ok"
+def asked(tracer: Any, caller: TraceContext | None = None, **facts: Any) -> RequestLog:
+    request_log = RequestLog(
+        "req-1", "POST", "/v1/messages", route="/v1/messages", trace_recorder=begun(tracer, caller)
+    )
+    request_log.asked_by(Principal("ci", "red", None, False))
+    request_log.alias, request_log.model, request_log.status, request_log.outcome = "chat", "llama", 200, "ok"
     for name, value in facts.items():
-        setattr(trail, name, value)
-    return trail
+        setattr(request_log, name, value)
+    return request_log
 
 
 def test_a_request_that_is_not_recorded_keeps_nothing() -> None:
     assert begun(OFF, None) is UNRECORDED
     record = UNRECORDED
-    assert record.waits("llama", Standing()) is NO_WAIT
+    assert record.waits("llama", QueuePosition()) is NO_WAIT
     attempt = record.asks("llama", "w", "http://w", 1)
     attempt.begun()
     attempt.over("internal", FINISHED)
@@ -58,24 +60,24 @@ def test_a_request_that_is_not_recorded_keeps_nothing() -> None:
 
 def test_a_caller_s_trace_is_handed_on_where_nothing_is_recorded() -> None:
     caller = new_context()
-    trail = asked(OFF, caller)
-    assert trail.record.asks("llama", "w", "http://w", 1).context is caller
-    assert trail.line()["trace_id"] == caller.trace_id
-    assert trail.record.beside().context is caller
+    request_log = asked(OFF, caller)
+    assert request_log.trace_recorder.asks("llama", "w", "http://w", 1).context is caller
+    assert request_log.line()["trace_id"] == caller.trace_id
+    assert request_log.trace_recorder.beside().context is caller
 
 
 def test_the_spans_of_a_call_that_went_well() -> None:
     tracer, caller = Tracer(), new_context()
-    trail = asked(tracer, caller, usage=Usage(10, 5, 4))
-    wait = trail.record.waits("llama", trail.standing)
-    trail.standing.waits(3, 1.5)
+    request_log = asked(tracer, caller, usage=Usage(10, 5, 4))
+    wait = request_log.trace_recorder.waits("llama", request_log.queue_position)
+    request_log.queue_position.waits(3, 1.5)
     wait.over(overtaken=1)
-    attempt = trail.record.asks("llama", "w1", "http://10.0.0.7:8081", 1)
+    attempt = request_log.trace_recorder.asks("llama", "w1", "http://10.0.0.7:8081", 1)
     attempt.begun()
-    trail.first_token_at = time.monotonic()
+    request_log.first_token_at = time.monotonic()
     attempt.over(end=FINISHED)
     attempt.over("too late to count")
-    finish.tell(trail)
+    finish.tell(request_log)
     top, queue, tried = tracer.spans
     assert (top.name, queue.name, tried.name) == ("POST /v1/messages", "queue", "attempt")
     assert top.parent_id == caller.span_id
@@ -101,12 +103,12 @@ def test_the_spans_of_a_call_that_went_well() -> None:
 
 def test_a_second_wait_does_not_tell_of_the_first() -> None:
     tracer = Tracer()
-    trail = asked(tracer)
-    first = trail.record.waits("llama", trail.standing)
-    trail.standing.waits(2, 1.0)
+    request_log = asked(tracer)
+    first = request_log.trace_recorder.waits("llama", request_log.queue_position)
+    request_log.queue_position.waits(2, 1.0)
     first.over()
-    trail.record.waits("llama", trail.standing).over()
-    finish.tell(trail)
+    request_log.trace_recorder.waits("llama", request_log.queue_position).over()
+    finish.tell(request_log)
     positions = [span.attributes.get("paddock.queue.position") for span in tracer.named("queue")]
     assert positions == [2, None]
 
@@ -132,19 +134,21 @@ def test_what_is_an_error(status: int, outcome: str, error: str) -> None:
 
 def test_what_a_worker_failed_with_is_told() -> None:
     tracer = Tracer()
-    trail = asked(tracer)
-    trail.record.asks("llama", "w1", "http://w1", 1).over(end=Failed(1, Failure(FailureCode.INTERNAL, "a prompt")))
-    finish.tell(trail)
+    request_log = asked(tracer)
+    request_log.trace_recorder.asks("llama", "w1", "http://w1", 1).over(
+        end=Failed(1, Failure(FailureCode.INTERNAL, "a prompt"))
+    )
+    finish.tell(request_log)
     assert tracer.named("attempt")[0].error == "internal"
     assert "a prompt" not in repr(tracer.spans)
 
 
 def test_what_never_ended_ends_with_the_request() -> None:
     tracer = Tracer()
-    trail = asked(tracer, status=503, outcome="request_timeout")
-    trail.record.waits("llama", trail.standing)
-    trail.record.asks("llama", "w1", "http://w1", 2)
-    finish.tell(trail)
+    request_log = asked(tracer, status=503, outcome="request_timeout")
+    request_log.trace_recorder.waits("llama", request_log.queue_position)
+    request_log.trace_recorder.asks("llama", "w1", "http://w1", 2)
+    finish.tell(request_log)
     top = tracer.spans[0]
     for span in tracer.spans[1:]:
         assert (span.ended_at, span.error) == (top.ended_at, "request_timeout")
@@ -158,11 +162,11 @@ def test_an_unknown_method_is_not_told() -> None:
 
 def test_a_stream_that_is_read_leads_to_the_request_that_made_it_but_not_to_itself() -> None:
     tracer, maker = Tracer(), new_context()
-    trail = asked(tracer)
-    assert isinstance(trail.record, KeptRecord)
-    for context in (None, trail.record.own, maker):
-        trail.record.follows(context)
-    finish.tell(trail)
+    request_log = asked(tracer)
+    assert isinstance(request_log.trace_recorder, KeptTraceRecorder)
+    for context in (None, request_log.trace_recorder.own, maker):
+        request_log.trace_recorder.follows(context)
+    finish.tell(request_log)
     assert tracer.spans[0].links == (maker,)
 
 
@@ -178,8 +182,8 @@ def test_a_stream_that_is_read_leads_to_the_request_that_made_it_but_not_to_itse
 )
 def test_where_a_worker_is(address: str, host: str, port: int) -> None:
     tracer = Tracer()
-    trail = asked(tracer)
-    trail.record.asks("llama", "w", address, 1).over()
-    finish.tell(trail)
+    request_log = asked(tracer)
+    request_log.trace_recorder.asks("llama", "w", address, 1).over()
+    finish.tell(request_log)
     told = tracer.named("attempt")[0].attributes
     assert (told["server.address"], told["server.port"]) == (host, port)

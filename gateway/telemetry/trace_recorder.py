@@ -1,13 +1,11 @@
 """Records a request's waits and attempts for its trace, and the queue position of a call that waits.
 
-Records a request's waits and attempts for its trace. A request without a trace records nothing, at no cost.
+A request without a trace records nothing, at no cost.
 
-record = begun(tracer, caller)              when the request arrives
-wait = record.waits(model, standing)        at each wait for a slot
-attempt = record.asks(model, ...)           at each attempt at a worker
-request_spans.tell(trail)                   when the request is over
-
-The queue position of a call, as far as its gateway knows, for a caller that waits.
+    recorder = begun(tracer, caller)            when the request arrives
+    wait = recorder.waits(model, position)      at each wait for a slot
+    attempt = recorder.asks(model, ...)         at each attempt at a worker
+    finish.tell(request_log)                    when the request is over
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from workers.tracing.span import SpanEvent, TraceContext
 from workers.tracing.tracer import Tracer
 
 
-class Standing:
+class QueuePosition:
     """A call's queue position: admission writes it, the code that answers the caller reads it."""
 
     __slots__ = ("_told_at", "_wait_s", "filed", "for_worker", "on_wait", "position", "predicted_s")
@@ -84,7 +82,7 @@ class Attempt:
         """The trace context that the worker gets; None: none."""
 
     def begun(self) -> None:
-        """Record that the answer has begun."""
+        """TraceRecorder that the answer has begun."""
 
     def over(self, error: str = "", end: Finished | Failed | None = None) -> None:
         """Record the end of the attempt. `end`: its last event; None: it has none. Only the first call counts."""
@@ -93,7 +91,7 @@ class Attempt:
 NO_WAIT = Wait()
 
 
-class Record:
+class TraceRecorder:
     """The record of a request for its trace. This class records nothing."""
 
     __slots__ = ("context",)
@@ -102,7 +100,7 @@ class Record:
         self.context = context
         """Context of the span that the request's other spans lie in; None: it is in no trace."""
 
-    def waits(self, model: str, standing: Standing) -> Wait:
+    def waits(self, model: str, queue_position: QueuePosition) -> Wait:
         return NO_WAIT
 
     def asks(self, model: str, worker: str, address: str, number: int) -> Attempt:
@@ -115,21 +113,21 @@ class Record:
     def follows(self, other: TraceContext | None) -> None:
         """Link the trace of the other request that made the answer that is sent."""
 
-    def beside(self) -> Record:
+    def beside(self) -> TraceRecorder:
         """Return the record of a request inside this one, where the connection carries several."""
         return self
 
 
-UNRECORDED = Record()
+UNRECORDED = TraceRecorder()
 
 
-def begun(tracer: Tracer, caller: TraceContext | None) -> Record:
+def begun(tracer: Tracer, caller: TraceContext | None) -> TraceRecorder:
     """Return the record of a request that begins. `caller`: the trace context that it came with."""
     own = tracer.inside(caller)
     if own is None:
         # A caller's trace goes on through this gateway though no span of it is recorded here.
-        return UNRECORDED if caller is None else Record(caller)
-    return KeptRecord(tracer, own, "" if caller is None else caller.span_id)
+        return UNRECORDED if caller is None else TraceRecorder(caller)
+    return KeptTraceRecorder(tracer, own, "" if caller is None else caller.span_id)
 
 
 @dataclass(slots=True)
@@ -138,9 +136,9 @@ class KeptWait(Wait):
 
     context: TraceContext
     model: str
-    standing: Standing
+    queue_position: QueuePosition
     was_filed: bool
-    """Whether `standing` has the queue position of an earlier wait of the same call."""
+    """Whether `queue_position` has the queue position of an earlier wait of the same call."""
     began_at: float = field(default_factory=time.monotonic)
     ended_at: float = 0.0
     error: str = ""
@@ -154,7 +152,7 @@ class KeptWait(Wait):
             return
         self.ended_at, self.error, self.overtaken = time.monotonic(), error, overtaken
         if not self.was_filed:
-            self.position, self.predicted_s = self.standing.filed, self.standing.predicted_s
+            self.position, self.predicted_s = self.queue_position.filed, self.queue_position.predicted_s
 
 
 class KeptAttempt(Attempt):
@@ -180,7 +178,7 @@ class KeptAttempt(Attempt):
         self.error = end.failure.code.value if isinstance(end, Failed) else error
 
 
-class KeptRecord(Record):
+class KeptTraceRecorder(TraceRecorder):
     """A record that is kept, shared by all answers to the request."""
 
     __slots__ = ("attempts", "events", "links", "own", "parent_id", "tracer", "waits_kept")
@@ -196,8 +194,8 @@ class KeptRecord(Record):
         self.events: list[SpanEvent] = []
         self.links: list[TraceContext] = []
 
-    def waits(self, model: str, standing: Standing) -> Wait:
-        wait = KeptWait(self.own.inside(), model, standing, was_filed=standing.filed > 0)
+    def waits(self, model: str, queue_position: QueuePosition) -> Wait:
+        wait = KeptWait(self.own.inside(), model, queue_position, was_filed=queue_position.filed > 0)
         self.waits_kept.append(wait)
         return wait
 
@@ -213,5 +211,5 @@ class KeptRecord(Record):
         if other is not None and other.span_id != self.own.span_id:
             self.links.append(other)
 
-    def beside(self) -> Record:
+    def beside(self) -> TraceRecorder:
         return begun(self.tracer, self.own)

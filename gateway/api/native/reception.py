@@ -1,0 +1,76 @@
+"""Begins a route that is answered at once: reads the question and finds the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.types import Receive, Scope
+
+from gateway.api.http.diagnostics import request_log_of
+from gateway.api.intake.body import read_object
+from gateway.api.intake.intake import Body, Intake
+from gateway.api.parameters.base import too_nested, translated
+from gateway.api.request_head import named_model
+from gateway.call import Call, Principal
+from gateway.dispatch.pipeline import Pipeline
+from gateway.registry.snapshot import FleetView
+from gateway.telemetry.request_log import Ignored
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+SmallT = TypeVar("SmallT")
+
+
+class Reception:
+    """Reads the bodies of requests and the models that they name."""
+
+    def __init__(self, pipeline: Pipeline, fleet: FleetView, intake: Intake) -> None:
+        self._pipeline = pipeline
+        self._fleet = fleet
+        self._intake = intake
+
+    def opened(self, principal: Principal, scope: Scope, receive: Receive) -> AbstractAsyncContextManager[Body]:
+        """Read a body that may be large. Raises as `Intake.opened`."""
+        return self._intake.opened(principal, scope, receive)
+
+    async def small(
+        self, principal: Principal, scope: Scope, receive: Receive, read: Callable[[bytes], SmallT]
+    ) -> SmallT:
+        """Read a body that holds no prompt. Raises as `Intake.small`."""
+        return await self._intake.small(principal, scope, receive, read)
+
+    async def document(self, principal: Principal, scope: Scope, receive: Receive) -> dict[str, Any]:
+        """Return a small body as an object, an empty one where nothing is sent. Raises as `small`, InvalidRequest."""
+        return await self.small(principal, scope, receive, document_of)
+
+    def adapter_model(self, adapter: str) -> str:
+        """Return the model of an adapter; empty where it is not known, or several models have one of the name."""
+        return self._fleet.snapshot.adapters.get(adapter, "")
+
+    def call(self, principal: Principal, document: dict[str, Any], scope: Scope, *, strict: bool = False) -> Call:
+        """Return a call of the model that is named in the body or the address, else of the default one.
+
+        `strict`: for what changes a model for everybody, see `Names.named`. Raises as `Pipeline.call`.
+        """
+        return self._pipeline.call(principal, named_model(document, scope), request_log_of(scope), strict=strict)
+
+
+def document_of(raw: bytes) -> dict[str, Any]:
+    """Return the body as an object, an empty one where nothing is sent. Raises InvalidRequest."""
+    return read_object(raw) if raw.strip() else {}
+
+
+def validated(kind: type[BodyT], document: dict[str, Any], ignored: Ignored) -> BodyT:
+    """Return the parsed body; `ignored` notes names that it does not have. Null is "not given".
+
+    Raises InvalidRequest, UnsupportedParameter.
+    """
+    given = {name: value for name, value in document.items() if value is not None}
+    try:
+        return kind.model_validate(given, context=ignored)
+    except ValidationError as error:
+        raise translated(error) from None
+    except RecursionError:
+        raise too_nested() from None
