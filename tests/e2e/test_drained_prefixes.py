@@ -66,6 +66,11 @@ def files_known(process: Process) -> float:
     return float(lines[0].rsplit(" ", 1)[1])
 
 
+def num_computed(answer: Any) -> int:
+    """Return the tokens of a prompt and its answer, whose newest token never was computed."""
+    return int(answer["tokens_evaluated"] + answer["tokens_predicted"]) - 1
+
+
 @contextmanager
 def running_on(http: httpx2.Client, model: str) -> Iterator[None]:
     """A long call on the first worker, which its caller leaves in the end."""
@@ -85,8 +90,10 @@ def next_turn_elsewhere(stack: Stack, http: httpx2.Client, model: str) -> tuple[
         drained, stays = worker(stack, f"{model}-a"), worker(stack, f"{model}-b")
         drained.signal(signal.SIGTERM)
         if model == "shared":
+            # The drained worker writes in pieces between its steps; others look when they are told of each.
+            num_blocks = num_computed(first) // BLOCK_TOKENS
             deadline = time.monotonic() + 10
-            while not files_known(stays):
+            while files_known(stays) < num_blocks:
                 assert time.monotonic() < deadline, stays.text()
                 time.sleep(0.05)
             assert drained.popen.poll() is None, "it is found before the worker has ended"
@@ -99,10 +106,9 @@ def test_a_conversation_goes_on_where_the_folder_is_shared_and_is_computed_anew_
     stack: Stack, http: httpx2.Client
 ) -> None:
     first, shared, conversation = next_turn_elsewhere(stack, http, "shared")
-    num_first = first["tokens_evaluated"] + first["tokens_predicted"]
-    assert num_first > 3 * BLOCK_TOKENS
-    # Whole blocks of everything that had been computed, the answer included; its newest token never was.
-    assert shared["timings"]["cache_n"] == (num_first - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert num_computed(first) > 3 * BLOCK_TOKENS
+    # Whole blocks of everything that had been computed, the answer included.
+    assert shared["timings"]["cache_n"] == num_computed(first) // BLOCK_TOKENS * BLOCK_TOKENS
     assert shared["timings"]["prompt_n"] < shared["tokens_evaluated"] / 2
 
     _, alone, same = next_turn_elsewhere(stack, http, "alone")

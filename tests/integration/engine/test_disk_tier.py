@@ -125,6 +125,30 @@ def test_who_retires_hands_on_what_is_idle_while_its_last_call_runs(stories: Mod
         bench.engine.cancel(long.key)
 
 
+def test_who_retires_hands_on_the_beginning_first(
+    stories: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are saved one after the other; the last one, without those before it, is of use to nobody."""
+    offered: list[int] = []
+    offer = DiskLink.offer
+
+    def noted(link: DiskLink, block: Block) -> bool:
+        offered.append(block.start)
+        return offer(link, block)
+
+    monkeypatch.setattr(DiskLink, "offer", noted)
+    with tier(tmp_path / "cache") as disk, running(stories, disk=disk) as bench:
+        ended = bench.request(STORY * 3, 5)
+        bench.answer(ended)
+        long = changed(bench.request("Once upon a time", 8000, ignore_eos=True), context_shift=True)
+        bench.submit(long)
+        bench.heard.until(lambda: bench.heard.calls[long.key])
+        bench.engine.retire()
+        bench.heard.until(lambda: disk.num_known(names_of(ended)) == len(names_of(ended)) > 2)
+        bench.engine.cancel(long.key)
+    assert offered == sorted(offered)
+
+
 def test_another_models_files_are_not_taken(stories: Model, tmp_path: Path) -> None:
     with tier(tmp_path / "cache") as disk, running(stories, disk=disk) as bench:
         call = bench.request(STORY, 5)

@@ -537,6 +537,8 @@ class PrefixCache:
             return None
         self._token_bytes = max(self._token_bytes, len(block.state) / (end - start))
         self.ram.add(block, self.index.store(id_, block, self._spared))
+        if id_ in self._idle:  # it was last used when its prefix was, and is no newer than the blocks before it
+            block.touched = self._idle[id_].last_used
         return block if block.nodes else None
 
     def _note_unsaved(self, num_tokens: int, error: Exception) -> None:
