@@ -29,13 +29,6 @@ RUN_AGAIN = {
     "tests/security/test_attacks.py::test_an_area_takes_nothing_from_others[demo]": (
         "takes more than a minute, too long to run alone, and bounds gaps to a second while other tests compute"
     ),
-    "tests/unit/workers/engine/test_disk_folder.py::"
-    "test_what_another_process_wrote_is_found_at_once_and_known_after_a_scan": (
-        "the folder is scanned again where the other process takes seconds to start"
-    ),
-    "tests/unit/workers/engine/test_disk_folder.py::test_erasing_while_a_worker_writes": (
-        "the writer may be done before the eraser has had a turn"
-    ),
 }
 """Tests that may fail side by side if they then pass alone -> why they are not marked `serial`."""
 IN_ORDER = ("--dist", "loadfile", "--no-loadscope-reorder")

@@ -71,7 +71,7 @@ def test_a_server_that_lacks_a_part_is_told_at_start() -> None:
         UVICORN_PARTS: ClassVar = (*HttpProtocol.UVICORN_PARTS, "on_something_new")
 
     with pytest.raises(ServerDiffers, match=f"uvicorn {uvicorn.__version__} has no `on_something_new`"):
-        HttpServer(uvicorn.Config(app, http=Newer), lambda refusal: b"", ConnectionBounds.of(1024))
+        HttpServer(uvicorn.Config(app, http=Newer, log_config=None), lambda refusal: b"", ConnectionBounds.of(1024))
 
 
 async def test_what_is_used_of_their_parts_is_there() -> None:

@@ -45,10 +45,10 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": told})
 
 
-@pytest.fixture
-async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    monkeypatch.setattr(protocol, "HEAD_S", PAUSE_S / 2)
-    config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_keep_alive=1)
+@contextlib.asynccontextmanager
+async def listening(keep_alive_s: int) -> AsyncIterator[int]:
+    """Serve `app` at the port; no requests are logged, as gateways and workers have it."""
+    config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=keep_alive_s)
     state = ServerState(form, Connections(ConnectionBounds.of(1024)))
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: HttpProtocol(config, state, {}), "127.0.0.1", 0)
@@ -59,6 +59,13 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     for connection in [*state.connections]:
         connection.transport.abort()
     await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(protocol, "HEAD_S", PAUSE_S / 2)
+    async with listening(keep_alive_s=1) as there:
+        yield there
 
 
 async def said(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
@@ -99,23 +106,24 @@ async def test_a_connection_that_is_broken_off_is_forgotten_at_once() -> None:
         assert [one() for one in known] == [None]
 
 
-async def test_an_idle_connection_holds_nothing_of_what_was_answered(port: int) -> None:
+async def test_an_idle_connection_holds_nothing_of_what_was_answered() -> None:
     """Thousands held 100 KiB each for a head without a key, and a body that nobody had read."""
     head = b"POST /%b HTTP/1.1\r\n" % (b"p" * 10_000) + b"".join(b"x%d: %b\r\n" % (n, b"a" * 200) for n in range(200))
     sent = head + b"content-length: 60000\r\n\r\n" + b"b" * 60_000
     loop = asyncio.get_running_loop()
-    await said(port, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")  # what the first one imports is no part of it
-    with contextlib.ExitStack() as held:
-        tracemalloc.start()
-        held.callback(tracemalloc.stop)
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(20):
-            client = held.enter_context(socket.socket())
-            client.setblocking(False)
-            await loop.sock_connect(client, ("127.0.0.1", port))
-            await loop.sock_sendall(client, sent)
-            assert (await loop.sock_recv(client, 1 << 16)).startswith(b"HTTP/1.1 200 ")
-        await until(lambda: (tracemalloc.get_traced_memory()[0] - before) / 20 < 30_000, 5.0, "it is freed")
+    async with listening(keep_alive_s=60) as port:  # the connections stay until the test ends
+        await said(port, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")  # what the first one imports is no part of it
+        with contextlib.ExitStack() as held:
+            tracemalloc.start()
+            held.callback(tracemalloc.stop)
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(20):
+                client = held.enter_context(socket.socket())
+                client.setblocking(False)
+                await loop.sock_connect(client, ("127.0.0.1", port))
+                await loop.sock_sendall(client, sent)
+                assert (await loop.sock_recv(client, 1 << 16)).startswith(b"HTTP/1.1 200 ")
+            await until(lambda: (tracemalloc.get_traced_memory()[0] - before) / 20 < 30_000, 5.0, "it is freed")
 
 
 async def test_a_sound_head_is_answered(port: int) -> None:
