@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.small_models import write_wide_model
 from tests.support.waiting import wait_until
 from workers.chat.tools.json_calls import HERMES
 from workers.constraint import forks
@@ -234,3 +235,19 @@ def test_a_process_that_ends_after_the_one_that_forks_was_killed_by_somebody() -
         with pytest.raises(ProcessEnded) as ended:
             fork.take(5.0)
         assert ended.value.killed
+
+
+def test_a_grammars_process_holds_little_of_its_own_on_a_large_vocabulary(tmp_path: Path) -> None:
+    """llama.cpp decodes all tokens that it is given at once: 100 MiB of 150,000, in the process of each answer."""
+    write_wide_model(tmp_path / "wide.gguf", 150_000)
+    with contextlib.closing(Forks(tmp_path / "wide.gguf")) as processes:
+        processes.start()
+        fork = processes.fork()
+        assert fork is not None
+        fork.ask(forks.COMPILE, json.dumps(("gbnf", 'root ::= [^x]* | "x"')).encode())
+        fork.ask(forks.ALLOWED)
+        answers = [fork.take(30.0) for _ in range(2)]
+        assert [answer and answer[0] for answer in answers] == [forks.OK, forks.OK]
+        (child,) = children(processes)
+        assert child.memory_full_info().uss < 40 << 20
+        fork.close()
