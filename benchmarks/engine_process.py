@@ -35,7 +35,7 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from tests.support.desks import call_desk
+from tests.support.calls import generate_calls
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
 from workers.engine.cache.prompt import Prompt
@@ -51,8 +51,8 @@ from workers.protocol.control import access_token
 from workers.protocol.events import CallEvent, Finished, WireEvent, decode_step
 from workers.protocol.framing import EVENTS_PATH, SUBMIT_PATH, FrameReader, parse_event_id
 from workers.protocol.requests import GenerateRequest, Message, Sampling, Submit
-from workers.service.calls.desk import Engine as DeskEngine
-from workers.service.calls.stream import EventHub, Mailbox
+from workers.service.calls.live_calls import Engine as CallEngine
+from workers.service.calls.stream import Mailbox
 from workers.service.lifecycle import Lifecycle, Shortage
 from workers.service.routes.app import CallRoutes, WorkerAccess, build_app
 
@@ -101,7 +101,7 @@ class EngineHost:
 
 
 class PipedEngine:
-    """The desk's view of an engine behind a pipe."""
+    """An engine behind a pipe, as calls see it."""
 
     def __init__(self, stdin: IO[bytes], n_ctx: int) -> None:
         self.n_ctx = n_ctx
@@ -158,7 +158,7 @@ async def serve(options: argparse.Namespace) -> None:
     mailbox = Mailbox(loop, life.crashed)
     host: EngineHost | None = None
     child: subprocess.Popen[bytes] | None = None
-    engine: DeskEngine
+    engine: CallEngine
     if options.way == "own process":
         flags = [
             "--slot-count",
@@ -179,19 +179,18 @@ async def serve(options: argparse.Namespace) -> None:
     metrics = WorkerMetrics(
         CollectorRegistry(), "bench", lambda: EngineLoad(options.slot_count, 0, 0, 1, 0), EngineCounters
     )
-    hub = EventHub(BOOT, grace_s=60)
     prompts = Prompts(ChatTemplate(model.chat_template), model)
-    desk = call_desk(hub, engine, prompts, metrics, mailbox=mailbox, life=life)
+    calls, delivery, hub = generate_calls(engine, prompts, metrics, boot=BOOT, mailbox=mailbox, life=life)
     steps = None
     if child is not None:
         assert child.stdout is not None
-        steps = asyncio.create_task(read_steps(child.stdout, desk.deliver))
+        steps = asyncio.create_task(read_steps(child.stdout, delivery.deliver))
     app = build_app(
         hub=hub,
         metrics=metrics,
         access=WorkerAccess(SECRET, WORKER, BOOT),
         shortage=Shortage(),
-        routes=CallRoutes(desk, BOOT).routes(),
+        routes=CallRoutes(calls, BOOT).routes(),
     )
     sock = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_level="error", access_log=False))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
 
 from workers import secret_file
 from workers.chat.answers import Answers, family_of
@@ -34,16 +33,16 @@ from workers.llama.context import Context
 from workers.llama.gguf import GgufHeader
 from workers.llama.model import Devices, Model, ModelTooLarge
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
-from workers.metrics.worker import WorkerMetrics
 from workers.models.memory_plan import free_bytes, free_for_cache, kv_shape, plan_kv
 from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
 from workers.protocol.events import CallFailed
-from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.pooled import POOL_PATH
 from workers.served_text import infill_prompts, open_renderer, text_routes
 from workers.service.calls.call_record import Stories
-from workers.service.calls.desk import CallDesk
-from workers.service.calls.lanes import prompt_lane, prompts_at_once
+from workers.service.calls.delivery import Delivery
+from workers.service.calls.generate import GenerateCalls
+from workers.service.calls.lanes import FairLane, prompt_lane, prompts_at_once
+from workers.service.calls.live_calls import LiveCalls
 from workers.service.calls.pooled import no_pooled_work
 from workers.service.calls.stream import EventHub, Mailbox
 from workers.service.lifecycle import Lifecycle
@@ -52,7 +51,8 @@ from workers.service.routes.adapters import AdapterRoutes
 from workers.service.routes.app import CallRoutes
 from workers.service.routes.bodies import refusing
 from workers.service.routes.slots import SlotKeeper, SlotRoutes
-from workers.service.server import Served, WorkerIdentity
+from workers.service.routes.text import TextRoutes
+from workers.service.server import Served, WorkerIdentity, metrics_of
 from workers.settings import SettingUnusable, WorkerSettings
 
 HASHES_FILE = "model-hashes.json"
@@ -136,74 +136,27 @@ class ChatWorker:
 
     def wire(self, worker: WorkerIdentity, life: Lifecycle, stories: Stories) -> Served:
         """Wire the parts: mailbox, engine, calls, routes. Called on the loop that serves them."""
-        spec, ram_bytes, sampling = self.spec, self.settings.cache_ram_mib << 20, self.spec.sampling.sampling()
         mailbox = Mailbox(asyncio.get_running_loop(), life.crashed)
-        engine = Engine(
-            self.model,
-            self.context,
-            slots=spec.slots,
-            n_ctx=self.n_ctx,
-            emit=mailbox.put,
-            on_crash=life.crashed_in_thread,
-            ram_bytes=ram_bytes,
-            adapters=self.shelf,
-            watchdog=self.watchdog,
-            disk=self.tier,
-        )
-        metrics = WorkerMetrics(
-            CollectorRegistry(),
-            worker.model,
-            engine.load,
-            lambda: engine.counters,
-            lambda: self.constraints.counts,
-            worker=worker.worker,
-            version=worker.version,
-            draining=lambda: life.draining,
-            devices=Devices(free_bytes).memory,
-        )
-        hub = EventHub(worker.boot, grace_s=worker.gateway_grace_s)
-        lane = prompt_lane()
-        heads = HeadBook(engine.cache_report)
+        engine = self._engine(mailbox, life)
+        metrics = metrics_of(worker, engine, life, lambda: self.constraints.counts, Devices(free_bytes).memory)
+        live = LiveCalls(engine, stories)
+        hub = EventHub(worker.boot, live.give_up, grace_s=worker.gateway_grace_s)
+        lane, heads = prompt_lane(), HeadBook(engine.cache_report)
         adapters = AdapterRoutes(self.shelf, self.settings.adapters_dir)
-        calls = CallDesk(
-            mailbox,
+        calls = GenerateCalls(
+            Delivery(mailbox, engine, live, hub, metrics, life.shortage),
             engine,
+            live,
             hub,
             self.prompts,
-            metrics,
             life,
-            stories,
             lane,
-            defaults=sampling,
+            defaults=self.spec.sampling.sampling(),
             constraints=self.constraints,
             answers=self.answers,
             heads=heads,
             adapter_hashes=adapters.hashes,
         )
-        keeper = SlotKeeper(
-            engine.slot_contents,
-            self.slot_files,
-            self.shelf,
-            self.identity.fingerprint,
-            n_ctx=self.n_ctx,
-            max_bytes=ram_bytes,
-        )
-        texts = text_routes(
-            self.model, self.prompts, lane, self.renderer, sampling, name=spec.name, slots=spec.slots, n_ctx=self.n_ctx
-        )
-
-        def announced(beat: Heartbeat) -> Heartbeat:
-            hashes = adapters.hashes()
-            return replace(
-                beat,
-                infill=self.prompts.can_infill,
-                adapters=tuple(hashes),
-                adapter_hashes=hashes,
-                adapters_resident=adapters.resident(),
-                adapter_load_ms=adapters.load_ms(),
-                adapter_room=adapters.room(),
-            )
-
         return Served(
             kind="generate",
             engine=engine,
@@ -214,12 +167,50 @@ class ChatWorker:
                 *CallRoutes(calls, worker.boot).routes(),
                 refusing(POOL_PATH, no_pooled_work()),
                 *adapters.routes(),
-                *SlotRoutes(keeper).routes(),
-                *texts.routes(),
+                *self._slot_routes(engine).routes(),
+                *self._text_routes(lane).routes(),
             ],
             heads=heads,
-            announced=announced,
+            announced=lambda beat: adapters.announced(replace(beat, infill=self.prompts.can_infill)),
             retire=engine.retire,
+        )
+
+    def _engine(self, mailbox: Mailbox, life: Lifecycle) -> Engine:
+        return Engine(
+            self.model,
+            self.context,
+            slots=self.spec.slots,
+            n_ctx=self.n_ctx,
+            emit=mailbox.put,
+            on_crash=life.crashed_in_thread,
+            ram_bytes=self.settings.cache_ram_mib << 20,
+            adapters=self.shelf,
+            watchdog=self.watchdog,
+            disk=self.tier,
+        )
+
+    def _slot_routes(self, engine: Engine) -> SlotRoutes:
+        return SlotRoutes(
+            SlotKeeper(
+                engine.slot_contents,
+                self.slot_files,
+                self.shelf,
+                self.identity.fingerprint,
+                n_ctx=self.n_ctx,
+                max_bytes=self.settings.cache_ram_mib << 20,
+            )
+        )
+
+    def _text_routes(self, lane: FairLane) -> TextRoutes:
+        return text_routes(
+            self.model,
+            self.prompts,
+            lane,
+            self.renderer,
+            self.spec.sampling.sampling(),
+            name=self.spec.name,
+            slots=self.spec.slots,
+            n_ctx=self.n_ctx,
         )
 
 

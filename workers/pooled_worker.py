@@ -6,8 +6,6 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry
-
 from workers.chat.prompts import Prompts
 from workers.engine.pooled.engine import PooledEngine
 from workers.engine.watchdog import Watchdog
@@ -21,13 +19,13 @@ from workers.protocol.requests import Sampling
 from workers.served_text import text_routes
 from workers.service.calls.call_record import Stories
 from workers.service.calls.lanes import prompt_lane, prompts_at_once
-from workers.service.calls.pooled import Outcomes, PooledDesk
+from workers.service.calls.pooled import Outcomes, PooledCalls
 from workers.service.calls.stream import EventHub
 from workers.service.lifecycle import Lifecycle
 from workers.service.routes.app import PoolRoutes
 from workers.service.routes.slots import no_slots
 from workers.service.routes.text import TextRoutes
-from workers.service.server import Engine, Served, WorkerIdentity
+from workers.service.server import Engine, Served, WorkerIdentity, metrics_of
 from workers.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -55,18 +53,9 @@ class PooledWorker:
             on_crash=life.crashed_in_thread,
             watchdog=self.watchdog,
         )
-        metrics = WorkerMetrics(
-            CollectorRegistry(),
-            worker.model,
-            engine.load,
-            lambda: engine.counters,
-            worker=worker.worker,
-            version=worker.version,
-            draining=lambda: life.draining,
-            devices=Devices(free_bytes).memory,
-        )
+        metrics = metrics_of(worker, engine, life, devices=Devices(free_bytes).memory)
         lane = prompt_lane()
-        calls = PooledDesk(
+        calls = PooledCalls(
             outcomes,
             engine,
             self.inputs,
@@ -93,14 +82,14 @@ class PooledWorker:
 
 
 def pooled_service(
-    worker: WorkerIdentity, engine: Engine, calls: PooledDesk, metrics: WorkerMetrics, texts: TextRoutes
+    worker: WorkerIdentity, engine: Engine, calls: PooledCalls, metrics: WorkerMetrics, texts: TextRoutes
 ) -> Served:
     """Return what a worker serves that does pooled work: its gateways hold event streams to it, and get no events."""
     return Served(
         kind=calls.kind,
         engine=engine,
         calls=calls,
-        hub=EventHub(worker.boot, grace_s=worker.gateway_grace_s),
+        hub=EventHub(worker.boot, lambda key: None, grace_s=worker.gateway_grace_s),
         metrics=metrics,
         routes=[*PoolRoutes(calls).routes(), *no_slots(), *texts.routes()],
         heads=None,

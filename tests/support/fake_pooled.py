@@ -7,7 +7,7 @@ import numpy as np
 from tests.support.fake_text import FakeVocab
 from workers.engine.counters import EngineCounters
 from workers.engine.pooled.engine import PooledRequest, Tell
-from workers.engine.pooled.job import Vectors
+from workers.engine.pooled.jobs import Vectors
 from workers.engine.request import EngineLoad
 from workers.protocol.events import CallFailed, Failure, FailureCode
 

@@ -17,9 +17,8 @@ from typing import Any, cast
 
 import msgspec
 import uvloop
-from prometheus_client import CollectorRegistry
 
-from tests.support.desks import call_desk
+from tests.support.calls import generate_calls
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.fake_pooled import WIDTH, FakeInputs, FakePooledEngine
 from tests.support.fake_text import fake_prompts, fake_routes
@@ -28,7 +27,6 @@ from workers.chat.conversation import THINK
 from workers.chat.tools.json_calls import HERMES
 from workers.http_server.protocol import HttpProtocol
 from workers.llama.pooling import Pooling
-from workers.metrics.worker import WorkerMetrics
 from workers.pooled_worker import pooled_service
 from workers.process import log_lines
 from workers.process.sockets import PortTaken, listen
@@ -38,14 +36,14 @@ from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.pooled import POOL_PATH
 from workers.service.calls.call_record import Stories
 from workers.service.calls.lanes import prompt_lane
-from workers.service.calls.pooled import Outcomes, PooledDesk, no_pooled_work
-from workers.service.calls.stream import EventHub, Mailbox
+from workers.service.calls.pooled import Outcomes, PooledCalls, no_pooled_work
+from workers.service.calls.stream import Mailbox
 from workers.service.lifecycle import Lifecycle
 from workers.service.registration.prefix_adverts import HeadBook
 from workers.service.routes.app import CallRoutes
 from workers.service.routes.bodies import refusing
 from workers.service.routes.slots import no_slots
-from workers.service.server import Engine, Served, WorkerIdentity, WorkerServer
+from workers.service.server import Served, WorkerIdentity, WorkerServer, metrics_of
 from workers.tracing.tracer import tracing
 
 FACTS = ModelFacts(n_ctx_train=4096, n_params=1_000_000, size=4_000_000, n_vocab=32_000)
@@ -191,11 +189,20 @@ def fake_chat(
     prompts = fake_prompts(args.ctx, args.die_of, has_helpers=not args.no_helpers)
     mailbox = Mailbox(asyncio.get_running_loop(), life.crashed)
     engine = FakeEngine(options, mailbox.put, life.crashed_in_thread)
-    metrics = fake_metrics(worker, engine, life)
-    hub, heads = EventHub(worker.boot, grace_s=worker.gateway_grace_s), HeadBook(engine)
+    metrics = metrics_of(worker, engine, life)
+    heads = HeadBook(engine)
     answers = Answers(replace(HERMES, thought=THINK if args.thinks else None))
-    calls = call_desk(
-        hub, engine, prompts, metrics, mailbox=mailbox, life=life, stories=stories, answers=answers, heads=heads
+    calls, _, hub = generate_calls(
+        engine,
+        prompts,
+        metrics,
+        answers=answers,
+        boot=worker.boot,
+        grace_s=worker.gateway_grace_s,
+        mailbox=mailbox,
+        life=life,
+        stories=stories,
+        heads=heads,
     )
     return Served(
         kind="generate",
@@ -221,8 +228,8 @@ def fake_pool(
     pooling, width = (Pooling.RANK, 1) if args.kind == "rank" else (Pooling.MEAN, args.width)
     outcomes = Outcomes()
     engine = FakePooledEngine(args.slots, args.ctx, width, outcomes.tell)
-    metrics = fake_metrics(worker, engine, life)
-    calls = PooledDesk(
+    metrics = metrics_of(worker, engine, life)
+    calls = PooledCalls(
         outcomes,
         engine,
         FakeInputs(),
@@ -237,18 +244,6 @@ def fake_pool(
     prompts = fake_prompts(args.ctx, args.die_of, has_helpers=not args.no_helpers)
     texts = fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx)
     return pooled_service(worker, engine, calls, metrics, texts)
-
-
-def fake_metrics(worker: WorkerIdentity, engine: Engine, life: Lifecycle) -> WorkerMetrics:
-    return WorkerMetrics(
-        CollectorRegistry(),
-        worker.model,
-        engine.load,
-        lambda: engine.counters,
-        worker=worker.worker,
-        version=worker.version,
-        draining=lambda: life.draining,
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

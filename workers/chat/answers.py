@@ -12,9 +12,8 @@ from typing import Protocol
 from workers.chat.conversation import UNSET, bounded, conversation_of, is_thinking_off, thought_of
 from workers.chat.tools import ContentPiece, Parser, Piece
 from workers.chat.tools.family import Ask, Family
-from workers.chat.tools.gemma4 import GEMMA4
 from workers.chat.tools.harmony import HARMONY
-from workers.chat.tools.json_calls import GIGACHAT, GIGACHAT_30, HERMES, PLAIN
+from workers.chat.tools.json_calls import GEMMA4, GIGACHAT, GIGACHAT_30, HERMES, PLAIN
 from workers.chat.tools.json_lists import (
     COMMAND_R,
     COMMAND_R7B,

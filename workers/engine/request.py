@@ -100,7 +100,7 @@ class EngineLoad:
     """Seconds of computing a prompt token; 0: not known yet."""
     overdraft: int = 0
     """Calls beyond its slots that may be in it, where teams share them: it slices (`workers.engine.step.shares`), or
-    serves all that are in, teams in turn (`workers.engine.pooled.plan`)."""
+    serves all that are in, teams in turn (`workers.engine.pooled.jobs`)."""
 
 
 MIN_WAITING_ROOM = 4

@@ -9,11 +9,12 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import uvicorn
+from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -29,7 +30,7 @@ from workers.protocol.control import left_s
 from workers.protocol.events import Failure, FailureCode
 from workers.protocol.exits import Exit
 from workers.protocol.framing import HEALTH_PATH
-from workers.protocol.heartbeat import Heartbeat, ModelFacts, WorkerKind
+from workers.protocol.heartbeat import DeviceMemory, Heartbeat, ModelFacts, WorkerKind
 from workers.service.calls.stream import EventHub
 from workers.service.lifecycle import Lifecycle, is_shortage
 from workers.service.registration.gateway_watch import GatewayWatch
@@ -119,6 +120,27 @@ class Served:
     """Adds to a heartbeat what only this kind of worker tells."""
     retire: Callable[[], None]
     """Hands on the cache that others may go on with, while the last calls run: the process is about to end."""
+
+
+def metrics_of(
+    worker: WorkerIdentity,
+    engine: Engine,
+    life: Lifecycle,
+    forms: Callable[[], Mapping[str, int]] = dict,
+    devices: Callable[[], Sequence[DeviceMemory]] = tuple,
+) -> WorkerMetrics:
+    """Return a worker's metrics, in a registry of their own. `forms` and `devices`: as for `WorkerMetrics`."""
+    return WorkerMetrics(
+        CollectorRegistry(),
+        worker.model,
+        engine.load,
+        lambda: engine.counters,
+        forms,
+        worker=worker.worker,
+        version=worker.version,
+        draining=lambda: life.draining,
+        devices=devices,
+    )
 
 
 def _http_server(app: ASGIApp, http: type[HttpProtocol]) -> HttpServer:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from workers.engine.pooled.engine import Outcome, PooledEngine, PooledRequest
-from workers.engine.pooled.job import Vectors
+from workers.engine.pooled.jobs import Vectors
 from workers.llama.context import Tokens
 from workers.llama.model import Model
 from workers.llama.pooling import PooledContext, PooledInputs, pooling_of

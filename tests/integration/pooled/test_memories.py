@@ -10,7 +10,7 @@ import pytest
 from tests.integration.pooled.bench import running, settings
 from tests.support.pooled_models import write_t5, write_t5_encoder, write_two_way_llama
 from tests.support.small_models import SMALL_MODELS, WORDS, write_small_model
-from workers.engine.pooled.job import Vectors
+from workers.engine.pooled.jobs import Vectors
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.llama.native import ModelError

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.pooled.bench import PooledBench, running, settings
 from tests.support.pooled_models import RANK_TEMPLATE, write_rank_decoder
 from workers.engine.pooled.engine import PooledRequest
-from workers.engine.pooled.job import Vectors
+from workers.engine.pooled.jobs import Vectors
 from workers.llama.model import Model
 from workers.llama.pooling import Pooling
 from workers.protocol.events import Failure

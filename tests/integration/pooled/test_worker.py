@@ -19,7 +19,7 @@ import pytest
 from tests.integration.pooled.conftest import DEMO
 from tests.integration.service.conftest import Process, RedisServer
 from tests.integration.service.wire import Gateway
-from workers.engine.pooled.job import Vectors
+from workers.engine.pooled.jobs import Vectors
 from workers.engine.step.shares import MIN_OVERDRAFT
 from workers.protocol import keys
 from workers.protocol.events import Failure, FailureCode

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from tests.integration.engine.listener import ONE_THREAD
 from tests.integration.engine.test_disk_tier import tier
 from tests.integration.service.test_thinking import DEMO
-from tests.support.desks import call_desk
+from tests.support.calls import generate_calls
 from tests.support.small_models import write_small_model
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts
@@ -33,7 +33,7 @@ from workers.protocol.events import Finished, Text, decode_step
 from workers.protocol.framing import FrameReader
 from workers.protocol.prefixes import prefix_of
 from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit
-from workers.service.calls.stream import EventHub, Mailbox
+from workers.service.calls.stream import Mailbox
 from workers.service.lifecycle import Lifecycle
 from workers.service.registration.prefix_adverts import HeadBook
 
@@ -68,9 +68,7 @@ class Bench:
         n_ctx = min(2048, context.kv_tokens)
         self.engine = Engine(model, context, slots=2, n_ctx=n_ctx, emit=mailbox.put, ram_bytes=ram_bytes, disk=disk)
         self.book = HeadBook(self.engine.cache_report)
-        self.hub = EventHub("boot", grace_s=60)
-        self.desk = call_desk(
-            self.hub,
+        self.calls, _, hub = generate_calls(
             self.engine,
             Prompts(ChatTemplate(TEMPLATE), model),
             WorkerMetrics(CollectorRegistry(), "m", self.engine.load, EngineCounters),
@@ -80,17 +78,17 @@ class Bench:
             mailbox=mailbox,
             life=life,
         )
-        self._feed = self.hub.attach("g", None)
-        self._calls = 0
+        self._feed = hub.attach("g", None)
+        self._num_calls = 0
 
     async def say(self, messages: Turn, *, team: str = "t", max_tokens: int = 8, cache_prompt: bool = True) -> Said:
-        self._calls += 1
+        self._num_calls += 1
         request = GenerateRequest(
             messages=messages, max_tokens=max_tokens, sampling=Sampling(temperature=0), cache_prompt=cache_prompt
         )
-        await self.desk.submit(Submit(gateway="g", call=self._calls, request=request, tenant=team))
+        await self.calls.submit(Submit(gateway="g", call=self._num_calls, request=request, tenant=team))
         async with asyncio.timeout(20):
-            await self.desk.idle.wait()
+            await self.calls.idle.wait()
         frames = FrameReader().feed(self._feed.take(1 << 20))
         events = [event for frame in frames for event in decode_step(frame.data)]
         last = events[-1]
@@ -242,10 +240,9 @@ async def test_what_lies_on_disk_only_is_still_told(small: Path, tmp_path: Path)
 async def test_heads_of_a_call_that_nobody_waits_for_any_more_are_what_was_computed(small: Path) -> None:
     async with worker(small) as bench:
         await bench.say((user(0),))
-        bench.hub.follow(lambda key: None)
         request = GenerateRequest(messages=(user(0), Message("assistant", "Yes."), user(1)), max_tokens=500)
-        await bench.desk.submit(Submit(gateway="g", call=99, request=request, tenant="t"))
-        bench.desk.cancel(Cancel("g", (99,)))
+        await bench.calls.submit(Submit(gateway="g", call=99, request=request, tenant="t"))
+        bench.calls.cancel(Cancel("g", (99,)))
         await bench.at_rest()
         told = bench.known(request.messages)
         said = await bench.say(request.messages)

@@ -1,4 +1,4 @@
-"""The desk over a real engine: what a model thinks before its answer, and what calls are told that ask."""
+"""Calls over a real engine: what a model thinks before its answer, and what calls are told that ask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.integration.engine.listener import ONE_THREAD
-from tests.support.desks import call_desk
+from tests.support.calls import generate_calls
 from workers.chat.answers import Answers
 from workers.chat.conversation import THINK
 from workers.chat.prompts import Prompts
@@ -45,8 +45,8 @@ from workers.protocol.events import (
 )
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Sampling, Submit, Thinking, Tool
-from workers.service.calls.desk import Begun
-from workers.service.calls.stream import EventHub, Mailbox
+from workers.service.calls.live_calls import Begun
+from workers.service.calls.stream import Mailbox
 from workers.service.lifecycle import Lifecycle
 
 DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"
@@ -106,9 +106,7 @@ class Bench:
         life = Lifecycle()
         mailbox = Mailbox(asyncio.get_running_loop(), life.crashed)
         self.engine = Engine(model, context, slots=2, n_ctx=N_CTX, emit=mailbox.put)
-        hub = EventHub("boot", grace_s=60)
-        self.desk = call_desk(
-            hub,
+        self.calls, _, hub = generate_calls(
             self.engine,
             OpenThought(model),
             WorkerMetrics(CollectorRegistry(), "m", self.engine.load, EngineCounters),
@@ -125,9 +123,9 @@ class Bench:
         self._calls += 1
         messages = (Message("user", "Give me an example as JSON."),)
         request = GenerateRequest(**{"messages": messages, **fields})  # type: ignore[arg-type]
-        begun = await self.desk.submit(Submit(gateway="g", call=self._calls, request=request, tenant="t"))
+        begun = await self.calls.submit(Submit(gateway="g", call=self._calls, request=request, tenant="t"))
         async with asyncio.timeout(20):
-            await self.desk.idle.wait()
+            await self.calls.idle.wait()
         frames = FrameReader().feed(self._feed.take(1 << 20))
         return Said([event for frame in frames for event in decode_step(frame.data)], begun)
 

@@ -32,8 +32,8 @@ async def watching(hub: EventHub, client: redis.asyncio.Redis) -> AsyncIterator[
 
 
 async def test_the_calls_of_a_gateway_that_does_not_beat_are_given_up(client: redis.asyncio.Redis) -> None:
-    hub, lost = EventHub("boot", grace_s=GRACE_S), list[int]()
-    hub.follow(lost.append)
+    lost = list[int]()
+    hub = EventHub("boot", lost.append, grace_s=GRACE_S)
     await GatewayBook(client, "g1").beat()
     feed = hub.attach(PROCESS, None)
     hub.enter(PROCESS, 1, 77)
@@ -48,8 +48,8 @@ async def test_the_calls_of_a_gateway_that_does_not_beat_are_given_up(client: re
 
 async def test_a_gateway_that_lives_comes_back_once_and_loses_nothing(client: redis.asyncio.Redis) -> None:
     """As where Redis has lost its data, or that gateway can't reach it."""
-    hub, lost = EventHub("boot", grace_s=GRACE_S), list[int]()
-    hub.follow(lost.append)
+    lost = list[int]()
+    hub = EventHub("boot", lost.append, grace_s=GRACE_S)
     await GatewayBook(client, "g1").beat()
     feed = hub.attach(PROCESS, None)
     hub.enter(PROCESS, 1, 77)
@@ -64,7 +64,7 @@ async def test_a_gateway_that_lives_comes_back_once_and_loses_nothing(client: re
 
 
 async def test_a_gateway_that_never_beat_is_left_alone(client: redis.asyncio.Redis) -> None:
-    hub = EventHub("boot", grace_s=GRACE_S)
+    hub = EventHub("boot", print, grace_s=GRACE_S)
     feed = hub.attach(PROCESS, None)
     async with watching(hub, client):
         await asyncio.sleep(0.3)
@@ -72,7 +72,7 @@ async def test_a_gateway_that_never_beat_is_left_alone(client: redis.asyncio.Red
 
 
 async def test_a_redis_that_is_away_tells_nothing() -> None:
-    hub = EventHub("boot", grace_s=GRACE_S)
+    hub = EventHub("boot", print, grace_s=GRACE_S)
     feed = hub.attach(PROCESS, None)
     async with connect("unix:///nonexistent/redis.sock") as away, watching(hub, away):
         await asyncio.sleep(0.3)

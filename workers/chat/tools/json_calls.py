@@ -1,4 +1,4 @@
-"""Reads tool calls that are JSON objects after a mark: Hermes', Qwen's and most others', and GigaChat's.
+"""Reads tool calls that are JSON objects after a mark: Hermes', Qwen's and most others', GigaChat's, and Gemma 4's.
 
 `PLAIN`, the family of all other models, is read as Hermes' is: where a template can't show tools, the prompt asks for
 that form, and bare JSON is what most others try first.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workers.chat.tools.family import CallSyntax, Family, exact
-from workers.chat.tools.reader import MarkedJsonReader
-from workers.chat.tools.scanner import Steps
+from workers.chat.tools.json_text import GEMMA_QUOTE, JsonText
+from workers.chat.tools.reader import MarkedJsonReader, Reader
+from workers.chat.tools.scanner import Steps, Tags
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -102,4 +103,48 @@ GIGACHAT_30 = Family(
     ),
     marks=(("function call", "<|role_sep|>"),),
     controls=(GIGACHAT_SEPARATOR, "<|role_sep|>"),
+)
+
+
+GEMMA_OPEN, GEMMA_CALL, GEMMA_CLOSE = "<|tool_call>", "call:", "<tool_call|>"
+GEMMA_RESPONSE = "<|tool_response>"
+"""The mark with which the model ends a turn of calls."""
+
+_AFTER_NAME = Tags(("{",))
+
+
+class Gemma4Reader(Reader):
+    """Reads the calls of Gemma 4, an object with quotes of its own and names without quotes.
+
+        <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>
+
+    Source: the chat template of google/gemma-4-31B-it.
+    """
+
+    openers: tuple[str, ...] = (GEMMA_OPEN,)
+    silent: tuple[str, ...] = (GEMMA_RESPONSE,)
+
+    def _call(self, mark: str) -> Steps[bool]:
+        if not (yield from self._mark(GEMMA_CALL)):
+            return False
+        found = yield from self._name_up_to(_AFTER_NAME)
+        if found is None or not self._is_name(found[0].strip()):
+            return False
+        self._at -= 1
+        self._begin(found[0].strip())
+        self._drop()
+        yield from self._arguments(JsonText())
+        yield from self._mark(GEMMA_CLOSE)
+        return True
+
+
+GEMMA4 = Family(
+    name="gemma4",
+    parse=Gemma4Reader,
+    syntax=CallSyntax(
+        before=f"{GEMMA_OPEN}{GEMMA_CALL}", middle="", after=GEMMA_CLOSE, between="", triggers=(GEMMA_OPEN,)
+    ),
+    marks=((GEMMA_OPEN, GEMMA_CALL),),
+    controls=(GEMMA_OPEN, GEMMA_CLOSE, GEMMA_RESPONSE, GEMMA_QUOTE, "<|channel>"),
+    calls_end_thoughts=True,
 )

@@ -13,8 +13,7 @@ from functools import partial
 import numpy as np
 
 from workers.engine.counters import EngineCounters, Tally
-from workers.engine.pooled.job import NO_SEQUENCE, Job, PooledRequest, Vectors
-from workers.engine.pooled.plan import Part, Room, plan_batch
+from workers.engine.pooled.jobs import NO_SEQUENCE, Job, Part, PooledRequest, Room, Vectors, plan_batch
 from workers.engine.request import EngineLoad, Intake, IntegrityError
 from workers.engine.step.shares import overdraft_of
 from workers.engine.thread import EngineThread, Work

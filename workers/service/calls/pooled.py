@@ -1,4 +1,4 @@
-"""The desk for pooled work: tokenises the inputs, hands them to the engine, and waits for the whole answer.
+"""Takes the calls for pooled work: tokenises the inputs, hands them to the engine, and waits for the whole answer.
 
 Runs on the event loop; `Outcomes.tell` is for the engine's thread.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 from workers.chat.prompts import SHORT_CHARS
 from workers.engine.pooled.engine import Outcome, PooledRequest
-from workers.engine.pooled.job import Vectors
+from workers.engine.pooled.jobs import Vectors
 from workers.llama.pooling import Pooling
 from workers.metrics.worker import WorkerMetrics
 from workers.patience import Patience
@@ -42,7 +42,7 @@ class Inputs(Protocol):
 
 
 class Engine(Protocol):
-    """The engine, as the desk needs it; the outcome of a call goes to `Outcomes.tell`."""
+    """The engine, as its calls need it; the outcome of a call goes to `Outcomes.tell`."""
 
     def submit(self, request: PooledRequest) -> None:
         """Take the call, without waiting. Raises CallFailed."""
@@ -107,7 +107,7 @@ def kind_of(pooling: Pooling) -> PoolKind:
     return "rank" if pooling is Pooling.RANK else "embed"
 
 
-class PooledDesk:
+class PooledCalls:
     """All calls of a worker that does pooled work."""
 
     def __init__(

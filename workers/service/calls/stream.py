@@ -162,6 +162,7 @@ class EventHub:
     def __init__(
         self,
         boot: str,
+        on_lost: Callable[[int], None],
         *,
         grace_s: float,
         ring_frames: int = RING_FRAMES,
@@ -169,10 +170,13 @@ class EventHub:
         kept_s: float = KEPT_S,
         sweep_s: float = SWEEP_S,
     ) -> None:
-        """`kept_s`: seconds that frames which a connection has taken stay; `sweep_s`: seconds between two sweeps."""
+        """`on_lost(key)` is called for each call that the hub gives up: its gateway stayed away past the grace period,
+        or lost events of it to an overrun. `kept_s`: seconds that frames which a connection has taken stay; `sweep_s`:
+        seconds between two sweeps.
+        """
         self.boot = boot
         self._grace_s = grace_s
-        self._on_lost: Callable[[int], None] = _ignore
+        self._on_lost = on_lost
         self._ring_frames = ring_frames
         self._ring_bytes = ring_bytes
         self._books: dict[str, GatewayBook] = {}
@@ -184,11 +188,6 @@ class EventHub:
         self._passed: deque[tuple[float, int]] = deque()
         """(time.monotonic(), newest step by then) of the last sweeps."""
         self._sweep_at = 0.0
-
-    def follow(self, on_lost: Callable[[int], None]) -> None:
-        """Have `on_lost(key)` called for each call that the hub gives up: its gateway stayed away past the grace
-        period, or lost events of it to an overrun."""
-        self._on_lost = on_lost
 
     def enter(self, gateway_id: str, number: int, key: int) -> Listing:
         """Enter a call into its gateway's book, which is opened if need be."""
@@ -350,10 +349,6 @@ def _encoded(events: list[CallEvent]) -> list[bytes]:
         return [data]
     half = len(events) // 2
     return [*_encoded(events[:half]), *_encoded(events[half:])]
-
-
-def _ignore(key: int) -> None:
-    """Do nothing: nobody follows the hub yet."""
 
 
 Deliver = Callable[[int, list[CallEvent]], None]

@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from workers.llama.native import AdapterError
 from workers.protocol.events import CallFailed, Failure, FailureCode
+from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.queries import ADAPTERS_PATH, MAX_WAIT_S, AdapterInfo, AdapterState, decode_load
 from workers.service.routes.bodies import answer, decoded, read_body, refusal
 
@@ -73,25 +74,21 @@ class AdapterRoutes:
             _log(info)
         return answer(self._outward(info))
 
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the adapters that calls may use."""
-        return tuple(self.hashes())
-
     def hashes(self) -> dict[str, str]:
         """Return each adapter that calls may use -> SHA-256 of its file."""
         return {info.name: info.sha256 for info in self._shelf.infos() if info.state is not AdapterState.LEAVING}
 
-    def resident(self) -> tuple[str, ...]:
-        """Return the names of the adapters that are in memory."""
-        return tuple(info.name for info in self._shelf.infos() if info.state is AdapterState.LOADED)
-
-    def load_ms(self) -> float:
-        """Return the milliseconds that loading an adapter into memory took lately; 0: not known yet."""
-        return self._shelf.load_ms
-
-    def room(self) -> int:
-        """Return how many adapters memory can hold beside those that running calls use or that are pinned."""
-        return self._shelf.room
+    def announced(self, beat: Heartbeat) -> Heartbeat:
+        """Return the heartbeat with the state of the adapters."""
+        hashes = self.hashes()
+        return structs.replace(
+            beat,
+            adapters=tuple(hashes),
+            adapter_hashes=hashes,
+            adapters_resident=tuple(info.name for info in self._shelf.infos() if info.state is AdapterState.LOADED),
+            adapter_load_ms=self._shelf.load_ms,
+            adapter_room=self._shelf.room,
+        )
 
     async def show(self, request: Request) -> Response:
         return answer([self._outward(info) for info in self._shelf.infos()])

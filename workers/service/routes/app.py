@@ -33,8 +33,8 @@ from workers.protocol.framing import (
 )
 from workers.protocol.pooled import POOL_PATH, decode_request
 from workers.protocol.requests import Accepted, Cancel, decode_submit
-from workers.service.calls.desk import CallDesk
-from workers.service.calls.pooled import PooledDesk, other_kind
+from workers.service.calls.generate import GenerateCalls
+from workers.service.calls.pooled import PooledCalls, other_kind
 from workers.service.calls.stream import EventHub, Feed
 from workers.service.lifecycle import Shortage, is_shortage
 from workers.service.routes.bodies import (
@@ -131,8 +131,8 @@ class ShortageAnswers:
 class CallRoutes:
     """The routes that submit and cancel calls."""
 
-    def __init__(self, desk: CallDesk, boot: str) -> None:
-        self._desk = desk
+    def __init__(self, calls: GenerateCalls, boot: str) -> None:
+        self._calls = calls
         self._boot = boot
 
     def routes(self) -> list[Route]:
@@ -144,14 +144,14 @@ class CallRoutes:
     async def submit(self, request: Request) -> Response:
         try:
             submit = await received(request, MAX_SUBMIT_BYTES, decode_submit)
-            begun = await self._desk.submit(submit)
+            begun = await self._calls.submit(submit)
         except CallFailed as failed:
             return refusal(failed.failure)
         return answer(Accepted(self._boot, *begun), 202)
 
     async def cancel(self, request: Request) -> Response:
         try:
-            self._desk.cancel(await received(request, MAX_CANCEL_BYTES, _decode_cancel))
+            self._calls.cancel(await received(request, MAX_CANCEL_BYTES, _decode_cancel))
         except CallFailed as failed:
             return refusal(failed.failure)
         return Response(status_code=204)
@@ -160,13 +160,13 @@ class CallRoutes:
 class PoolRoutes:
     """The routes of calls at a worker that does pooled work: others than `POST /v1/pool` are refused."""
 
-    def __init__(self, desk: PooledDesk) -> None:
-        self._desk = desk
+    def __init__(self, calls: PooledCalls) -> None:
+        self._calls = calls
 
     def routes(self) -> list[Route]:
         return [
             Route(POOL_PATH, self.pool, methods=["POST"]),
-            refusing(SUBMIT_PATH, other_kind(self._desk.kind)),
+            refusing(SUBMIT_PATH, other_kind(self._calls.kind)),
             Route(CANCEL_PATH, self.cancel, methods=["POST"]),
         ]
 
@@ -178,7 +178,7 @@ class PoolRoutes:
         """Answer when all is computed; a peer that goes away cancels it."""
         try:
             asked = await received(request, MAX_SUBMIT_BYTES, decode_request)
-            pooled = await while_peer_stays(request.receive, self._desk.pool(asked))
+            pooled = await while_peer_stays(request.receive, self._calls.pool(asked))
             return answer_of_parts(pooled.parts())
         except PeerGone:
             return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])

@@ -28,7 +28,7 @@ LOOK_S = 0.25
 
 
 class Calls(Protocol):
-    """The desk, which counts the worker's calls."""
+    """The calls of the worker, which are counted."""
 
     @property
     def idle(self) -> asyncio.Event: ...

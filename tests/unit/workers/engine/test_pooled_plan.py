@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from workers.engine.pooled.plan import Account, Part, Room, plan_batch
+from workers.engine.pooled.jobs import Account, Part, Room, plan_batch
 
 
 @dataclass(eq=False)

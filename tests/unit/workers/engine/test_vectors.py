@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workers.engine.pooled.job import EUCLIDEAN, MAX_ABSOLUTE, NONE, TAXICAB, Vectors, normalized
+from workers.engine.pooled.jobs import EUCLIDEAN, MAX_ABSOLUTE, NONE, TAXICAB, Vectors, normalized
 
 
 def array(*rows: list[float]) -> Vectors:

@@ -11,7 +11,7 @@ import httpx2
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
-from tests.support.desks import call_desk
+from tests.support.calls import generate_calls
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
 from workers.engine.counters import EngineCounters
@@ -19,7 +19,6 @@ from workers.engine.request import EngineLoad, EngineRequest
 from workers.metrics.worker import WorkerMetrics
 from workers.protocol.control import access_token
 from workers.protocol.framing import SUBMIT_PATH
-from workers.protocol.requests import Sampling
 from workers.service.calls.stream import EventHub
 from workers.service.lifecycle import Shortage
 from workers.service.routes.app import MAX_SUBMIT_BYTES, CallRoutes, WorkerAccess, build_app
@@ -46,10 +45,9 @@ class Nothing:
 
 
 async def test_a_body_without_end_is_refused_at_the_bound() -> None:
-    hub = EventHub("boot", grace_s=1)
     metrics = WorkerMetrics(CollectorRegistry(), "m", lambda: EngineLoad(1, 0, 0, 1, 0), EngineCounters)
-    desk = call_desk(hub, Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics, Sampling())
-    routes = CallRoutes(desk, "boot").routes()
+    calls, _, hub = generate_calls(Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics)
+    routes = CallRoutes(calls, "boot").routes()
     app = build_app(hub=hub, metrics=metrics, access=ACCESS, shortage=Shortage(), routes=routes)
     chunk = b" " * (8 << 20)
     num_bytes = 0
@@ -89,7 +87,7 @@ async def test_scrapes_that_come_together_share_a_page() -> None:
         time.sleep(0.02)
         return EngineLoad(1, 0, 0, 1, 0)
 
-    hub = EventHub("boot", grace_s=1)
+    hub = EventHub("boot", print, grace_s=1)
     metrics = WorkerMetrics(CollectorRegistry(), "m", load, EngineCounters)
     transport = httpx2.ASGITransport(build_app(hub=hub, metrics=metrics, access=ACCESS, shortage=Shortage(), routes=[]))
     async with httpx2.AsyncClient(transport=transport, base_url="http://worker") as http:

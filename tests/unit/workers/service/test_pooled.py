@@ -1,4 +1,4 @@
-"""The desk for pooled work: what it tokenises, and when it stops doing so."""
+"""Calls for pooled work: what they tokenise, and when they stop doing so."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from tests.support.desks import pooled_desk
+from tests.support.calls import pooled_calls
 from tests.support.fake_pooled import FakeInputs, FakePooledEngine
 from tests.support.waiting import until
 from workers.engine.pooled.engine import PooledRequest
 from workers.llama.pooling import Pooling
 from workers.protocol.events import CallFailed, FailureCode
 from workers.protocol.pooled import POOL_PATH, PoolRequest, decode_result
-from workers.service.calls.pooled import PooledDesk
+from workers.service.calls.pooled import PooledCalls
 from workers.service.routes.app import PoolRoutes
 
 NUM_ROWS, WIDTH = 700, 512
@@ -40,8 +40,8 @@ class CountedInputs(FakeInputs):
         return super().of_pair(query, document)
 
 
-def desk_of(inputs: FakeInputs) -> PooledDesk:
-    return pooled_desk(
+def calls_of(inputs: FakeInputs) -> PooledCalls:
+    return pooled_calls(
         lambda outcomes: FakePooledEngine(2, 64, 1, outcomes.tell), inputs, pooling=Pooling.RANK, width=1, longest=64
     )
 
@@ -49,7 +49,7 @@ def desk_of(inputs: FakeInputs) -> PooledDesk:
 async def test_a_query_that_is_too_long_is_read_once() -> None:
     inputs = CountedInputs()
     with pytest.raises(CallFailed) as caught:
-        await desk_of(inputs).pool(PoolRequest(kind="rank", query="long " * 1000, inputs=("a",) * 500))
+        await calls_of(inputs).pool(PoolRequest(kind="rank", query="long " * 1000, inputs=("a",) * 500))
     assert caught.value.failure.code is FailureCode.CONTEXT_OVERFLOW
     assert inputs.num_read == 1
 
@@ -63,7 +63,7 @@ async def test_the_engine_hears_whose_a_call_is(monkeypatch: pytest.MonkeyPatch)
         submit(engine, request)
 
     monkeypatch.setattr(FakePooledEngine, "submit", hearing)
-    await desk_of(FakeInputs()).pool(PoolRequest(kind="rank", query="q", inputs=("a",), tenant="red"))
+    await calls_of(FakeInputs()).pool(PoolRequest(kind="rank", query="q", inputs=("a",), tenant="red"))
     assert heard == ["red"], "teams take turns in it"
 
 
@@ -71,14 +71,14 @@ async def test_a_query_is_read_with_so_many_documents() -> None:
     """One of half a context, with two thousand documents of a letter, had gigabytes of tokens."""
     inputs = CountedInputs()
     with pytest.raises(CallFailed, match="`query` has 5000 characters and is read with each of 2048 documents") as told:
-        await desk_of(inputs).pool(PoolRequest(kind="rank", query="q" * 5000, inputs=("a",) * 2048))
+        await calls_of(inputs).pool(PoolRequest(kind="rank", query="q" * 5000, inputs=("a",) * 2048))
     assert (told.value.failure.param, inputs.num_read) == ("query", 0)
 
 
 async def test_a_call_that_the_engine_refuses_is_told_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "workers.service.calls.call_record")
     with pytest.raises(CallFailed):
-        await desk_of(FakeInputs()).pool(PoolRequest(kind="rank", query="long " * 1000, inputs=("a",)))
+        await calls_of(FakeInputs()).pool(PoolRequest(kind="rank", query="long " * 1000, inputs=("a",)))
     (line,) = caplog.records
     assert vars(line)["fields"]["outcome"] == FailureCode.CONTEXT_OVERFLOW.value
 
@@ -87,7 +87,7 @@ async def test_nothing_more_is_read_for_one_who_has_gone() -> None:
     inputs = CountedInputs()
     inputs.may_go_on.clear()
     asked = PoolRequest(kind="rank", query="why", inputs=("because " * 10,) * 500)
-    waiting = asyncio.create_task(desk_of(inputs).pool(asked))
+    waiting = asyncio.create_task(calls_of(inputs).pool(asked))
     await until(lambda: inputs.num_read == 1, 5.0, "it is read")
     waiting.cancel()
     await asyncio.wait({waiting})
@@ -98,7 +98,7 @@ async def test_nothing_more_is_read_for_one_who_has_gone() -> None:
 
 async def test_all_are_read_otherwise() -> None:
     inputs = CountedInputs()
-    result = await desk_of(inputs).pool(PoolRequest(kind="rank", query="why", inputs=("because " * 10,) * 500))
+    result = await calls_of(inputs).pool(PoolRequest(kind="rank", query="why", inputs=("because " * 10,) * 500))
     assert (len(result.vectors), inputs.num_read) == (500, 500)
 
 
@@ -114,37 +114,37 @@ async def test_many_token_ids_are_gone_through_on_a_thread(monkeypatch: pytest.M
     """Half a million, 3 MB, took 60 ms of the event loop, and 20 more where the engine looked through lists."""
     asked: list[PooledRequest] = []
     taken: list[threading.Thread] = []
-    in_turn, submit = PooledDesk._in_turn, FakePooledEngine.submit
+    in_turn, submit = PooledCalls._in_turn, FakePooledEngine.submit
 
-    def taking(desk: PooledDesk, parts: Sequence[int | str]) -> Sequence[int]:
+    def taking(calls: PooledCalls, parts: Sequence[int | str]) -> Sequence[int]:
         taken.append(threading.current_thread())
-        return in_turn(desk, parts)
+        return in_turn(calls, parts)
 
     def hearing(engine: FakePooledEngine, request: PooledRequest) -> None:
         asked.append(request)
         submit(engine, request)
 
-    monkeypatch.setattr(PooledDesk, "_in_turn", taking)
+    monkeypatch.setattr(PooledCalls, "_in_turn", taking)
     monkeypatch.setattr(FakePooledEngine, "submit", hearing)
-    desk = pooled_desk(
+    calls = pooled_calls(
         lambda outcomes: FakePooledEngine(2, 64, 1, outcomes.tell),
         FakeInputs(),
         pooling=Pooling.MEAN,
         width=1,
         longest=64,
     )
-    await desk.pool(PoolRequest(inputs=((1, 2, 3),)))
+    await calls.pool(PoolRequest(inputs=((1, 2, 3),)))
     assert taken == [threading.current_thread()], "a few take less than a hop to another thread"
-    await desk.pool(PoolRequest(inputs=((1, 2, 3),) * 400))
+    await calls.pool(PoolRequest(inputs=((1, 2, 3),) * 400))
     assert threading.current_thread() not in taken[1:]
     assert all(isinstance(one, array) for one in asked[-1].inputs), "numpy looks through it without a copy"
-    await desk.pool(PoolRequest(inputs=((1, 2**70),)))
+    await calls.pool(PoolRequest(inputs=((1, 2**70),)))
     assert list(asked[-1].inputs[0]) == [1, 2**70], "an engine with a vocabulary names the token that it refuses"
 
 
 async def test_a_large_answer_is_written_in_parts_and_others_get_their_turn() -> None:
     """Joined, encoded and written at once, 32 MiB held the event loop for 66 ms."""
-    desk = pooled_desk(
+    calls = pooled_calls(
         lambda outcomes: LargeEngine(2, 64, WIDTH, outcomes.tell),
         FakeInputs(),
         pooling=Pooling.NONE,
@@ -168,7 +168,7 @@ async def test_a_large_answer_is_written_in_parts_and_others_get_their_turn() ->
     counting = asyncio.create_task(count_turns())
     body = msgspec.json.encode(PoolRequest(inputs=("a", "b", "c")))
     scope = {"type": "http", "method": "POST", "path": POOL_PATH, "headers": []}
-    response = await PoolRoutes(desk).pool(Request(scope, receiving(body)))
+    response = await PoolRoutes(calls).pool(Request(scope, receiving(body)))
     await response(scope, receiving(body), send)
     counting.cancel()
     result = decode_result(b"".join(parts))

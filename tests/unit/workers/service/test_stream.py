@@ -17,11 +17,16 @@ class Bench:
     """A hub with one gateway, `g`, and the keys of the calls that the hub gave up."""
 
     def __init__(self, ring_frames: int = 100, ring_bytes: int = 1 << 20, kept_s: float = 60.0) -> None:
-        self.hub = EventHub(
-            "boot", grace_s=GRACE_S, ring_frames=ring_frames, ring_bytes=ring_bytes, kept_s=kept_s, sweep_s=0.0
-        )
         self.lost: list[int] = []
-        self.hub.follow(self.lost.append)
+        self.hub = EventHub(
+            "boot",
+            self.lost.append,
+            grace_s=GRACE_S,
+            ring_frames=ring_frames,
+            ring_bytes=ring_bytes,
+            kept_s=kept_s,
+            sweep_s=0.0,
+        )
 
     def enter(self, number: int) -> Listing:
         return self.hub.enter("g", number, 100 + number)

@@ -12,14 +12,14 @@ import pytest
 from starlette.types import Message, Receive
 
 from tests.contract.messages import MESSAGES
-from tests.unit.workers.service.test_desk import Bench, submit
+from tests.unit.workers.service.test_generate import Bench, submit
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
 from workers.protocol.events import CallFailed
 from workers.protocol.queries import TOKENIZE_PATH, Props, Tokenize
 from workers.protocol.requests import Cancel
-from workers.service.calls.desk import Begun
 from workers.service.calls.lanes import prompt_lane
+from workers.service.calls.live_calls import Begun
 from workers.service.routes.text import SHORT_BYTES, TextRoutes, Texts
 
 LONG = "a " * SHORT_BYTES
@@ -125,11 +125,11 @@ async def test_a_call_that_is_cancelled_in_line_is_never_rendered() -> None:
         assert open_.wait(20)
 
     bench.tokenizer.before = before
-    first = asyncio.create_task(bench.desk.submit(submit(1)))
+    first = asyncio.create_task(bench.calls.submit(submit(1)))
     await asyncio.to_thread(began.wait, 20)
-    second = asyncio.create_task(bench.desk.submit(submit(2)))
+    second = asyncio.create_task(bench.calls.submit(submit(2)))
     await asyncio.sleep(0.05)
-    bench.desk.cancel(Cancel(gateway="g", calls=(2,)))
+    bench.calls.cancel(Cancel(gateway="g", calls=(2,)))
     with pytest.raises(CallFailed, match="was cancelled"):
         async with asyncio.timeout(10):
             await second

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.desks import call_desk
+from tests.support.calls import generate_calls
 from tests.support.scrape import page_of
 from tests.support.waiting import until
+from workers.chat.answers import Answers
 from workers.chat.prompts import SHORT_CHARS, Prompts
 from workers.chat.template import ChatTemplate
 from workers.engine.counters import EngineCounters
@@ -36,8 +37,9 @@ from workers.protocol.events import (
 )
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit, Tool
-from workers.service.calls.desk import Begun
-from workers.service.calls.stream import EventHub
+from workers.service.calls.call_record import Stories
+from workers.service.calls.generate import Constraints
+from workers.service.calls.live_calls import Begun
 from workers.service.lifecycle import Lifecycle
 
 USAGE = Usage(prompt_tokens=4, completion_tokens=3, cached_tokens=1)
@@ -84,11 +86,32 @@ class Bench:
     def __init__(self, defaults: Sampling | None = None) -> None:
         self.engine = RecordingEngine()
         self.tokenizer = WordTokenizer()
-        self.hub = EventHub("boot", grace_s=60)
         self.metrics = WorkerMetrics(CollectorRegistry(), "m", lambda: EngineLoad(4, 1, 2, 100, 25), EngineCounters)
         self.prompts = Prompts(ChatTemplate("{{ messages[0].content }} {{ tools }}"), self.tokenizer, num_tokens=9)
         self.life = Lifecycle()
-        self.desk = call_desk(self.hub, self.engine, self.prompts, self.metrics, defaults, life=self.life)
+        self.wire(defaults)
+
+    def wire(
+        self,
+        defaults: Sampling | None = None,
+        constraints: Constraints | None = None,
+        answers: Answers | None = None,
+        *,
+        grace_s: float = 60.0,
+        stories: Stories | None = None,
+    ) -> None:
+        """Make calls anew, with their hub, to which both gateways are connected."""
+        self.calls, self.delivery, self.hub = generate_calls(
+            self.engine,
+            self.prompts,
+            self.metrics,
+            defaults,
+            constraints,
+            answers,
+            life=self.life,
+            grace_s=grace_s,
+            stories=stories,
+        )
         self.feeds = {name: self.hub.attach(name, None) for name in ("g", "h")}
 
     def sent(self, gateway: str = "g") -> list[CallEvent]:
@@ -110,46 +133,46 @@ async def bench() -> AsyncIterator[Bench]:
 
 async def refused(bench: Bench, message: Submit) -> Failure:
     with pytest.raises(CallFailed) as caught:
-        await bench.desk.submit(message)
+        await bench.calls.submit(message)
     return caught.value.failure
 
 
 async def test_a_call_from_submit_to_its_end(bench: Bench) -> None:
-    assert await bench.desk.submit(submit(7, max_tokens=5, stop=("x",), ignore_eos=True)) == Begun(4)
+    assert await bench.calls.submit(submit(7, max_tokens=5, stop=("x",), ignore_eos=True)) == Begun(4)
     [request] = bench.engine.taken
     assert (list(request.prompt.tokens), request.asked.max_tokens, request.asked.stop) == ([3, 3, 5, 4], 5, ("x",))
     assert (request.asked.ignore_eos, request.label) == (True, "req-7")
     key = request.key
-    bench.desk.deliver(1, [Started(key, 2, 4, 1), Text(key, "Hel")])
-    bench.desk.deliver(2, [Text(key, "lo", 2), Finished(key, FinishReason.STOP, USAGE, TIMINGS, "x")])
+    bench.delivery.deliver(1, [Started(key, 2, 4, 1), Text(key, "Hel")])
+    bench.delivery.deliver(2, [Text(key, "lo", 2), Finished(key, FinishReason.STOP, USAGE, TIMINGS, "x")])
     assert bench.sent() == [
         Started(7, 2, 4, 1),
         Text(7, "Hel"),
         Text(7, "lo", 2),
         Finished(7, FinishReason.STOP, USAGE, TIMINGS, "x"),
     ]
-    assert bench.desk.num_calls == 0
-    assert bench.desk.idle.is_set()
+    assert bench.calls.num_calls == 0
+    assert bench.calls.idle.is_set()
 
 
 async def test_calls_of_two_gateways_with_the_same_number_do_not_meet(bench: Bench) -> None:
-    await bench.desk.submit(submit(1, "g"))
-    await bench.desk.submit(submit(1, "h"))
+    await bench.calls.submit(submit(1, "g"))
+    await bench.calls.submit(submit(1, "h"))
     first, second = (request.key for request in bench.engine.taken)
-    bench.desk.deliver(1, [Text(first, "for g"), Text(second, "for h")])
+    bench.delivery.deliver(1, [Text(first, "for g"), Text(second, "for h")])
     assert (bench.sent("g"), bench.sent("h")) == ([Text(1, "for g")], [Text(1, "for h")])
 
 
 async def test_repeating_a_submit_changes_nothing_while_the_call_lives(bench: Bench) -> None:
-    counts = await asyncio.gather(*(bench.desk.submit(submit(1)) for _ in range(3)))
+    counts = await asyncio.gather(*(bench.calls.submit(submit(1)) for _ in range(3)))
     assert (counts, len(bench.engine.taken)) == ([Begun(4)] * 3, 1)
     bench.life.draining = True
-    assert await bench.desk.submit(submit(1)) == Begun(4)
+    assert await bench.calls.submit(submit(1)) == Begun(4)
 
 
 async def test_repeating_a_submit_that_is_being_prepared_waits_for_it(bench: Bench) -> None:
     long = "word " * SHORT_CHARS
-    counts = await asyncio.gather(*(bench.desk.submit(submit(1, content=long)) for _ in range(3)))
+    counts = await asyncio.gather(*(bench.calls.submit(submit(1, content=long)) for _ in range(3)))
     assert counts == [Begun(SHORT_CHARS + 1)] * 3
     assert len(bench.engine.taken) == 1
 
@@ -157,9 +180,9 @@ async def test_repeating_a_submit_that_is_being_prepared_waits_for_it(bench: Ben
 async def test_a_refused_call_leaves_nothing_behind_and_may_come_again(bench: Bench) -> None:
     bench.engine.refusal = Failure(FailureCode.BUSY, "full")
     assert await refused(bench, submit(1)) == bench.engine.refusal
-    assert bench.desk.idle.is_set()
+    assert bench.calls.idle.is_set()
     bench.engine.refusal = None
-    assert await bench.desk.submit(submit(1)) == Begun(4)
+    assert await bench.calls.submit(submit(1)) == Begun(4)
 
 
 async def test_an_unexpected_error_frees_the_call(bench: Bench) -> None:
@@ -168,8 +191,8 @@ async def test_an_unexpected_error_frees_the_call(bench: Bench) -> None:
 
     bench.tokenizer.before = fail
     with pytest.raises(RuntimeError):
-        await bench.desk.submit(submit(1))
-    assert bench.desk.idle.is_set()
+        await bench.calls.submit(submit(1))
+    assert bench.calls.idle.is_set()
     assert bench.hub.find("g", 1) is None
 
 
@@ -185,20 +208,20 @@ async def test_a_draining_worker_takes_nothing_new(bench: Bench) -> None:
 
 
 async def test_a_cancelled_call_says_nothing_more(bench: Bench) -> None:
-    await bench.desk.submit(submit(1))
-    await bench.desk.submit(submit(2))
+    await bench.calls.submit(submit(1))
+    await bench.calls.submit(submit(2))
     one, two = (request.key for request in bench.engine.taken)
-    bench.desk.cancel(Cancel("g", (1, 99)))
+    bench.calls.cancel(Cancel("g", (1, 99)))
     assert bench.engine.cancelled == [one]
-    bench.desk.deliver(1, [Text(one, "late"), Text(two, "on")])
-    bench.desk.deliver(2, [Text(one, "later")])
+    bench.delivery.deliver(1, [Text(one, "late"), Text(two, "on")])
+    bench.delivery.deliver(2, [Text(one, "later")])
     assert bench.sent() == [Text(2, "on")]
-    bench.desk.cancel(Cancel("h", (2,)))
+    bench.calls.cancel(Cancel("h", (2,)))
     assert bench.engine.cancelled == [one], "another gateway's numbers are its own"
 
 
 async def test_a_cancel_that_overtakes_its_submit_still_counts(bench: Bench) -> None:
-    bench.desk.cancel(Cancel("g", (1,)))
+    bench.calls.cancel(Cancel("g", (1,)))
     assert "cancelled" in (await refused(bench, submit(1))).message
     assert bench.engine.taken == []
 
@@ -208,22 +231,22 @@ async def test_a_cancel_while_the_prompt_is_prepared(bench: Bench) -> None:
     bench.tokenizer.before = lambda: asyncio.run_coroutine_threadsafe(cancel(), loop).result(5)
 
     async def cancel() -> None:
-        bench.desk.cancel(Cancel("g", (1,)))
+        bench.calls.cancel(Cancel("g", (1,)))
 
     failure = await refused(bench, submit(1, content="word " * SHORT_CHARS))
     assert "cancelled" in failure.message
-    assert (bench.engine.taken, bench.desk.idle.is_set()) == ([], True)
+    assert (bench.engine.taken, bench.calls.idle.is_set()) == ([], True)
 
 
 async def test_tool_calls_are_found_where_tools_were_offered(bench: Bench) -> None:
     text = 'Ok <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-    await bench.desk.submit(submit(1, tools=(Tool("f"),)))
-    await bench.desk.submit(submit(2))
+    await bench.calls.submit(submit(1, tools=(Tool("f"),)))
+    await bench.calls.submit(submit(2))
     one, two = (request.key for request in bench.engine.taken)
     for step, character in enumerate(text, 1):
-        bench.desk.deliver(step, [Text(one, character)])
-    bench.desk.deliver(100, [Text(two, text)])
-    bench.desk.deliver(101, [Finished(key, FinishReason.STOP, USAGE, TIMINGS) for key in (one, two)])
+        bench.delivery.deliver(step, [Text(one, character)])
+    bench.delivery.deliver(100, [Text(two, text)])
+    bench.delivery.deliver(101, [Finished(key, FinishReason.STOP, USAGE, TIMINGS) for key in (one, two)])
     sent = bench.sent()
     mine = [event for event in sent if event.call == 1]
     deltas = [event for event in mine if isinstance(event, ToolCallDelta)]
@@ -239,46 +262,45 @@ async def test_tool_calls_are_found_where_tools_were_offered(bench: Bench) -> No
 
 
 async def test_what_a_parser_held_back_comes_before_the_end(bench: Bench) -> None:
-    await bench.desk.submit(submit(1, tools=(Tool("f"),)))
+    await bench.calls.submit(submit(1, tools=(Tool("f"),)))
     key = bench.engine.taken[0].key
-    bench.desk.deliver(1, [Text(key, "a <to")])
-    bench.desk.deliver(2, [Finished(key, FinishReason.LENGTH, USAGE, TIMINGS)])
+    bench.delivery.deliver(1, [Text(key, "a <to")])
+    bench.delivery.deliver(2, [Finished(key, FinishReason.LENGTH, USAGE, TIMINGS)])
     end = Finished(1, FinishReason.LENGTH, USAGE, TIMINGS)
     assert bench.sent() == [Text(1, "a "), Text(1, "<to", 0), end]
 
 
 async def test_defaults_fill_what_the_caller_leaves_open() -> None:
     bench = Bench(Sampling(temperature=0.3, top_k=5))
-    await bench.desk.submit(submit(1, sampling=Sampling(temperature=0.0, seed=1)))
+    await bench.calls.submit(submit(1, sampling=Sampling(temperature=0.0, seed=1)))
     assert bench.engine.taken[0].sampling == Sampling(temperature=0.0, top_k=5, seed=1)
 
 
 async def test_failing_all_ends_every_call_in_stream(bench: Bench) -> None:
-    await bench.desk.submit(submit(1, tools=(Tool("f"),)))
-    await bench.desk.submit(submit(2))
+    await bench.calls.submit(submit(1, tools=(Tool("f"),)))
+    await bench.calls.submit(submit(2))
     one, two = (request.key for request in bench.engine.taken)
-    bench.desk.deliver(5, [Text(one, "<to")])
+    bench.delivery.deliver(5, [Text(one, "<to")])
     failure = Failure(FailureCode.INTERNAL, "the engine is gone")
-    bench.desk.end_all(lambda: failure)
+    bench.calls.end_all(lambda: failure)
     assert bench.sent() == [Text(1, "<to", 1), Failed(1, failure), Failed(2, failure)]
     assert sorted(bench.engine.cancelled) == [one, two]
-    assert bench.desk.idle.is_set()
+    assert bench.calls.idle.is_set()
 
 
 async def test_a_lost_gateways_calls_are_cancelled() -> None:
     bench = Bench()
-    hub = EventHub("boot", grace_s=0.02)
-    desk = call_desk(hub, bench.engine, Prompts(ChatTemplate(None), bench.tokenizer), bench.metrics, Sampling())
-    await desk.submit(submit(1, "away"))
-    await asyncio.wait_for(desk.idle.wait(), 1)
+    bench.wire(grace_s=0.02)
+    await bench.calls.submit(submit(1, "away"))
+    await asyncio.wait_for(bench.calls.idle.wait(), 1)
     assert bench.engine.cancelled == [bench.engine.taken[0].key]
 
 
 async def test_metrics_count_what_happened(bench: Bench) -> None:
-    await bench.desk.submit(submit(1))
+    await bench.calls.submit(submit(1))
     key = bench.engine.taken[0].key
-    bench.desk.deliver(1, [Started(key, 0, 4, 1), Text(key, "a"), Text(key, "b", 2)])
-    bench.desk.deliver(2, [Finished(key, FinishReason.LENGTH, USAGE, TIMINGS)])
+    bench.delivery.deliver(1, [Started(key, 0, 4, 1), Text(key, "a"), Text(key, "b", 2)])
+    bench.delivery.deliver(2, [Finished(key, FinishReason.LENGTH, USAGE, TIMINGS)])
     lines = page_of(bench.metrics.registry).splitlines()
     labels = '{model_name="m"}'
     for line in (
@@ -312,14 +334,14 @@ async def test_everything_that_a_call_asks_for_reaches_the_engine(bench: Bench) 
         post_sampling_probs=True,
         special=True,
     )
-    await bench.desk.submit(Submit(gateway="g", call=1, request=asked, tenant="t", deadline=time.time() + 5))
+    await bench.calls.submit(Submit(gateway="g", call=1, request=asked, tenant="t", deadline=time.time() + 5))
     [request] = bench.engine.taken
     assert (request.tenant, request.asked) == ("t", asked)
     assert request.deadline == pytest.approx(time.monotonic() + 5, abs=1)
 
 
 async def test_a_call_that_asks_for_nothing_special(bench: Bench) -> None:
-    await bench.desk.submit(submit())
+    await bench.calls.submit(submit())
     [request] = bench.engine.taken
     assert request == EngineRequest(
         request.key, submit().request, request.prompt, Sampling(), label="req-1", tenant="t"
@@ -328,17 +350,17 @@ async def test_a_call_that_asks_for_nothing_special(bench: Bench) -> None:
 
 
 async def test_log_probabilities_carry_the_callers_number(bench: Bench) -> None:
-    await bench.desk.submit(submit(7))
+    await bench.calls.submit(submit(7))
     key = bench.engine.taken[0].key
     said = Logprobs(key, TokenLogprob(3, b"\xc3", -0.5), (TokenLogprob(3, b"\xc3", -0.5), TokenLogprob(4, b"x", -2.0)))
-    bench.desk.deliver(1, [Started(key, 2, 4, 1), said, Text(key, "Hel")])
+    bench.delivery.deliver(1, [Started(key, 2, 4, 1), said, Text(key, "Hel")])
     assert bench.sent()[1:] == [Logprobs(7, said.chosen, said.top), Text(7, "Hel")]
 
 
 async def test_a_prompt_as_text_or_tokens_needs_no_messages(bench: Bench) -> None:
     for prompt, tokens in (("one three", [3, 5]), ((1, 0, 8), [1, 0, 8])):
         message = Submit(gateway="g", call=len(tokens), request=GenerateRequest(prompt=prompt), tenant="t")
-        assert await bench.desk.submit(message) == Begun(len(tokens))
+        assert await bench.calls.submit(message) == Begun(len(tokens))
         assert list(bench.engine.taken[-1].prompt.tokens) == tokens
 
 
@@ -354,8 +376,8 @@ async def test_tokens_that_the_model_lacks_are_refused(bench: Bench, token: int)
 async def test_a_dry_sampler_is_made_off_the_loop(bench: Bench) -> None:
     threads: list[threading.Thread] = []
     bench.engine.before = lambda: threads.append(threading.current_thread())
-    await bench.desk.submit(submit(1))
-    await bench.desk.submit(submit(2, sampling=Sampling(dry_multiplier=0.8)))
+    await bench.calls.submit(submit(1))
+    await bench.calls.submit(submit(2, sampling=Sampling(dry_multiplier=0.8)))
     assert threads[0] is threading.main_thread()
     assert threads[1] is not threading.main_thread()
 
@@ -368,12 +390,12 @@ async def test_a_cancel_while_the_sampler_is_made_ends_the_call(bench: Bench) ->
         go_on.wait(10)
 
     bench.engine.before = wait
-    waiting = asyncio.create_task(bench.desk.submit(submit(1, sampling=Sampling(dry_multiplier=0.8))))
+    waiting = asyncio.create_task(bench.calls.submit(submit(1, sampling=Sampling(dry_multiplier=0.8))))
     await asyncio.to_thread(begun.wait, 10)
-    bench.desk.cancel(Cancel("g", (1,)))
+    bench.calls.cancel(Cancel("g", (1,)))
     go_on.set()
     with pytest.raises(CallFailed, match="cancelled"):
         await waiting
     await until(lambda: len(bench.engine.taken) == 1, 10, "the thread goes on without its caller")
     await until(lambda: bench.engine.cancelled[-1:] == [bench.engine.taken[0].key], 10, "what it handed over is ended")
-    assert bench.desk.num_calls == 0
+    assert bench.calls.num_calls == 0

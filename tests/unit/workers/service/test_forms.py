@@ -1,4 +1,4 @@
-"""Forms that take long to compile, at the desk: teams take turns, and what a caller left behind is dropped."""
+"""Forms that take long to compile, before a call begins: teams take turns, and what a caller left behind is dropped."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from tests.support.desks import call_desk
-from tests.unit.workers.service.test_desk import Bench, submit
+from tests.unit.workers.service.test_generate import Bench, submit
 from workers.constraint.thought import Thought
 from workers.engine.request import TokenMask
 from workers.protocol.events import CallFailed, Finished, FinishReason, Started, Timings, Usage
 from workers.protocol.requests import Cancel, Constraint, GenerateRequest, Sampling, Submit
-from workers.service.calls.desk import Begun
+from workers.service.calls.live_calls import Begun
 
 
 class SlowForms:
@@ -39,7 +38,7 @@ class FormBench(Bench):
     def __init__(self) -> None:
         super().__init__()
         self.forms = SlowForms()
-        self.desk = call_desk(self.hub, self.engine, self.prompts, self.metrics, Sampling(), self.forms)
+        self.wire(constraints=self.forms)
 
 
 def asking(call: int, form: str, tenant: str) -> Submit:
@@ -48,13 +47,13 @@ def asking(call: int, form: str, tenant: str) -> Submit:
 
 async def test_callers_who_leave_with_slow_forms_do_not_hold_up_another_team() -> None:
     bench = FormBench()
-    crowd = [asyncio.create_task(bench.desk.submit(asking(n, "slow", "crowd"))) for n in range(1, 9)]
+    crowd = [asyncio.create_task(bench.calls.submit(asking(n, "slow", "crowd"))) for n in range(1, 9)]
     await asyncio.to_thread(bench.forms.began.wait, 20)
-    bench.desk.cancel(Cancel(gateway="g", calls=tuple(range(1, 9))))
+    bench.calls.cancel(Cancel(gateway="g", calls=tuple(range(1, 9))))
     async with asyncio.timeout(10):
         for outcome in await asyncio.gather(*crowd, return_exceptions=True):
             assert isinstance(outcome, CallFailed)
-        assert await bench.desk.submit(asking(9, "quick", "other")) == Begun(4)
+        assert await bench.calls.submit(asking(9, "quick", "other")) == Begun(4)
     # A team has all threads but one; what waited for them behind those that left was never compiled.
     assert bench.forms.seen[-1] == "quick"
     assert bench.forms.seen.count("slow") < 3
@@ -68,8 +67,8 @@ async def test_a_sampler_that_takes_long_is_made_off_the_event_loop(sampling: Sa
     bench = FormBench()
     threads: list[str] = []
     bench.engine.before = lambda: threads.append(threading.current_thread().name)
-    await bench.desk.submit(submit(1, sampling=sampling))
-    await bench.desk.submit(submit(2))
+    await bench.calls.submit(submit(1, sampling=sampling))
+    await bench.calls.submit(submit(2))
     assert threads[0] != threading.main_thread().name
     assert threads[1] == threading.main_thread().name
 
@@ -78,8 +77,8 @@ async def test_stop_strings_whose_tree_takes_long_are_prepared_off_the_event_loo
     bench = FormBench()
     threads: list[str] = []
     bench.engine.before = lambda: threads.append(threading.current_thread().name)
-    await bench.desk.submit(submit(1, stop=tuple(f"{number:064}" for number in range(128))))
-    await bench.desk.submit(submit(2, stop=("\n\n", "User:")))
+    await bench.calls.submit(submit(1, stop=tuple(f"{number:064}" for number in range(128))))
+    await bench.calls.submit(submit(2, stop=("\n\n", "User:")))
     assert threads[0] != threading.main_thread().name
     assert threads[1] == threading.main_thread().name
 
@@ -90,9 +89,9 @@ async def test_an_answer_that_ends_before_its_submit_comes_back_was_taken() -> N
     loop, told = asyncio.get_running_loop(), threading.Event()
 
     def answer() -> None:
-        [key] = bench.desk._calls
+        [key] = bench.delivery._calls.keys
         usage, timings = Usage(4, 1, 0), Timings(cache_n=0, prompt_n=4, prompt_ms=1.0, predicted_n=1, predicted_ms=1.0)
-        bench.desk.deliver(1, [Started(key, 0, 4, 0), Finished(key, FinishReason.LENGTH, usage, timings)])
+        bench.delivery.deliver(1, [Started(key, 0, 4, 0), Finished(key, FinishReason.LENGTH, usage, timings)])
         told.set()
 
     def before() -> None:
@@ -100,5 +99,5 @@ async def test_an_answer_that_ends_before_its_submit_comes_back_was_taken() -> N
         assert told.wait(20)
 
     bench.engine.before = before
-    assert await bench.desk.submit(submit(1, sampling=Sampling(dry_multiplier=1.0))) == Begun(4)
+    assert await bench.calls.submit(submit(1, sampling=Sampling(dry_multiplier=1.0))) == Begun(4)
     assert [type(event) for event in bench.sent()] == [Started, Finished]

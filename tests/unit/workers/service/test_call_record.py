@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.support.desks import call_desk
-from tests.unit.workers.service.test_desk import Bench, submit
+from tests.unit.workers.service.test_generate import Bench, submit
 from workers.protocol.events import (
     CallFailed,
     Failed,
@@ -22,7 +21,7 @@ from workers.protocol.events import (
     Timings,
     Usage,
 )
-from workers.protocol.requests import Cancel, Sampling
+from workers.protocol.requests import Cancel
 from workers.service.calls.call_record import Stories
 from workers.tracing.span import Span, TraceContext, new_context
 from workers.tracing.tracer import Journey
@@ -46,11 +45,11 @@ class TracedBench(Bench):
         super().__init__()
         self.tracer = Tracer()
         stories = Stories(self.tracer, "w1", "m")
-        self.desk = call_desk(self.hub, self.engine, self.prompts, self.metrics, Sampling(), stories=stories)
+        self.wire(stories=stories)
 
     async def take(self, context: TraceContext = GATEWAY) -> int:
         """A call that lies in that span; the engine's key."""
-        await self.desk.submit(replace(submit(7), traceparent=context.traceparent, tracestate="vendor=a"))
+        await self.calls.submit(replace(submit(7), traceparent=context.traceparent, tracestate="vendor=a"))
         return self.engine.taken[-1].key
 
 
@@ -72,8 +71,8 @@ async def bench(caplog: pytest.LogCaptureFixture) -> TracedBench:
 
 async def test_a_call_that_went_well(bench: TracedBench, caplog: pytest.LogCaptureFixture) -> None:
     key = await bench.take()
-    bench.desk.deliver(1, [Started(key, 2, 4, 1), Text(key, "Hel")])
-    bench.desk.deliver(2, [finished(key, num_preempted=2)])
+    bench.delivery.deliver(1, [Started(key, 2, 4, 1), Text(key, "Hel")])
+    bench.delivery.deliver(2, [finished(key, num_preempted=2)])
     call, queue, prefill, decode = bench.tracer.spans
     assert [span.name for span in bench.tracer.spans] == ["generate", "queue", "prefill", "decode"]
     assert (call.context.trace_id, call.parent_id) == (GATEWAY.trace_id, GATEWAY.span_id)
@@ -101,7 +100,7 @@ async def test_a_call_that_fails_before_and_after_it_began(
     bench: TracedBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = await bench.take()
-    bench.desk.deliver(1, [Failed(key, Failure(FailureCode.INTERNAL, "it broke at `secret`"))])
+    bench.delivery.deliver(1, [Failed(key, Failure(FailureCode.INTERNAL, "it broke at `secret`"))])
     assert [(span.name, span.error) for span in bench.tracer.spans] == [("generate", "internal"), ("queue", "")]
     level, fields = line(caplog)
     assert (level, fields["outcome"]) == ("WARNING", "internal")
@@ -119,8 +118,8 @@ async def test_a_call_that_is_refused(bench: TracedBench, caplog: pytest.LogCapt
 
 async def test_a_call_that_nobody_wants_any_more(bench: TracedBench, caplog: pytest.LogCaptureFixture) -> None:
     key = await bench.take()
-    bench.desk.deliver(1, [Started(key, 0, 4, 1), Text(key, "Hel")])
-    bench.desk.cancel(Cancel("g", (7,)))
+    bench.delivery.deliver(1, [Started(key, 0, 4, 1), Text(key, "Hel")])
+    bench.calls.cancel(Cancel("g", (7,)))
     assert [span.name for span in bench.tracer.spans] == ["generate", "queue", "prefill", "decode"]
     assert (bench.tracer.spans[0].error, bench.tracer.spans[0].attributes["error.type"]) == ("", "cancelled")
     assert line(caplog)[1]["outcome"] == "cancelled"
@@ -131,6 +130,6 @@ async def test_what_the_gateway_does_not_record_is_found_in_the_log_only(
 ) -> None:
     context = TraceContext("1" * 32, "2" * 16, is_sampled=False)
     key = await bench.take(context)
-    bench.desk.deliver(1, [Started(key, 0, 4, 1), finished(key)])
+    bench.delivery.deliver(1, [Started(key, 0, 4, 1), finished(key)])
     assert bench.tracer.spans == []
     assert line(caplog)[1]["trace_id"] == context.trace_id

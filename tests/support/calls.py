@@ -1,9 +1,10 @@
-"""Desks of workers without a model: what a test leaves out does as little as it can."""
+"""Calls of workers without a model: what a test leaves out does as little as it can."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -19,10 +20,12 @@ from workers.metrics.worker import WorkerMetrics
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import GenerateRequest, Sampling
 from workers.service.calls.call_record import Stories
-from workers.service.calls.desk import CallDesk, Constraints, Engine
+from workers.service.calls.delivery import Delivery
+from workers.service.calls.generate import Constraints, GenerateCalls
 from workers.service.calls.lanes import prompt_lane
+from workers.service.calls.live_calls import Engine, LiveCalls
 from workers.service.calls.pooled import Engine as PooledEngine
-from workers.service.calls.pooled import Inputs, Outcomes, PooledDesk
+from workers.service.calls.pooled import Inputs, Outcomes, PooledCalls
 from workers.service.calls.stream import EventHub, Mailbox
 from workers.service.lifecycle import Lifecycle
 from workers.service.registration.prefix_adverts import HeadBook
@@ -48,8 +51,15 @@ class NoReport:
         """There is nothing to forget."""
 
 
-def call_desk(
-    hub: EventHub,
+class Wired(NamedTuple):
+    """The calls of a worker that generates text, with the parts around them."""
+
+    calls: GenerateCalls
+    delivery: Delivery
+    hub: EventHub
+
+
+def generate_calls(
     engine: Engine,
     prompts: Prompts,
     metrics: WorkerMetrics,
@@ -57,21 +67,26 @@ def call_desk(
     constraints: Constraints | None = None,
     answers: Answers | None = None,
     *,
+    boot: str = "boot",
+    grace_s: float = 60.0,
     mailbox: Mailbox | None = None,
     life: Lifecycle | None = None,
     stories: Stories | None = None,
     heads: HeadBook | None = None,
-) -> CallDesk:
-    """A desk; without a mailbox a test delivers the engine's steps itself."""
+) -> Wired:
+    """Calls; without a mailbox a test delivers the engine's steps itself."""
     life = life or Lifecycle()
-    return CallDesk(
-        mailbox or Mailbox(asyncio.get_running_loop(), life.crashed),
+    live = LiveCalls(engine, stories or Stories())
+    hub = EventHub(boot, live.give_up, grace_s=grace_s)
+    mailbox = mailbox or Mailbox(asyncio.get_running_loop(), life.crashed)
+    delivery = Delivery(mailbox, engine, live, hub, metrics, life.shortage)
+    calls = GenerateCalls(
+        delivery,
         engine,
+        live,
         hub,
         prompts,
-        metrics,
         life,
-        stories or Stories(),
         prompt_lane(),
         defaults=defaults or Sampling(),
         constraints=constraints or NoForms(),
@@ -79,19 +94,20 @@ def call_desk(
         heads=heads or HeadBook(NoReport()),
         adapter_hashes=dict,
     )
+    return Wired(calls, delivery, hub)
 
 
-def pooled_desk(
+def pooled_calls(
     make_engine: Callable[[Outcomes], PooledEngine],
     inputs: Inputs,
     *,
     pooling: Pooling,
     width: int,
     longest: int,
-) -> PooledDesk:
-    """A desk for pooled work, with the engine that `make_engine` returns."""
+) -> PooledCalls:
+    """Calls for pooled work, with the engine that `make_engine` returns."""
     outcomes = Outcomes()
-    return PooledDesk(
+    return PooledCalls(
         outcomes,
         make_engine(outcomes),
         inputs,

@@ -1,4 +1,4 @@
-"""What the desk makes of calls that ask for more than text, and of models that think."""
+"""Calls that ask for more than text, and of models that think."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from tests.support.desks import call_desk
 from tests.support.scrape import page_of
-from tests.unit.workers.service.test_desk import TIMINGS, USAGE, Bench, RecordingEngine, refused, submit
+from tests.unit.workers.service.test_generate import TIMINGS, USAGE, Bench, RecordingEngine, refused, submit
 from workers.chat.answers import Answers
 from workers.chat.conversation import THINK
 from workers.chat.prompts import Prompts
@@ -68,15 +67,8 @@ class ThinkingBench(Bench):
     def __init__(self, defaults: Sampling | None = None) -> None:
         super().__init__(defaults)
         self.constraints = RecordingConstraints()
-        self.desk = call_desk(
-            self.hub,
-            self.engine,
-            Prompts(ChatTemplate("{{ messages[0].content }}"), self.tokenizer, num_tokens=9),
-            self.metrics,
-            defaults or Sampling(),
-            self.constraints,
-            Answers(replace(HERMES, thought=THINK), Words()),
-        )
+        self.prompts = Prompts(ChatTemplate("{{ messages[0].content }}"), self.tokenizer, num_tokens=9)
+        self.wire(defaults, self.constraints, Answers(replace(HERMES, thought=THINK), Words()))
 
 
 @pytest.fixture
@@ -87,7 +79,7 @@ async def bench() -> AsyncIterator[ThinkingBench]:
 
 
 async def test_what_a_call_is_to_be_told_reaches_the_engine(bench: ThinkingBench) -> None:
-    await bench.desk.submit(submit(1, tell=("tokens", "progress"), max_predict_ms=250, slot=3, max_tokens=0))
+    await bench.calls.submit(submit(1, tell=("tokens", "progress"), max_predict_ms=250, slot=3, max_tokens=0))
     [request] = bench.engine.taken
     assert (request.asked.tell, request.asked.max_predict_ms) == (("tokens", "progress"), 250)
     assert (request.asked.slot, request.asked.max_tokens) == (3, 0)
@@ -95,10 +87,10 @@ async def test_what_a_call_is_to_be_told_reaches_the_engine(bench: ThinkingBench
 
 async def test_settings_answer_the_submit_and_are_those_of_the_engine(bench: ThinkingBench) -> None:
     told = ("settings",)
-    settings = await bench.desk.submit(submit(3, content="one two", tell=told, sampling=Sampling(temperature=0.2)))
-    other = await bench.desk.submit(submit(4, tell=told, sampling=Sampling(seed=0xFFFFFFFF, repeat_last_n=-1)))
+    settings = await bench.calls.submit(submit(3, content="one two", tell=told, sampling=Sampling(temperature=0.2)))
+    other = await bench.calls.submit(submit(4, tell=told, sampling=Sampling(seed=0xFFFFFFFF, repeat_last_n=-1)))
     first, second = bench.engine.taken
-    bench.desk.deliver(1, [Started(first.key, 0, 3, 0), Text(first.key, "Hi"), Started(second.key, 1, 4, 0)])
+    bench.delivery.deliver(1, [Started(first.key, 0, 3, 0), Text(first.key, "Hi"), Started(second.key, 1, 4, 0)])
     assert [type(event) for event in bench.sent()] == [Started, Text, Started]
     assert (settings.num_prompt_tokens, settings.prompt) == (2, "www www ")
     assert other.sampling is not None
@@ -114,14 +106,14 @@ async def test_settings_answer_the_submit_and_are_those_of_the_engine(bench: Thi
 
 
 async def test_nobody_draws_a_seed_for_a_call_that_does_not_ask(bench: ThinkingBench) -> None:
-    await bench.desk.submit(submit(1))
+    await bench.calls.submit(submit(1))
     assert bench.engine.taken[0].sampling.seed is None
     assert bench.constraints.asked == []
 
 
 async def test_notices_carry_the_callers_number_and_keep_their_place(bench: ThinkingBench) -> None:
     """The parser holds text back; what is told of its tokens does not wait for it, and so comes before it."""
-    await bench.desk.submit(submit(9, tools=(Tool("f"),), n_probs=1))
+    await bench.calls.submit(submit(9, tools=(Tool("f"),), n_probs=1))
     key = bench.engine.taken[0].key
     chosen = TokenLogprob(3, b"a", -0.5)
     events: list[CallEvent] = [Started(key, 0, 4, 0), Progress(key, 4, 0, 4, 12)]
@@ -134,8 +126,8 @@ async def test_notices_carry_the_callers_number_and_keep_their_place(bench: Thin
             Text(key, piece),
         ]
     for step, event in enumerate(events, 1):
-        bench.desk.deliver(step, [event])
-    bench.desk.deliver(100, [Finished(key, FinishReason.STOP, USAGE, TIMINGS, truncated=True)])
+        bench.delivery.deliver(step, [event])
+    bench.delivery.deliver(100, [Finished(key, FinishReason.STOP, USAGE, TIMINGS, truncated=True)])
     sent = bench.sent()
     assert {event.call for event in sent} == {9}
     assert sent[1] == Progress(9, 4, 0, 4, 12)
@@ -154,13 +146,13 @@ async def test_notices_carry_the_callers_number_and_keep_their_place(bench: Thin
 
 async def test_thought_counts_as_text_does(bench: ThinkingBench) -> None:
     """And the first token is the first of either."""
-    await bench.desk.submit(submit(1, content="a <think>"))
+    await bench.calls.submit(submit(1, content="a <think>"))
     key = bench.engine.taken[0].key
-    bench.desk.deliver(1, [Started(key, 0, 4, 0), Text(key, "Let", 2)])
+    bench.delivery.deliver(1, [Started(key, 0, 4, 0), Text(key, "Let", 2)])
     rendered = page_of(bench.metrics.registry)
     assert 'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0' in rendered
-    bench.desk.deliver(2, [Text(key, " me see</think>", 3), Text(key, "Yes", 1)])
-    bench.desk.deliver(3, [Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
+    bench.delivery.deliver(2, [Text(key, " me see</think>", 3), Text(key, "Yes", 1)])
+    bench.delivery.deliver(3, [Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
     sent = bench.sent()
     thought = [event for event in sent if isinstance(event, Reasoning)]
     said = [event for event in sent if isinstance(event, Text)]
@@ -204,21 +196,21 @@ async def test_what_may_be_thought_before_the_form_begins(
     bench: ThinkingBench, content: str, fields: dict[str, object], expected: Thought | None
 ) -> None:
     message = submit(1, content=content)
-    await bench.desk.submit(
+    await bench.calls.submit(
         msgspec.structs.replace(message, request=msgspec.structs.replace(message.request, **fields))
     )
     assert bench.constraints.asked == [expected]
 
 
 async def test_without_form_and_budget_nothing_is_masked(bench: ThinkingBench) -> None:
-    await bench.desk.submit(submit(1, content=OPEN))
-    await bench.desk.submit(submit(2, thinking=Thinking(enabled=False, budget=5)))
+    await bench.calls.submit(submit(1, content=OPEN))
+    await bench.calls.submit(submit(2, thinking=Thinking(enabled=False, budget=5)))
     assert bench.constraints.asked == []
 
 
 async def test_ends_that_are_ignored_are_shown_as_biases(bench: ThinkingBench) -> None:
     biased = Sampling(logit_bias=((5, 1.5),))
-    settings = await bench.desk.submit(submit(3, tell=("settings",), ignore_eos=True, sampling=biased))
+    settings = await bench.calls.submit(submit(3, tell=("settings",), ignore_eos=True, sampling=biased))
     [request] = bench.engine.taken
     assert settings.sampling is not None
     assert settings.sampling.logit_bias == ((5, 1.5), (0, None))
@@ -226,9 +218,9 @@ async def test_ends_that_are_ignored_are_shown_as_biases(bench: ThinkingBench) -
 
 
 async def test_no_more_of_a_prompt_is_told_than_is_asked_for(bench: ThinkingBench) -> None:
-    cut = await bench.desk.submit(submit(1, content="one two", tell=("settings",), max_prompt_chars=5))
+    cut = await bench.calls.submit(submit(1, content="one two", tell=("settings",), max_prompt_chars=5))
     assert cut.prompt == "www w"
     refusal = await refused(bench, submit(2, content="one two", tell=("settings", "prompt"), max_prompt_chars=5))
     assert (refusal.code, refusal.param) == (FailureCode.INVALID_REQUEST, "echo")
-    whole = await bench.desk.submit(submit(3, content="one two", tell=("settings", "prompt"), max_prompt_chars=8))
+    whole = await bench.calls.submit(submit(3, content="one two", tell=("settings", "prompt"), max_prompt_chars=8))
     assert whole.prompt == "www www "

@@ -1,4 +1,4 @@
-"""How the desk tells what a parser finds: thoughts, calls, the end after the one call that is wanted, its faults."""
+"""How calls report what a parser finds: thoughts, calls, the end after the one call that is wanted, its faults."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from tests.support.desks import call_desk
-from tests.unit.workers.service.test_desk import TIMINGS, USAGE, Bench, submit
+from tests.unit.workers.service.test_generate import TIMINGS, USAGE, Bench, submit
 from workers.chat.answers import Answers, family_of
 from workers.chat.tools import ContentPiece, Piece
 from workers.protocol.events import (
@@ -26,10 +25,9 @@ from workers.protocol.events import (
     encode_step,
 )
 from workers.protocol.framing import FrameReader
-from workers.protocol.requests import Sampling, Thinking, Tool
-from workers.service.calls import desk, stream
+from workers.protocol.requests import Thinking, Tool
+from workers.service.calls import delivery, stream
 from workers.service.calls.call_record import Stories
-from workers.service.calls.desk import CallDesk
 from workers.service.calls.stream import MAX_PART_BYTES, EventHub
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -58,10 +56,8 @@ LAST_TOKEN = 4
 """Of the prompts here, which end with `None`: they have no tools."""
 
 
-def desk_of(bench: Bench, template: str, vocab: MarkVocab = VOCAB) -> CallDesk:
-    answers = Answers(family_of(template), vocab)
-    bench.desk = call_desk(bench.hub, bench.engine, bench.prompts, bench.metrics, Sampling(), answers=answers)
-    return bench.desk
+def wire(bench: Bench, template: str, vocab: MarkVocab = VOCAB) -> None:
+    bench.wire(answers=Answers(family_of(template), vocab))
 
 
 @pytest.fixture
@@ -72,29 +68,29 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 async def test_the_answer_ends_after_the_one_call_that_is_wanted(bench: Bench) -> None:
-    desk = desk_of(bench, "<tool_call>")
-    await desk.submit(submit(1, tools=(Tool("f"),), parallel_tool_calls=False))
+    wire(bench, "<tool_call>")
+    await bench.calls.submit(submit(1, tools=(Tool("f"),), parallel_tool_calls=False))
     key = bench.engine.taken[0].key
-    desk.deliver(1, [Started(key, 0, 9, 4)])
-    desk.deliver(2, [Text(key, CALL, 7), Text(key, CALL, 7)])
+    bench.delivery.deliver(1, [Started(key, 0, 9, 4)])
+    bench.delivery.deliver(2, [Text(key, CALL, 7), Text(key, CALL, 7)])
     assert bench.engine.ended == [(key, 7)]
     usage = Usage(prompt_tokens=9, completion_tokens=16, cached_tokens=4)
-    desk.deliver(3, [Text(key, " and more"), Finished(key, FinishReason.LENGTH, usage, TIMINGS)])
+    bench.delivery.deliver(3, [Text(key, " and more"), Finished(key, FinishReason.LENGTH, usage, TIMINGS)])
     started, call, end = bench.sent()
     assert isinstance(started, Started)
     assert isinstance(call, ToolCallDelta)
     assert (call.name, call.arguments, call.num_tokens) == ("f", '{"a": 1}', 7)
     assert isinstance(end, Finished)
     assert (end.reason, end.usage) == (FinishReason.TOOL_CALLS, Usage(9, 7, 4))
-    assert desk.num_calls == 0
+    assert bench.calls.num_calls == 0
 
 
 async def test_a_call_that_the_token_limit_cuts_off_is_not_made_whole(bench: Bench) -> None:
-    desk = desk_of(bench, "<tool_call>")
+    wire(bench, "<tool_call>")
     for number, reason in ((1, FinishReason.LENGTH), (2, FinishReason.STOP)):
-        await desk.submit(submit(number, tools=(Tool("f"),)))
+        await bench.calls.submit(submit(number, tools=(Tool("f"),)))
         key = bench.engine.taken[-1].key
-        desk.deliver(number, [Text(key, CALL.partition("}")[0]), Finished(key, reason, USAGE, TIMINGS)])
+        bench.delivery.deliver(number, [Text(key, CALL.partition("}")[0]), Finished(key, reason, USAGE, TIMINGS)])
     deltas = [event for event in bench.sent() if isinstance(event, ToolCallDelta)]
     assert "".join(one.arguments for one in deltas if one.call == 1) + "}" == "".join(
         one.arguments for one in deltas if one.call == 2
@@ -102,30 +98,32 @@ async def test_a_call_that_the_token_limit_cuts_off_is_not_made_whole(bench: Ben
 
 
 async def test_thoughts_are_told_apart_unless_the_caller_wants_them_as_they_are(bench: Bench) -> None:
-    desk = desk_of(bench, "</think>")
+    wire(bench, "</think>")
     text = "<think>\nHm.\n</think>\n\nYes."
-    await desk.submit(submit(1))
-    await desk.submit(submit(2, thinking=Thinking(split=False)))
+    await bench.calls.submit(submit(1))
+    await bench.calls.submit(submit(2, thinking=Thinking(split=False)))
     one, other = (request.key for request in bench.engine.taken)
-    desk.deliver(1, [Text(one, text, 8), Text(other, text, 8)])
+    bench.delivery.deliver(1, [Text(one, text, 8), Text(other, text, 8)])
     assert bench.sent() == [Reasoning(1, "Hm.", 8), Text(1, "Yes.", 0), Text(2, text, 8)]
 
 
 @pytest.mark.parametrize("opened", [True, False])
 async def test_a_prompt_may_end_inside_of_a_thought(bench: Bench, opened: bool) -> None:
-    desk = desk_of(bench, "[/THINK]", MarkVocab(LAST_TOKEN, 8) if opened else MarkVocab(8, LAST_TOKEN))
-    await desk.submit(submit(1))
+    wire(bench, "[/THINK]", MarkVocab(LAST_TOKEN, 8) if opened else MarkVocab(8, LAST_TOKEN))
+    await bench.calls.submit(submit(1))
     key = bench.engine.taken[0].key
-    desk.deliver(1, [Text(key, "Hm.[/THINK]Yes."), Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
+    bench.delivery.deliver(1, [Text(key, "Hm.[/THINK]Yes."), Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
     told = bench.sent()[:-1]
     assert told == ([Reasoning(1, "Hm.", 1), Text(1, "Yes.", 0)] if opened else [Text(1, "Hm.[/THINK]Yes.")])
 
 
 async def test_who_reads_marks_gets_the_one_that_the_prompt_ended_with(bench: Bench) -> None:
-    desk = desk_of(bench, "[/THINK]", MarkVocab(LAST_TOKEN, 8))
-    await desk.submit(submit(1, thinking=Thinking(split=False)))
+    wire(bench, "[/THINK]", MarkVocab(LAST_TOKEN, 8))
+    await bench.calls.submit(submit(1, thinking=Thinking(split=False)))
     key = bench.engine.taken[0].key
-    desk.deliver(1, [Text(key, "Hm.[/THINK]"), Text(key, "Yes."), Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
+    bench.delivery.deliver(
+        1, [Text(key, "Hm.[/THINK]"), Text(key, "Yes."), Finished(key, FinishReason.STOP, USAGE, TIMINGS)]
+    )
     told = bench.sent()[:-1]
     assert "".join(event.text for event in told if isinstance(event, Text)) == "[THINK]Hm.[/THINK]Yes."
     assert sum(event.num_tokens for event in told if isinstance(event, Text)) == 2
@@ -139,29 +137,29 @@ async def test_who_reads_marks_gets_the_one_that_the_prompt_ended_with(bench: Be
 
 
 async def test_marks_that_are_control_tokens_are_written_for_those_who_read_them(bench: Bench) -> None:
-    desk = desk_of(bench, "[/THINK]")
-    await desk.submit(submit(1))
-    await desk.submit(submit(2, prompt="a b"))
+    wire(bench, "[/THINK]")
+    await bench.calls.submit(submit(1))
+    await bench.calls.submit(submit(2, prompt="a b"))
     chat, raw = bench.engine.taken
     assert dict(chat.written) == VOCAB.marks
     assert not raw.written
-    desk = desk_of(bench, "[TOOL_CALLS]")
-    await desk.submit(submit(3))
+    wire(bench, "[TOOL_CALLS]")
+    await bench.calls.submit(submit(3))
     assert not bench.engine.taken[-1].written
 
 
 async def test_long_answers_that_may_become_calls_are_no_long_frames(bench: Bench) -> None:
     """Eight answers at once: half a megabyte of each left in one frame at the end."""
-    desk = desk_of(bench, "<tool_call>")
+    wire(bench, "<tool_call>")
     token, num_tokens = "-" * 112, 5_000
     for number in range(1, 9):
-        await desk.submit(submit(number, tools=(Tool("f"),)))
+        await bench.calls.submit(submit(number, tools=(Tool("f"),)))
     keys = [request.key for request in bench.engine.taken]
     frames: list[bytes] = []
     for step in range(1, num_tokens + 1):
-        desk.deliver(step, [Text(key, token if step > 1 else '{"type": "') for key in keys])
+        bench.delivery.deliver(step, [Text(key, token if step > 1 else '{"type": "') for key in keys])
         frames.append(bench.feeds["g"].take(1))
-    desk.deliver(num_tokens + 1, [Finished(key, FinishReason.LENGTH, USAGE, TIMINGS) for key in keys])
+    bench.delivery.deliver(num_tokens + 1, [Finished(key, FinishReason.LENGTH, USAGE, TIMINGS) for key in keys])
     frames += iter(lambda: bench.feeds["g"].take(1), b"")
     assert max(map(len, frames)) <= MAX_PART_BYTES
     said = dict.fromkeys(range(1, 9), "")
@@ -199,9 +197,9 @@ async def two_calls(
     parsers = iter([parser, None])
     monkeypatch.setattr(Answers, "parser", lambda *_: next(parsers))
     for call in (1, 2):
-        await bench.desk.submit(submit(call, cache_prompt=cache_prompt))
+        await bench.calls.submit(submit(call, cache_prompt=cache_prompt))
     first, second = (request.key for request in bench.engine.taken)
-    bench.desk.deliver(1, [Started(first, 0, 4, 0), Started(second, 1, 4, 0)])
+    bench.delivery.deliver(1, [Started(first, 0, 4, 0), Started(second, 1, 4, 0)])
     bench.sent()
     return first, second
 
@@ -215,14 +213,14 @@ async def test_what_breaks_the_parser_of_one_call_ends_that_call_only(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = await two_calls(bench, monkeypatch, BrokenParser("secret"))
-    bench.desk.deliver(2, [Text(first, "a"), Text(first, "secret"), Text(second, "b"), Text(first, "c")])
+    bench.delivery.deliver(2, [Text(first, "a"), Text(first, "secret"), Text(second, "b"), Text(first, "c")])
     text, failed, other = bench.sent()
     assert (text, other) == (Text(1, "a"), Text(2, "b"))
     assert (failed.call, the_failure(failed).code) == (1, FailureCode.INTERNAL)
     assert bench.engine.cancelled == [first]
-    bench.desk.deliver(3, [Text(first, "d"), Finished(second, FinishReason.STOP, USAGE, TIMINGS)])
+    bench.delivery.deliver(3, [Text(first, "d"), Finished(second, FinishReason.STOP, USAGE, TIMINGS)])
     assert bench.sent() == [Finished(2, FinishReason.STOP, USAGE, TIMINGS)]
-    assert bench.desk.num_calls == 0
+    assert bench.calls.num_calls == 0
     [logged] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert "req-1" in logged
     assert "in feed" in logged
@@ -232,11 +230,11 @@ async def test_what_breaks_the_parser_of_one_call_ends_that_call_only(
 
 async def test_a_parser_that_breaks_at_the_end_ends_its_call(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = await two_calls(bench, monkeypatch, BrokenParser(breaks_at_end=True))
-    bench.desk.deliver(2, [Finished(first, FinishReason.STOP, USAGE, TIMINGS), Text(second, "b")])
+    bench.delivery.deliver(2, [Finished(first, FinishReason.STOP, USAGE, TIMINGS), Text(second, "b")])
     failed, other = bench.sent()
     assert the_failure(failed).code == FailureCode.INTERNAL
     assert other == Text(2, "b")
-    assert bench.desk.num_calls == 1
+    assert bench.calls.num_calls == 1
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -246,12 +244,12 @@ async def test_an_event_that_cannot_be_encoded_ends_its_call_only(
 ) -> None:
     first, second = await two_calls(bench, monkeypatch, BrokenParser(), cache_prompt=cache_prompt)
     end = [Finished(first, FinishReason.STOP, USAGE, TIMINGS)] if ends else []
-    bench.desk.deliver(2, [Text(first, "a"), Text(first, "secret\ud800"), Text(second, "b"), *end])
+    bench.delivery.deliver(2, [Text(first, "a"), Text(first, "secret\ud800"), Text(second, "b"), *end])
     other, failed = bench.sent()
     assert other == Text(2, "b")
     assert (failed.call, the_failure(failed).code) == (1, FailureCode.INTERNAL)
     assert bench.engine.cancelled == ([] if ends and not cache_prompt else [first])
-    assert bench.desk.num_calls == 1
+    assert bench.calls.num_calls == 1
     [logged] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert "UnicodeEncodeError" in logged
     assert "secret" not in logged
@@ -265,9 +263,9 @@ async def test_a_story_that_cannot_be_told_ends_no_other_call(bench: Bench, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(Stories, "end", refuse)
-        bench.desk.deliver(2, [Finished(first, FinishReason.STOP, USAGE, TIMINGS), Text(second, "b")])
+        bench.delivery.deliver(2, [Finished(first, FinishReason.STOP, USAGE, TIMINGS), Text(second, "b")])
     assert bench.sent() == [Finished(1, FinishReason.STOP, USAGE, TIMINGS), Text(2, "b")]
-    assert bench.desk.num_calls == 1
+    assert bench.calls.num_calls == 1
 
 
 async def test_what_is_no_calls_fault_is_raised(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,10 +278,10 @@ async def test_what_is_no_calls_fault_is_raised(bench: Bench, monkeypatch: pytes
 
     first, second = await two_calls(bench, monkeypatch, Short())
     with pytest.raises(MemoryError):
-        bench.desk.deliver(2, [Text(first, "a")])
+        bench.delivery.deliver(2, [Text(first, "a")])
     monkeypatch.setattr(EventHub, "publish", refuse)
     with pytest.raises(KeyError):
-        bench.desk.deliver(3, [Text(second, "a")])
+        bench.delivery.deliver(3, [Text(second, "a")])
 
 
 async def test_events_are_encoded_once_while_all_of_them_can_be(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +293,6 @@ async def test_events_are_encoded_once_while_all_of_them_can_be(bench: Bench, mo
         return encode_step(events)
 
     monkeypatch.setattr(stream, "encode_step", counted)
-    monkeypatch.setattr(desk, "encode_step", counted, raising=False)
-    bench.desk.deliver(2, [Text(first, "a"), Text(second, "b")])
+    monkeypatch.setattr(delivery, "encode_step", counted, raising=False)
+    bench.delivery.deliver(2, [Text(first, "a"), Text(second, "b")])
     assert encoded == [2]

@@ -1,0 +1,295 @@
+"""Takes the calls for generated text: makes what the engine needs of a submit, and hands it over. For the event loop.
+
+What takes longer than an instant (prompts, forms, samplers) is made on threads, where a call that is given up meanwhile
+is not made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from msgspec.structs import asdict, replace
+
+from workers.chat.answers import Answers
+from workers.chat.prompts import Prompts, is_quick, text_chars
+from workers.constraint.thought import Thought, thought_before
+from workers.engine.cache.prompt import Prompt
+from workers.engine.request import EngineRequest, TokenMask
+from workers.llama.sampling.stages import MAX_SEED, settled
+from workers.protocol.events import CallFailed, Failed, Failure, FailureCode
+from workers.protocol.prefixes import Chain, chain_of
+from workers.protocol.requests import UNBOUNDED, Cancel, GenerateRequest, Sampling, Submit
+from workers.service.calls.delivery import Delivery
+from workers.service.calls.lanes import FairLane, form_lane
+from workers.service.calls.live_calls import Begun, Engine, LiveCall, LiveCalls
+from workers.service.calls.stream import EventHub
+from workers.service.lifecycle import Lifecycle
+from workers.service.registration.prefix_adverts import CallHeads, HeadBook
+
+TOOL_BYTES = 4 << 10
+"""Assumed size of a tool's schema, bytes; measuring all of them would hold up the event loop."""
+
+MAX_EARLY_CANCELS = 1024
+
+QUICK_LAST_N = 1024
+"""Most recent tokens that penalties read in a fraction of a millisecond."""
+
+QUICK_STOP_CHARS = 256
+"""Most characters of stop strings whose tree (`workers.engine.step.answer_text`) is made so quickly."""
+
+Result = TypeVar("Result")
+
+
+class Constraints(Protocol):
+    """Compiles the forms (schemas, grammars) that answers are kept to."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of forms asked for so far, by outcome (`workers.metrics.readings.FORM_OUTCOMES`)."""
+
+    def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> TokenMask | None:
+        """Return the mask for the answer's form and for the bound of the `thought` before it; None: neither is needed.
+
+        May block for seconds. Raises CallFailed.
+        """
+
+
+class GenerateCalls:
+    """Takes calls until the worker drains, and ends them."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        engine: Engine,
+        calls: LiveCalls,
+        hub: EventHub,
+        prompts: Prompts,
+        life: Lifecycle,
+        lane: FairLane,
+        *,
+        defaults: Sampling,
+        constraints: Constraints,
+        answers: Answers,
+        heads: HeadBook,
+        adapter_hashes: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """`lane`: threads for prompts that take longer than an instant. `defaults`: sampling where a caller does not
+        say. `adapter_hashes`: name -> hash of the adapters' contents, for any thread.
+        """
+        self.idle, self.rates, self.end_all = calls.idle, calls.rates, delivery.end_all
+        self._engine = engine
+        self._calls = calls
+        self._hub = hub
+        self._prompts = prompts
+        self._life = life
+        self._lane = lane
+        self._constraints = constraints
+        self._answers = answers
+        self._heads = heads
+        self._adapter_hashes = adapter_hashes
+        self._forms = form_lane()
+        """Threads on which forms are compiled, and samplers made that take longer than an instant."""
+        self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
+        self._keys = itertools.count(1)
+        self._early_cancels: dict[tuple[str, int], None] = {}
+        """Cancels that overtook their submit, oldest first."""
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    async def submit(self, submit: Submit) -> Begun:
+        """Take one call. Raises CallFailed. Idempotent while the call lives."""
+        listing = self._hub.find(submit.gateway, submit.call)
+        if listing is not None:
+            outcome = await asyncio.shield(self._calls[listing.key].outcome)
+        elif self._life.draining:
+            raise CallFailed(Failure(FailureCode.DRAINING, "this worker is stopping and takes no new calls"))
+        elif (submit.gateway, submit.call) in self._early_cancels:
+            del self._early_cancels[submit.gateway, submit.call]
+            raise CallFailed(_cancelled(submit.call))
+        else:
+            outcome = await self._begin(submit)
+        if isinstance(outcome, Failure):
+            raise CallFailed(outcome)
+        return outcome
+
+    def cancel(self, cancel: Cancel) -> None:
+        """End calls at once, without another event. Unknown numbers are remembered for a submit still under way."""
+        for number in cancel.calls:
+            listing = self._hub.find(cancel.gateway, number)
+            if listing is not None:
+                self._hub.strike(listing)
+                self._calls.give_up(listing.key)
+            else:
+                self._early_cancels[cancel.gateway, number] = None
+                if len(self._early_cancels) > MAX_EARLY_CANCELS:
+                    del self._early_cancels[next(iter(self._early_cancels))]
+
+    async def _begin(self, submit: Submit) -> Begun | Failure:
+        request = submit.request
+        key = next(self._keys)
+        listing = self._hub.enter(submit.gateway, submit.call, key)
+        call = self._calls.begin(listing, submit)
+        outcome: Begun | Failure = Failure(
+            FailureCode.INTERNAL, "the worker could not begin the call; its log says why"
+        )
+        try:
+            tokens, num_public, chain = await self._prompt(call, submit)
+            mask = await self._mask(call, submit, tokens)
+            sampling, begun = self._sampling(request.sampling), Begun(len(tokens))
+            if "settings" in request.tell:
+                sampling = _with_seed(sampling)
+                told = self._lane.run(submit.tenant, 0, self._with_settings, begun, tokens, request, sampling)
+                begun = await self._prepared(call, submit, told)
+            if key not in self._calls:
+                raise CallFailed(_cancelled(submit.call))
+            call.parser = self._answers.parser(request, tokens)
+            if request.cache_prompt:
+                call.heads = CallHeads(self._heads, key, request, chain, len(tokens))
+                self.rates.accepted(call.heads.num_bytes, len(tokens))
+            await self._hand_over(call, self._engine_request(key, tokens, num_public, mask, sampling, submit), submit)
+            outcome = begun
+        except CallFailed as failed:
+            outcome = failed.failure
+        finally:
+            call.outcome.set_result(outcome)
+            if isinstance(outcome, Failure) and self._calls.forget(key, Failed(submit.call, outcome)):
+                self._hub.strike(listing)
+        return outcome
+
+    def _engine_request(
+        self,
+        key: int,
+        tokens: Sequence[int],
+        num_public: int,
+        mask: TokenMask | None,
+        sampling: Sampling,
+        submit: Submit,
+    ) -> EngineRequest:
+        return EngineRequest(
+            key,
+            submit.request,
+            Prompt(tokens),
+            sampling,
+            label=submit.request_id,
+            tenant=submit.tenant,
+            weight=submit.weight,
+            num_public=num_public,
+            deadline=time.monotonic() + submit.deadline - time.time() if submit.deadline else math.inf,
+            written=self._answers.written(submit.request),
+            mask=mask,
+        )
+
+    async def _hand_over(self, call: LiveCall, request: EngineRequest, submit: Submit) -> None:
+        """Submit to the engine, on a thread if the sampler or the stop strings take long. Raises CallFailed."""
+        num_stop_chars = sum(map(len, request.asked.stop))
+        if num_stop_chars <= QUICK_STOP_CHARS and not takes_long(request.sampling):
+            self._engine.submit(request)
+            return
+        await self._prepared(call, submit, self._forms.run(submit.tenant, 0, self._submit_aside, request))
+        if request.key not in self._calls and not call.has_ended:
+            self._engine.cancel(request.key)
+            raise CallFailed(_cancelled(submit.call))
+
+    def _submit_aside(self, request: EngineRequest) -> None:
+        """Submit from a thread; the call may have been given up meanwhile. Raises CallFailed."""
+        self._engine.submit(request)
+        if request.key not in self._calls:
+            self._engine.cancel(request.key)
+
+    async def _mask(self, call: LiveCall, submit: Submit, prompt: Sequence[int]) -> TokenMask | None:
+        request = submit.request
+        thought = thought_before(request, prompt, self._answers)
+        is_bounded = thought is not None and thought.budget != UNBOUNDED
+        has_form = request.constraint or request.forced_tools or any(tool.strict for tool in request.tools)
+        if not (has_form or is_bounded):
+            return None
+        num_bytes = len(request.tools) * TOOL_BYTES + len(request.constraint.text if request.constraint else "")
+        made = self._forms.run(submit.tenant, num_bytes, self._constraints.answer_mask, request, thought)
+        return await self._prepared(call, submit, made)
+
+    def _with_settings(
+        self, begun: Begun, prompt: Sequence[int], request: GenerateRequest, sampling: Sampling
+    ) -> Begun:
+        """Return `begun` with the call's settings; end tokens that it ignores show as biases, as in llama-server.
+
+        Raises CallFailed for a prompt that is too long to be told whole, where that is asked for.
+        """
+        ran = settled(sampling, self._engine.n_ctx)
+        if request.ignore_eos:
+            biases = dict(ran.logit_bias or ()) | dict.fromkeys(self._answers.ends)
+            ran = replace(ran, logit_bias=tuple(biases.items()))
+        text, most = self._answers.text(prompt), request.max_prompt_chars
+        if len(text) > most and "prompt" in request.tell:
+            message = (
+                f"the prompt's text has {len(text)} characters and is told up to {most} to each of so many answers; "
+            )
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message + "leave out `echo`, or shorten it", "echo"))
+        return begun._replace(prompt=text[:most], sampling=ran)
+
+    async def _prompt(self, call: LiveCall, submit: Submit) -> tuple[Sequence[int], int, Chain]:
+        """Return the prompt's tokens, how many of them all teams share, and its prefix hashes. Raises CallFailed."""
+        if is_quick(submit.request):
+            return self._tokens(submit)
+        work = self._lane.run(submit.tenant, text_chars(submit.request), self._tokens, submit)
+        return await self._prepared(call, submit, work)
+
+    async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
+        """Wait for a lane's work until nobody wants the call any more. Raises CallFailed."""
+        if call.listing.key not in self._calls:  # its caller left between two jobs
+            work.close()
+            raise CallFailed(_cancelled(submit.call))
+        task: asyncio.Future[Result] = asyncio.ensure_future(work)
+        call.preparing = task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if call.listing.key in self._calls:
+                raise
+            raise CallFailed(_cancelled(submit.call)) from None
+        finally:
+            call.preparing = None
+            del task  # an error refers to this frame, the task to the error: a cycle with the whole prompt
+
+    def _tokens(self, submit: Submit) -> tuple[Sequence[int], int, Chain]:
+        request = submit.request
+        tokens = self._prompts.tokens(request)
+        if 0 < request.prompt_probs < len(tokens):
+            message = (
+                f"the prompt has {len(tokens)} tokens, and `echo` with `logprobs` tells the probabilities of "
+                f"{request.prompt_probs} at most for each prompt of this request; send a shorter prompt, fewer prompts "
+                "or a lower `logprobs`"
+            )
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "prompt"))
+        num_public = self._prompts.num_public(request, tokens)
+        return tokens, num_public, chain_of(request, submit.tenant, self._adapter_hashes())
+
+    def _sampling(self, asked: Sampling) -> Sampling:
+        """Return the caller's parameters over the model's defaults; those that neither sets are left to the engine."""
+        if not self._defaults:
+            return asked
+        set_ = {name: value for name, value in asdict(asked).items() if value is not None}
+        return Sampling(**{**self._defaults, **set_})
+
+
+def takes_long(sampling: Sampling) -> bool:
+    """Return whether a sampler walks the vocabulary, tokenises texts or reads a long prompt before it draws."""
+    if sampling.dry_multiplier or any(isinstance(what, str) for what, _ in sampling.logit_bias or ()):
+        return True
+    return not 0 <= (sampling.repeat_last_n or 0) <= QUICK_LAST_N
+
+
+def _with_seed(sampling: Sampling) -> Sampling:
+    """Return the parameters with a seed: the caller is to be told it, so the engine does not draw it."""
+    return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbelow(MAX_SEED + 1))
+
+
+def _cancelled(call: int) -> Failure:
+    return Failure(FailureCode.INVALID_REQUEST, f"call {call} was cancelled before it began")

@@ -1,0 +1,116 @@
+"""The calls of a worker that generates text, each from its submit to its last event."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from workers.chat.tools import Parser
+from workers.engine.request import EngineRequest
+from workers.protocol.events import Failed, Failure, Finished
+from workers.protocol.requests import Sampling, Submit
+from workers.service.calls.call_record import Stories, Story
+from workers.service.calls.stream import Listing
+from workers.service.registration.heartbeat import Rates
+from workers.service.registration.prefix_adverts import CallHeads
+
+
+class Engine(Protocol):
+    """The engine, as its calls need it. Its events come to `Delivery.deliver`, with `call` = the key given here."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Longest single conversation, tokens."""
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take the call, without waiting for a slot. Raises CallFailed."""
+
+    def cancel(self, key: int) -> None:
+        """End the call within one step; unknown keys are ignored."""
+
+    def end(self, key: int, num_tokens: int) -> None:
+        """End the answer after its first `num_tokens` tokens, as Finished (STOP); unknown keys are ignored."""
+
+
+class Begun(NamedTuple):
+    """The result of a submit, for its answer (`workers.protocol.requests.Accepted`)."""
+
+    num_prompt_tokens: int
+    prompt: str = ""
+    sampling: Sampling | None = None
+
+
+@dataclass(slots=True, eq=False)
+class LiveCall:
+    """One call between its submit and its last event."""
+
+    listing: Listing
+    story: Story
+    parser: Parser | None = None
+    held_tokens: int = 0
+    """Tokens whose text the parser still holds back."""
+    num_read_tokens: int = 0
+    """Tokens whose text the parser has seen."""
+    heads: CallHeads | None = None
+    """The prefix hashes of the call; None: its prompt is not cached."""
+    preparing: asyncio.Future[Any] | None = None
+    """The work before the engine takes the call; cancelled where nobody wants the call any more."""
+    has_ended: bool = False
+    """Whether its last event was sent. A short answer may end before the thread that submits it comes back."""
+    outcome: asyncio.Future[Begun | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """The result of the submit, or why it was refused."""
+
+
+class LiveCalls:
+    """All live calls, by the engine's key. For the event loop."""
+
+    def __init__(self, engine: Engine, stories: Stories) -> None:
+        self.idle = asyncio.Event()
+        """Set while there is no call."""
+        self.idle.set()
+        self.rates = Rates()
+        """Averages over the calls, for predictions."""
+        self._engine = engine
+        self._stories = stories
+        self._calls: dict[int, LiveCall] = {}
+        self.get = self._calls.get
+        """Returns the call of a key, or None; asked once per token."""
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._calls
+
+    def __getitem__(self, key: int) -> LiveCall:
+        return self._calls[key]
+
+    @property
+    def keys(self) -> list[int]:
+        return list(self._calls)
+
+    def begin(self, listing: Listing, submit: Submit) -> LiveCall:
+        self.idle.clear()
+        story = self._stories.begin("generate", submit.request_id, submit.traceparent, submit.tracestate)
+        call = self._calls[listing.key] = LiveCall(listing, story)
+        return call
+
+    def give_up(self, key: int) -> None:
+        """Drop a call that nobody wants any more."""
+        if self.forget(key):
+            self._engine.cancel(key)
+
+    def forget(self, key: int, end: Finished | Failed | None = None) -> bool:
+        """Forget a call; return whether it was still there. `end`: its last event; None: nobody wants it any more."""
+        call = self._calls.pop(key, None)
+        if not self._calls:
+            self.idle.set()
+        if call is not None:
+            call.has_ended = end is not None
+            if call.preparing is not None and end is None:
+                call.preparing.cancel()
+            if call.story.started_at:
+                self.rates.held(call.story.started_at)
+            self._stories.end(call.story, end)
+        return call is not None
