@@ -14,7 +14,7 @@ from math import inf
 import msgspec
 
 from gateway.bench.connection import UNFINISHED, Connections, Dropped, Reading, Tape, Target
-from gateway.bench.workload import Ask, Source
+from gateway.bench.workload import Prompt, Source
 
 LAG_EVERY_S = 0.02
 LEAST_SECRET = 6
@@ -41,11 +41,11 @@ class Form:
     ignore_eos: bool
     temperature: float | None
 
-    def body(self, ask: Ask) -> bytes:
+    def body(self, prompt: Prompt) -> bytes:
         document: dict[str, object] = {
             "model": self.model,
-            "messages": ask.messages,
-            "max_tokens": ask.answer_tokens,
+            "messages": prompt.messages,
+            "max_tokens": prompt.answer_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -111,10 +111,10 @@ class Driver:
             for number, at in enumerate(dues):
                 if at >= span.seconds or number >= span.calls or not await self._until(self.run.began + at):
                     break
-                ask = self._source.next()
-                if ask is None:
+                prompt = self._source.next()
+                if prompt is None:
                     break
-                self._keep(group.create_task(self._call(self.run.began + at, ask)))
+                self._keep(group.create_task(self._call(self.run.began + at, prompt)))
             else:
                 at = 0.0
             if span.seconds < inf and not self.run.interrupted and at >= span.seconds:
@@ -132,9 +132,9 @@ class Driver:
         try:
             while len(run.tapes) < span.calls and not self._stopped.is_set():
                 now = time.perf_counter()
-                if now - run.began >= span.seconds or (ask := self._source.next()) is None:
+                if now - run.began >= span.seconds or (prompt := self._source.next()) is None:
                     break
-                await self._call(now, ask)
+                await self._call(now, prompt)
         finally:
             run.sending_ended = min(time.perf_counter(), run.began + span.seconds)
 
@@ -149,14 +149,14 @@ class Driver:
             await asyncio.sleep(0)
         return not self._stopped.is_set()
 
-    async def _call(self, due: float, ask: Ask) -> None:
+    async def _call(self, due: float, prompt: Prompt) -> None:
         caller, run = next(self._callers), self.run
         tape, number = Tape(due, caller.team, time.perf_counter()), len(run.tapes)
         run.tapes.append(tape)
         run.running.add(number)
         reading = Reading(tape)
         try:
-            request = self._there.request(self._form.body(ask), caller.key)
+            request = self._there.request(self._form.body(prompt), caller.key)
             async with asyncio.timeout(self._timeout_s):
                 await self._connections.exchange(request, reading)
         except TimeoutError:
@@ -174,7 +174,7 @@ class Driver:
             tape.detail = caller.covered(tape.detail)
             run.pieces += len(tape.times)
             run.running.discard(number)
-            self._source.ended(ask, "".join(reading.said), good=tape.good)
+            self._source.ended(prompt, "".join(reading.said), good=tape.good)
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

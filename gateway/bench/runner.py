@@ -23,10 +23,10 @@ from gateway.bench.options import BenchUnusable, Options
 from gateway.bench.terminal import Progress
 from gateway.bench.workload import (
     PRESETS,
-    Ask,
     Conversations,
     Length,
     Preset,
+    Prompt,
     Recorded,
     Replay,
     Source,
@@ -56,7 +56,7 @@ async def search(
     for _ in range(MOST_STEPS):
         found = await measured(rate)
         told = told or found
-        step = judged(found, objectives, rate)
+        step = judge(found, objectives, rate)
         if found.ended == "interrupted":
             break
         steps.append(step)
@@ -75,7 +75,7 @@ async def search(
     return told, Limit(",".join(bound.text for bound in objectives), low, tuple(steps))
 
 
-def judged(found: Document, objectives: tuple[Bound, ...], rate: float) -> Step:
+def judge(found: Document, objectives: tuple[Bound, ...], rate: float) -> Step:
     """Return the step's result. Saturation of the generator breaks it too: it did not measure the server then."""
     calls = found.calls
     broken = [f"{verdict.expression}: {_value(verdict.value)}" for verdict in _verdicts(found, objectives)]
@@ -130,7 +130,7 @@ async def _tokens(connections: Connections, there: Target, form: Form, caller: C
     tape = Tape(time.perf_counter())
     reading = Reading(tape)
     text = words.text(round(count * words.tokens_per_word), Random(count))
-    request = there.request(form.body(Ask([{"role": "user", "content": text}], 2)), caller.key)
+    request = there.request(form.body(Prompt([{"role": "user", "content": text}], 2)), caller.key)
     try:
         async with asyncio.timeout(TIMEOUT_S):
             await connections.exchange(request, reading)
@@ -144,7 +144,7 @@ async def _tokens(connections: Connections, there: Target, form: Form, caller: C
         return tape.prompt_tokens
     detail = caller.covered(tape.detail)
     kind = KeyRefused if tape.error in ("http_401", "http_403") else BenchUnusable
-    raise kind(f"{there.origin}: {_said(tape.error, detail)}")
+    raise kind(f"{there.origin}: {_describe_error(tape.error, detail)}")
 
 
 class KeyRefused(BenchUnusable):
@@ -159,7 +159,7 @@ class _Refusal(Struct):
     error: _Message
 
 
-def _said(kind: str, detail: str) -> str:
+def _describe_error(kind: str, detail: str) -> str:
     try:
         return f"{msgspec.json.decode(detail, type=_Refusal).error.message} ({kind})"
     except msgspec.MsgspecError:

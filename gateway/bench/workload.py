@@ -124,26 +124,26 @@ Message = dict[str, str]
 
 
 @dataclass(slots=True)
-class Ask:
-    """One request. `talk` is the source's own data, which it gets back when the call has ended."""
+class Prompt:
+    """One prompt. `conversation` is the source's own data, which it gets back when the call has ended."""
 
     messages: list[Message]
     answer_tokens: int
-    talk: object = None
+    conversation: object = None
 
 
 class Source(Protocol):
     """Makes the requests of a run. It never blocks, and one task at a time calls it."""
 
-    def next(self) -> Ask | None:
+    def next(self) -> Prompt | None:
         """Return the next request; None where there are no more."""
 
-    def ended(self, ask: Ask, answer: str, *, good: bool) -> None:
+    def ended(self, prompt: Prompt, answer: str, *, good: bool) -> None:
         """Take in that the call is over; `answer` is its text."""
 
 
 @dataclass(slots=True)
-class _Talk:
+class _Conversation:
     messages: list[Message] = field(default_factory=list)
     tokens: int = 0
     """Tokens of the conversation, about, answers included."""
@@ -164,36 +164,36 @@ class Conversations:
         self._chance = Random(seed)
         self._mark = f"{Random(seed).getrandbits(32):x}"
         self._number = 0
-        self._resting: deque[_Talk] = deque()
+        self._resting: deque[_Conversation] = deque()
         lengths = [min(preset.system.draw(self._chance), most_tokens // 2) for _ in range(preset.systems)]
         self._systems = [(self._text(length, f"system {at}"), length) for at, length in enumerate(lengths)]
 
-    def next(self) -> Ask:
+    def next(self) -> Prompt:
         prompt, answer = self._preset.prompt.draw(self._chance), self._preset.answer.draw(self._chance)
         # The same number of draws for each call whichever way it goes, so that a seed asks the same of every server.
         goes_on, system = self._chance.random() < 1 - 1 / self._preset.turns, self._chance.randrange(len(self._systems))
-        talk = self._going_on(prompt, answer) if goes_on else None
-        if talk is None:
+        conversation = self._going_on(prompt, answer) if goes_on else None
+        if conversation is None:
             text, tokens = self._systems[system]
-            talk = _Talk([{"role": "system", "content": text}], tokens)
-        prompt = max(1, min(prompt, self._most - talk.tokens - 1))
-        answer = max(1, min(answer, self._most - talk.tokens - prompt))
+            conversation = _Conversation([{"role": "system", "content": text}], tokens)
+        prompt = max(1, min(prompt, self._most - conversation.tokens - 1))
+        answer = max(1, min(answer, self._most - conversation.tokens - prompt))
         self._number += 1
-        talk.messages.append({"role": "user", "content": self._text(prompt, f"{self._number}")})
-        talk.tokens += prompt + answer
-        return Ask(talk.messages, answer, talk)
+        conversation.messages.append({"role": "user", "content": self._text(prompt, f"{self._number}")})
+        conversation.tokens += prompt + answer
+        return Prompt(conversation.messages, answer, conversation)
 
-    def ended(self, ask: Ask, answer: str, *, good: bool) -> None:
-        talk = ask.talk
-        if good and answer and isinstance(talk, _Talk):
-            talk.messages.append({"role": "assistant", "content": answer})
-            self._resting.append(talk)
+    def ended(self, prompt: Prompt, answer: str, *, good: bool) -> None:
+        conversation = prompt.conversation
+        if good and answer and isinstance(conversation, _Conversation):
+            conversation.messages.append({"role": "assistant", "content": answer})
+            self._resting.append(conversation)
 
-    def _going_on(self, prompt: int, answer: int) -> _Talk | None:
+    def _going_on(self, prompt: int, answer: int) -> _Conversation | None:
         while self._resting:
-            talk = self._resting.popleft()
-            if talk.tokens + prompt + answer <= self._most:
-                return talk
+            conversation = self._resting.popleft()
+            if conversation.tokens + prompt + answer <= self._most:
+                return conversation
         return None
 
     def _text(self, tokens: int, mark: str) -> str:
@@ -290,16 +290,16 @@ class Replay:
         self._seed = seed
         self._number = 0
 
-    def next(self) -> Ask | None:
+    def next(self) -> Prompt | None:
         call = next(self._calls, None)
         if call is None:
             return None
         self._number += 1
         answer = max(1, min(round(call.answer * self._scale), self._most // 2))
         prompt = max(1, min(round(call.prompt * self._scale), self._most - answer))
-        return Ask([{"role": "user", "content": self._prompt(call, prompt)}], answer)
+        return Prompt([{"role": "user", "content": self._prompt(call, prompt)}], answer)
 
-    def ended(self, ask: Ask, answer: str, *, good: bool) -> None:
+    def ended(self, prompt: Prompt, answer: str, *, good: bool) -> None:
         pass
 
     def _prompt(self, call: Recorded, tokens: int) -> str:

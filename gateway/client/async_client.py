@@ -11,10 +11,10 @@ import httpx2
 
 import gateway.client.calls as calls
 from gateway.client.answers import ChatChunk, ChatCompletion, CompletionChunk, CompletionResponse
-from gateway.client.ask import Ask, Pause, Script, Sender, StreamAsk, answer, sent_async
 from gateway.client.errors import ClientError
 from gateway.client.generation import Chat, Completions
-from gateway.client.reception import Reception
+from gateway.client.receiver import StreamReceiver
+from gateway.client.request import Pause, Request, Script, Sender, StreamRequest, make_async_method, read_answer
 from gateway.client.stream import AsyncStream
 from gateway.client.transport import DEFAULT_TIMEOUT_S, DEFAULT_URL, Server, VerifySsl, exchange_async
 
@@ -28,20 +28,21 @@ class AsyncConnection:
         self._server = server
         self._http = httpx2.AsyncClient(base_url=server.root, **server.options())
 
-    async def send(self, ask: Ask[T]) -> T:
+    async def send(self, request: Request[T]) -> T:
         """Send a call and return its answer. Raises ClientError."""
-        with self._server.translating(ask):
-            request = self._http.build_request(ask.method, ask.path, **self._server.options_of(ask))
-            response = await exchange_async(self._http, request)
+        with self._server.translating(request):
+            options = self._server.options_of(request)
+            sending = self._http.build_request(request.method, request.path, **options)
+            response = await exchange_async(self._http, sending)
             try:
                 body = await response.aread()
             finally:
                 await response.aclose()
-        return answer(ask, response.status_code, response.headers, body)
+        return read_answer(request, response.status_code, response.headers, body)
 
-    async def open(self, ask: StreamAsk[T]) -> AsyncStream[T]:
+    async def open(self, request: StreamRequest[T]) -> AsyncStream[T]:
         """Send a call and return its streamed answer. Raises ClientError."""
-        return await AsyncStream.open(self._http, self._server, Reception(ask))
+        return await AsyncStream.open(self._http, self._server, StreamReceiver(request))
 
     async def run(self, script: Script[T]) -> T:
         """Run the steps of a script and return its result. Raises ClientError."""
@@ -67,28 +68,28 @@ class AsyncConnection:
 
 
 class AsyncEmbeddings(Sender):
-    create = sent_async(calls.create_embeddings)
+    create = make_async_method(calls.create_embeddings)
 
 
 class AsyncModels(Sender):
-    list = sent_async(calls.list_models)
-    retrieve = sent_async(calls.retrieve_model)
-    load = sent_async(calls.load_model)
-    unload = sent_async(calls.unload_model)
+    list = make_async_method(calls.list_models)
+    retrieve = make_async_method(calls.retrieve_model)
+    load = make_async_method(calls.load_model)
+    unload = make_async_method(calls.unload_model)
 
 
 class AsyncSlots(Sender):
-    list = sent_async(calls.list_slots)
-    save = sent_async(calls.save_slot)
-    restore = sent_async(calls.restore_slot)
-    erase = sent_async(calls.erase_slot)
+    list = make_async_method(calls.list_slots)
+    save = make_async_method(calls.save_slot)
+    restore = make_async_method(calls.restore_slot)
+    erase = make_async_method(calls.erase_slot)
 
 
 class AsyncLora(Sender):
-    list = sent_async(calls.list_adapters)
-    set_scales = sent_async(calls.set_scales)
-    load = sent_async(calls.load_adapter)
-    unload = sent_async(calls.unload_adapter)
+    list = make_async_method(calls.list_adapters)
+    set_scales = make_async_method(calls.set_scales)
+    load = make_async_method(calls.load_adapter)
+    unload = make_async_method(calls.unload_adapter)
 
 
 class AsyncClient(
@@ -131,15 +132,15 @@ class AsyncClient(
     async def close(self) -> None:
         await self._connection.close()
 
-    health = sent_async(calls.health)
-    props = sent_async(calls.props)
-    set_props = sent_async(calls.set_props)
-    metrics = sent_async(calls.metrics)
-    embed = sent_async(calls.embed)
-    rerank = sent_async(calls.rerank)
-    tokenize = sent_async(calls.tokenize)
-    detokenize = sent_async(calls.detokenize)
-    apply_template = sent_async(calls.apply_template)
+    health = make_async_method(calls.health)
+    props = make_async_method(calls.props)
+    set_props = make_async_method(calls.set_props)
+    metrics = make_async_method(calls.metrics)
+    embed = make_async_method(calls.embed)
+    rerank = make_async_method(calls.rerank)
+    tokenize = make_async_method(calls.tokenize)
+    detokenize = make_async_method(calls.detokenize)
+    apply_template = make_async_method(calls.apply_template)
 
     async def is_ready(self) -> bool:
         """Return whether calls would be answered now."""

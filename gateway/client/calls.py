@@ -15,7 +15,6 @@ import msgspec
 import gateway.client.answers as answers
 import gateway.client.server_answers as server_answers
 from gateway.client.answers import EmbeddingsResponse, RerankResponse, TextEmbedding, TokenizeResponse
-from gateway.client.ask import Ask, Pause, Script, encoded
 from gateway.client.errors import (
     AuthenticationFailed,
     ConnectionFailed,
@@ -25,6 +24,7 @@ from gateway.client.errors import (
     Unavailable,
 )
 from gateway.client.parameters import EncodingFormat, Lora, Messages
+from gateway.client.request import Pause, Request, Script, encode_body
 from gateway.client.server_answers import (
     HealthStatus,
     LoraAdapter,
@@ -40,90 +40,90 @@ PROBE_S = 5.0
 """Longest silence of a probe in seconds: a healthy server answers at once."""
 
 
-def health() -> Ask[HealthStatus]:
+def health() -> Request[HealthStatus]:
     """Ask whether the server is up; a 503 is an answer too."""
-    return Ask("GET", "/health", server_answers.read_health, read_at=frozenset({503}), patience_s=PROBE_S)
+    return Request("GET", "/health", server_answers.read_health, read_at=frozenset({503}), patience_s=PROBE_S)
 
 
-def readiness() -> Ask[None]:
+def readiness() -> Request[None]:
     """Ask Paddock's `/ready`, which refuses with 503 while calls would not be answered."""
-    return Ask("GET", "/ready", server_answers.read_nothing, patience_s=PROBE_S)
+    return Request("GET", "/ready", server_answers.read_nothing, patience_s=PROBE_S)
 
 
-def metrics(*, model: str | None = None) -> Ask[str]:
+def metrics(*, model: str | None = None) -> Request[str]:
     """Get the metrics, as Prometheus text."""
-    return Ask("GET", "/metrics", server_answers.read_text, _picked(model))
+    return Request("GET", "/metrics", server_answers.read_text, _model_query(model))
 
 
-def props(*, model: str | None = None) -> Ask[Props]:
+def props(*, model: str | None = None) -> Request[Props]:
     """Get the properties of the server, or of a model."""
-    return Ask("GET", "/props", server_answers.read_props, _picked(model))
+    return Request("GET", "/props", server_answers.read_props, _model_query(model))
 
 
-def set_props(properties: Mapping[str, Any] | None = None, *, model: str | None = None) -> Ask[None]:
+def set_props(properties: Mapping[str, Any] | None = None, *, model: str | None = None) -> Request[None]:
     """Change properties, where the server lets them be changed."""
     return _post("/props", server_answers.read_nothing, {**(properties or {}), "model": model})
 
 
-def list_models() -> Ask[tuple[Model, ...]]:
+def list_models() -> Request[tuple[Model, ...]]:
     """List the models that the key may use."""
-    return Ask("GET", "/v1/models", server_answers.read_models)
+    return Request("GET", "/v1/models", server_answers.read_models)
 
 
-def retrieve_model(model: str) -> Ask[Model]:
+def retrieve_model(model: str) -> Request[Model]:
     """Get one model that the key may use. Paddock only."""
-    return Ask("GET", f"/v1/models/{quote(model)}", server_answers.read_model)
+    return Request("GET", f"/v1/models/{quote(model)}", server_answers.read_model)
 
 
-def load_model(model: str) -> Ask[None]:
+def load_model(model: str) -> Request[None]:
     """Have a model's workers started."""
     return _post("/models/load", server_answers.read_nothing, {"model": model})
 
 
-def unload_model(model: str) -> Ask[None]:
+def unload_model(model: str) -> Request[None]:
     """Have a model's workers drained."""
     return _post("/models/unload", server_answers.read_nothing, {"model": model})
 
 
-def list_slots(*, model: str | None = None, fail_on_no_slot: bool = False) -> Ask[tuple[SlotInfo, ...]]:
+def list_slots(*, model: str | None = None, fail_on_no_slot: bool = False) -> Request[tuple[SlotInfo, ...]]:
     """List the slots; with `fail_on_no_slot` Unavailable is raised when none is free."""
-    query = _picked(model) | ({"fail_on_no_slot": "1"} if fail_on_no_slot else {})
-    return Ask("GET", "/slots", server_answers.read_slots, query)
+    query = _model_query(model) | ({"fail_on_no_slot": "1"} if fail_on_no_slot else {})
+    return Request("GET", "/slots", server_answers.read_slots, query)
 
 
-def save_slot(id_slot: int, filename: str, *, model: str | None = None) -> Ask[SlotSaved]:
+def save_slot(id_slot: int, filename: str, *, model: str | None = None) -> Request[SlotSaved]:
     """Write the conversation in a slot to a file of the server."""
     return _slot(id_slot, "save", server_answers.read_slot_saved, filename, model)
 
 
-def restore_slot(id_slot: int, filename: str, *, model: str | None = None) -> Ask[SlotRestored]:
+def restore_slot(id_slot: int, filename: str, *, model: str | None = None) -> Request[SlotRestored]:
     """Read a saved conversation back into a slot."""
     return _slot(id_slot, "restore", server_answers.read_slot_restored, filename, model)
 
 
-def erase_slot(id_slot: int, filename: str | None = None, *, model: str | None = None) -> Ask[SlotErased]:
+def erase_slot(id_slot: int, filename: str | None = None, *, model: str | None = None) -> Request[SlotErased]:
     """Drop the conversation in a slot; with `filename` delete a file that was saved on its worker instead."""
     return _slot(id_slot, "erase", server_answers.read_slot_erased, filename, model)
 
 
-def list_adapters(*, model: str | None = None) -> Ask[tuple[LoraAdapter, ...]]:
+def list_adapters(*, model: str | None = None) -> Request[tuple[LoraAdapter, ...]]:
     """List the LoRA adapters that are loaded, with their scales."""
-    return Ask("GET", "/lora-adapters", server_answers.read_adapters, _picked(model))
+    return Request("GET", "/lora-adapters", server_answers.read_adapters, _model_query(model))
 
 
-def set_scales(scales: Lora, *, model: str | None = None) -> Ask[None]:
+def set_scales(scales: Lora, *, model: str | None = None) -> Request[None]:
     """Set the scales for calls that name none themselves; an adapter that is left out gets 0."""
     body = msgspec.json.encode(list(scales))
-    return Ask("POST", "/lora-adapters", server_answers.read_nothing, _picked(model), body)
+    return Request("POST", "/lora-adapters", server_answers.read_nothing, _model_query(model), body)
 
 
-def load_adapter(name: str, path: str, *, model: str | None = None) -> Ask[None]:
+def load_adapter(name: str, path: str, *, model: str | None = None) -> Request[None]:
     """Load an adapter; its name can be called as `model` from then on. Paddock and vLLM."""
     values = {"lora_name": name, "lora_path": path, "model": model}
     return _post("/v1/load_lora_adapter", server_answers.read_nothing, values)
 
 
-def unload_adapter(name: str, *, model: str | None = None) -> Ask[None]:
+def unload_adapter(name: str, *, model: str | None = None) -> Request[None]:
     """Unload an adapter. Paddock and vLLM."""
     return _post("/v1/unload_lora_adapter", server_answers.read_nothing, {"lora_name": name, "model": model})
 
@@ -136,7 +136,7 @@ def create_embeddings(
     dimensions: int | None = None,
     embd_normalize: int | None = None,
     extra_body: Mapping[str, Any] | None = None,
-) -> Ask[EmbeddingsResponse]:
+) -> Request[EmbeddingsResponse]:
     """Compute the embeddings of texts or token ids, in OpenAI's form."""
     values = {"input": input, "model": model, "encoding_format": encoding_format, "dimensions": dimensions}
     values |= {"embd_normalize": embd_normalize, **(extra_body or {})}
@@ -148,7 +148,7 @@ def embed(
     *,
     model: str | None = None,
     embd_normalize: int | None = None,
-) -> Ask[tuple[TextEmbedding, ...]]:
+) -> Request[tuple[TextEmbedding, ...]]:
     """Embed as llama-server does. `embd_normalize`: -1 none, 0 by the largest, 1 taxicab, 2 Euclidean (default)."""
     values = {"content": content, "model": model, "embd_normalize": embd_normalize}
     return _post("/embedding", answers.read_text_embeddings, values)
@@ -161,7 +161,7 @@ def rerank(
     model: str | None = None,
     top_n: int | None = None,
     extra_body: Mapping[str, Any] | None = None,
-) -> Ask[RerankResponse]:
+) -> Request[RerankResponse]:
     """Score how well each document fits the query, best first."""
     values = {"query": query, "documents": documents, "model": model, "top_n": top_n, **(extra_body or {})}
     return _post("/v1/rerank", answers.read_ranks, values)
@@ -174,13 +174,13 @@ def tokenize(
     add_special: bool = False,
     parse_special: bool = True,
     with_pieces: bool = False,
-) -> Ask[TokenizeResponse]:
+) -> Request[TokenizeResponse]:
     """Turn text into token ids; `with_pieces` adds the text of each token."""
     values = {"content": content, "model": model, "add_special": add_special, "parse_special": parse_special}
     return _post("/tokenize", answers.read_tokens, values | {"with_pieces": with_pieces})
 
 
-def detokenize(tokens: Sequence[int], *, model: str | None = None) -> Ask[str]:
+def detokenize(tokens: Sequence[int], *, model: str | None = None) -> Request[str]:
     """Turn token ids into text."""
     return _post("/detokenize", answers.read_content, {"tokens": tokens, "model": model})
 
@@ -194,7 +194,7 @@ def apply_template(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     reasoning_effort: str | None = None,
     extra_body: Mapping[str, Any] | None = None,
-) -> Ask[str]:
+) -> Request[str]:
     """Return the prompt that the model's chat template makes of a conversation."""
     values: dict[str, Any] = {"messages": messages, "model": model, "tools": tools}
     values |= {"add_generation_prompt": add_generation_prompt, "chat_template_kwargs": chat_template_kwargs}
@@ -202,17 +202,17 @@ def apply_template(
     return _post("/apply-template", answers.read_prompt, values)
 
 
-def _post(path: str, read: Any, values: Mapping[str, Any]) -> Ask[Any]:
-    return Ask("POST", path, read, body=encoded(values))
+def _post(path: str, read: Any, values: Mapping[str, Any]) -> Request[Any]:
+    return Request("POST", path, read, body=encode_body(values))
 
 
-def _picked(model: str | None) -> dict[str, str]:
+def _model_query(model: str | None) -> dict[str, str]:
     return {} if model is None else {"model": model}
 
 
-def _slot(id_slot: int, action: str, read: Any, filename: str | None, model: str | None) -> Ask[Any]:
-    body = encoded({"filename": filename, "model": model})
-    return Ask("POST", f"/slots/{id_slot}", read, {"action": action, **_picked(model)}, body)
+def _slot(id_slot: int, action: str, read: Any, filename: str | None, model: str | None) -> Request[Any]:
+    body = encode_body({"filename": filename, "model": model})
+    return Request("POST", f"/slots/{id_slot}", read, {"action": action, **_model_query(model)}, body)
 
 
 def is_ready() -> Script[bool]:

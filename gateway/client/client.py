@@ -11,10 +11,10 @@ import httpx2
 
 import gateway.client.calls as calls
 from gateway.client.answers import ChatChunk, ChatCompletion, CompletionChunk, CompletionResponse
-from gateway.client.ask import Ask, Pause, Script, Sender, StreamAsk, answer, sent
 from gateway.client.errors import ClientError
 from gateway.client.generation import Chat, Completions
-from gateway.client.reception import Reception
+from gateway.client.receiver import StreamReceiver
+from gateway.client.request import Pause, Request, Script, Sender, StreamRequest, make_method, read_answer
 from gateway.client.stream import Stream
 from gateway.client.transport import DEFAULT_TIMEOUT_S, DEFAULT_URL, Server, VerifySsl, exchange
 
@@ -28,20 +28,21 @@ class Connection:
         self._server = server
         self._http = httpx2.Client(base_url=server.root, **server.options())
 
-    def send(self, ask: Ask[T]) -> T:
+    def send(self, request: Request[T]) -> T:
         """Send a call and return its answer. Raises ClientError."""
-        with self._server.translating(ask):
-            request = self._http.build_request(ask.method, ask.path, **self._server.options_of(ask))
-            response = exchange(self._http, request)
+        with self._server.translating(request):
+            options = self._server.options_of(request)
+            sending = self._http.build_request(request.method, request.path, **options)
+            response = exchange(self._http, sending)
             try:
                 body = response.read()
             finally:
                 response.close()
-        return answer(ask, response.status_code, response.headers, body)
+        return read_answer(request, response.status_code, response.headers, body)
 
-    def open(self, ask: StreamAsk[T]) -> Stream[T]:
+    def open(self, request: StreamRequest[T]) -> Stream[T]:
         """Send a call and return its streamed answer. Raises ClientError."""
-        return Stream(self._http, self._server, Reception(ask))
+        return Stream(self._http, self._server, StreamReceiver(request))
 
     def run(self, script: Script[T]) -> T:
         """Run the steps of a script and return its result. Raises ClientError."""
@@ -67,28 +68,28 @@ class Connection:
 
 
 class Embeddings(Sender):
-    create = sent(calls.create_embeddings)
+    create = make_method(calls.create_embeddings)
 
 
 class Models(Sender):
-    list = sent(calls.list_models)
-    retrieve = sent(calls.retrieve_model)
-    load = sent(calls.load_model)
-    unload = sent(calls.unload_model)
+    list = make_method(calls.list_models)
+    retrieve = make_method(calls.retrieve_model)
+    load = make_method(calls.load_model)
+    unload = make_method(calls.unload_model)
 
 
 class Slots(Sender):
-    list = sent(calls.list_slots)
-    save = sent(calls.save_slot)
-    restore = sent(calls.restore_slot)
-    erase = sent(calls.erase_slot)
+    list = make_method(calls.list_slots)
+    save = make_method(calls.save_slot)
+    restore = make_method(calls.restore_slot)
+    erase = make_method(calls.erase_slot)
 
 
 class Lora(Sender):
-    list = sent(calls.list_adapters)
-    set_scales = sent(calls.set_scales)
-    load = sent(calls.load_adapter)
-    unload = sent(calls.unload_adapter)
+    list = make_method(calls.list_adapters)
+    set_scales = make_method(calls.set_scales)
+    load = make_method(calls.load_adapter)
+    unload = make_method(calls.unload_adapter)
 
 
 class Client(
@@ -131,15 +132,15 @@ class Client(
     def close(self) -> None:
         self._connection.close()
 
-    health = sent(calls.health)
-    props = sent(calls.props)
-    set_props = sent(calls.set_props)
-    metrics = sent(calls.metrics)
-    embed = sent(calls.embed)
-    rerank = sent(calls.rerank)
-    tokenize = sent(calls.tokenize)
-    detokenize = sent(calls.detokenize)
-    apply_template = sent(calls.apply_template)
+    health = make_method(calls.health)
+    props = make_method(calls.props)
+    set_props = make_method(calls.set_props)
+    metrics = make_method(calls.metrics)
+    embed = make_method(calls.embed)
+    rerank = make_method(calls.rerank)
+    tokenize = make_method(calls.tokenize)
+    detokenize = make_method(calls.detokenize)
+    apply_template = make_method(calls.apply_template)
 
     def is_ready(self) -> bool:
         """Return whether calls would be answered now."""

@@ -12,15 +12,15 @@ import msgspec
 
 import gateway.client.answers as answers
 from gateway.client.answers import ChatChunk, ChatCompletion, CompletionChunk, CompletionResponse
-from gateway.client.ask import Ask, Send, Sender, StreamAsk, encoded
 from gateway.client.parameters import ChatParameters, CompletionParameters, Messages, Prompt
+from gateway.client.request import Request, Send, Sender, StreamRequest, encode_body
 
 Whole = TypeVar("Whole")
 Many = TypeVar("Many")
 Text = TypeVar("Text")
 Streamed = TypeVar("Streamed")
 
-Open = Callable[[StreamAsk[Any]], Any]
+Open = Callable[[StreamRequest[Any]], Any]
 
 
 class ChatCompletions(Sender, Generic[Whole, Streamed]):
@@ -175,40 +175,42 @@ _read_chat = msgspec.json.Decoder(ChatCompletion).decode
 _read_chat_chunk = msgspec.json.Decoder(ChatChunk).decode
 
 
-def chat(messages: Messages, parameters: ChatParameters) -> Ask[ChatCompletion]:
-    body = encoded({"messages": messages, **_checked(ChatParameters, parameters)})
-    return Ask("POST", CHAT, _read_chat, body=body)
+def chat(messages: Messages, parameters: ChatParameters) -> Request[ChatCompletion]:
+    body = encode_body({"messages": messages, **_checked(ChatParameters, parameters)})
+    return Request("POST", CHAT, _read_chat, body=body)
 
 
-def chat_stream(messages: Messages, resume_grace: int | None, parameters: ChatParameters) -> StreamAsk[ChatChunk]:
-    body = encoded({"messages": messages, "stream": True, **_checked(ChatParameters, parameters)})
-    return StreamAsk(CHAT, body, _read_chat_chunk, _never, resume_grace)
+def chat_stream(messages: Messages, resume_grace: int | None, parameters: ChatParameters) -> StreamRequest[ChatChunk]:
+    body = encode_body({"messages": messages, "stream": True, **_checked(ChatParameters, parameters)})
+    return StreamRequest(CHAT, body, _read_chat_chunk, _never, resume_grace)
 
 
-def complete(path: str, values: Mapping[str, Any], parameters: CompletionParameters) -> Ask[CompletionResponse]:
+def complete(path: str, values: Mapping[str, Any], parameters: CompletionParameters) -> Request[CompletionResponse]:
     """Return the call for a whole completion. `values`: the prompt, or the prefix and suffix of an infill."""
     return _completion(path, values, parameters, answers.read_completion)
 
 
-def complete_many(prompts: Sequence[Prompt], parameters: CompletionParameters) -> Ask[tuple[CompletionResponse, ...]]:
+def complete_many(
+    prompts: Sequence[Prompt], parameters: CompletionParameters
+) -> Request[tuple[CompletionResponse, ...]]:
     return _completion(COMPLETION, {"prompt": prompts}, parameters, answers.read_completions)
 
 
-def complete_text(prompt: Prompt, parameters: CompletionParameters) -> Ask[str]:
+def complete_text(prompt: Prompt, parameters: CompletionParameters) -> Request[str]:
     return _completion(COMPLETION, {"prompt": prompt}, parameters, answers.read_completion_text)
 
 
 def complete_stream(
     path: str, values: Mapping[str, Any], resume_grace: int | None, parameters: CompletionParameters
-) -> StreamAsk[CompletionChunk]:
-    body = encoded({**values, "stream": True, **_checked(CompletionParameters, parameters)})
-    return StreamAsk(path, body, answers.read_chunk, _stopped, resume_grace)
+) -> StreamRequest[CompletionChunk]:
+    body = encode_body({**values, "stream": True, **_checked(CompletionParameters, parameters)})
+    return StreamRequest(path, body, answers.read_chunk, _stopped, resume_grace)
 
 
 def _completion(
     path: str, values: Mapping[str, Any], parameters: CompletionParameters, read: Callable[[bytes], T]
-) -> Ask[T]:
-    return Ask("POST", path, read, body=encoded({**values, **_checked(CompletionParameters, parameters)}))
+) -> Request[T]:
+    return Request("POST", path, read, body=encode_body({**values, **_checked(CompletionParameters, parameters)}))
 
 
 def _checked(declared: type[Any], parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Streamed answers as iterators, for threads and for tasks. `reception` reads the bytes and decides on reconnects.
+"""Streamed answers as iterators, for threads and for tasks. `receiver` reads the bytes and decides on reconnects.
 
 Closing one, leaving its `with` block or a loop over it closes the connection, which ends the call on the server.
 """
@@ -22,7 +22,7 @@ from gateway.client.errors import (
     UnexpectedAnswer,
     refusal,
 )
-from gateway.client.reception import Reception
+from gateway.client.receiver import StreamReceiver
 from gateway.client.transport import Server, exchange, exchange_async
 
 T = TypeVar("T")
@@ -37,17 +37,17 @@ NOT_NOW = (ConnectionFailed, Timeout, Unavailable)
 class Stream(Generic[T]):
     """An iterator over the items of an answer as they come, each once. Iterating raises ClientError."""
 
-    def __init__(self, http: httpx2.Client, server: Server, reception: Reception[T]) -> None:
+    def __init__(self, http: httpx2.Client, server: Server, receiver: StreamReceiver[T]) -> None:
         """Connect, and wait for the server to begin. Raises ClientError."""
         self._http = http
         self._server = server
-        self._reception = reception
+        self._receiver = receiver
         self._response = self._connected()
         self._items = self._received()
 
     @property
     def request_id(self) -> str | None:
-        return self._reception.headers.get("x-request-id")
+        return self._receiver.headers.get("x-request-id")
 
     def __iter__(self) -> Iterator[T]:
         with self:
@@ -70,21 +70,21 @@ class Stream(Generic[T]):
         self._response.close()
 
     def _received(self) -> Generator[T]:
-        reception = self._reception
-        while not reception.complete:
+        receiver = self._receiver
+        while not receiver.complete:
             try:
-                with self._server.translating(reception.ask):
+                with self._server.translating(receiver.request):
                     for chunk in self._response.iter_bytes():
-                        yield from reception.feed(chunk)
-                reception.ended()
+                        yield from receiver.feed(chunk)
+                receiver.ended()
             except BREAKS as error:
-                if not reception.complete:
+                if not receiver.complete:
                     self._reconnect(error)
 
     def _reconnect(self, error: ClientError) -> None:
         self._response.close()
         while True:
-            time.sleep(self._reception.pause_s(error))
+            time.sleep(self._receiver.pause_s(error))
             try:
                 self._response = self._connected()
             except NOT_NOW as again:
@@ -93,40 +93,40 @@ class Stream(Generic[T]):
                 return
 
     def _connected(self) -> httpx2.Response:
-        request = _request(self._http, self._reception)
-        with self._server.translating(self._reception.ask):
+        request = _request(self._http, self._receiver)
+        with self._server.translating(self._receiver.request):
             response = exchange(self._http, request)
             if _begins(response):
-                self._reception.opened(response.headers)
+                self._receiver.opened(response.headers)
                 return response
             try:
                 body = response.read()
             finally:
                 response.close()
-        raise self._reception.refused(_refused(response, body))
+        raise self._receiver.refused(_refused(response, body))
 
 
 class AsyncStream(Generic[T]):
     """The same iterator for tasks."""
 
     def __init__(
-        self, http: httpx2.AsyncClient, server: Server, reception: Reception[T], response: httpx2.Response
+        self, http: httpx2.AsyncClient, server: Server, receiver: StreamReceiver[T], response: httpx2.Response
     ) -> None:
         """Use `open` to make one."""
         self._http = http
         self._server = server
-        self._reception = reception
+        self._receiver = receiver
         self._response = response
         self._items = self._received()
 
     @classmethod
-    async def open(cls, http: httpx2.AsyncClient, server: Server, reception: Reception[T]) -> AsyncStream[T]:
+    async def open(cls, http: httpx2.AsyncClient, server: Server, receiver: StreamReceiver[T]) -> AsyncStream[T]:
         """Connect, and wait for the server to begin. Raises ClientError."""
-        return cls(http, server, reception, await _connected(http, server, reception))
+        return cls(http, server, receiver, await _connected(http, server, receiver))
 
     @property
     def request_id(self) -> str | None:
-        return self._reception.headers.get("x-request-id")
+        return self._receiver.headers.get("x-request-id")
 
     async def __aiter__(self) -> AsyncIterator[T]:
         async with self:
@@ -150,47 +150,47 @@ class AsyncStream(Generic[T]):
         await self._response.aclose()
 
     async def _received(self) -> AsyncGenerator[T]:
-        reception = self._reception
-        while not reception.complete:
+        receiver = self._receiver
+        while not receiver.complete:
             try:
-                with self._server.translating(reception.ask):
+                with self._server.translating(receiver.request):
                     async for chunk in self._response.aiter_bytes():
-                        for item in reception.feed(chunk):
+                        for item in receiver.feed(chunk):
                             yield item
-                reception.ended()
+                receiver.ended()
             except BREAKS as error:
-                if not reception.complete:
+                if not receiver.complete:
                     await self._reconnect(error)
 
     async def _reconnect(self, error: ClientError) -> None:
         await self._response.aclose()
         while True:
-            await asyncio.sleep(self._reception.pause_s(error))
+            await asyncio.sleep(self._receiver.pause_s(error))
             try:
-                self._response = await _connected(self._http, self._server, self._reception)
+                self._response = await _connected(self._http, self._server, self._receiver)
             except NOT_NOW as again:
                 error = again
             else:
                 return
 
 
-async def _connected(http: httpx2.AsyncClient, server: Server, reception: Reception[T]) -> httpx2.Response:
-    request = _request(http, reception)
-    with server.translating(reception.ask):
+async def _connected(http: httpx2.AsyncClient, server: Server, receiver: StreamReceiver[T]) -> httpx2.Response:
+    request = _request(http, receiver)
+    with server.translating(receiver.request):
         response = await exchange_async(http, request)
         if _begins(response):
-            reception.opened(response.headers)
+            receiver.opened(response.headers)
             return response
         try:
             body = await response.aread()
         finally:
             await response.aclose()
-    raise reception.refused(_refused(response, body))
+    raise receiver.refused(_refused(response, body))
 
 
-def _request(http: httpx2.Client | httpx2.AsyncClient, reception: Reception[T]) -> httpx2.Request:
+def _request(http: httpx2.Client | httpx2.AsyncClient, receiver: StreamReceiver[T]) -> httpx2.Request:
     return http.build_request(
-        "POST", reception.ask.path, content=reception.ask.body, headers=reception.request_headers()
+        "POST", receiver.request.path, content=receiver.request.body, headers=receiver.request_headers()
     )
 
 

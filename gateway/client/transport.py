@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx2
 
-from gateway.client.ask import Ask, StreamAsk
 from gateway.client.errors import ClientError, ConnectionFailed, Timeout
+from gateway.client.request import Request, StreamRequest
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_TIMEOUT_S = 600.0
@@ -50,35 +50,35 @@ class Server:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
         return {"headers": headers, "timeout": self._timeout(), "verify": self._verify(), "limits": limits}
 
-    def options_of(self, ask: Ask[Any]) -> dict[str, Any]:
+    def options_of(self, request: Request[Any]) -> dict[str, Any]:
         """Return the options of one request."""
-        options: dict[str, Any] = {"params": dict(ask.query)}
-        if ask.body is not None:
-            options |= {"content": ask.body, "headers": {"content-type": "application/json"}}
-        if ask.patience_s is not None:
-            patience_s = ask.patience_s if self.timeout_s is None else min(ask.patience_s, self.timeout_s)
+        options: dict[str, Any] = {"params": dict(request.query)}
+        if request.body is not None:
+            options |= {"content": request.body, "headers": {"content-type": "application/json"}}
+        if request.patience_s is not None:
+            patience_s = request.patience_s if self.timeout_s is None else min(request.patience_s, self.timeout_s)
             options["timeout"] = httpx2.Timeout(patience_s)
         return options
 
     @contextmanager
-    def translating(self, ask: Ask[Any] | StreamAsk[Any]) -> Iterator[None]:
+    def translating(self, request: Request[Any] | StreamRequest[Any]) -> Iterator[None]:
         """Raise httpx's errors inside the block as the client's own."""
         try:
             yield
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-            raise self._translated(error, ask) from error
+            raise self._translated(error, request) from error
 
-    def _translated(self, error: Exception, ask: Ask[Any] | StreamAsk[Any]) -> ClientError:
+    def _translated(self, error: Exception, request: Request[Any] | StreamRequest[Any]) -> ClientError:
         words = str(error) or type(error).__name__
         if isinstance(error, httpx2.ConnectTimeout):
             return Timeout(f"{self.root} took too long to connect to")
         if isinstance(error, httpx2.TimeoutException):
-            return Timeout(f"{self.root}{ask.path}: no sign of life for longer than the timeout")
+            return Timeout(f"{self.root}{request.path}: no sign of life for longer than the timeout")
         if isinstance(error, httpx2.ConnectError) and "CERTIFICATE" in words:
             return ConnectionFailed(f"{self.root}: {words}; name its authority with verify_ssl='FILE'")
         if isinstance(error, httpx2.ConnectError):
             return ConnectionFailed(f"nothing answers at {self.root} ({words})")
-        return ConnectionFailed(f"{self.root}{ask.path}: the connection broke ({words})")
+        return ConnectionFailed(f"{self.root}{request.path}: the connection broke ({words})")
 
     def _timeout(self) -> httpx2.Timeout:
         if self.timeout_s is None:

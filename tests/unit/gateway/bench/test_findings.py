@@ -12,7 +12,7 @@ from gateway.bench.connection import UNFINISHED, Tape
 from gateway.bench.document import Document
 from gateway.bench.driver import Run
 from gateway.bench.findings import Frame, document
-from gateway.bench.runner import judged
+from gateway.bench.runner import judge
 
 FRAME = Frame("now", {"model": "m"}, 2.0, bounds.of_calls("ttft<=1,e2e<3"))
 
@@ -68,7 +68,7 @@ def test_a_generator_at_its_end_says_so() -> None:
     for made in (slow, late):
         done = document(made, replace(FRAME, warmup_s=0.0))
         assert done.generator.saturated
-        step = judged(done, bounds.of_runs("ttft_p95<100", "--find-limit"), 1.0)
+        step = judge(done, bounds.of_runs("ttft_p95<100", "--find-limit"), 1.0)
         assert (step.held, step.why) == (False, "the generator was saturated")
 
 

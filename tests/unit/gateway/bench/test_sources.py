@@ -27,25 +27,25 @@ def test_conversations_send_their_history_again(name: str) -> None:
     source = Conversations(preset, words(), MOST, 1)
     turns: dict[str, int] = {}
     for number in range(600):
-        ask = source.next()
-        roles = [message["role"] for message in ask.messages]
+        prompt = source.next()
+        roles = [message["role"] for message in prompt.messages]
         assert roles == ["system", *["user", "assistant"] * ((len(roles) - 2) // 2), "user"]
         if len(roles) > 2:
-            assert ask.messages[-2]["content"].startswith("answer ")
-        talk = ask.messages[1]["content"]
-        turns[talk] = turns.get(talk, 0) + 1
-        assert turns[talk] == (len(roles) - 1 + 1) // 2
-        source.ended(ask, f"answer {number}", good=True)
+            assert prompt.messages[-2]["content"].startswith("answer ")
+        conversation = prompt.messages[1]["content"]
+        turns[conversation] = turns.get(conversation, 0) + 1
+        assert turns[conversation] == (len(roles) - 1 + 1) // 2
+        source.ended(prompt, f"answer {number}", good=True)
     assert mean(turns.values()) == pytest.approx(preset.turns, rel=0.25)
 
 
 def test_a_conversation_stays_within_the_context() -> None:
     source = Conversations(PRESETS["agent"], words(), 800, 1)
     for _ in range(300):
-        ask = source.next()
-        told = sum(len(message["content"].split()) for message in ask.messages)
-        assert told + ask.answer_tokens <= 800 + 3 * len(ask.messages)
-        source.ended(ask, "a " * ask.answer_tokens, good=True)
+        prompt = source.next()
+        told = sum(len(message["content"].split()) for message in prompt.messages)
+        assert told + prompt.answer_tokens <= 800 + 3 * len(prompt.messages)
+        source.ended(prompt, "a " * prompt.answer_tokens, good=True)
 
 
 def test_the_same_seed_asks_the_same_and_no_two_prompts_begin_alike() -> None:
@@ -61,9 +61,9 @@ def test_the_same_seed_asks_the_same_and_no_two_prompts_begin_alike() -> None:
 def test_a_failed_call_is_not_gone_on_with() -> None:
     source = Conversations(PRESETS["agent"], words(), MOST, 1)
     for _ in range(50):
-        ask = source.next()
-        assert len(ask.messages) == 2
-        source.ended(ask, "half", good=False)
+        prompt = source.next()
+        assert len(prompt.messages) == 2
+        source.ended(prompt, "half", good=False)
 
 
 def test_lengths_have_their_median() -> None:
@@ -109,7 +109,7 @@ def test_traces_in_their_formats(tmp_path: Path, text: str) -> None:
     assert first is not None
     assert second is not None
     assert replay.next() is None
-    texts = [ask.messages[0]["content"].split() for ask in (first, second)]
+    texts = [prompt.messages[0]["content"].split() for prompt in (first, second)]
     assert [len(text) for text in texts] == [pytest.approx(500, rel=0.05), pytest.approx(700, rel=0.05)]
     assert second.answer_tokens == 4
     shared = next((at for at, (one, other) in enumerate(zip(*texts, strict=False)) if one != other), 500)

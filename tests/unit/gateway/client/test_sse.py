@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.client.reception import EventTooLong, SseEvent, SseReader
+from gateway.client.receiver import EventTooLong, SseEvent, SseReader
 
 TEXT = ': hello\n\nid: a-1\ndata: {"x": 1}\n\ndata: two\ndata:lines\n\nid: 7\n\nevent: e\ndata: é\n\ndata: unfinished'
 EVENTS = [SseEvent("a-1", b'{"x": 1}'), SseEvent("", b"two\nlines"), SseEvent("", "é".encode())]

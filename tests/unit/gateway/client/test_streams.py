@@ -24,9 +24,9 @@ from gateway.client import (
     Unavailable,
     UnexpectedAnswer,
 )
-from gateway.client.ask import StreamAsk
 from gateway.client.errors import ConnectionFailed
-from gateway.client.reception import Reception
+from gateway.client.receiver import StreamReceiver
+from gateway.client.request import StreamRequest
 from tests.support.scripted_server import Reply, ScriptedServer, stream
 
 DONE = "data: [DONE]\n\n"
@@ -225,17 +225,17 @@ def test_without_an_id_there_is_nothing_to_go_on_from(server: ScriptedServer, cl
 
 def test_the_pauses_grow_and_end_with_the_grace() -> None:
     now = 100.0
-    ask = StreamAsk("/x", b"", lambda data: data, lambda _: False, resume_grace=5)
-    reception = Reception(ask, clock=lambda: now)
+    request = StreamRequest("/x", b"", lambda data: data, lambda _: False, resume_grace=5)
+    receiver = StreamReceiver(request, clock=lambda: now)
     broken = ConnectionFailed("cut")
-    list(reception.feed(b"id: 1\ndata: a\n\n"))
+    list(receiver.feed(b"id: 1\ndata: a\n\n"))
     for expected in (0.1, 0.2, 0.4, 0.8, 1.6):
-        assert reception.pause_s(broken) == expected
+        assert receiver.pause_s(broken) == expected
         now += expected
     with pytest.raises(StreamBroken, match="within 5 s"):
-        reception.pause_s(broken)
-    list(reception.feed(b"id: 2\ndata: b\n\n"))
-    assert reception.pause_s(broken) == 0.1, "something came, so it begins anew"
+        receiver.pause_s(broken)
+    list(receiver.feed(b"id: 2\ndata: b\n\n"))
+    assert receiver.pause_s(broken) == 0.1, "something came, so it begins anew"
 
 
 @pytest.mark.parametrize("grace", [0, 61, -5])

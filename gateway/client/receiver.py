@@ -14,8 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from gateway.client.ask import StreamAsk, unexpected
 from gateway.client.errors import ClientError, NotFound, StreamBroken, StreamGone, UnexpectedAnswer, stream_error
+from gateway.client.request import StreamRequest, unexpected
 
 MAX_EVENT_BYTES = 16 << 20
 
@@ -78,11 +78,11 @@ LONGEST_PAUSE_S = 2.0
 DONE = b"[DONE]"
 
 
-class Reception(Generic[T]):
+class StreamReceiver(Generic[T]):
     """The state of one streamed answer that is being received."""
 
-    def __init__(self, ask: StreamAsk[T], clock: Callable[[], float] = time.monotonic) -> None:
-        self.ask = ask
+    def __init__(self, request: StreamRequest[T], clock: Callable[[], float] = time.monotonic) -> None:
+        self.request = request
         self.complete = False
         self.headers: Mapping[str, str] = {}
         """Response headers of the current or last connection."""
@@ -95,8 +95,8 @@ class Reception(Generic[T]):
 
     def request_headers(self) -> dict[str, str]:
         headers = {"accept": "text/event-stream", "content-type": "application/json"}
-        if self.ask.resume_grace is not None:
-            headers["x-resume-grace"] = str(self.ask.resume_grace)
+        if self.request.resume_grace is not None:
+            headers["x-resume-grace"] = str(self.request.resume_grace)
         if self._last_id:
             headers["last-event-id"] = self._last_id
         return headers
@@ -111,7 +111,7 @@ class Reception(Generic[T]):
         try:
             events = self._reader.feed(chunk)
         except EventTooLong as error:
-            raise UnexpectedAnswer(f"the stream of {self.ask.path} can't be read: {error}") from None
+            raise UnexpectedAnswer(f"the stream of {self.request.path} can't be read: {error}") from None
         for event in events:
             if self.complete:
                 return
@@ -139,7 +139,7 @@ class Reception(Generic[T]):
         now = self._clock()
         if self._broke_at is None:
             self._broke_at, self._pause_s = now, FIRST_PAUSE_S
-        grace = self.ask.resume_grace
+        grace = self.request.resume_grace
         if grace is None:
             raise StreamBroken(f"{error}; resume_grace lets a stream go on after a broken connection") from error
         if not self._last_id:
@@ -153,8 +153,8 @@ class Reception(Generic[T]):
         if (error := stream_error(data, self.headers)) is not None:
             raise error
         try:
-            item = self.ask.read(data)
+            item = self.request.read(data)
         except msgspec.MsgspecError as why:
-            raise unexpected(f"POST {self.ask.path}", data, why) from None
-        self._may_end = self.ask.last(item)
+            raise unexpected(f"POST {self.request.path}", data, why) from None
+        self._may_end = self.request.last(item)
         return item

@@ -18,7 +18,7 @@ MAX_GRACE_S = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Ask(Generic[T]):
+class Request(Generic[T]):
     """A call whose answer is not streamed."""
 
     method: str
@@ -34,7 +34,7 @@ class Ask(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamAsk(Generic[T]):
+class StreamRequest(Generic[T]):
     """A POST that is answered by a stream of events."""
 
     path: str
@@ -58,23 +58,23 @@ class Pause:
     seconds: float
 
 
-Script = Generator[Ask[Any] | Pause, Any, T]
+Script = Generator[Request[Any] | Pause, Any, T]
 """A generator of several calls: it yields each step, is sent its answer or thrown its ClientError, and returns."""
 
 
-def encoded(values: Mapping[str, Any]) -> bytes:
+def encode_body(values: Mapping[str, Any]) -> bytes:
     """Return the values that are not None as a JSON body. Raises TypeError for a value that JSON has no form for."""
     return msgspec.json.encode({name: value for name, value in values.items() if value is not None})
 
 
-def answer(ask: Ask[T], status: int, headers: Mapping[str, str], body: bytes) -> T:
+def read_answer(request: Request[T], status: int, headers: Mapping[str, str], body: bytes) -> T:
     """Return the answer that a response carries. Raises AnswerError, UnexpectedAnswer."""
-    if not 200 <= status < 300 and status not in ask.read_at:
+    if not 200 <= status < 300 and status not in request.read_at:
         raise refusal(status, headers, body)
     try:
-        return ask.read(body)
+        return request.read(body)
     except msgspec.MsgspecError as error:
-        raise unexpected(f"{ask.method} {ask.path}", body, error) from None
+        raise unexpected(f"{request.method} {request.path}", body, error) from None
 
 
 def unexpected(what: str, body: bytes, why: Exception) -> UnexpectedAnswer:
@@ -86,13 +86,13 @@ def unexpected(what: str, body: bytes, why: Exception) -> UnexpectedAnswer:
 
 P = ParamSpec("P")
 
-Send = Callable[[Ask[Any]], Any]
+Send = Callable[[Request[Any]], Any]
 
 
 class Sender:
     """The base of objects that have calls as methods. These raise ClientError.
 
-    `sent` and `sent_async` make methods of both clients from the functions that build calls: same keywords, types and
+    `make_method` and `make_async_method` make them from the functions that build requests: same keywords, types and
     documentation. `send` of a client for tasks returns an awaitable, that of a client for threads returns the answer.
     """
 
@@ -100,17 +100,17 @@ class Sender:
         self._send = send
 
 
-def sent(build: Callable[P, Ask[T]]) -> Callable[Concatenate[Sender, P], T]:
+def make_method(build: Callable[P, Request[T]]) -> Callable[Concatenate[Sender, P], T]:
     """Return a method that returns the call's answer."""
     return _method(build)
 
 
-def sent_async(build: Callable[P, Ask[T]]) -> Callable[Concatenate[Sender, P], Awaitable[T]]:
+def make_async_method(build: Callable[P, Request[T]]) -> Callable[Concatenate[Sender, P], Awaitable[T]]:
     """Return a method whose result, awaited, is the call's answer."""
     return _method(build)
 
 
-def _method(build: Callable[P, Ask[Any]]) -> Callable[Concatenate[Sender, P], Any]:
+def _method(build: Callable[P, Request[Any]]) -> Callable[Concatenate[Sender, P], Any]:
     def method(self: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         return self._send(build(*args, **kwargs))
 
@@ -118,7 +118,7 @@ def _method(build: Callable[P, Ask[Any]]) -> Callable[Concatenate[Sender, P], An
     method.__doc__ = build.__doc__
     signature = inspect.signature(build)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    answer = str(signature.return_annotation).removeprefix("Ask[").removesuffix("]")
+    answer = str(signature.return_annotation).removeprefix("Request[").removesuffix("]")
     shown = signature.replace(parameters=[own, *signature.parameters.values()], return_annotation=answer)
     # `help` shows it; type checkers do not know this attribute of functions.
     setattr(method, "__signature__", shown)  # noqa: B010
