@@ -19,8 +19,8 @@ from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
 from gateway.access.records import read_records
 from gateway.adapters.choice import CallAdapters
-from gateway.adapters.desired import AdapterWishes
-from gateway.adapters.reconciler import AdapterKeeper
+from gateway.adapters.desired import DesiredAdapters
+from gateway.adapters.reconciler import AdapterReconciler
 from gateway.admission.admission import Admission
 from gateway.api.anthropic.models import ModelInfos
 from gateway.api.anthropic.request import read_prompt
@@ -31,7 +31,7 @@ from gateway.api.http.root_app import Door
 from gateway.api.http.sockets import Sockets
 from gateway.api.http.streaming import Pings
 from gateway.api.http.websocket_protocol import connection_bounds
-from gateway.api.intake.decoding import DecodingLane
+from gateway.api.intake.decoding import DecodingThread
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.api.native.handlers import native_handlers
@@ -41,7 +41,7 @@ from gateway.api.openai.dialects import ChatDialect, CompletionDialect, read_cha
 from gateway.api.openai.models import Models
 from gateway.api.openai.pooled import EmbeddingsDialect, RerankDialect
 from gateway.api.openai.writing import unserved_handlers
-from gateway.api.operations.drain import Attendance, DrainRoute, drain_route_token
+from gateway.api.operations.drain import DrainRoute, InFlightRequests, drain_route_token
 from gateway.api.operations.explain import ExplainRoute
 from gateway.api.operations.health import Ready, health, version
 from gateway.api.operations.metrics import METRICS_PATHS, MetricsPage, Targets, metrics_route_token, refuse_metrics
@@ -51,7 +51,7 @@ from gateway.api.responses.socket.memory import Memories
 from gateway.api.resumable import Resumable
 from gateway.api.routes import Routes, answer_models
 from gateway.api.shapes import INPUT_TOKENS
-from gateway.catalog import Names
+from gateway.catalog import ModelNames
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.pipeline import Pipeline
@@ -64,8 +64,8 @@ from gateway.resume.recordings import Recordings
 from gateway.settings import GatewaySettings
 from gateway.store.client import Store
 from gateway.store.outage import Outage, Unreadable
-from gateway.store.queue_inspector import LineReader
-from gateway.store.responses import ResponseStore
+from gateway.store.queue_inspector import QueueInspector
+from gateway.store.responses import ResponseRecords
 from gateway.store.streams import StreamBounds, StreamLog, StreamQuota
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
@@ -94,22 +94,22 @@ class App:
     admission: Admission
     relay: Relay
     recordings: Recordings
-    wishes: AdapterWishes
-    keeper: AdapterKeeper
+    desired_adapters: DesiredAdapters
+    reconciler: AdapterReconciler
     keys: Keys
     key_store: KeyStore
     redis: redis.asyncio.Redis
     sockets: Sockets
     gauges: GaugeCollector
-    attendance: Attendance
+    in_flight: InFlightRequests
     callers: KnownCallers
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the background parts while the block lasts; a part that fails ends the block."""
         start = Outage("not all of Redis can be read at the start", "serving what is known", "")
-        for refresh in (self.fleet.refresh, self.wishes.refresh, self.key_store.refresh):
-            with start.outlived():  # each part goes on trying by itself
+        for refresh in (self.fleet.refresh, self.desired_adapters.refresh, self.key_store.refresh):
+            with start.survive():  # each part goes on trying by itself
                 await refresh()
         async with asyncio.TaskGroup() as tasks:
             parts = (
@@ -118,8 +118,8 @@ class App:
                 self.admission,
                 self.key_store,
                 self.recordings,
-                self.wishes,
-                self.keeper,
+                self.desired_adapters,
+                self.reconciler,
                 self.gauges,
                 HeapUpkeep(),
             )
@@ -138,7 +138,7 @@ class App:
         """
         self.pipeline.stop_taking()
         self.sockets.stop()
-        complete = await _within(left_s(drain_s, self.attendance.drains_s()), lambda: self.pipeline.num_calls == 0)
+        complete = await _within(left_s(drain_s, self.in_flight.draining_s()), lambda: self.pipeline.num_calls == 0)
         if not complete:
             self.pipeline.cut_all()
         await _within(LAST_WORDS_S, lambda: self.pipeline.num_calls == 0 and self.sockets.num_open == 0)
@@ -168,24 +168,24 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     access = AccessControl(core.keys, most_per_key, _route_tokens(settings, own_secret))
     router = Routes(_handlers(settings, redis, core, access), access)
     key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)
-    keeper = AdapterKeeper(core.fleet, core.queries, core.wishes)
-    core.fleet.listen(lambda _: keeper.hurry())
+    reconciler = AdapterReconciler(core.fleet, core.queries, core.desired_adapters)
+    core.fleet.listen(lambda _: reconciler.reconcile_soon())
     refuses = settings.unknown_parameters == "refuse"
     return App(
-        asgi=Door(router, core.metrics, core.attendance, access, tracer, refuses_unknown=refuses),
+        asgi=Door(router, core.metrics, core.in_flight, access, tracer, refuses_unknown=refuses),
         pipeline=core.pipeline,
         fleet=core.fleet,
         admission=core.admission,
         relay=core.relay,
         recordings=core.recordings,
-        wishes=core.wishes,
-        keeper=keeper,
+        desired_adapters=core.desired_adapters,
+        reconciler=reconciler,
         keys=core.keys,
         key_store=key_store,
         redis=redis,
         sockets=core.sockets,
         gauges=core.gauges,
-        attendance=core.attendance,
+        in_flight=core.in_flight,
         callers=core.callers,
     )
 
@@ -196,10 +196,10 @@ class _Core:
 
     metrics: Metrics
     unreadable: Unreadable
-    names: Names
+    names: ModelNames
     keys: Keys
     callers: KnownCallers
-    wishes: AdapterWishes
+    desired_adapters: DesiredAdapters
     fleet: Fleet
     relay: Relay
     queries: WorkerQueries
@@ -208,7 +208,7 @@ class _Core:
     pipeline: Pipeline
     recordings: Recordings
     sockets: Sockets
-    attendance: Attendance
+    in_flight: InFlightRequests
     gauges: GaugeCollector
     is_leaving: Callable[[], bool]
     first: FirstWorkers
@@ -217,19 +217,19 @@ class _Core:
 def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     """Build the parts beneath the routes. Raises CatalogError."""
     gateway_id = settings.gateway_id or secrets.token_hex(6)
-    names = Names(catalog.load(settings.catalog) if settings.catalog else None)
+    names = ModelNames(catalog.load(settings.catalog) if settings.catalog else None)
     callers = KnownCallers()
     keys = Keys(verified=callers.verified)
-    metrics, attendance = Metrics(CollectorRegistry()), Attendance()
+    metrics, in_flight = Metrics(CollectorRegistry()), InFlightRequests()
     unreadable = Unreadable(lambda kind: metrics.unreadable.labels(kind).inc())
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
     process = gateway_process(gateway_id, secrets.token_hex(4))
     relay = Relay(process, settings.worker_secret, settings.stream_buffer_events)
-    wishes = AdapterWishes(redis, lambda: fleet.snapshot.models, unreadable, names.scales)
+    desired_adapters = DesiredAdapters(redis, lambda: fleet.snapshot.models, unreadable, names.scales)
     fleet = Fleet(
         redis,
         settings.worker_secret,
-        registered=wishes.contents,
+        registered=desired_adapters.contents,
         refused=lambda kind: metrics.refused_records.labels(kind).inc(),
         unreadable=unreadable,
     )
@@ -241,10 +241,10 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases, unreadable=unreadable)
     fleet.keep_unless(admission.takes_writes)
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
-    limits, adapters = _limits(settings), CallAdapters(fleet, wishes)
+    limits, adapters = _limits(settings), CallAdapters(fleet, desired_adapters)
     dispatcher = Dispatcher(fleet, admission, relay, metrics, limits, adapters)
     pipeline = Pipeline(names, fleet, dispatcher, adapters, metrics, limits, prompts)
-    leaving = partial(_is_leaving, attendance, pipeline)
+    leaving = partial(_is_leaving, in_flight, pipeline)
     sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
     return _Core(
         metrics=metrics,
@@ -252,7 +252,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         names=names,
         keys=keys,
         callers=callers,
-        wishes=wishes,
+        desired_adapters=desired_adapters,
         fleet=fleet,
         relay=relay,
         queries=WorkerQueries(fleet, relay),
@@ -261,7 +261,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         pipeline=pipeline,
         recordings=_recordings(settings, redis, gateway_id),
         sockets=sockets,
-        attendance=attendance,
+        in_flight=in_flight,
         gauges=GaugeCollector(metrics, fleet, admission, dispatcher.workers, names.models, leaving, sockets),
         is_leaving=leaving,
         first=first,
@@ -289,9 +289,9 @@ def _handlers(
     models = partial(answer_models, listing.show, ModelInfos(names, fleet).show)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)
-    responses = ResponseStore(redis, settings.response_ttl_s, settings.responses_bytes_per_team)
+    responses = ResponseRecords(redis, settings.response_ttl_s, settings.responses_bytes_per_team)
     enabled = EnabledRoutes(settings.slots_endpoint, settings.metrics_endpoint)
-    circuits, queues = core.dispatcher.workers.circuits, LineReader(redis)
+    circuits, queues = core.dispatcher.workers.circuits, QueueInspector(redis)
     ready = Ready(redis, fleet, core.admission, core.is_leaving, names.models, core.first, model_wishes)
     return {
         "chat": calls.generate(chat),
@@ -309,11 +309,11 @@ def _handlers(
         "health": health,
         "version": version,
         "ready": ready.answer,
-        "drain": DrainRoute(core.attendance, pipeline, core.sockets).answer,
+        "drain": DrainRoute(core.in_flight, pipeline, core.sockets).answer,
         "explain": ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, queues, chat).answer,
         "metrics": MetricsPage(core.metrics.registry, core.gauges.update).answer,
         "targets": Targets(fleet).answer,
-        **native_handlers(calls, reader, fleet, core.wishes, model_wishes, chat, enabled),
+        **native_handlers(calls, reader, fleet, core.desired_adapters, model_wishes, chat, enabled),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
     }
 
@@ -334,9 +334,9 @@ def _recordings(settings: GatewaySettings, redis: redis.asyncio.Redis, gateway_i
     return Recordings(StreamLog(redis, settings.resume_ttl_s), quota, gateway_id, settings.resume_buffer_bytes)
 
 
-def _intake(settings: GatewaySettings, fleet: Fleet, names: Names) -> Intake:
+def _intake(settings: GatewaySettings, fleet: Fleet, names: ModelNames) -> Intake:
     budget = MemoryBudget(settings.call_memory_bytes or max(LEAST_CALL_MEMORY, 20 * settings.max_body_bytes))
-    return Intake(settings.max_body_bytes, budget, DecodingLane(), lambda: longest_context(fleet.snapshot, names))
+    return Intake(settings.max_body_bytes, budget, DecodingThread(), lambda: longest_context(fleet.snapshot, names))
 
 
 async def _key_store(
@@ -349,16 +349,16 @@ async def _key_store(
     return KeyStore(redis, secret, keys, (*fixed, first) if settings.api_key else fixed, first, unreadable)
 
 
-def longest_context(snapshot: FleetSnapshot, names: Names) -> int:
+def longest_context(snapshot: FleetSnapshot, names: ModelNames) -> int:
     """Return the tokens of the longest context in the fleet; LONGEST_CONTEXT while any model has no workers."""
     if not all(snapshot.workers.get(model) for model in names.models | snapshot.models):
         return LONGEST_CONTEXT
     return max((beat.n_ctx for beat in _beats(snapshot)), default=LONGEST_CONTEXT)
 
 
-def _is_leaving(attendance: Attendance, pipeline: Pipeline) -> bool:
+def _is_leaving(in_flight: InFlightRequests, pipeline: Pipeline) -> bool:
     """Return True if no new callers are to be sent to this gateway."""
-    return attendance.draining or pipeline.stopping
+    return in_flight.draining or pipeline.stopping
 
 
 def _beats(snapshot: FleetSnapshot) -> list[Heartbeat]:

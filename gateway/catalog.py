@@ -50,7 +50,7 @@ def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> No
     )
 
 
-def of_kind(
+def models_of_kind(
     alias: str, wanted: WorkerKind, models: Sequence[str], workers: Mapping[str, Iterable[Heartbeat]]
 ) -> tuple[str, ...]:
     """Return those of an alias's models that may be of the kind. Raises NotSupported where none is."""
@@ -68,7 +68,7 @@ Workers = Mapping[str, Iterable[Heartbeat]]
 """Model -> its workers; models without any may be left out."""
 
 
-def default_of(defaults: Defaults, job: Job) -> str:
+def default_name(defaults: Defaults, job: Job) -> str:
     """Return the catalog's default name for a job; empty: it has none."""
     return {
         "chat": defaults.chat,
@@ -78,12 +78,12 @@ def default_of(defaults: Defaults, job: Job) -> str:
     }[job] or ""
 
 
-def able(job: Job, models: Iterable[str], workers: Workers) -> frozenset[str]:
+def capable_models(job: Job, models: Iterable[str], workers: Workers) -> frozenset[str]:
     """Return the models that may do a job. One without workers counts: what it does is not known."""
     return frozenset(model for model in models if _can_do(job, tuple(workers.get(model, ()))))
 
 
-def only(models: Set[str], workers: Workers) -> str:
+def only_model(models: Set[str], workers: Workers) -> str:
     """Return the only one of these models, or of several the only one that has workers; empty: there is none."""
     served = models if len(models) == 1 else {model for model in models if any(True for _ in workers.get(model, ()))}
     return next(iter(served)) if len(served) == 1 else ""
@@ -107,7 +107,7 @@ WHOLE_ITEMS, END_ITEMS = 4096, 256
 _END = b"\x00"
 
 
-def in_order(targets: Sequence[Target], conversation: str) -> tuple[str, ...]:
+def rank_targets(targets: Sequence[Target], conversation: str) -> tuple[str, ...]:
     """Return the names of the models, first the one for the conversation; those without weight are left out.
 
     Without a conversation (empty) the model of most weight comes first.
@@ -126,18 +126,18 @@ def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
     """
     named = blake2b(team.encode() + _END, digest_size=16)
     left = WHOLE_CHARS
-    for text in ("session", session) if session else _opening(request):
+    for text in ("session", session) if session else _opening_texts(request):
         left -= len(text)
         named.update((text if left >= 0 else _ends_of(text)).encode() + _END)
     return named.hexdigest()
 
 
-def _opening(request: GenerateRequest) -> Iterator[str]:
+def _opening_texts(request: GenerateRequest) -> Iterator[str]:
     """Yield a chat's texts up to its first user message (those before are often everybody's), or the whole prompt."""
     if request.prompt is not None:
         yield from map(str, _parts(request.prompt))
     elif request.infill is not None:
-        yield from _place(request.infill)
+        yield from _infill_texts(request.infill)
     else:
         for message in request.messages[:WHOLE_ITEMS]:
             yield message.content or ""
@@ -159,7 +159,7 @@ def _ends_of(text: str) -> str:
     return text if len(text) <= 2 * END_CHARS else f"{text[:END_CHARS]}\0{len(text)}\0{text[-END_CHARS:]}"
 
 
-def _place(infill: Infill) -> Iterator[str]:
+def _infill_texts(infill: Infill) -> Iterator[str]:
     yield infill.prefix[:OPENING_CHARS]
     yield from (file.name for file in infill.files)
 
@@ -180,7 +180,7 @@ MAX_NAMES_TOLD = 20
 NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
 
 
-class Named(NamedTuple):
+class ResolvedName(NamedTuple):
     """The name that a call goes by, and the model behind it."""
 
     name: str
@@ -189,7 +189,7 @@ class Named(NamedTuple):
     """Whether the call's own name is not known, and the catalog lets such calls fall back."""
 
 
-class Names:
+class ModelNames:
     """Maps every name to its model. A model's own name is an alias of itself.
 
     Models that workers serve without being in the catalog count as well, so that a worker started alone is reachable.
@@ -216,7 +216,7 @@ class Names:
         if catalog is not None:
             self._chains = {name: entry for name, entry in catalog.aliases.items() if isinstance(entry, AliasChain)}
             for name, entry in catalog.aliases.items():
-                self._fixed[name] = entry if isinstance(entry, str) else in_order(entry.shares(), "")[0]
+                self._fixed[name] = entry if isinstance(entry, str) else rank_targets(entry.shares(), "")[0]
             self._fixed.update({model.name: model.name for model in catalog.models})
 
     def all(self, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS) -> dict[str, str]:
@@ -251,10 +251,12 @@ class Names:
             return model
         usable = [other for other in names if principal.may_use(other)]
         if model is None:
-            raise ModelNotFound(f"The model {_shown(name)} does not exist. {_told(usable)}", param="model")
-        raise PermissionDenied(f"This API key may not use the model {_shown(name)}. {_told(usable)}", param="model")
+            raise ModelNotFound(f"The model {_quote(name)} does not exist. {_list_usable(usable)}", param="model")
+        raise PermissionDenied(
+            f"This API key may not use the model {_quote(name)}. {_list_usable(usable)}", param="model"
+        )
 
-    def named(
+    def resolve_call(
         self,
         name: str,
         principal: Principal,
@@ -265,7 +267,7 @@ class Names:
         job: Job | None = None,
         strict: bool = False,
         complete: bool = True,
-    ) -> Named:
+    ) -> ResolvedName:
         """Return the name and model for a call that names `name`; empty: it names none.
 
         `job`: what the call wants done; None: it asks about a model. `strict`: only a known name will do, or the only
@@ -274,21 +276,21 @@ class Names:
         names = self.all(fleet_models, adapters)
         is_unknown = bool(name) and name not in names
         if name and not (is_unknown and complete and self._takes_unknown and not strict):
-            return Named(name, self.resolve(name, principal, fleet_models, adapters, complete=complete))
+            return ResolvedName(name, self.resolve(name, principal, fleet_models, adapters, complete=complete))
         usable = {
             other: model
             for other, model in names.items()
             if principal.may_use(other) and not self.is_adapter(other, fleet_models, adapters)
         }
-        own = "" if strict else default_of(self._defaults, job or "chat")
+        own = "" if strict else default_name(self._defaults, job or "chat")
         if own not in usable:
             _check_known(name, names, complete=complete)
             own = _only(usable, workers, job, strict=strict)
         if own:
-            return Named(own, names[own], stands_in=is_unknown)
+            return ResolvedName(own, names[own], stands_in=is_unknown)
         if is_unknown:
-            return Named(name, self.resolve(name, principal, fleet_models, adapters))
-        raise _nameless(usable, workers, job)
+            return ResolvedName(name, self.resolve(name, principal, fleet_models, adapters))
+        raise _missing_model_error(usable, workers, job)
 
     def is_chain(self, name: str) -> bool:
         return name in self._chains
@@ -298,7 +300,7 @@ class Names:
         entry = self._chains.get(name)
         if entry is None:
             return (self._fixed[name],)
-        found = list(in_order(entry.shares(), conversation))
+        found = list(rank_targets(entry.shares(), conversation))
         for fallback in entry.fallbacks:
             found += (model for model in self.chain(fallback, conversation) if model not in found)
         return tuple(found)
@@ -321,35 +323,37 @@ def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, stric
     The only model at all gets errors that name what it can't do. A question about a model goes to one that chats.
     """
     models = frozenset(usable.values())
-    found = "" if strict else only(able(job or "chat", models, workers), workers)
+    found = "" if strict else only_model(capable_models(job or "chat", models, workers), workers)
     if not found and (strict or job is None or len(models) == 1):
-        found = only(models, workers)
+        found = only_model(models, workers)
     return found if found in usable else next((name for name, model in usable.items() if model == found), "")
 
 
-def _nameless(
+def _missing_model_error(
     usable: Mapping[str, str], workers: Workers, job: Job | None
 ) -> InvalidRequest | ModelNotFound | NotSupported:
     """Return the error for a caller that names no model where one has to be named."""
     if not usable:
-        return ModelNotFound(f"`model` is missing. {_told([])}", param="model")
+        return ModelNotFound(f"`model` is missing. {_list_usable([])}", param="model")
     wanted = job or "chat"
-    fit = able(wanted, usable.values(), workers)
+    fit = capable_models(wanted, usable.values(), workers)
     if job is None:
         fit = frozenset(usable.values())
     if not fit:
         what = "fill in code" if job == "infill" else CANNOT[KIND_OF[wanted]]
-        return NotSupported(f"`model` is missing, and no model that this key may use can {what}. {_told(list(usable))}")
+        return NotSupported(
+            f"`model` is missing, and no model that this key may use can {what}. {_list_usable(list(usable))}"
+        )
     names = [name for name, model in usable.items() if model in fit]
     remedy = f"An operator can name one for such calls, as `default.{wanted}` in the catalog."
-    return InvalidRequest(f"`model` is missing. {_told(names)} {remedy}", param="model")
+    return InvalidRequest(f"`model` is missing. {_list_usable(names)} {remedy}", param="model")
 
 
-def _shown(name: str) -> str:
+def _quote(name: str) -> str:
     return f"`{name[:128]}`" + ("..." if len(name) > 128 else "")
 
 
-def _told(usable: list[str]) -> str:
+def _list_usable(usable: list[str]) -> str:
     if not usable:
         return "There is no model that this key may use; ask the operator to start a worker or to widen the key."
     more = len(usable) - MAX_NAMES_TOLD

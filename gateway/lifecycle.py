@@ -28,7 +28,7 @@ from redis.exceptions import RedisError
 from gateway import __version__
 from gateway.access.records import KeysInvalid
 from gateway.api.http.websocket_protocol import WebSocketProtocol, connection_bounds, refusal_body
-from gateway.api.intake.presence import beside
+from gateway.api.intake.disconnect import beside
 from gateway.app import App, build
 from gateway.settings import GatewaySettings
 from gateway.store.client import connect

@@ -109,7 +109,7 @@ class KeyStore:
         """Refresh the keys every REREAD_S seconds until cancelled."""
         outage = Outage("the API keys can't be read", "keeping the last ones", "the API keys can be read again")
         while True:
-            with outage.outlived():
+            with outage.survive():
                 await self.refresh()
             raise_if_cancelled()
             await asyncio.sleep(REREAD_S)

@@ -41,15 +41,15 @@ class CallAdapters:
         if not (asked or call.adapter or scales):
             return ()
         known = tuple(self._fleet.snapshot.contents.get(call.model, ()))
-        return uses_of(asked, call.adapter, scales, known, call.principal)
+        return resolve_uses(asked, call.adapter, scales, known, call.principal)
 
-    def applied(self, call: Call, request: GenerateRequest) -> GenerateRequest:
+    def apply(self, call: Call, request: GenerateRequest) -> GenerateRequest:
         """Return the request with the adapters that it is computed with. Raises as `of`."""
         uses = self.of(call, request.adapters)
         return request if uses == request.adapters else replace(request, adapters=uses)
 
 
-def uses_of(
+def resolve_uses(
     asked: Sequence[AdapterUse], called: str, scales: Mapping[str, float], known: Sequence[str], principal: Principal
 ) -> tuple[AdapterUse, ...]:
     """Return the adapters that a call computes with: those that it asked for and the one that it called as `model`.
@@ -59,40 +59,40 @@ def uses_of(
     """
     if not asked and not called:
         return tuple(AdapterUse(name, scale) for name, scale in sorted(scales.items()) if scale and name in known)
-    uses = tuple(_permitted(use, known, principal) for use in asked)
+    uses = tuple(_permit(use, known, principal) for use in asked)
     if called and all(use.name != called for use in uses):
         uses = (AdapterUse(called), *uses)
     return uses
 
 
-def visible(known: Sequence[str], principal: Principal) -> list[str]:
+def visible_adapters(known: Sequence[str], principal: Principal) -> list[str]:
     """Return the adapters that a key may see."""
     return [name for name in known if principal.admin or principal.may_use(name)]
 
 
-def named(wanted: str, known: Sequence[str], principal: Principal) -> str:
+def find_adapter(wanted: str, known: Sequence[str], principal: Principal) -> str:
     """Return the adapter of this name or number. Raises InvalidRequest, which lists those that the key may use."""
     if wanted in known:
         return wanted
     if wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < len(known):
         return known[int(wanted)]
     raise InvalidRequest(
-        f"`lora` names {wanted[:128]!r}, which is no adapter here. {_told(known, principal)}", param="lora"
+        f"`lora` names {wanted[:128]!r}, which is no adapter here. {_list_usable(known, principal)}", param="lora"
     )
 
 
-def _permitted(use: AdapterUse, known: Sequence[str], principal: Principal) -> AdapterUse:
+def _permit(use: AdapterUse, known: Sequence[str], principal: Principal) -> AdapterUse:
     """Return the use under the adapter's name. Raises PermissionDenied; never at a scale of 0, which turns it off."""
-    name = named(use.name, known, principal)
+    name = find_adapter(use.name, known, principal)
     if use.scale and not principal.may_use(name):
         # The error repeats what was sent, so that a number does not reveal its adapter's name.
-        message = f"This API key may not use the adapter {use.name[:128]!r}. {_told(known, principal)}"
+        message = f"This API key may not use the adapter {use.name[:128]!r}. {_list_usable(known, principal)}"
         raise PermissionDenied(message, param="lora")
     return AdapterUse(name, use.scale)
 
 
-def _told(known: Sequence[str], principal: Principal) -> str:
-    usable = visible(known, principal)
+def _list_usable(known: Sequence[str], principal: Principal) -> str:
+    usable = visible_adapters(known, principal)
     names = ", ".join(f"`{name}`" for name in usable[:MAX_NAMES_TOLD])
     if names:
         return f"There are: {names}."

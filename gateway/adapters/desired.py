@@ -70,7 +70,7 @@ _NOTHING = _Known()
 NO_SCALES: Mapping[str, Mapping[str, float]] = {}
 
 
-class AdapterWishes:
+class DesiredAdapters:
     """The desired adapters of all models: at most `REREAD_S` old while Redis answers, the last known while not."""
 
     def __init__(
@@ -113,7 +113,7 @@ class AdapterWishes:
         """Return model -> its registered adapters -> SHA-256; models without any are left out."""
         return {model: known.contents for model, known in self._known.items() if known.contents}
 
-    async def wants(self, record: AdapterRecord) -> bool:
+    async def is_registered(self, record: AdapterRecord) -> bool:
         """Return whether exactly this record is in Redis now. Raises redis.RedisError."""
         found = await self._redis.hget(keys.adapters(record.base), record.name)
         return found == _encode(record)
@@ -122,7 +122,7 @@ class AdapterWishes:
         """Return whether Redis says now that the adapter was removed lately. Raises redis.RedisError."""
         return bool(await self._redis.hexists(keys.adapters_removed(model), name))
 
-    async def remember(self, record: AdapterRecord) -> None:
+    async def register(self, record: AdapterRecord) -> None:
         """Register an adapter. Raises StoreUnavailable."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hset(keys.adapters(record.base), record.name, _encode(record))
@@ -138,7 +138,7 @@ class AdapterWishes:
             return False
         return bool(await self._redis.hsetnx(keys.adapters(record.base), record.name, _encode(record)))
 
-    async def forget(self, model: str, name: str) -> None:
+    async def unregister(self, model: str, name: str) -> None:
         """Remove an adapter and its scale; workers that have it unload it. Raises StoreUnavailable."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hset(keys.adapters_removed(model), name, str(time.time()))
@@ -193,7 +193,7 @@ class AdapterWishes:
         what = "what is wanted of adapters can"
         outage = Outage(f"{what}'t be read", "keeping the last", f"{what} be read again")
         while True:
-            with outage.outlived():
+            with outage.survive():
                 await self.refresh()
             raise_if_cancelled()
             await asyncio.sleep(REREAD_S)

@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from urllib.parse import quote
 
-from gateway.adapters.desired import AdapterRecord, AdapterWishes
+from gateway.adapters.desired import AdapterRecord, DesiredAdapters
 from gateway.errors import PaddockError
 from gateway.registry.snapshot import FleetView
 from gateway.relay.relay import WorkerQueries
@@ -35,76 +35,76 @@ AT_ONCE = 16
 _USABLE = (AdapterState.LOADED, AdapterState.KNOWN)
 
 
-class AdapterKeeper:
+class AdapterReconciler:
     """Compares workers with the registrations, and mends differences. Telling a worker what it knows does nothing."""
 
-    def __init__(self, fleet: FleetView, queries: WorkerQueries, wishes: AdapterWishes) -> None:
+    def __init__(self, fleet: FleetView, queries: WorkerQueries, desired: DesiredAdapters) -> None:
         self._fleet = fleet
         self._queries = queries
-        self._wishes = wishes
-        self._hurry = asyncio.Event()
+        self._desired = desired
+        self._soon = asyncio.Event()
         self._resting: dict[tuple[str, str, str], float] = {}
         """(Boot id, adapter, SHA-256 to load or "" to remove or "adopt") -> time.monotonic() of the next try."""
         self._fixed: dict[str, frozenset[str]] = {}
         """Boot id -> adapters from the worker's settings; no entry until the worker was asked for its adapters."""
 
-    def hurry(self) -> None:
+    def reconcile_soon(self) -> None:
         """Compare at once: the fleet has changed."""
-        self._hurry.set()
+        self._soon.set()
 
     async def run(self) -> None:
-        """Compare and mend every LOOK_S seconds, and at once after `hurry`, until cancelled."""
+        """Compare and mend every LOOK_S seconds, and at once after `reconcile_soon`, until cancelled."""
         outage = Outage("adapters can't be looked after", "workers keep those that they have", "adapters are cared for")
         while True:
-            self._hurry.clear()
-            with outage.outlived():
-                await self._look()
+            self._soon.clear()
+            with outage.survive():
+                await self._reconcile()
             raise_if_cancelled()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
-                    await self._hurry.wait()
+                    await self._soon.wait()
 
-    async def _look(self) -> None:
+    async def _reconcile(self) -> None:
         turns = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for model in list(self._fleet.snapshot.workers):
                 for beat in self._queries.workers(model):
                     if not beat.draining and self._has_work(beat):
-                        group.create_task(self._look_after(beat, turns))
+                        group.create_task(self._reconcile_worker(beat, turns))
         self._forget_the_gone()
 
     def _has_work(self, beat: Heartbeat) -> bool:
         return bool(self._lacking(beat) or self._unwanted(beat) or self._unknown(beat))
 
     def _lacking(self, beat: Heartbeat) -> list[AdapterRecord]:
-        records = self._wishes.records(beat.model).values()
+        records = self._desired.records(beat.model).values()
         return [
             record
             for record in records
             if beat.adapter_hashes.get(record.name) != record.sha256
-            and not self._rests(beat, record.name, record.sha256)
+            and not self._is_resting(beat, record.name, record.sha256)
         ]
 
     def _unwanted(self, beat: Heartbeat) -> list[str]:
-        names = self._wishes.removed(beat.model).intersection(beat.adapters)
-        return [name for name in names if name not in self._fixed_of(beat) and not self._rests(beat, name, "")]
+        names = self._desired.removed(beat.model).intersection(beat.adapters)
+        return [name for name in names if name not in self._fixed_of(beat) and not self._is_resting(beat, name, "")]
 
     def _unknown(self, beat: Heartbeat) -> set[str]:
         """Return the worker's adapters that are neither registered nor removed, nor known to come from its settings."""
-        known = self._wishes.records(beat.model).keys() | self._wishes.removed(beat.model) | self._fixed_of(beat)
-        return {name for name in beat.adapters if name not in known and not self._rests(beat, name, "adopt")}
+        known = self._desired.records(beat.model).keys() | self._desired.removed(beat.model) | self._fixed_of(beat)
+        return {name for name in beat.adapters if name not in known and not self._is_resting(beat, name, "adopt")}
 
-    async def _look_after(self, beat: Heartbeat, turns: asyncio.Semaphore) -> None:
+    async def _reconcile_worker(self, beat: Heartbeat, turns: asyncio.Semaphore) -> None:
         async with turns:
             # The lists are made anew here: an adapter may be removed while another one is loaded.
             for record in self._lacking(beat):
-                await self._tried(beat, self._register(beat, record), f"does not take adapter {record.name}")
+                await self._try(beat, self._register(beat, record), f"does not take adapter {record.name}")
             for name in self._unwanted(beat):
-                await self._tried(beat, self._remove(beat, name), f"keeps adapter {name}")
+                await self._try(beat, self._remove(beat, name), f"keeps adapter {name}")
             if self._unknown(beat):
-                await self._tried(beat, self._adopt(beat), "does not tell what its adapters are")
+                await self._try(beat, self._adopt(beat), "does not tell what its adapters are")
 
-    async def _tried(self, beat: Heartbeat, act: Coroutine[None, None, None], complaint: str) -> None:
+    async def _try(self, beat: Heartbeat, act: Coroutine[None, None, None], complaint: str) -> None:
         try:
             await act
         except (PaddockError, *NO_ANSWER) as error:
@@ -113,14 +113,14 @@ class AdapterKeeper:
     async def _register(self, beat: Heartbeat, record: AdapterRecord) -> None:
         # A file that can't be loaded now can't be in a second.
         self._rest(beat, record.name, record.sha256, REST_S)
-        if await self._wishes.wants(record):
+        if await self._desired.is_registered(record):
             await self._queries.of_worker(beat, "POST", ADAPTERS_PATH, decode_info, record.ask())
             self._rest(beat, record.name, record.sha256, SETTLE_S)
             log.info("worker %s got adapter %s", beat.worker, record.name)
 
     async def _remove(self, beat: Heartbeat, name: str) -> None:
         self._rest(beat, name, "", REST_S)
-        if await self._wishes.is_removed(beat.model, name):
+        if await self._desired.is_removed(beat.model, name):
             await self._queries.of_worker(beat, "DELETE", f"{ADAPTERS_PATH}/{quote(name)}", decode_info)
             self._rest(beat, name, "", SETTLE_S)
             log.info("worker %s gave up adapter %s", beat.worker, name)
@@ -133,13 +133,13 @@ class AdapterKeeper:
         self._fixed[beat.boot] = frozenset(info.name for info in infos if info.fixed)
         mine = [info for info in infos if info.name in unknown and info.state in _USABLE]
         for info in mine:
-            if info.path and not info.fixed and await self._wishes.adopt(_record(beat.model, info)):
+            if info.path and not info.fixed and await self._desired.adopt(_record(beat.model, info)):
                 log.warning("adapter %s was registered nowhere, and is again as %s has it", info.name, beat.worker)
 
     def _fixed_of(self, beat: Heartbeat) -> frozenset[str]:
         return self._fixed.get(beat.boot, frozenset())
 
-    def _rests(self, beat: Heartbeat, name: str, what: str) -> bool:
+    def _is_resting(self, beat: Heartbeat, name: str, what: str) -> bool:
         return self._resting.get((beat.boot, name, what), 0.0) > time.monotonic()
 
     def _rest(self, beat: Heartbeat, name: str, what: str, seconds: float) -> None:

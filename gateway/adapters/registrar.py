@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from gateway.adapters.desired import AdapterRecord, AdapterWishes
+from gateway.adapters.desired import AdapterRecord, DesiredAdapters
 from gateway.errors import InvalidRequest, PaddockError, Unavailable, WorkerLost
 from gateway.relay.relay import WorkerQueries, no_worker
 from workers.protocol.heartbeat import Heartbeat
@@ -44,14 +44,14 @@ T = TypeVar("T")
 
 
 class AdapterRegistrar:
-    def __init__(self, queries: WorkerQueries, wishes: AdapterWishes) -> None:
+    def __init__(self, queries: WorkerQueries, desired: DesiredAdapters) -> None:
         self._queries = queries
-        self._wishes = wishes
+        self._desired = desired
 
     def knows(self, model: str, name: str) -> bool:
         """Whether the adapter is registered, or a worker has it."""
         beats = self._queries.workers(model)
-        return name in self._wishes.records(model) or any(name in beat.adapters for beat in beats)
+        return name in self._desired.records(model) or any(name in beat.adapters for beat in beats)
 
     async def register(self, model: str, asked: LoadAdapter) -> AdapterRecord:
         """Register an adapter: every worker that can be asked checks the file; then all are told to load it.
@@ -60,12 +60,12 @@ class AdapterRegistrar:
         refuses the file: nothing has changed then.
         """
         beats = self._serving(model)
-        record = await self._first(beats, model, asked)
+        record = await self._make_record(beats, model, asked)
         check = record.ask(check=True)
-        await _of_all(beats, lambda beat: self._checked(beat, check))
-        await self._wishes.remember(record)
-        await _of_all(beats, lambda beat: self._told(beat, record))
-        await self._settled(beats, lambda beat: beat.adapter_hashes.get(record.name) == record.sha256)
+        await _ask_all(beats, lambda beat: self._check_on(beat, check))
+        await self._desired.register(record)
+        await _ask_all(beats, lambda beat: self._load_on(beat, record))
+        await self._wait_for_heartbeats(beats, lambda beat: beat.adapter_hashes.get(record.name) == record.sha256)
         return record
 
     async def remove(self, model: str, name: str, wait_s: float) -> int:
@@ -74,29 +74,29 @@ class AdapterRegistrar:
         Raises InvalidRequest where a worker has it from its settings, and StoreUnavailable.
         """
         beats = [beat for beat in self._queries.workers(model) if name in beat.adapters]
-        fixed = await _of_all(beats, lambda beat: self._has_fixed(beat, name))
+        fixed = await _ask_all(beats, lambda beat: self._has_fixed(beat, name))
         if any(fixed):
             raise InvalidRequest(
                 f"The adapter `{name}` stands in the settings of {beats[fixed.index(True)].worker}. Take it out of the "
                 "catalog's `adapters`, or of --adapters, and start the workers again.",
                 param="lora_name",
             )
-        await self._wishes.forget(model, name)
-        left = await _of_all(beats, lambda beat: self._taken(beat, name, wait_s))
-        await self._settled(beats, lambda beat: name not in beat.adapters)
+        await self._desired.unregister(model, name)
+        left = await _ask_all(beats, lambda beat: self._unload_from(beat, name, wait_s))
+        await self._wait_for_heartbeats(beats, lambda beat: name not in beat.adapters)
         return sum(left)
 
-    async def _first(self, beats: list[Heartbeat], model: str, asked: LoadAdapter) -> AdapterRecord:
+    async def _make_record(self, beats: list[Heartbeat], model: str, asked: LoadAdapter) -> AdapterRecord:
         """Return the adapter's record, with the SHA-256 that the first worker that answers finds in the file."""
         for beat in beats:
-            info = await self._checked(beat, replace(asked, check=True))
+            info = await self._check_on(beat, replace(asked, check=True))
             if info is not None:
                 return AdapterRecord(
                     name=asked.name, base=model, path=asked.path, sha256=info.sha256, pinned=asked.pinned
                 )
         raise Unavailable(f"No worker of `{model}` answered. Send the request again later.", retry_after_s=1.0)
 
-    async def _checked(self, beat: Heartbeat, check: LoadAdapter) -> AdapterInfo | None:
+    async def _check_on(self, beat: Heartbeat, check: LoadAdapter) -> AdapterInfo | None:
         """Return what a worker finds in the file; None if it can't be asked. Raises PaddockError if it refuses it."""
         try:
             return await self._queries.of_worker(beat, "POST", ADAPTERS_PATH, decode_info, check)
@@ -108,7 +108,7 @@ class AdapterRegistrar:
             error.message += f" (Worker {beat.worker} refuses it, so nothing is registered.)"
             raise
 
-    async def _told(self, beat: Heartbeat, record: AdapterRecord) -> None:
+    async def _load_on(self, beat: Heartbeat, record: AdapterRecord) -> None:
         try:
             await self._queries.of_worker(beat, "POST", ADAPTERS_PATH, decode_info, record.ask())
         except PaddockError as error:
@@ -121,11 +121,11 @@ class AdapterRegistrar:
             return False
         return any(info.name == name and info.fixed for info in infos)
 
-    async def _taken(self, beat: Heartbeat, name: str, wait_s: float) -> int:
+    async def _unload_from(self, beat: Heartbeat, name: str, wait_s: float) -> int:
         path = f"{ADAPTERS_PATH}/{quote(name)}?wait_s={wait_s:g}"
         try:
             info = await self._queries.of_worker(beat, "DELETE", path, decode_info, timeout_s=wait_s + MARGIN_S)
-        except PaddockError as error:  # worker or adapter has gone meanwhile, or the keeper removes the adapter later
+        except PaddockError as error:  # worker or adapter has gone meanwhile, or the reconciler removes it later
             log.info("worker %s: adapter %s: %s", beat.worker, name, error)
             return 0
         return info.calls if info.state is AdapterState.LEAVING else 0
@@ -136,7 +136,7 @@ class AdapterRegistrar:
             raise no_worker(model)
         return beats
 
-    async def _settled(self, beats: list[Heartbeat], is_told: Callable[[Heartbeat], bool]) -> None:
+    async def _wait_for_heartbeats(self, beats: list[Heartbeat], is_told: Callable[[Heartbeat], bool]) -> None:
         """Return when the heartbeats of all these workers show the change, and after SETTLE_S at the latest."""
         boots = {beat.boot for beat in beats}
         model = beats[0].model if beats else ""
@@ -147,7 +147,7 @@ class AdapterRegistrar:
             await asyncio.sleep(LOOK_S)
 
 
-async def _of_all(beats: Iterable[Heartbeat], ask: Callable[[Heartbeat], Awaitable[T]]) -> list[T]:
+async def _ask_all(beats: Iterable[Heartbeat], ask: Callable[[Heartbeat], Awaitable[T]]) -> list[T]:
     """Return every worker's answer, in the order of `beats`; the first exception cancels the other questions."""
     turns = asyncio.Semaphore(AT_ONCE)
 

@@ -27,7 +27,7 @@ from gateway.errors import QueueFull, QueueTimeout, Stopping, StoreUnavailable
 from gateway.registry.fleet import Fleet
 from gateway.routing.explain import Explanation
 from gateway.routing.placement import ANYWHERE, Ask, Ranking, urgency
-from gateway.store.client import UNFENCED, Filed, Lease, LineFull, Order, Store
+from gateway.store.client import UNFENCED, Filed, Lease, Order, QueueLimitReached, Store
 from gateway.store.outage import Unreadable
 from gateway.telemetry.trace_recorder import QueuePosition
 from workers.protocol import keys
@@ -301,11 +301,11 @@ class Admission:
                 self._upkeep.tell(waiter)
                 self._upkeep.waits(waiter)
                 return None
-            case LineFull():
+            case QueueLimitReached():
                 waiter.asked = False
                 raise self._full(waiter, answer)
 
-    async def _acquire(self, waiter: Waiter) -> Lease | Filed | LineFull | None:
+    async def _acquire(self, waiter: Waiter) -> Lease | Filed | QueueLimitReached | None:
         """Ask Redis for a slot. None: Redis is away."""
         if self._alone.is_away(waiter.model):
             return None
@@ -354,7 +354,7 @@ class Admission:
                 return taken
         return waiter.local
 
-    def _full(self, waiter: Waiter, line: LineFull) -> QueueFull:
+    def _full(self, waiter: Waiter, line: QueueLimitReached) -> QueueFull:
         model, team = waiter.model, waiter.order.team
         wait_s = self._line.predicted_wait_s(model, line.waiting, self._placing.num_slots(model))
         if line.of_team:

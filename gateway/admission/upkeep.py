@@ -19,7 +19,7 @@ from gateway.admission.placing import Placing
 from gateway.admission.slot_share import Roll
 from gateway.errors import StoreUnavailable
 from gateway.registry.fleet import Fleet
-from gateway.store.channel import GatewayBook, follow
+from gateway.store.channel import GatewayHeartbeats, follow
 from gateway.store.client import Store, Ticket
 from gateway.store.outage import NO_ANSWER, Outage, Unreadable, raise_if_cancelled
 from gateway.telemetry.metrics import CROWDED, EXPIRED, VOID
@@ -60,8 +60,8 @@ class Upkeep:
         lost: Callable[[str, str, int], None],
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`unreadable` as in `GatewayBook`. `lost` is called for leases that ended otherwise than by their call: the
-        model, why (one of `of_gateway.LEASE_ENDS`), and how many.
+        """`unreadable` as in `GatewayHeartbeats`. `lost` is called for leases that ended otherwise than by their call:
+        the model, why (one of `of_gateway.LEASE_ENDS`), and how many.
         """
         self._store = store
         self._fleet = fleet
@@ -70,7 +70,7 @@ class Upkeep:
         self._placing = placing
         self._alone = alone
         self._roll = roll
-        self._book = GatewayBook(store.redis, gateway_id, unreadable=unreadable)
+        self._book = GatewayHeartbeats(store.redis, gateway_id, unreadable=unreadable)
         self._ticket_ttl_s = ticket_ttl_s
         self._renew_s = renew_s
         self._sweep_s = sweep_s
@@ -130,7 +130,7 @@ class Upkeep:
         outage = Outage(f"Redis is away, no {name}", "it is tried again and again", f"Redis is back, {name} again")
         while True:
             hurry.clear()
-            with outage.outlived():
+            with outage.survive():
                 await work()
             raise_if_cancelled()
             with suppress(TimeoutError):

@@ -8,14 +8,20 @@ from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.answering import Answering
-from gateway.api.dialect import AskedT, Dialect, Handler
+from gateway.api.dialect import Dialect, Handler, RequestT
 from gateway.api.http.answers import JSON, send_json, send_parts
 from gateway.api.http.diagnostics import request_log_of
 from gateway.api.http.streaming import Pings
+from gateway.api.intake.disconnect import until_disconnect
 from gateway.api.intake.intake import Intake
-from gateway.api.intake.presence import while_present
-from gateway.api.request_head import conversation, read_begin_by, read_wish, session_of, talk_of
+from gateway.api.request_headers import (
+    conversation_key,
+    read_resume_options,
+    read_ttft_deadline,
+    session_of,
+    session_or_request_id,
+)
+from gateway.api.responder import Responder
 from gateway.api.resumable import Resumable
 from gateway.api.shapes import answer_bytes
 from gateway.call import Call, Principal
@@ -29,7 +35,7 @@ from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
 
 
-class PoolAsked(Protocol):
+class PooledRequest(Protocol):
     """One request of a dialect, parsed."""
 
     @property
@@ -41,17 +47,17 @@ class PoolAsked(Protocol):
     def request(self) -> PoolRequest: ...
 
 
-PoolAskedT = TypeVar("PoolAskedT", bound=PoolAsked)
+PooledRequestT = TypeVar("PooledRequestT", bound=PooledRequest)
 
 
-class PoolDialect(Protocol[PoolAskedT]):
+class PoolDialect(Protocol[PooledRequestT]):
     """A way to ask for pooled work. Stateless."""
 
-    def read(self, raw: bytes, scope: Scope) -> PoolAskedT:
+    def read(self, raw: bytes, scope: Scope) -> PooledRequestT:
         """Return the parsed request. Raises PaddockError for what is invalid or not supported, naming the parameter."""
         ...
 
-    def parts(self, asked: PoolAskedT, call: Call, result: PoolResult) -> Iterator[bytes]:
+    def parts(self, asked: PooledRequestT, call: Call, result: PoolResult) -> Iterator[bytes]:
         """Yield the answer as JSON, a large one some rows at a time. Raises PaddockError before the first part."""
         ...
 
@@ -70,44 +76,46 @@ class CallHandlers:
     resumable: Resumable
     queries: WorkerQueries
 
-    def generate(self, dialect: Dialect[AskedT], *, job: Job = "chat", supersedes: bool = False) -> Handler:
+    def generate(self, dialect: Dialect[RequestT], *, job: Job = "chat", supersedes: bool = False) -> Handler:
         """Return the handler of a route that generates text. `job`: the work that its calls want done. `supersedes`: a
         newer call ends the older one of the same key and session (`x-session-id`).
         """
-        answering = Answering(dialect, self.pipeline, self.pings, self.resumable)
+        responder = Responder(dialect, self.pipeline, self.pings, self.resumable)
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
             request_log = request_log_of(scope)
-            async with self.intake.opened(principal, scope, receive) as body:
-                wish = await read_wish(scope, body)
-                if wish is not None and wish.stream:
-                    await self.resumable.again(wish, body, scope, receive, send)
+            async with self.intake.open_body(principal, scope, receive) as body:
+                resume = await read_resume_options(scope, body)
+                if resume is not None and resume.stream:
+                    await self.resumable.again(resume, body, scope, receive, send)
                     return
-                asked = await body.decoded(lambda raw: dialect.read(raw, scope))
+                asked = await body.decode(lambda raw: dialect.read(raw, scope))
                 request_log.held_bytes = body.num_bytes
-                talk = conversation(scope, asked.requests[0], principal.team)
-                call = self.pipeline.call(principal, asked.model, request_log, job, read_begin_by(scope), talk)
+                conversation = conversation_key(scope, asked.requests[0], principal.team)
+                call = self.pipeline.call(
+                    principal, asked.model, request_log, job, read_ttft_deadline(scope), conversation
+                )
                 if supersedes:
                     call = replace(call, session=session_of(scope))
-                await answering.answer(asked, call, wish, scope, receive, send)
+                await responder.answer(asked, call, resume, scope, receive, send)
 
         return handle
 
-    def pool(self, dialect: PoolDialect[PoolAskedT]) -> Handler:
+    def pool(self, dialect: PoolDialect[PooledRequestT]) -> Handler:
         """Return the handler of a route for pooled work."""
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
             request_log = request_log_of(scope)
-            async with self.intake.opened(principal, scope, receive) as body:
-                asked = await body.decoded(lambda raw: dialect.read(raw, scope))
-                begin_by, talk = read_begin_by(scope), talk_of(scope, request_log.request_id)
+            async with self.intake.open_body(principal, scope, receive) as body:
+                asked = await body.decode(lambda raw: dialect.read(raw, scope))
+                begin_by, conversation = read_ttft_deadline(scope), session_or_request_id(scope, request_log.request_id)
                 call = self.pipeline.call(
-                    principal, asked.model, request_log, JOB_OF[asked.request.kind], begin_by, talk
+                    principal, asked.model, request_log, JOB_OF[asked.request.kind], begin_by, conversation
                 )
-                async with while_present(receive):
+                async with until_disconnect(receive):
                     result = await self.pipeline.pool(call, asked.request, request_log)
                     request_log.usage = Usage(sum(result.num_tokens), 0, 0)
-                    body.holds(answer_bytes(result))
+                    body.hold(answer_bytes(result))
                     await send_parts(send, dialect.parts(asked, call, result), JSON, request_log)
 
         return handle
@@ -117,10 +125,10 @@ class CallHandlers:
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
             request_log = request_log_of(scope)
-            async with self.intake.opened(principal, scope, receive) as body:
-                name, request = await body.decoded(lambda raw: read(raw, request_log.ignored))
+            async with self.intake.open_body(principal, scope, receive) as body:
+                name, request = await body.decode(lambda raw: read(raw, request_log.ignored))
                 call = self.pipeline.call(principal, name, request_log)
-                async with while_present(receive):
+                async with until_disconnect(receive):
                     num_tokens = await self.queries.num_tokens(call.model, request, principal.team)
             await send_json(send, {**fields, "input_tokens": num_tokens}, request_log)
 

@@ -24,7 +24,7 @@ from gateway.api.openai import bodies as openai
 from gateway.api.openai.bodies import ChatBody, CompletionBody
 from gateway.api.openai.pooled import EmbeddingsBody, RerankBody
 from gateway.api.parameters.base import synonyms_of
-from gateway.api.parameters.unread import Refusal
+from gateway.api.parameters.unsupported import Refusal
 from gateway.api.responses import body as responses
 from gateway.api.responses.body import ResponsesBody
 

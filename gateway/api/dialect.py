@@ -1,6 +1,6 @@
 """The interfaces of a dialect: how its requests are read, how its answers and its errors are written.
 
-A dialect imports the canonical request and events and nothing of another dialect. `gateway.api.answering` drives it.
+A dialect imports the canonical request and events and nothing of another dialect. `gateway.api.responder` drives it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ErrorShape(Protocol):
         ...
 
 
-class Asked(Protocol):
+class DialectRequest(Protocol):
     """One request of a dialect, parsed: a frozen value that the dialect's writers get as well."""
 
     @property
@@ -96,21 +96,21 @@ class WholeWriter(Protocol):
         ...
 
 
-AskedT = TypeVar("AskedT", bound=Asked)
-AskedIn = TypeVar("AskedIn", bound=Asked, contravariant=True)
+RequestT = TypeVar("RequestT", bound=DialectRequest)
+RequestIn = TypeVar("RequestIn", bound=DialectRequest, contravariant=True)
 
 
-class Writers(Protocol[AskedIn]):
+class Writers(Protocol[RequestIn]):
     """Makes the writers of answers. Stateless."""
 
-    def stream_writer(self, asked: AskedIn, call: Call, request_log: RequestLog) -> StreamWriter: ...
+    def stream_writer(self, asked: RequestIn, call: Call, request_log: RequestLog) -> StreamWriter: ...
 
-    def whole_writer(self, asked: AskedIn, call: Call, request_log: RequestLog) -> WholeWriter: ...
+    def whole_writer(self, asked: RequestIn, call: Call, request_log: RequestLog) -> WholeWriter: ...
 
 
-class Dialect(Writers[AskedT], Protocol[AskedT]):
+class Dialect(Writers[RequestT], Protocol[RequestT]):
     """A way to ask for generated text. Stateless."""
 
-    def read(self, raw: bytes, scope: Scope) -> AskedT:
+    def read(self, raw: bytes, scope: Scope) -> RequestT:
         """Return the parsed request. Raises PaddockError for what is invalid or not supported, naming the parameter."""
         ...

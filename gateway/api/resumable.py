@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.http.answers import note_error, send_error, shape_of
 from gateway.api.http.diagnostics import answer_headers, ping, request_log_of
 from gateway.api.http.streaming import EventStream
+from gateway.api.intake.disconnect import CLIENT_GONE_STATUS, ClientGone, until_disconnect
 from gateway.api.intake.intake import Body
-from gateway.api.intake.presence import CLIENT_GONE_STATUS, ClientGone, while_present
-from gateway.api.request_head import Wish
+from gateway.api.request_headers import ResumeOptions
 from gateway.errors import PaddockError
 from gateway.resume.reading import LocalReading, Reading
 from gateway.resume.recording import Recording
@@ -32,9 +32,9 @@ class Resumable:
         self._metrics = metrics
         self._ping_interval_s = ping_interval_s
 
-    async def first(self, wish: Wish, produce: Produce, scope: Scope, receive: Receive, send: Send) -> None:
+    async def first(self, resume: ResumeOptions, produce: Produce, scope: Scope, receive: Receive, send: Send) -> None:
         """Begin a stream that outlives a broken connection, and send it."""
-        reading = await self.begin(new_stream(), wish.owner, wish.grace_s, produce, request_log_of(scope))
+        reading = await self.begin(new_stream(), resume.owner, resume.grace_s, produce, request_log_of(scope))
         await self.follow(reading, scope, receive, send)
 
     async def begin(
@@ -63,11 +63,11 @@ class Resumable:
             request_log_of(scope).handed_over = not reading.recording.ended
             raise
 
-    async def again(self, wish: Wish, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
+    async def again(self, resume: ResumeOptions, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the rest of a stream; this request's memory counts what is being sent. Raises as `Recordings.open`."""
         body.raw = b""  # the wish has its digest
-        reading = await self._recordings.open(wish.stream, wish.after, wish.owner)
-        await self.send(reading, scope, receive, send, holds=body.holds_at_least)
+        reading = await self._recordings.open(resume.stream, resume.after, resume.owner)
+        await self.send(reading, scope, receive, send, holds=body.hold_at_least)
 
     async def send(
         self,
@@ -86,7 +86,7 @@ class Resumable:
             request_log = request_log_of(scope)
             request_log.trace_recorder.follows(read_context(reading.trace))
             stream = EventStream(send, lambda: answer_headers(request_log), lambda: ping(request_log))
-            async with while_present(receive):
+            async with until_disconnect(receive):
                 failure = await stream.pinged(_copy(reading, stream, holds), self._ping_interval_s)
                 if failure is None:
                     _note_told(request_log)

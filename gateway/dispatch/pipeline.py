@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.adapters.choice import CallAdapters
 from gateway.call import Answer, Call, CallBounds, Cutoff, Principal
-from gateway.catalog import KIND_OF, Names, of_kind
+from gateway.catalog import KIND_OF, ModelNames, models_of_kind
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import Stopping
@@ -36,7 +36,7 @@ class Pipeline:
 
     def __init__(
         self,
-        names: Names,
+        names: ModelNames,
         fleet: FleetView,
         dispatcher: Dispatcher,
         adapters: CallAdapters,
@@ -85,27 +85,27 @@ class Pipeline:
         """Make a call; without `alias`, of the default model. `job`: the model's work; None: it is only asked about.
 
         `begin_by` as in `Call`; `conversation` returns the key that chooses among several models of a name (`shares`).
-        `strict` as in `Names.named`.
+        `strict` as in `ModelNames.named`.
         Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does something else,
-        InvalidRequest where one has to be named.
+        InvalidRequest where one has to be resolved.
         """
         if self._stopping:
             raise Stopping("This gateway is stopping. Send the request again.", retry_after_s=1.0)
         fleet = self._fleet.snapshot
         known = (fleet.models, fleet.adapters, fleet.workers)
-        named = self._names.named(alias, principal, *known, job=job, strict=strict, complete=fleet.is_read)
-        if named.stands_in:
-            self._metrics.unknown_models.labels(named.model).inc()
-            request_log.stands_in = named.name
-            request_log.trace_recorder.notes("unknown_model", model=alias[:MAX_NAME_CHARS], default=named.name)
-        alias, model = named.name, named.model
+        resolved = self._names.resolve_call(alias, principal, *known, job=job, strict=strict, complete=fleet.is_read)
+        if resolved.stands_in:
+            self._metrics.unknown_models.labels(resolved.model).inc()
+            request_log.stands_in = resolved.name
+            request_log.trace_recorder.notes("unknown_model", model=alias[:MAX_NAME_CHARS], default=resolved.name)
+        alias, model = resolved.name, resolved.model
         models: tuple[str, ...] = (model,)
         if self._names.is_chain(alias):
             models = self._names.chain(alias, conversation() if conversation is not None else "")
         request_log.alias, request_log.model, request_log.asks_only = alias, models[0], job is None
         kind = None if job is None else KIND_OF[job]
         if kind is not None:
-            models = of_kind(alias, kind, models, fleet.workers)
+            models = models_of_kind(alias, kind, models, fleet.workers)
         call = Call(
             request_id=request_log.request_id,
             principal=principal,

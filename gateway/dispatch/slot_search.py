@@ -173,7 +173,7 @@ class SlotSearch:
             else:
                 state.ask = await self._on_thread(state.call, ask_of_pooled, state.asked)
             return
-        state.request = self._adapters.applied(state.call, state.asked)
+        state.request = self._adapters.apply(state.call, state.asked)
         await self._ask_anew(state)
 
     async def _ask_anew(self, state: CallState) -> None:
@@ -283,7 +283,7 @@ class SlotSearch:
         if isinstance(state.asked, PoolRequest):
             return
         had_adapters = bool(state.request.adapters)
-        state.request = self._adapters.applied(state.call, replace_struct(state.asked, slot=ANY))
+        state.request = self._adapters.apply(state.call, replace_struct(state.asked, slot=ANY))
         if had_adapters or state.request.adapters:
             state.ask_is_due = True  # prefixes are hashed anew, before the call waits for a slot there
         else:
@@ -306,7 +306,7 @@ class SlotSearch:
         if isinstance(state.asked, PoolRequest) or not state.asked.adapters or model == state.call.model:
             return True
         try:
-            self._adapters.applied(replace(state.call, model=model), state.asked)
+            self._adapters.apply(replace(state.call, model=model), state.asked)
         except (InvalidRequest, PermissionDenied):
             return False
         return True

@@ -142,7 +142,7 @@ class Fleet:
     async def _poll(self) -> None:
         while True:
             self._hurry.clear()
-            with self._outage.outlived():
+            with self._outage.survive():
                 async with self._reading:
                     await self._read_what_is_due()
             self._read_all = self._read_all or self._outage.lasts

@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 from gateway.errors import PaddockError, StreamGone
-from gateway.resume.recording import GONE, PIECE_BYTES, Place, Recording, split_events
+from gateway.resume.recording import GONE, PIECE_BYTES, ReaderLease, Recording, split_events
 from gateway.store.outage import raise_if_cancelled
 from gateway.store.streams import StreamLog
 
@@ -42,10 +42,10 @@ class Reading(Protocol):
 class LocalReading:
     """Reads a stream that this process writes, out of memory."""
 
-    def __init__(self, recording: Recording, after: int, place: Place) -> None:
+    def __init__(self, recording: Recording, after: int, lease: ReaderLease) -> None:
         self.recording = recording
         self._after = after
-        self._place = place
+        self._lease = lease
         self._open = True
         recording.num_readers += 1
 
@@ -71,7 +71,7 @@ class LocalReading:
     def close(self) -> None:
         if self._open:
             self._open = False
-            self._place.leave()
+            self._lease.leave()
             self.recording.num_readers -= 1
             self.recording.left_at = time.monotonic()
 
@@ -81,9 +81,9 @@ class RemoteReading:
 
     refusal: PaddockError | None = None
 
-    def __init__(self, log: StreamLog, stream: str, after: int, trace: str, place: Place) -> None:
+    def __init__(self, log: StreamLog, stream: str, after: int, trace: str, lease: ReaderLease) -> None:
         self.trace = trace
-        self._place = place
+        self._lease = lease
         self._log = log
         self._stream = stream
         self._after = after
@@ -116,7 +116,7 @@ class RemoteReading:
 
     def close(self) -> None:
         """Give the reader's place back. The writer's gateway sees that no more signs come."""
-        self._place.leave()
+        self._lease.leave()
 
     async def _sign(self) -> bool:
         """Tell the writer's gateway every SIGN_EVERY_S that one reads, caught up or not. Return whether it was due."""

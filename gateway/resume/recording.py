@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from gateway.errors import PaddockError, StoreUnavailable, StreamGone, TooManyRequests
-from gateway.store.streams import Batch, StreamHead, StreamLog, Write
+from gateway.store.streams import Batch, StreamInfo, StreamLog, Write
 
 GONE = (
     "This stream is not here any more: it ended too long ago, was given up, or its gateway is gone. Send the request "
@@ -20,12 +20,12 @@ PIECE_BYTES = 128 << 10
 
 
 class Recording:
-    """The events of one stream. One task writes it, any number on this event loop read it, `news` feeds it to Redis.
+    """The events of one stream. One task writes it, any number on this event loop read it; Redis gets each write.
 
-    It is the sink of a streamed answer (`gateway.api.answering.Sink`), and never makes its writer wait.
+    It is the sink of a streamed answer (`gateway.api.responder.Sink`), and never makes its writer wait.
     """
 
-    def __init__(self, stream: str, head: StreamHead, max_bytes: int) -> None:
+    def __init__(self, stream: str, head: StreamInfo, max_bytes: int) -> None:
         self.stream = stream
         self.head = head
         self.started = False
@@ -112,8 +112,8 @@ class Recording:
             end += 1
         return b"".join(self._events[first:end]), number + end - first
 
-    def news(self, *, renew: bool) -> Write | None:
-        """Return the write that Redis lacks; call `noted` when it is done. None: nothing is new or to be renewed."""
+    def pending_write(self, *, renew: bool) -> Write | None:
+        """Return the write that Redis lacks; call `mark_written` after it. None: nothing is new or to be renewed."""
         batch: Batch | None = None
         if self._flushed < self.last:
             first = max(self._flushed + 1, self._first)
@@ -124,7 +124,7 @@ class Recording:
         renew = renew or self.ended or not self._flushed
         return Write(self.stream, self.head, batch, self._first, self.ended, self.last, renew)
 
-    def noted(self, write: Write) -> None:
+    def mark_written(self, write: Write) -> None:
         self._flushed = max(self._flushed, write.last)
         self.settled = self.settled or write.ended
 
@@ -166,7 +166,7 @@ class Readers:
         self._of_stream: Counter[str] = Counter()
         self._more_of_team: Counter[str] = Counter()
 
-    def enter(self, team: str, stream: str) -> Place:
+    def enter(self, team: str, stream: str) -> ReaderLease:
         """Count one more reader and return its place, which must be left, once or more. Raises TooManyRequests."""
         if self._of_stream[stream] >= MAX_OF_STREAM:
             raise TooManyRequests(
@@ -183,7 +183,7 @@ class Readers:
             )
         self._more_of_team[team] += self._of_stream[stream] > 0
         self._of_stream[stream] += 1
-        return Place(self, team, stream)
+        return ReaderLease(self, team, stream)
 
     def leave(self, team: str, stream: str) -> None:
         """Count one reader less."""
@@ -194,7 +194,7 @@ class Readers:
                 del counter[name]
 
 
-class Place:
+class ReaderLease:
     """Holds one reader's place. Only the first `leave` counts."""
 
     __slots__ = ("_readers", "_stream", "_team")
@@ -215,7 +215,7 @@ LOOK_EVERY_S = 0.3
 SHORTEST_S = 0.01
 
 
-async def unread(recording: Recording, log: StreamLog, grace_s: float) -> bool:
+async def wait_until_unread(recording: Recording, log: StreamLog, grace_s: float) -> bool:
     """Wait until nobody has read the stream for `grace_s`, here or at another gateway. False: it ended before that."""
     seen: bytes | None = None
     read_at = time.monotonic()

@@ -16,9 +16,9 @@ from typing import Literal
 
 from gateway.errors import InternalError, InvalidRequest, StoreUnavailable, StreamGone, TooManyStreams
 from gateway.resume.reading import LocalReading, Reading, RemoteReading
-from gateway.resume.recording import GONE, Readers, Recording, unread
+from gateway.resume.recording import GONE, Readers, Recording, wait_until_unread
 from gateway.store.outage import raise_if_cancelled
-from gateway.store.streams import Count, Held, StreamHead, StreamLog, StreamQuota
+from gateway.store.streams import StreamBytes, StreamCount, StreamInfo, StreamLog, StreamQuota
 from workers.protocol import keys
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Recordings:
         self._readers = Readers()
         self._running: dict[str, Recording] = {}
         """Stream id -> those of which Redis has not got everything, or that somebody reads here."""
-        self._over: dict[str, list[Held]] = {}
+        self._over: dict[str, list[StreamBytes]] = {}
         """Team -> streams that have left `_running`, but still count as running in Redis."""
         self._writers: dict[str, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -105,7 +105,7 @@ class Recordings:
         """
         if self._tasks is None:
             raise RuntimeError("streams are begun while `run` runs")
-        recording = Recording(stream, StreamHead(owner.team, owner.request, self._gateway, trace), self._max_bytes)
+        recording = Recording(stream, StreamInfo(owner.team, owner.request, self._gateway, trace), self._max_bytes)
         try:
             self._share(recording, await self._quota.begin(owner.team, stream))
             await self._write([recording], renew=True)
@@ -165,7 +165,7 @@ class Recordings:
             self._writers.pop(recording.stream, None)
 
     async def _watch(self, recording: Recording, grace_s: float) -> None:
-        if await unread(recording, self._log, grace_s):
+        if await wait_until_unread(recording, self._log, grace_s):
             recording.dropped = True
             self._cancel(recording.stream)
 
@@ -182,7 +182,9 @@ class Recordings:
         for recording in [one for one in self._running.values() if _done(one)]:
             del self._running[recording.stream]
             state: Literal["gone", "ended"] = "gone" if recording.dropped else "ended"
-            self._over.setdefault(recording.head.team, []).append(Held(recording.stream, recording.num_bytes, state))
+            self._over.setdefault(recording.head.team, []).append(
+                StreamBytes(recording.stream, recording.num_bytes, state)
+            )
         teams = {one.head.team for one in self._running.values()} if renew else set()
         await asyncio.gather(*(self._charge(team, renew=renew) for team in teams.union(self._over)))
         return not self._away
@@ -191,12 +193,12 @@ class Recordings:
         """Report to Redis what the team's streams here hold, and bound each to its share."""
         running = [one for one in self._running.values() if one.head.team == team] if renew else []
         over = self._over.get(team, [])
-        held = [*over, *(Held(one.stream, one.num_bytes, "running") for one in running)]
+        held = [*over, *(StreamBytes(one.stream, one.num_bytes, "running") for one in running)]
         try:
             count = await self._quota.note(team, held)
             await self._log.forget(count.made_room)
         except StoreUnavailable:
-            count = Count(len(running), ())
+            count = StreamCount(len(running), ())
         else:
             # More streams may have ended by now.
             del over[: len(held) - len(running)]
@@ -205,12 +207,12 @@ class Recordings:
         for recording in running:
             self._share(recording, count)
 
-    def _counted_here(self, team: str) -> Count | None:
+    def _counted_here(self, team: str) -> StreamCount | None:
         """Return a team's count of streams here, for while Redis is away; None: it runs as many as it may have."""
         num_running = sum(one.head.team == team for one in self._running.values())
-        return Count(num_running + 1, ()) if num_running < self._quota.bounds.max_streams else None
+        return StreamCount(num_running + 1, ()) if num_running < self._quota.bounds.max_streams else None
 
-    def _share(self, recording: Recording, count: Count | None) -> None:
+    def _share(self, recording: Recording, count: StreamCount | None) -> None:
         """Bound the bytes that a stream keeps by its share of its team's. Raises TooManyStreams if `count` is None."""
         if count is None:
             raise TooManyStreams(
@@ -226,12 +228,12 @@ class Recordings:
             if recording.dropped and recording.ended:
                 await self._log.forget((recording.stream,))
                 recording.settled = True
-        news = [(one, write) for one in recordings if (write := one.news(renew=renew)) is not None]
-        if not news:
+        pending_write = [(one, write) for one in recordings if (write := one.pending_write(renew=renew)) is not None]
+        if not pending_write:
             return
-        asked = await self._log.write([write for _, write in news])
-        for recording, write in news:
-            recording.noted(write)
+        asked = await self._log.write([write for _, write in pending_write])
+        for recording, write in pending_write:
+            recording.mark_written(write)
             if recording.stream in asked:
                 self._cancel(recording.stream)
 

@@ -74,7 +74,7 @@ class Gateways:
     """Whether this process was still on the list by its last heartbeat."""
 
 
-class GatewayBook:
+class GatewayHeartbeats:
     """Writes this gateway's heartbeat and reads those of others. Methods raise redis.RedisError and OSError."""
 
     def __init__(

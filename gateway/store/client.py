@@ -10,7 +10,7 @@ from typing import Any
 import redis.asyncio
 
 from gateway.store.outage import reading
-from gateway.store.scripts import Pipe, Script, load_script
+from gateway.store.scripts import Script, ScriptSender, load_script
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION, WorkerAddress
 from workers.redis import link
@@ -118,7 +118,7 @@ class Filed:
 
 
 @dataclass(frozen=True, slots=True)
-class LineFull:
+class QueueLimitReached:
     waiting: int
     of_team: bool = False
     """Whether the bound and the number are those of one team."""
@@ -181,7 +181,7 @@ class Store:
         self._renew = load_script("renew")
         self._reread = load_script("reread")
         self._sweep = load_script("sweep", "shared_overdraft")
-        self._pipe = Pipe(
+        self._pipe = ScriptSender(
             redis,
             (self._acquire, self._claim, self._release, self._withdraw, self._renew, self._reread, self._sweep),
             timeout_s,
@@ -198,7 +198,7 @@ class Store:
         ticket_ttl_s: float,
         max_queue: int,
         max_team_queue: int,
-    ) -> Lease | Filed | LineFull:
+    ) -> Lease | Filed | QueueLimitReached:
         """Take a slot of the first worker in `take` that has one free, else a place in the queue."""
         answer = await self._send(
             self._acquire,
@@ -225,9 +225,9 @@ class Store:
                 case b"queued":
                     return Filed(answer[1].decode(), answer[2].decode(), answer[3])
                 case b"team full":
-                    return LineFull(answer[1], of_team=True)
+                    return QueueLimitReached(answer[1], of_team=True)
                 case _:
-                    return LineFull(answer[1])
+                    return QueueLimitReached(answer[1])
 
     async def claim(self, gateway: str, model: str, id: str, offers: Offers) -> Lease | None:
         """Return the lease that a ticket was granted; None while there is none."""

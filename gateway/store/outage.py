@@ -93,7 +93,7 @@ class Outage:
         self.lasts = False
 
     @contextmanager
-    def outlived(self) -> Iterator[None]:
+    def survive(self) -> Iterator[None]:
         """Run one round of the loop; an error in it ends the round only."""
         try:
             yield

@@ -48,7 +48,7 @@ class QueuedTicket:
 
 
 @dataclass(frozen=True, slots=True)
-class LineView:
+class QueueView:
     settling: bool
     """Whether no slots are granted: Redis has lost its data, and gateways report what runs."""
     waiting: int
@@ -61,14 +61,14 @@ class LineView:
     """Worker -> number of its leases, and their predicted KV tokens."""
 
 
-class LineReader:
+class QueueInspector:
     """Reads queues and heartbeats, and changes nothing."""
 
     def __init__(self, redis: redis.asyncio.Redis) -> None:
         self._redis = redis
         self._script = load_script("look")
 
-    async def look(self, model: str, workers: Sequence[str], classes: int) -> LineView:
+    async def inspect(self, model: str, workers: Sequence[str], classes: int) -> QueueView:
         """Return the state of a model's queue, and the leases of `workers`. Classes go from `-classes` to `classes`.
 
         Raises StoreUnavailable.
@@ -79,7 +79,7 @@ class LineReader:
         with reading():
             settling, waiting, by_priority, by_team, tickets, leased, now_ms = answer
             counts = iter(leased)
-            return LineView(
+            return QueueView(
                 bool(settling),
                 waiting,
                 dict(_pairs(by_priority)),

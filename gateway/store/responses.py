@@ -8,14 +8,14 @@ import redis.asyncio
 
 from gateway.store.client import ANSWER_TIMEOUT_S
 from gateway.store.outage import answered
-from gateway.store.scripts import Pipe, load_response_script
+from gateway.store.scripts import ScriptSender, load_response_script
 from workers.protocol import keys
 
 NOT_YET = -1
 """Answer of the script when more of the oldest responses would have to make room than one run may drop."""
 
 
-class ResponseStore:
+class ResponseRecords:
     def __init__(self, redis: redis.asyncio.Redis, ttl_s: float, bytes_per_team: int) -> None:
         self._redis = redis
         self._ttl_ms = round(ttl_s * 1000)
@@ -23,7 +23,7 @@ class ResponseStore:
         self._keep = load_response_script("keep_response")
         self._make_room = load_response_script("make_room_response")
         self._drop = load_response_script("drop_response")
-        self._pipe = Pipe(redis, (self._keep, self._make_room, self._drop), ANSWER_TIMEOUT_S)
+        self._pipe = ScriptSender(redis, (self._keep, self._make_room, self._drop), ANSWER_TIMEOUT_S)
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
         """Store a record, and keep the responses before it as long; the team's oldest ones make room.

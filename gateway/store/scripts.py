@@ -116,22 +116,22 @@ def _script(name: str, head: str) -> Script:
 Call = tuple[str | int | bytes, ...]
 """The arguments of EVALSHA: SHA-1, number of keys (1), key, arguments."""
 
-MENDABLE = (NoScriptError, MovedError)
+REPAIRABLE = (NoScriptError, MovedError)
 """Answers for a call that was not run and can be: the script is to be loaded, or the key is at another node."""
 
 
 class Runner(Protocol):
     """Runs batches of script calls on the server that has their keys. Methods raise redis.RedisError and OSError."""
 
-    def lane(self, prefix: str) -> str:
-        """Return the lane of a key prefix; calls of one lane may share a batch."""
+    def queue(self, prefix: str) -> str:
+        """Return the queue of a key prefix; calls of one queue may share a batch."""
         ...
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
-        """Run the calls of one lane. Return one answer or exception for each."""
+        """Run the calls of one queue. Return one answer or exception for each."""
         ...
 
-    async def mend(self, call: Call, answer: Any) -> None:
+    async def repair(self, call: Call, answer: Any) -> None:
         """Repair the cause for which the call was not run, one of MENDABLE."""
         ...
 
@@ -149,7 +149,7 @@ class ServerRunner:
         self._scripts = scripts
         self._loaded = False
 
-    def lane(self, prefix: str) -> str:
+    def queue(self, prefix: str) -> str:
         return ""
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
@@ -166,7 +166,7 @@ class ServerRunner:
                 pipeline.execute_command("EVALSHA", *call)
             return await pipeline.execute(raise_on_error=False)
 
-    async def mend(self, call: Call, answer: Any) -> None:
+    async def repair(self, call: Call, answer: Any) -> None:
         await self._load()
 
     async def _load(self) -> None:
@@ -184,14 +184,14 @@ class ClusterRunner:
         self._cluster = cluster
         self._scripts = scripts
 
-    def lane(self, prefix: str) -> str:
+    def queue(self, prefix: str) -> str:
         return prefix
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
         # Not redirected: while a hash slot migrates to another server, no script sees all of its keys.
         return await self._cluster.send([(("EVALSHA", *call), {}) for call in calls], redirect=False)
 
-    async def mend(self, call: Call, answer: Any) -> None:
+    async def repair(self, call: Call, answer: Any) -> None:
         if isinstance(answer, MovedError):
             await self._cluster.has_moved(answer)
             return
@@ -204,7 +204,7 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH = 256
 
-MENDS = 3
+MAX_REPAIRS = 3
 """Most retries of a batch, each after the cause has been repaired."""
 
 LOG_EVERY_S = 10.0
@@ -221,12 +221,12 @@ class _Job:
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _Queue:
     jobs: list[_Job] = field(default_factory=list)
     sender: asyncio.Task[None] | None = None
 
 
-class Pipe:
+class ScriptSender:
     """Runs scripts in the order in which they were called. For one event loop; sending tasks live while there is work.
 
     Calls during a round trip go together with the next one: under load a script call costs a third as much. The order
@@ -234,7 +234,7 @@ class Pipe:
     acquisition's answer any more.
 
     A batch has `timeout_s`, connecting included: a caller waits for at most two of them when Redis hangs. On a Cluster
-    each key prefix has a queue (lane) of its own, so that a server that is away holds up its own models only.
+    each key prefix has a queue of its own, so that a server that is away holds up its own models only.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class Pipe:
         """`took` is called for each answer with the seconds that it took and the script's name."""
         self._runner = runner_for(redis, scripts)
         self._timeout_s = timeout_s
-        self._lanes: dict[str, _Lane] = {}
+        self._queues: dict[str, _Queue] = {}
         self._took = took
         self._logged_at = float("-inf")
 
@@ -255,11 +255,11 @@ class Pipe:
         """Queue a script call and return its answer as a future. The script runs whether or not that is awaited. It
         fails with StoreUnavailable and nothing else: whatever a script meets in our keys is no fault of the caller."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        name = self._runner.lane(prefix)
-        lane = self._lanes.setdefault(name, _Lane())
-        lane.jobs.append(_Job((script.sha, 1, prefix, *arguments), answer, script.name, time.perf_counter()))
-        if lane.sender is None:
-            lane.sender = asyncio.create_task(self._send_all(name, lane), name="redis scripts")
+        name = self._runner.queue(prefix)
+        queue = self._queues.setdefault(name, _Queue())
+        queue.jobs.append(_Job((script.sha, 1, prefix, *arguments), answer, script.name, time.perf_counter()))
+        if queue.sender is None:
+            queue.sender = asyncio.create_task(self._send_all(name, queue), name="redis scripts")
         return answer
 
     def post(self, lost: Callable[[], None], script: Script, prefix: str, *arguments: str | int | bytes) -> None:
@@ -273,17 +273,17 @@ class Pipe:
 
     async def close(self) -> None:
         """Wait until every call has run or failed."""
-        while senders := {lane.sender for lane in self._lanes.values() if lane.sender is not None}:
+        while senders := {queue.sender for queue in self._queues.values() if queue.sender is not None}:
             await asyncio.wait(senders)
 
-    async def _send_all(self, name: str, lane: _Lane) -> None:
+    async def _send_all(self, name: str, queue: _Queue) -> None:
         try:
-            while lane.jobs:
-                batch, lane.jobs = lane.jobs[:MAX_BATCH], lane.jobs[MAX_BATCH:]
+            while queue.jobs:
+                batch, queue.jobs = queue.jobs[:MAX_BATCH], queue.jobs[MAX_BATCH:]
                 await self._run(batch)
         finally:
-            del self._lanes[name]
-            for job in lane.jobs:
+            del self._queues[name]
+            for job in queue.jobs:
                 job.answer.cancel()
 
     async def _run(self, batch: list[_Job]) -> None:
@@ -323,12 +323,12 @@ class Pipe:
     async def _answers(self, calls: list[Call]) -> list[Any]:
         """Run calls in order. After repairing why one could not be run, run it and all after it again, some twice."""
         answers = await self._runner.run(calls)
-        for _ in range(MENDS):
-            ill = next((at for at, answer in enumerate(answers) if isinstance(answer, MENDABLE)), None)
-            if ill is None:
+        for _ in range(MAX_REPAIRS):
+            failed = next((at for at, answer in enumerate(answers) if isinstance(answer, REPAIRABLE)), None)
+            if failed is None:
                 break
-            await self._runner.mend(calls[ill], answers[ill])
-            answers[ill:] = await self._runner.run(calls[ill:])
+            await self._runner.repair(calls[failed], answers[failed])
+            answers[failed:] = await self._runner.run(calls[failed:])
         return answers
 
 

@@ -13,12 +13,12 @@ import redis.asyncio
 
 from gateway.store.client import ANSWER_TIMEOUT_S
 from gateway.store.outage import NO_ANSWER, answered, is_of_one_name, reading, unavailable
-from gateway.store.scripts import Pipe, load_stream_script
+from gateway.store.scripts import ScriptSender, load_stream_script
 from workers.protocol import keys
 
 
 @dataclass(frozen=True, slots=True)
-class StreamHead:
+class StreamInfo:
     """The owner, request and writer of a stream."""
 
     team: str
@@ -44,7 +44,7 @@ class Write:
     """The news of one stream, to be written to Redis."""
 
     stream: str
-    head: StreamHead
+    head: StreamInfo
     batch: Batch | None
     keep_from: int
     """Number of the oldest event that is still kept."""
@@ -86,7 +86,7 @@ class StreamLog:
                 raise unavailable(answer)
         return frozenset(stream for position, stream in asked if answers[position] == b"1")
 
-    async def head(self, stream: str) -> StreamHead | None:
+    async def head(self, stream: str) -> StreamInfo | None:
         """Return the owner of a stream. None: there is no such stream, or no more."""
         names = ["team", "request", "gateway", "trace"]
         found: list[Any] = await answered(self._redis.hmget(keys.stream(stream), names))
@@ -95,7 +95,7 @@ class StreamLog:
             return None
         with reading():
             team, request, gateway = ((field or b"").decode() for field in fields)
-            return StreamHead(team, request, gateway, (trace or b"").decode())
+            return StreamInfo(team, request, gateway, (trace or b"").decode())
 
     async def read(self, stream: str, after: int, num_batches: int) -> Page:
         """Return at most `num_batches` that follow an event; the first may begin before it."""
@@ -186,7 +186,7 @@ class StreamBounds:
         return max(LEAST_BYTES, self.max_bytes // max(1, num_running))
 
 
-class Held(NamedTuple):
+class StreamBytes(NamedTuple):
     """The bytes of one stream that its team is charged for."""
 
     stream: str
@@ -194,7 +194,7 @@ class Held(NamedTuple):
     state: Literal["running", "ended", "gone"]
 
 
-class Count(NamedTuple):
+class StreamCount(NamedTuple):
     num_running: int
     """Streams of the team that run, at all gateways."""
     made_room: tuple[str, ...]
@@ -209,20 +209,20 @@ class StreamQuota:
         self.bounds = bounds
         self._lifetimes_ms = (round(keys.STREAM_TTL_S * 1000), round(kept_s * 1000))
         self._script = load_stream_script("count_streams")
-        self._pipe = Pipe(redis, (self._script,), ANSWER_TIMEOUT_S)
+        self._pipe = ScriptSender(redis, (self._script,), ANSWER_TIMEOUT_S)
 
-    async def begin(self, team: str, stream: str) -> Count | None:
+    async def begin(self, team: str, stream: str) -> StreamCount | None:
         """Count a new stream in; None: the team runs as many as it may have."""
-        return await self._count(team, "1", (Held(stream, 0, "running"),))
+        return await self._count(team, "1", (StreamBytes(stream, 0, "running"),))
 
-    async def note(self, team: str, held: Iterable[Held]) -> Count:
+    async def note(self, team: str, held: Iterable[StreamBytes]) -> StreamCount:
         """Count the bytes of these streams. Call it every `keys.STREAM_RENEW_S` for those that run."""
-        return await self._count(team, "", held) or Count(0, ())
+        return await self._count(team, "", held) or StreamCount(0, ())
 
-    async def _count(self, team: str, is_new: str, held: Iterable[Held]) -> Count | None:
+    async def _count(self, team: str, is_new: str, held: Iterable[StreamBytes]) -> StreamCount | None:
         bounds = (self.bounds.max_streams, self.bounds.max_bytes)
         told = [field for one in held for field in one]
         answer = await self._pipe.send(self._script, keys.streams(team), *bounds, *self._lifetimes_ms, is_new, *told)
         with reading():
             num_running, *made_room = answer
-            return None if num_running < 0 else Count(num_running, tuple(stream.decode() for stream in made_room))
+            return None if num_running < 0 else StreamCount(num_running, tuple(stream.decode() for stream in made_room))

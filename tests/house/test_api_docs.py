@@ -10,7 +10,7 @@ from gateway.access.control import Access
 from gateway.access.records import AccessRecord
 from gateway.api.intake.body import BODY_TIMEOUT_S
 from gateway.api.openai.bodies import IGNORED, REFUSED, ChatBody
-from gateway.api.parameters.unread import OTHERS_IGNORED, OTHERS_REFUSED
+from gateway.api.parameters.unsupported import OTHERS_IGNORED, OTHERS_REFUSED
 from gateway.api.responses import body as responses_body
 from gateway.api.responses import body as responses_refused
 from gateway.api.routes import ROUTES

@@ -14,7 +14,7 @@ from gateway.api.parameters.base import Body, Entry, Loose, text_or_parts
 from gateway.api.parameters.options import MAX_STOPS, MAX_TOKENS, HintsBody, LoraBody
 from gateway.api.parameters.sampling import SamplingBody
 from gateway.api.parameters.thinking import TemplateKwargs, ThinkingSwitch
-from gateway.api.parameters.unread import OTHERS_IGNORED, OTHERS_REFUSED, Refusal
+from gateway.api.parameters.unsupported import OTHERS_IGNORED, OTHERS_REFUSED, Refusal
 from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS
 
 MAX_MESSAGES = 10_000

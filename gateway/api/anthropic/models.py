@@ -13,10 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
-from gateway.api.parameters.base import shown
-from gateway.api.request_head import query_of
+from gateway.api.parameters.base import quote
+from gateway.api.request_headers import query_of
 from gateway.call import Principal
-from gateway.catalog import Names
+from gateway.catalog import ModelNames
 from gateway.errors import InvalidRequest
 from gateway.registry.snapshot import FleetView
 
@@ -27,7 +27,7 @@ MOST = 1000
 class ModelInfos:
     """Answers with the list, in pages, or with the model of the name in the path."""
 
-    def __init__(self, names: Names, fleet: FleetView) -> None:
+    def __init__(self, names: ModelNames, fleet: FleetView) -> None:
         self._names = names
         self._fleet = fleet
 
@@ -83,7 +83,7 @@ def _limit(text: str | None) -> int:
     if text is None:
         return DEFAULT_LIMIT
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MOST):
-        raise InvalidRequest(f"`limit` is {shown(text)}. Send 1 to {MOST}.", param="limit")
+        raise InvalidRequest(f"`limit` is {quote(text)}. Send 1 to {MOST}.", param="limit")
     return int(text)
 
 
@@ -91,5 +91,5 @@ def _index(names: Sequence[str], name: str, param: str) -> int:
     try:
         return names.index(name)
     except ValueError:
-        message = f"`{param}` is {shown(name)}, which is no model of this list. Send an id of an earlier page."
+        message = f"`{param}` is {quote(name)}, which is no model of this list. Send an id of an earlier page."
         raise InvalidRequest(message, param=param) from None

@@ -22,12 +22,12 @@ from gateway.api.anthropic.body import (
     ToolBody,
 )
 from gateway.api.intake.body import read_object
-from gateway.api.parameters.base import shown
-from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, beside_call, too_deep, written
-from gateway.api.parameters.options import read_lora, read_stop, with_hints
+from gateway.api.parameters.base import quote
+from gateway.api.parameters.options import add_hints, read_lora, read_stop
+from gateway.api.parameters.response_format import MAX_SCHEMA_DEPTH, drop_beside_tools, is_too_deep, to_json
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.thinking import enabled_by_kwargs, is_on, read_kwargs
-from gateway.api.parameters.unread import read_body
+from gateway.api.parameters.unsupported import read_body
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import UNBOUNDED, Constraint, GenerateRequest, Message, Thinking, Tool, ToolCall
@@ -92,7 +92,7 @@ def _result(block: Block, path: str) -> Message:
             _text_of(_inner(part, f"{path}.content.{n}"), f"{path}.content.{n}") for n, part in _each(content)
         )
     else:
-        raise InvalidRequest(f"`{path}.content` is {shown(content)}. Send a string or blocks.", param=f"{path}.content")
+        raise InvalidRequest(f"`{path}.content` is {quote(content)}. Send a string or blocks.", param=f"{path}.content")
     return Message("tool", f"Error: {text}" if block.is_error else text, tool_call_id=block.tool_use_id)
 
 
@@ -104,7 +104,7 @@ def _inner(part: Any, path: str) -> Block:
     try:
         return Block.model_validate(part)
     except ValidationError:
-        raise InvalidRequest(f"`{path}` is {shown(part)}. Send a block of type `text`.", param=path) from None
+        raise InvalidRequest(f"`{path}` is {quote(part)}. Send a block of type `text`.", param=path) from None
 
 
 def _assistant(content: Content, path: str) -> Message:
@@ -154,7 +154,7 @@ def _text_of(block: Block, path: str) -> str:
     if block.type in ("image", "document"):
         message = f"`{path}` is of type `{block.type}`; the models here read text only. Send text blocks."
         raise NotSupported(message, param=path)
-    message = f"`{path}` is of type {shown(block.type)}, which does not belong here. Send text blocks."
+    message = f"`{path}` is of type {quote(block.type)}, which does not belong here. Send text blocks."
     raise InvalidRequest(message, param=path)
 
 
@@ -181,13 +181,13 @@ def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> Message
     prompt = _prompt(body)
     request = GenerateRequest(
         **prompt,
-        constraint=beside_call(_form(body), prompt["forced_tools"], ignored),
+        constraint=drop_beside_tools(_form(body), prompt["forced_tools"], ignored),
         sampling=read_sampling(body),
         max_tokens=body.max_tokens,
         stop=read_stop(body.stop_sequences, "stop_sequences"),
         adapters=read_lora(body),
     )
-    return MessagesRequest(body.model, (with_hints(request, body),), body.stream)
+    return MessagesRequest(body.model, (add_hints(request, body),), body.stream)
 
 
 def read_prompt(raw: bytes, ignored: Ignored) -> tuple[str, GenerateRequest]:
@@ -228,11 +228,11 @@ def _is_begun(body: PromptBody) -> bool:
 
 def _tool(tool: ToolBody, path: str) -> Tool:
     if tool.type not in (None, "custom"):
-        message = f"`{path}.type` is {shown(tool.type)}; Paddock has no tools of its own. Send tools of type `custom`."
+        message = f"`{path}.type` is {quote(tool.type)}; Paddock has no tools of its own. Send tools of type `custom`."
         raise UnsupportedParameter(message, param=f"{path}.type")
     if tool.input_schema is None:
         raise InvalidRequest(f"`{path}.input_schema` is missing. Send a JSON Schema.", param=f"{path}.input_schema")
-    if too_deep(tool.input_schema):
+    if is_too_deep(tool.input_schema):
         raise _nested(f"{path}.input_schema")
     return Tool(tool.name, tool.description, tool.input_schema, strict=bool(tool.strict))
 
@@ -247,10 +247,10 @@ def _forced(body: PromptBody, tools: tuple[Tool, ...]) -> tuple[str, ...]:
             raise InvalidRequest("`tool_choice` is `any` and there are no `tools`. Send some.", param="tool_choice")
         return names
     if choice.type != "tool":
-        message = f"`tool_choice.type` is {shown(choice.type)}. Send `auto`, `any`, `tool` or `none`."
+        message = f"`tool_choice.type` is {quote(choice.type)}. Send `auto`, `any`, `tool` or `none`."
         raise InvalidRequest(message, param="tool_choice.type")
     if choice.name not in names:
-        message = f"`tool_choice.name` is {shown(choice.name)}, which is none of `tools`. Send one of them."
+        message = f"`tool_choice.name` is {quote(choice.name)}, which is none of `tools`. Send one of them."
         raise InvalidRequest(message, param="tool_choice.name")
     return (choice.name,)
 
@@ -285,9 +285,9 @@ def _form(body: PromptBody) -> Constraint | None:
     path, form = forms[0]
     if form.type != "json_schema" or form.schema_ is None:
         raise InvalidRequest(f"`{path}` is not a JSON schema. Send `type: json_schema` and a `schema`.", param=path)
-    if too_deep(form.schema_):
+    if is_too_deep(form.schema_):
         raise _nested(f"{path}.schema")
-    return Constraint("json_schema", written(form.schema_), param=f"{path}.schema")
+    return Constraint("json_schema", to_json(form.schema_), param=f"{path}.schema")
 
 
 def _nested(path: str) -> InvalidRequest:

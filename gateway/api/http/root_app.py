@@ -11,9 +11,9 @@ from gateway.api.dialect import ROUTE, SHAPE
 from gateway.api.http.answers import send_error, shape_of
 from gateway.api.http.diagnostics import answer_preflight, begin_request_log
 from gateway.api.http.sockets import METHOD, refusing
-from gateway.api.intake.presence import CLIENT_GONE_STATUS, ClientGone
+from gateway.api.intake.disconnect import CLIENT_GONE_STATUS, ClientGone
 from gateway.api.openai.writing import OPENAI
-from gateway.api.operations.drain import Attendance
+from gateway.api.operations.drain import InFlightRequests
 from gateway.errors import InternalError, PaddockError
 from gateway.telemetry.finish import finish_request
 from gateway.telemetry.metrics import Metrics
@@ -28,7 +28,7 @@ class Door:
         self,
         inside: ASGIApp,
         metrics: Metrics,
-        attendance: Attendance,
+        in_flight: InFlightRequests,
         access: AccessControl,
         tracer: Tracer = OFF,
         *,
@@ -39,7 +39,7 @@ class Door:
         self._metrics = metrics
         self._tracer = tracer
         self._refuses_unknown = refuses_unknown
-        self._attendance = attendance
+        self._in_flight = in_flight
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,9 +49,9 @@ class Door:
             # The server is configured without lifespan; what remains is refused by not answering.
             return
         request_log = begin_request_log(scope, self._tracer, refuses_unknown=self._refuses_unknown)
-        request_log.closes = self._attendance.draining and scope["type"] == "http"
+        request_log.closes = self._in_flight.draining and scope["type"] == "http"
         scope[SHAPE] = OPENAI
-        counts = self._attendance.came(scope)
+        counts = self._in_flight.enter(scope)
         try:
             if scope["method"] == "OPTIONS":
                 request_log.status = 200
@@ -74,7 +74,7 @@ class Door:
             request_log.route = scope.get(ROUTE, "")
             self._access.end(scope)
             if counts:
-                self._attendance.gone()
+                self._in_flight.leave()
             if not request_log.handed_over:
                 finish_request(request_log, self._metrics)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from starlette.types import Message, Receive, Send
 
-from gateway.api.intake.presence import ClientGone
+from gateway.api.intake.disconnect import ClientGone
 from gateway.call import Principal
 from gateway.errors import TooManyConnections, TooManySockets
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from starlette.types import Send
 
-from gateway.api.intake.presence import beside
+from gateway.api.intake.disconnect import beside
 
 END = b"\n\n"
 """The end of an event. Each event is one chunk of the response: there are clients that take a chunk for an event."""

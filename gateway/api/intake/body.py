@@ -18,7 +18,7 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from gateway.api.intake.decoding import let_loop_run
-from gateway.api.intake.presence import ClientGone
+from gateway.api.intake.disconnect import ClientGone
 from gateway.errors import BodyTooLarge, BodyTooSlow, ContextOverflow, InvalidRequest
 from workers.protocol.framing import read_float
 
@@ -28,7 +28,7 @@ BODY_TIMEOUT_S = 60.0
 MAX_FIELDS = 1000
 """Most fields of the body's own object."""
 
-Came = Callable[[bytes, int], Awaitable[None]]
+OnPart = Callable[[bytes, int], Awaitable[None]]
 
 
 class Numbers(list[int]):
@@ -51,7 +51,7 @@ def declared_bytes(scope: Scope) -> int:
     return int(declared) if declared.isdigit() else 0
 
 
-async def _nobody(part: bytes, num_bytes: int) -> None:
+async def _ignore_part(part: bytes, num_bytes: int) -> None:
     """Ignore a part of a body."""
 
 
@@ -60,9 +60,9 @@ async def read_body(
     receive: Receive,
     limit: int,
     timeout_s: float = BODY_TIMEOUT_S,
-    came: Came = _nobody,
+    on_part: OnPart = _ignore_part,
 ) -> bytes:
-    """Return the whole body. `came` gets each part and the number of bytes so far; it may raise, and take its time.
+    """Return the whole body. `on_part` gets each part and the number of bytes so far; it may raise, and take its time.
 
     Raises BodyTooLarge (by its Content-Length before reading, else while counting), BodyTooSlow and ClientGone.
     """
@@ -70,7 +70,7 @@ async def read_body(
         raise _too_large(f"{declared} bytes", limit)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _read_whole(receive, limit, came)
+            return await _read_whole(receive, limit, on_part)
     except TimeoutError:
         raise BodyTooSlow(
             f"The request body was not complete within {timeout_s:g} s. Send the request again, smaller or over a "
@@ -78,7 +78,7 @@ async def read_body(
         ) from None
 
 
-async def _read_whole(receive: Receive, limit: int, came: Came) -> bytes:
+async def _read_whole(receive: Receive, limit: int, on_part: OnPart) -> bytes:
     whole = BytesIO()  # filled as it comes: joining the parts of a large body at its end takes long, and memory for two
     num_bytes = 0
     while True:
@@ -89,7 +89,7 @@ async def _read_whole(receive: Receive, limit: int, came: Came) -> bytes:
         num_bytes += len(part)
         if num_bytes > limit:
             raise _too_large(f"more than {limit} bytes", limit)
-        await came(part, num_bytes)
+        await on_part(part, num_bytes)
         is_last = not message.get("more_body", False)
         if is_last and len(part) == num_bytes:
             return part

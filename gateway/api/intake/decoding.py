@@ -53,7 +53,7 @@ def let_loop_run() -> None:
         _job.since_s = thread_time()
 
 
-class DecodingLane:
+class DecodingThread:
     """Runs work on one thread, or in slices on the event loop. Teams wait in turn for either."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Takes in a request's body: reads it within its caller's bounds, checks and decodes it, counts it until it is over.
 
-async with intake.opened(principal, scope, receive) as body:
-    asked = await body.decoded(dialect.read)        # large ones away from the event loop
+async with intake.open_body(principal, scope, receive) as body:
+    asked = await body.decode(dialect.read)        # large ones away from the event loop
     ...                                             # its memory is reserved until here
 """
 
@@ -24,7 +24,7 @@ from gateway.api.intake.body import (
     read_body,
     slices,
 )
-from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingLane
+from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingThread
 from gateway.api.intake.memory_budget import MemoryBudget, Reservation
 from gateway.call import Principal
 from gateway.dispatch.slot_search import TeamTurns
@@ -38,7 +38,7 @@ SMALL_BODY_BYTES = 256 << 10
 LOADS_AT_ONCE = 2
 """Long things that may be read from Redis for requests at once; of one team one at a time."""
 
-AskedT = TypeVar("AskedT")
+ReadT = TypeVar("ReadT")
 PartT = TypeVar("PartT")
 
 
@@ -46,17 +46,17 @@ class Intake:
     """Takes in every body of this gateway process."""
 
     def __init__(
-        self, max_body_bytes: int, budget: MemoryBudget, lane: DecodingLane, longest_context: Callable[[], int]
+        self, max_body_bytes: int, budget: MemoryBudget, decoding: DecodingThread, longest_context: Callable[[], int]
     ) -> None:
         """`longest_context` returns the longest context of all models that are served now, in tokens; 0: not known."""
         self.max_body_bytes = max_body_bytes
         self._budget = budget
-        self._lane = lane
+        self._decoding = decoding
         self._longest_context = longest_context
         self._loads = TeamTurns(LOADS_AT_ONCE)
 
     @asynccontextmanager
-    async def opened(
+    async def open_body(
         self, principal: Principal, scope: Scope, receive: Receive, most: int | None = None
     ) -> AsyncIterator[Body]:
         """Read a request's body of at most `most` bytes (None: `max_body_bytes`), and check it while it comes.
@@ -73,20 +73,20 @@ class Intake:
                 reservation.resize(UNCHECKED_FACTOR * declared)
             elif declared <= most:
                 reservation.resize(declared)
-            arrival = _Arrival(self, reservation)
-            raw = await read_body(scope, receive, most, came=arrival.came)
-            body = Body(raw, reservation, self, arrival.shape())
-            del raw, arrival
+            incoming = _IncomingCheck(self, reservation)
+            raw = await read_body(scope, receive, most, on_part=incoming.add)
+            body = Body(raw, reservation, self, incoming.shape())
+            del raw, incoming
             yield body
         finally:
             self.give_back(reservation)
 
     async def small(
-        self, principal: Principal, scope: Scope, receive: Receive, read: Callable[[bytes], AskedT]
-    ) -> AskedT:
-        """Read a body that holds no prompt; it counts until it is read. Raises as `opened`, and what `read` raises."""
-        async with self.opened(principal, scope, receive, SMALL_BODY_BYTES) as body:
-            return await body.decoded(read)
+        self, principal: Principal, scope: Scope, receive: Receive, read: Callable[[bytes], ReadT]
+    ) -> ReadT:
+        """Read a body that holds no prompt; it counts until it is read. Raises as `open_body`, and as `read` does."""
+        async with self.open_body(principal, scope, receive, SMALL_BODY_BYTES) as body:
+            return await body.decode(read)
 
     def message(self, principal: Principal, raw: bytes) -> Body:
         """Take in bytes that did not come as a body, or none for a request that only loads what is kept.
@@ -101,26 +101,26 @@ class Intake:
         """Free what is reserved; where it is much, the system has it soon."""
         reservation.close()
         if reservation.num_bytes > INLINE_BYTES:
-            self._lane.tidy()
+            self._decoding.tidy()
 
-    async def decoded(
-        self, raw: bytes, shape: Shape | None, reservation: Reservation, read: Callable[[bytes], AskedT]
-    ) -> AskedT:
+    async def decode(
+        self, raw: bytes, shape: Shape | None, reservation: Reservation, read: Callable[[bytes], ReadT]
+    ) -> ReadT:
         """Return what `read` makes of a body. `shape`: how much it holds; None: too little to matter."""
         if len(raw) <= INLINE_BYTES and _is_quick(shape):
             asked = read(raw)
         else:
-            asked = await self._lane.run(reservation.team, partial(read, raw))
+            asked = await self._decoding.run(reservation.team, partial(read, raw))
         reservation.resize(UNCHECKED_FACTOR * len(raw) if shape is None else shape.held_bytes)
         return asked
 
-    async def checked(self, raw: bytes, reservation: Reservation) -> Shape | None:
+    async def check(self, raw: bytes, reservation: Reservation) -> Shape | None:
         """Return how much there is in a body that came whole; None: too little to matter. Raises as `check_slice`."""
         if len(raw) <= UNCHECKED_BYTES:  # as nearly always
             return None
-        arrival = _Arrival(self, reservation)
-        await arrival.came(raw, len(raw))
-        return arrival.shape()
+        incoming = _IncomingCheck(self, reservation)
+        await incoming.add(raw, len(raw))
+        return incoming.shape()
 
     def begin_check(self) -> ShapeCheck:
         """Return the check of a body long enough to matter; making it goes over all workers, maybe a thousand."""
@@ -128,14 +128,14 @@ class Intake:
 
     async def check_slice(self, team: str, check: ShapeCheck, piece: bytes) -> None:
         """Check more of a large body, in its team's turn. Raises InvalidRequest, ContextOverflow."""
-        await self._lane.slice(team, partial(check.add, piece))
+        await self._decoding.slice(team, partial(check.add, piece))
 
-    async def aside(self, team: str, work: Callable[[], AskedT]) -> AskedT:
+    async def run_aside(self, team: str, work: Callable[[], ReadT]) -> ReadT:
         """Return what `work` returns; it runs on a thread, in its team's turn."""
-        return await self._lane.run(team, work)
+        return await self._decoding.run(team, work)
 
     @asynccontextmanager
-    async def loading(self, num_bytes: int, team: str) -> AsyncIterator[None]:
+    async def load_in_turn(self, num_bytes: int, team: str) -> AsyncIterator[None]:
         """Let a few long things be loaded at a time: each passes through the event loop byte by byte, several times."""
         if num_bytes <= INLINE_BYTES:
             yield
@@ -174,39 +174,39 @@ class Body:
         """Give the memory of the request back: it is over."""
         self._intake.give_back(self._reservation)
 
-    def holds(self, num_bytes: int) -> None:
+    def hold(self, num_bytes: int) -> None:
         """Hold so many bytes more for the answer, or fewer. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
         self._reservation.add(num_bytes)
 
-    def holds_at_least(self, num_bytes: int) -> None:
+    def hold_at_least(self, num_bytes: int) -> None:
         """Hold at least so many bytes in all. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
         self._reservation.grow(num_bytes)
 
-    async def aside(self, num_bytes: int, work: Callable[[], AskedT]) -> AskedT:
+    async def run_aside(self, num_bytes: int, work: Callable[[], ReadT]) -> ReadT:
         """Return what `work` returns. It runs on a thread where it handles about `num_bytes` and those are many, or
         where the body has more in it than its bytes tell.
         """
         if num_bytes <= INLINE_BYTES and _is_quick(self._shape):
             return work()
-        return await self._intake.aside(self.team, work)
+        return await self._intake.run_aside(self.team, work)
 
-    def loading(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
+    def load_in_turn(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
         """Wait until so many bytes may be loaded for the request, where they are many."""
-        return self._intake.loading(num_bytes, self.team)
+        return self._intake.load_in_turn(num_bytes, self.team)
 
-    async def decoded(self, read: Callable[[bytes], AskedT]) -> AskedT:
+    async def decode(self, read: Callable[[bytes], ReadT]) -> ReadT:
         """Return what `read` makes of the body; raises what that raises, InvalidRequest, HeldTooMuch and MemoryFull."""
         raw, self.raw = self.raw, b""
         if self._shape is None:
-            self._shape = await self._intake.checked(raw, self._reservation)
-        return await self._intake.decoded(raw, self._shape, self._reservation, read)
+            self._shape = await self._intake.check(raw, self._reservation)
+        return await self._intake.decode(raw, self._shape, self._reservation, read)
 
 
 def _is_quick(shape: Shape | None) -> bool:
     return shape is None or (shape.num_strings <= INLINE_STRINGS and shape.num_numbers <= INLINE_NUMBERS)
 
 
-def held_while(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callable[[PartT], Awaitable[None]]:
+def keep_held(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callable[[PartT], Awaitable[None]]:
     """Return `work` as work during which the request's memory stays counted, with or without its connection."""
     reservation: Reservation = scope[RESERVATION]
 
@@ -217,13 +217,13 @@ def held_while(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callab
     return counted
 
 
-def holds_of(scope: Scope) -> Callable[[int], None]:
-    """Return a function that takes how many bytes more, or fewer, the request holds; it raises as `Body.holds`."""
+def hold_function(scope: Scope) -> Callable[[int], None]:
+    """Return a function that takes how many bytes more, or fewer, the request holds; it raises as `Body.hold`."""
     reservation: Reservation = scope[RESERVATION]
     return reservation.add
 
 
-class _Arrival:
+class _IncomingCheck:
     """Checks a body while it comes, and refuses it with the first slice that has too much."""
 
     __slots__ = ("_check", "_intake", "_reservation", "_unchecked")
@@ -235,7 +235,7 @@ class _Arrival:
         self._unchecked: list[bytes] = []
         """Parts that came while there was too little to matter."""
 
-    async def came(self, part: bytes, num_bytes: int) -> None:
+    async def add(self, part: bytes, num_bytes: int) -> None:
         """Take the next part. `num_bytes`: bytes that have come, with this part."""
         self._reservation.grow(num_bytes)
         if num_bytes <= UNCHECKED_BYTES:

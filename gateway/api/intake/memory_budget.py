@@ -145,7 +145,7 @@ Holds = Callable[[int], None]
 """Called with how many bytes more, or fewer, a request holds. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
 
 
-class HeldProbs:
+class ProbabilityBudget:
     """Bounds one request's probabilities until they are sent: by number, and by bytes in its memory budget.
 
     Each is dozens of bytes, and a hundred may come with every token.
@@ -153,7 +153,7 @@ class HeldProbs:
 
     def __init__(self, requests: Sequence[GenerateRequest], holds: Holds, *, streams: bool, repeats: bool) -> None:
         """`repeats`: all of them are told at the end, also of a stream, from the same bytes."""
-        self.are_told = any(one.n_probs for one in requests)
+        self.are_wanted = any(one.n_probs for one in requests)
         self._holds = holds
         self._ends_whole = repeats or not streams
         self._most = MAX_WHOLE_PROBS if self._ends_whole else MAX_WAITING_PROBS
@@ -162,7 +162,7 @@ class HeldProbs:
         self._num = [0] * len(requests)
         self._num_bytes = [0] * len(requests)
 
-    def hear(self, choice: int, events: Sequence[CallEvent], *, written: bool) -> None:
+    def count(self, choice: int, events: Sequence[CallEvent], *, written: bool) -> None:
         """Count the probabilities of these events. Begin anew where a stream has `written` all it had of the answer.
 
         Raises InvalidRequest where they are too many, HeldTooMuch, MemoryFull and TakesTooMuch.

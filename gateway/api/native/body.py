@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from gateway.api.parameters.base import Also, Loose, text_or_parts
-from gateway.api.parameters.form import FormBody, Schema
 from gateway.api.parameters.options import (
     LENGTHS,
     MAX_ANSWERS,
@@ -25,8 +24,9 @@ from gateway.api.parameters.options import (
     NoticesBody,
     TokenProbsBody,
 )
+from gateway.api.parameters.response_format import ResponseFormatBody, Schema
 from gateway.api.parameters.sampling import SamplingBody
-from gateway.api.parameters.unread import ONE_OF_SEVERAL, OTHERS_IGNORED, OTHERS_REFUSED, Refusal
+from gateway.api.parameters.unsupported import ONE_OF_SEVERAL, OTHERS_IGNORED, OTHERS_REFUSED, Refusal
 
 MAX_INDENT = 1024
 MAX_FIELDS = 64
@@ -59,7 +59,7 @@ class Trigger(Loose):
     value: Annotated[str, Field(min_length=1, max_length=MAX_TRIGGER_CHARS)]
 
 
-class GenerationBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesBody, LoraBody):
+class GenerationBody(SamplingBody, TokenProbsBody, ResponseFormatBody, HintsBody, NoticesBody, LoraBody):
     """The fields of both bodies."""
 
     @model_validator(mode="before")

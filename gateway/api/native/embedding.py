@@ -19,8 +19,8 @@ from gateway.api.http.diagnostics import ignored_of
 from gateway.api.intake.body import read_object
 from gateway.api.parameters.base import Body
 from gateway.api.parameters.prompts import read_pool_inputs
-from gateway.api.parameters.unread import read_body
-from gateway.api.request_head import named_model
+from gateway.api.parameters.unsupported import read_body
+from gateway.api.request_headers import named_model
 from gateway.api.shapes import FLOAT_BYTES, PART_BYTES
 from gateway.call import Call
 from gateway.errors import InvalidRequest

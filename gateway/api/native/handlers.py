@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.adapters.desired import AdapterWishes
+from gateway.adapters.desired import DesiredAdapters
 from gateway.adapters.registrar import AdapterRegistrar
 from gateway.api.call_handlers import CallHandlers
 from gateway.api.dialect import Handler
@@ -21,7 +21,7 @@ def native_handlers(
     calls: CallHandlers,
     reader: RequestReader,
     fleet: FleetView,
-    adapter_wishes: AdapterWishes,
+    desired_adapters: DesiredAdapters,
     model_wishes: ModelWishes,
     chat: ChatReader,
     enabled: EnabledRoutes,
@@ -32,7 +32,7 @@ def native_handlers(
     models = ModelRoutes(reader, queries, model_wishes, enabled)
     slots = SlotRoutes(reader, queries, call_adapters)
     texts = TextRoutes(reader, queries, chat)
-    adapters = AdapterRoutes(reader, fleet, queries, adapter_wishes, AdapterRegistrar(queries, adapter_wishes))
+    adapters = AdapterRoutes(reader, fleet, queries, desired_adapters, AdapterRegistrar(queries, desired_adapters))
     return {
         "native_completion": calls.generate(CompletionDialect(info)),
         "infill": calls.generate(CompletionDialect(info, infill=True), job="infill", supersedes=True),

@@ -12,8 +12,8 @@ import msgspec
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
-from gateway.adapters.choice import named, visible
-from gateway.adapters.desired import AdapterWishes
+from gateway.adapters.choice import find_adapter, visible_adapters
+from gateway.adapters.desired import DesiredAdapters
 from gateway.adapters.names import NOTHING, known_adapters
 from gateway.adapters.registrar import AdapterRegistrar
 from gateway.api.http.answers import send_bytes, send_json
@@ -22,7 +22,7 @@ from gateway.api.intake.body import decode_json
 from gateway.api.native.request_reader import RequestReader, validated
 from gateway.api.parameters.base import Body
 from gateway.api.parameters.options import LoraBody, read_lora
-from gateway.api.request_head import named_model
+from gateway.api.request_headers import named_model
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.registry.snapshot import FleetView
@@ -59,20 +59,20 @@ class AdapterRoutes:
         reader: RequestReader,
         fleet: FleetView,
         queries: WorkerQueries,
-        wishes: AdapterWishes,
+        desired: DesiredAdapters,
         registrar: AdapterRegistrar,
     ) -> None:
         self._reader = reader
         self._fleet = fleet
         self._queries = queries
-        self._wishes = wishes
+        self._desired = desired
         self._registrar = registrar
 
     async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         call = self._reader.call(principal, {}, scope)
-        records, scales = self._wishes.records(call.model), self._wishes.scales(call.model)
+        records, scales = self._desired.records(call.model), self._desired.scales(call.model)
         known, admin = self._known(call.model), principal.admin
-        shown = frozenset(visible(known, principal))
+        shown = frozenset(visible_adapters(known, principal))
         adapters = [
             {
                 "id": number,
@@ -93,8 +93,8 @@ class AdapterRoutes:
         body = validated(LoraBody, asked, request_log_of(scope).ignored)
         call = self._reader.call(principal, {}, scope, strict=bool(named_model({}, scope)))
         known = self._known(call.model)
-        scales = {named(use.name, known, principal): use.scale for use in read_lora(body)}
-        await self._wishes.set_scales(call.model, scales)
+        scales = {find_adapter(use.name, known, principal): use.scale for use in read_lora(body)}
+        await self._desired.set_scales(call.model, scales)
         await send_json(send, {"success": True}, request_log_of(scope))
 
     async def load(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +131,7 @@ class AdapterRoutes:
         await send_bytes(send, message.encode(), TEXT, request_log_of(scope), status=202 if left else 200)
 
     def _known(self, model: str) -> list[str]:
-        return known_adapters(self._queries.workers(model), self._wishes.contents().get(model, NOTHING))
+        return known_adapters(self._queries.workers(model), self._desired.contents().get(model, NOTHING))
 
 
 def _array(raw: bytes) -> list[object]:

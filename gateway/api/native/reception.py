@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope
 from gateway.api.http.diagnostics import request_log_of
 from gateway.api.intake.body import read_object
 from gateway.api.intake.intake import Body, Intake
-from gateway.api.parameters.base import too_nested, translated
-from gateway.api.request_head import named_model
+from gateway.api.parameters.base import nesting_error, translate_error
+from gateway.api.request_headers import named_model
 from gateway.call import Call, Principal
 from gateway.dispatch.pipeline import Pipeline
 from gateway.registry.snapshot import FleetView
@@ -33,7 +33,7 @@ class Reception:
 
     def opened(self, principal: Principal, scope: Scope, receive: Receive) -> AbstractAsyncContextManager[Body]:
         """Read a body that may be large. Raises as `Intake.opened`."""
-        return self._intake.opened(principal, scope, receive)
+        return self._intake.open_body(principal, scope, receive)
 
     async def small(
         self, principal: Principal, scope: Scope, receive: Receive, read: Callable[[bytes], SmallT]
@@ -71,6 +71,6 @@ def validated(kind: type[BodyT], document: dict[str, Any], ignored: Ignored) -> 
     try:
         return kind.model_validate(given, context=ignored)
     except ValidationError as error:
-        raise translated(error) from None
+        raise translate_error(error) from None
     except RecursionError:
-        raise too_nested() from None
+        raise nesting_error() from None

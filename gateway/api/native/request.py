@@ -15,13 +15,20 @@ from starlette.types import Scope
 from gateway.api.http.diagnostics import ignored_of
 from gateway.api.intake.body import read_object
 from gateway.api.native.body import IGNORED, REFUSED, CompletionBody, GenerationBody, InfillBody, Trigger
-from gateway.api.parameters.base import shown
-from gateway.api.parameters.form import read_form
-from gateway.api.parameters.options import read_lora, read_notices, read_stop, requests_of, sharing_prompts, with_hints
+from gateway.api.parameters.base import quote
+from gateway.api.parameters.options import (
+    add_hints,
+    read_lora,
+    read_notices,
+    read_stop,
+    repeat_request,
+    share_prompt_chars,
+)
 from gateway.api.parameters.prompts import Prompt, read_prompts
+from gateway.api.parameters.response_format import read_constraint
 from gateway.api.parameters.sampling import read_sampling
-from gateway.api.parameters.unread import read_body
-from gateway.api.request_head import named_model
+from gateway.api.parameters.unsupported import read_body
+from gateway.api.request_headers import named_model
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Notice
@@ -51,7 +58,7 @@ def _text_of(given: Any, path: str) -> Any:
         raise NotSupported(message, param=f"{path}.multimodal_data")
     text = given.get("prompt_string")
     if not isinstance(text, str):
-        message = f"`{path}.prompt_string` is {shown(text)}. Send a string."
+        message = f"`{path}.prompt_string` is {quote(text)}. Send a string."
         raise InvalidRequest(message, param=f"{path}.prompt_string")
     return text
 
@@ -85,7 +92,7 @@ def read_completion(raw: bytes, scope: Scope) -> CompletionRequest:
         message = f"{len(prompts)} prompts times `n_cmpl` are more than {MAX_ANSWERS} answers. Ask for fewer at once."
         raise InvalidRequest(message, param="n_cmpl")
     request = _request(body)
-    requests = [one for prompt in prompts for one in requests_of(replace(request, prompt=prompt), body.n_cmpl)]
+    requests = [one for prompt in prompts for one in repeat_request(replace(request, prompt=prompt), body.n_cmpl)]
     return _asked(body, requests)
 
 
@@ -94,7 +101,7 @@ def read_infill(raw: bytes, scope: Scope) -> CompletionRequest:
     body = _validated(InfillBody, raw, scope, ignored_of(scope))
     files = tuple(InfillFile(one.filename, one.text) for one in body.input_extra or ())
     infill = Infill(body.input_prefix, body.input_suffix, body.prompt, files)
-    return _asked(body, requests_of(replace(_request(body), infill=infill), body.n_cmpl))
+    return _asked(body, repeat_request(replace(_request(body), infill=infill), body.n_cmpl))
 
 
 def _validated(kind: type[BodyT], raw: bytes, scope: Scope, ignored: Ignored) -> BodyT:
@@ -103,7 +110,7 @@ def _validated(kind: type[BodyT], raw: bytes, scope: Scope, ignored: Ignored) ->
 
 
 def _asked(body: GenerationBody, requests: Sequence[GenerateRequest]) -> CompletionRequest:
-    return CompletionRequest(body.model, sharing_prompts(requests), body.stream, tuple(body.response_fields or ()))
+    return CompletionRequest(body.model, share_prompt_chars(requests), body.stream, tuple(body.response_fields or ()))
 
 
 def _request(body: GenerationBody) -> GenerateRequest:
@@ -120,11 +127,11 @@ def _request(body: GenerationBody) -> GenerateRequest:
         adapters=read_lora(body),
         tell=_notices(body),
     )
-    return with_hints(request, body)
+    return add_hints(request, body)
 
 
 def _constraint(body: GenerationBody) -> Constraint | None:
-    constraint = read_form(body)
+    constraint = read_constraint(body)
     if constraint is None or not body.grammar_lazy:
         return constraint
     if not body.grammar_triggers:

@@ -23,9 +23,9 @@ from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
 from gateway.api.native.request_reader import RequestReader, validated
 from gateway.api.operations.health import SharedQuery
-from gateway.api.parameters.base import shown
+from gateway.api.parameters.base import quote
 from gateway.api.parameters.options import MAX_SALT_CHARS, LoraBody, read_lora
-from gateway.api.request_head import query_of
+from gateway.api.request_headers import query_of
 from gateway.call import Call, Principal
 from gateway.errors import InvalidRequest, NotSupported, SlotsBusy
 from gateway.relay.relay import WorkerQueries, no_worker
@@ -160,12 +160,12 @@ def _read_action(name: str) -> Literal["save", "restore", "erase"]:
     match name:
         case "save" | "restore" | "erase":
             return name
-    raise InvalidRequest(f"`action` is {shown(name)}. Send `save`, `restore` or `erase`.", param="action")
+    raise InvalidRequest(f"`action` is {quote(name)}. Send `save`, `restore` or `erase`.", param="action")
 
 
 def _read_number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise InvalidRequest(f"{shown(text)} is no slot. Send its number, as `GET /slots` tells it.", param="id_slot")
+        raise InvalidRequest(f"{quote(text)} is no slot. Send its number, as `GET /slots` tells it.", param="id_slot")
     return int(text)
 
 

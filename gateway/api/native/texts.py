@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import JSON, send_json, send_parts
 from gateway.api.http.diagnostics import ignored_of, request_log_of
+from gateway.api.intake.disconnect import until_disconnect
 from gateway.api.intake.intake import Body as HeldBody
-from gateway.api.intake.presence import while_present
 from gateway.api.native.request import read_native_prompt
 from gateway.api.native.request_reader import RequestReader, document_of, validated
 from gateway.api.parameters.base import Body
-from gateway.api.request_head import named_model
+from gateway.api.request_headers import named_model
 from gateway.call import Call, Principal
 from gateway.errors import InternalError
 from gateway.relay.relay import WorkerQueries
@@ -92,8 +92,8 @@ class TextRoutes:
         self._chat = chat
 
     async def tokenize(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._reader.intake.opened(principal, scope, receive) as body:
-            name, asked = await body.decoded(partial(_tokenize_of, scope=scope, team=principal.team))
+        async with self._reader.intake.open_body(principal, scope, receive) as body:
+            name, asked = await body.decode(partial(_tokenize_of, scope=scope, team=principal.team))
             call = self._reader.call(principal, {"model": name}, scope)
             if asked is None:
                 await send_json(send, {"tokens": []}, request_log_of(scope))
@@ -102,16 +102,16 @@ class TextRoutes:
             await send_parts(send, token_parts(found), JSON, request_log_of(scope))
 
     async def detokenize(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._reader.intake.opened(principal, scope, receive) as body:
-            name, tokens = await body.decoded(partial(_tokens_of, scope=scope))
+        async with self._reader.intake.open_body(principal, scope, receive) as body:
+            name, tokens = await body.decode(partial(_tokens_of, scope=scope))
             call = self._reader.call(principal, {"model": name}, scope)
             asked = Detokenize(tokens=tokens, tenant=principal.team)
             found = await self._ask(body, call, DETOKENIZE_PATH, asked, decode_detokenized, receive)
             await send_parts(send, text_parts("content", found.content), JSON, request_log_of(scope))
 
     async def apply_template(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._reader.intake.opened(principal, scope, receive) as body:
-            asked = await body.decoded(lambda raw: self._chat.read(raw, scope))
+        async with self._reader.intake.open_body(principal, scope, receive) as body:
+            asked = await body.decode(lambda raw: self._chat.read(raw, scope))
             call = self._reader.call(principal, {"model": asked.model or named_model({}, scope)}, scope)
             render = Render(request=asked.requests[0], count=False, tenant=principal.team)
             found = await self._ask(body, call, RENDER_PATH, render, decode_rendered, receive)
@@ -127,7 +127,7 @@ class TextRoutes:
         receive: Receive,
     ) -> ReplyT:
         """Return a worker's answer, unless the client leaves. Raises PaddockError, ClientGone."""
-        async with while_present(receive):
+        async with until_disconnect(receive):
             reply = await self._queries.of_model(call.model, "POST", path, bytes, asked)
         return await decoded_reply(body, reply, decode)
 
@@ -154,9 +154,9 @@ async def decoded_reply(body: HeldBody, reply: bytes, decode: Callable[[bytes], 
 
     Raises InternalError, HeldTooMuch, MemoryFull, TakesTooMuch.
     """
-    body.holds(len(reply))
+    body.hold(len(reply))
     try:
-        return await body.aside(len(reply), partial(decode, reply))
+        return await body.run_aside(len(reply), partial(decode, reply))
     except msgspec.DecodeError as error:
         raise InternalError(UNREADABLE) from error
 

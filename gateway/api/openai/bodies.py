@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.api.parameters.base import Also, Body
-from gateway.api.parameters.form import FormBody
 from gateway.api.parameters.messages import ConversationBody
 from gateway.api.parameters.options import (
     LENGTHS,
@@ -26,9 +25,10 @@ from gateway.api.parameters.options import (
     TokenProbsBody,
 )
 from gateway.api.parameters.prompts import FORMS, MAX_PROMPTS
+from gateway.api.parameters.response_format import ResponseFormatBody
 from gateway.api.parameters.sampling import SamplingBody
 from gateway.api.parameters.thinking import ChatThinkingBody
-from gateway.api.parameters.unread import ONE_OF_SEVERAL, OTHERS_IGNORED, OTHERS_REFUSED, Refusal
+from gateway.api.parameters.unsupported import ONE_OF_SEVERAL, OTHERS_IGNORED, OTHERS_REFUSED, Refusal
 from gateway.errors import InvalidRequest
 
 
@@ -39,7 +39,7 @@ class StreamOptions(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class UsageWish:
+class StreamUsageOptions:
     """The chunks in which a stream tells how many tokens were used."""
 
     at_end: bool = False
@@ -48,21 +48,23 @@ class UsageWish:
     """Usage so far comes in every chunk."""
 
 
-NOT_TOLD = UsageWish()
+NO_USAGE = StreamUsageOptions()
 
 
-def read_stream_options(options: StreamOptions | None, *, stream: bool) -> UsageWish:
+def read_stream_options(options: StreamOptions | None, *, stream: bool) -> StreamUsageOptions:
     """Return what the options ask for. Raises InvalidRequest."""
     if options is None:
-        return NOT_TOLD
+        return NO_USAGE
     if not stream:
         message = "`stream_options` needs `stream: true`. Leave it out, or stream."
         raise InvalidRequest(message, param="stream_options")
     always = bool(options.continuous_usage_stats)
-    return UsageWish(bool(options.include_usage), always)
+    return StreamUsageOptions(bool(options.include_usage), always)
 
 
-class ChatBody(ConversationBody, ChatThinkingBody, SamplingBody, ProbsBody, FormBody, HintsBody, NoticesBody, LoraBody):
+class ChatBody(
+    ConversationBody, ChatThinkingBody, SamplingBody, ProbsBody, ResponseFormatBody, HintsBody, NoticesBody, LoraBody
+):
     model: str = ""
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
     stream: bool = False
@@ -80,7 +82,7 @@ DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 20
 
 
-class CompletionBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesBody, LoraBody):
+class CompletionBody(SamplingBody, TokenProbsBody, ResponseFormatBody, HintsBody, NoticesBody, LoraBody):
     model: str = ""
     prompt: Annotated[Any, Field(description=f"{FORMS}, up to {MAX_PROMPTS}")]
     suffix: str | None = None

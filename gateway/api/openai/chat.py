@@ -16,7 +16,7 @@ from gateway.api.http.answers import EncodedArray
 from gateway.api.http.streaming import DONE, data
 from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
 from gateway.api.openai.requests import ChatRequest
-from gateway.api.openai.writing import StreamHead, StreamUsage, Verbose, Whole, chat_id, error_body
+from gateway.api.openai.writing import ChunkEncoder, StreamUsage, Verbose, WholeChoices, chat_id, error_body
 from gateway.api.shapes import progress_fields, timings_object, usage_object
 from gateway.call import Call
 from gateway.dispatch.fan_out import usage_of
@@ -47,7 +47,7 @@ class ChunkWriter:
     def __init__(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> None:
         self._request_log = request_log
         usage, legacy = StreamUsage(asked.usage, len(asked.requests), num_prompts=1), asked.as_function
-        self._head = StreamHead(chat_id(), "chat.completion.chunk", call.alias, usage)
+        self._head = ChunkEncoder(chat_id(), "chat.completion.chunk", call.alias, usage)
         self._choices = [
             _ChunkChoice(
                 self._head, usage, number, one, Verbose(one, wanted=asked.verbose, stream=True), as_function=legacy
@@ -85,7 +85,7 @@ class _ChunkChoice:
 
     def __init__(
         self,
-        head: StreamHead,
+        head: ChunkEncoder,
         usage: StreamUsage,
         number: int,
         request: GenerateRequest,
@@ -234,7 +234,7 @@ class WholeWriter:
     def __init__(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> None:
         self._model = call.alias
         self._request_log = request_log
-        self._whole = Whole(
+        self._whole = WholeChoices(
             [
                 _WholeChoice(one, Verbose(one, wanted=asked.verbose, stream=False), as_function=asked.as_function)
                 for one in asked.requests

@@ -13,9 +13,9 @@ import msgspec
 
 from gateway.api.http.answers import EncodedArray
 from gateway.api.http.streaming import DONE, data
-from gateway.api.openai.logprobs import LegacyCollector, LogprobsCollector, Told, joined, logprobs_object
+from gateway.api.openai.logprobs import LegacyCollector, LegacyLogprobs, LogprobsCollector, join_lists, logprobs_object
 from gateway.api.openai.requests import CompletionRequest
-from gateway.api.openai.writing import StreamHead, StreamUsage, Verbose, Whole, completion_id, error_body
+from gateway.api.openai.writing import ChunkEncoder, StreamUsage, Verbose, WholeChoices, completion_id, error_body
 from gateway.api.shapes import progress_fields, timings_object, usage_object
 from gateway.call import Call
 from gateway.dispatch.fan_out import usage_of
@@ -112,7 +112,7 @@ class WholeProbabilities:
 
     def __init__(self, probs: Probabilities) -> None:
         self._probs = probs
-        self._legacy: list[Told] = []
+        self._legacy: list[LegacyLogprobs] = []
         self._modern: list[bytes] = []
 
     def add_waiting(self) -> None:
@@ -123,7 +123,7 @@ class WholeProbabilities:
             self._modern += map(_encode, self._probs.take()["content"])
 
     def object(self) -> dict[str, Any]:
-        return joined(self._legacy) if self._probs.is_legacy else logprobs_object(EncodedArray(self._modern))
+        return join_lists(self._legacy) if self._probs.is_legacy else logprobs_object(EncodedArray(self._modern))
 
 
 class CompletionWhole:
@@ -133,7 +133,7 @@ class CompletionWhole:
         self._model = call.alias
         self._request_log = request_log
         self._num_prompts = len(asked.prompts)
-        self._whole = Whole(
+        self._whole = WholeChoices(
             [
                 _WholeChoice(
                     one,
@@ -208,7 +208,7 @@ class CompletionChunks:
     def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> None:
         self._request_log = request_log
         usage = StreamUsage(asked.usage, len(asked.requests), len(asked.prompts))
-        self._head = StreamHead(completion_id(), "text_completion", call.alias, usage)
+        self._head = ChunkEncoder(completion_id(), "text_completion", call.alias, usage)
         self._choices = [
             _ChunkChoice(self._head, usage, number, asked, one, Verbose(one, wanted=asked.verbose, stream=True))
             for number, one in enumerate(asked.requests)
@@ -243,7 +243,7 @@ class _ChunkChoice:
 
     def __init__(
         self,
-        head: StreamHead,
+        head: ChunkEncoder,
         usage: StreamUsage,
         number: int,
         asked: CompletionRequest,

@@ -87,7 +87,7 @@ def logprobs_object(content: Sequence[Likely] | EncodedArray) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-Told = dict[str, list[Any]]
+LegacyLogprobs = dict[str, list[Any]]
 """The four lists by name. Likely tokens are encoded as they come: encoding all at the end held up other streams."""
 
 _encode = msgspec.json.Encoder().encode
@@ -97,7 +97,7 @@ class LegacyCollector:
     """Holds the probabilities of tokens until the text that they are told with is there."""
 
     def __init__(self) -> None:
-        self._told = nothing()
+        self._told = empty_lists()
         self._lengths: list[int] = []
         """Characters of each of the prompt's tokens so far."""
         self._offset = 0
@@ -134,9 +134,9 @@ class LegacyCollector:
         # The first token has no probability: nothing comes before it.
         self._told["token_logprobs"][0], self._told["top_logprobs"][0] = None, msgspec.Raw(b"null")
 
-    def take(self) -> Told:
+    def take(self) -> LegacyLogprobs:
         """Return the lists of all tokens that waited."""
-        told, self._told = self._told, nothing()
+        told, self._told = self._told, empty_lists()
         return told
 
     def _add(self, chosen: TokenLogprob, top: Sequence[TokenLogprob]) -> None:
@@ -145,14 +145,14 @@ class LegacyCollector:
         self._told["top_logprobs"].append(msgspec.Raw(_encode(_top(chosen, top))))
 
 
-def nothing() -> Told:
+def empty_lists() -> LegacyLogprobs:
     """Return the lists of no tokens."""
     return {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
 
 
-def joined(parts: Sequence[Told]) -> dict[str, Any]:
+def join_lists(parts: Sequence[LegacyLogprobs]) -> dict[str, Any]:
     """Return the lists of several `take`s as one."""
-    told: dict[str, Any] = {name: [item for part in parts for item in part[name]] for name in nothing()}
+    told: dict[str, Any] = {name: [item for part in parts for item in part[name]] for name in empty_lists()}
     return {**told, "top_logprobs": EncodedArray(list(map(bytes, told["top_logprobs"])))}
 
 

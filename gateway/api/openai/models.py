@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
 from gateway.call import Principal
-from gateway.catalog import Names
+from gateway.catalog import ModelNames
 from gateway.registry.model_wishes import ModelWishes
 from gateway.registry.snapshot import FleetView
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
@@ -24,7 +24,7 @@ OUTPUT: dict[WorkerKind, str] = {"generate": "text", "embed": "embeddings", "ran
 class Models:
     """Lists the models that a key may use."""
 
-    def __init__(self, names: Names, fleet: FleetView, wishes: ModelWishes) -> None:
+    def __init__(self, names: ModelNames, fleet: FleetView, wishes: ModelWishes) -> None:
         self._names = names
         self._fleet = fleet
         self._wishes = wishes

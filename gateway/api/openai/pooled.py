@@ -20,7 +20,7 @@ from gateway.api.intake.body import read_object
 from gateway.api.openai.bodies import POOLED_IGNORED, RERANK_REFUSED
 from gateway.api.parameters.base import Body, Loose
 from gateway.api.parameters.prompts import INPUT_FORMS, MAX_INPUTS, read_pool_inputs
-from gateway.api.parameters.unread import read_body
+from gateway.api.parameters.unsupported import read_body
 from gateway.api.shapes import PART_BYTES, base64_of, rows_of, shortened
 from gateway.call import Call
 from gateway.errors import InvalidRequest

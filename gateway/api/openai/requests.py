@@ -13,28 +13,28 @@ from gateway.api.openai.bodies import (
     COMPLETION_REFUSED,
     DEFAULT_MAX_TOKENS,
     IGNORED,
-    NOT_TOLD,
+    NO_USAGE,
     REFUSED,
     ChatBody,
     CompletionBody,
-    UsageWish,
+    StreamUsageOptions,
     read_stream_options,
 )
-from gateway.api.parameters.form import beside_call, read_form
 from gateway.api.parameters.messages import Toolbox, read_messages, read_tools
 from gateway.api.parameters.options import (
+    add_hints,
     read_lora,
     read_n_probs,
     read_notices,
     read_stop,
-    requests_of,
-    sharing_prompts,
-    with_hints,
+    repeat_request,
+    share_prompt_chars,
 )
 from gateway.api.parameters.prompts import Prompt, read_prompts
+from gateway.api.parameters.response_format import drop_beside_tools, read_constraint
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.thinking import other_words, read_template_values, read_thinking
-from gateway.api.parameters.unread import read_body
+from gateway.api.parameters.unsupported import read_body
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import MAX_PROMPT_CHARS, GenerateRequest, Infill, Thinking
@@ -60,7 +60,7 @@ class ChatRequest:
     model: str
     requests: tuple[GenerateRequest, ...]
     stream: bool
-    usage: UsageWish = NOT_TOLD
+    usage: StreamUsageOptions = NO_USAGE
     as_function: bool = False
     """Whether a tool call is told in the older form, as `function_call`."""
     verbose: bool = False
@@ -76,8 +76,8 @@ def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
     body = read_body(ChatBody, read_object(raw), (IGNORED, REFUSED), ignored)
     usage = read_stream_options(body.stream_options, stream=body.stream)
     toolbox = read_tools(body)
-    request = with_hints(_chat_request(body, toolbox, ignored), body)
-    requests = sharing_prompts(requests_of(request, body.n))
+    request = add_hints(_chat_request(body, toolbox, ignored), body)
+    requests = share_prompt_chars(repeat_request(request, body.n))
     return ChatRequest(body.model, requests, body.stream, usage, toolbox.as_function, body.verbose)
 
 
@@ -90,7 +90,7 @@ def _chat_request(body: ChatBody, toolbox: Toolbox, ignored: Ignored) -> Generat
         parallel_tool_calls=toolbox.parallel,
         thinking=read_thinking(body, other_words(body)),
         template_values=read_template_values(body),
-        constraint=beside_call(read_form(body), toolbox.forced, ignored),
+        constraint=drop_beside_tools(read_constraint(body), toolbox.forced, ignored),
         sampling=read_sampling(body),
         max_tokens=read_max_tokens(lengths),
         stop=read_stop(body.stop),
@@ -118,7 +118,7 @@ class CompletionRequest:
     requests: tuple[GenerateRequest, ...]
     stream: bool
     prompts: tuple[Prompt, ...]
-    usage: UsageWish = NOT_TOLD
+    usage: StreamUsageOptions = NO_USAGE
     echo: bool = False
     """Whether each answer begins with its prompt."""
     legacy_logprobs: bool = False
@@ -137,13 +137,13 @@ def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionReq
     usage = read_stream_options(body.stream_options, stream=body.stream)
     prompts = read_prompts(body.prompt)
     _check(body, prompts)
-    shared = with_hints(_request(body), body)
+    shared = add_hints(_request(body), body)
     if body.echo and body.logprobs is not None:
         most = MAX_PROMPT_PROBS // (1 + body.logprobs) // (len(prompts) * body.n)
         shared = replace(shared, prompt_probs=most, cache_prompt=False)
-    requests = [one for prompt in prompts for one in requests_of(_asking(shared, prompt, body), body.n)]
+    requests = [one for prompt in prompts for one in repeat_request(_asking(shared, prompt, body), body.n)]
     legacy = body.logprobs is not None
-    answers = sharing_prompts(requests)
+    answers = share_prompt_chars(requests)
     return CompletionRequest(body.model, answers, body.stream, prompts, usage, body.echo, legacy, body.verbose)
 
 
@@ -189,7 +189,7 @@ def _request(body: CompletionBody) -> GenerateRequest:
     return GenerateRequest(
         # A raw prompt's answer is raw text: nothing in it is taken for thought.
         thinking=Thinking(split=False),
-        constraint=read_form(body),
+        constraint=read_constraint(body),
         sampling=read_sampling(body),
         max_tokens=DEFAULT_MAX_TOKENS if asked == (None, None) else read_max_tokens(lengths),
         stop=read_stop(body.stop),

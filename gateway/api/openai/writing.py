@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.dialect import ErrorShape, Handler
 from gateway.api.http.answers import in_parts
-from gateway.api.openai.bodies import UsageWish
+from gateway.api.openai.bodies import StreamUsageOptions
 from gateway.api.shapes import settings_object, stop_type, timings_object, usage_object
 from gateway.call import Principal
 from gateway.dispatch.fan_out import usage_of
@@ -30,9 +30,9 @@ from workers.protocol.requests import GenerateRequest
 class StreamUsage:
     """The usage that a stream tells: exact at the end, counted so far before."""
 
-    def __init__(self, wish: UsageWish, num_answers: int, num_prompts: int) -> None:
-        self.always = wish.always
-        self.at_end = wish.at_end
+    def __init__(self, resume: StreamUsageOptions, num_answers: int, num_prompts: int) -> None:
+        self.always = resume.always
+        self.at_end = resume.at_end
         self._per_prompt = num_answers // num_prompts
         self._starts: dict[int, Started] = {}
         """The start of the first answer to each prompt: a prompt counts once."""
@@ -89,7 +89,7 @@ class Choice(Protocol):
 ChoiceT = TypeVar("ChoiceT", bound=Choice)
 
 
-class Whole(Generic[ChoiceT]):
+class WholeChoices(Generic[ChoiceT]):
     """Collects all answers to one request from the events."""
 
     def __init__(self, choices: Sequence[ChoiceT]) -> None:
@@ -172,7 +172,7 @@ class Verbose:
 _encode = msgspec.json.Encoder().encode
 
 
-class StreamHead:
+class ChunkEncoder:
     """Wraps choices into events."""
 
     def __init__(self, id_: str, kind: str, model: str, usage: StreamUsage) -> None:

@@ -18,8 +18,8 @@ from gateway.access.control import RouteToken
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
 from gateway.api.http.sockets import Sockets
-from gateway.api.intake.presence import while_present
-from gateway.api.request_head import query_of
+from gateway.api.intake.disconnect import until_disconnect
+from gateway.api.request_headers import query_of
 from gateway.call import Principal
 from gateway.dispatch.pipeline import Pipeline
 from gateway.errors import InvalidRequest
@@ -39,7 +39,7 @@ FIRST_REQUEST_S = 1.0
 """Seconds that a WebSocket which is opened all the same has to ask something before it is closed."""
 
 
-class Attendance:
+class InFlightRequests:
     """Counts the requests that are being answered, and knows since when nobody new has come."""
 
     def __init__(self) -> None:
@@ -62,22 +62,22 @@ class Attendance:
             log.info("gateway draining", extra={"fields": {"open": self._num_open}})
             self._drains_since = self._came_at = monotonic()
 
-    def came(self, scope: Scope) -> bool:
-        """Count a request; False: it does not count, and `gone` must not be called for it."""
+    def enter(self, scope: Scope) -> bool:
+        """Count a request; False: it does not count, and `leave` must not be called for it."""
         if scope["path"] in UNCOUNTED:
             return False
         self._num_open += 1
         self._came_at = monotonic()
         return True
 
-    def gone(self) -> None:
+    def leave(self) -> None:
         self._num_open -= 1
 
     def quiet_s(self) -> float:
         """Return the seconds since somebody came last, or since the draining began."""
         return monotonic() - self._came_at
 
-    def drains_s(self) -> float:
+    def draining_s(self) -> float:
         """Return the seconds since the draining began; negative: it has not."""
         return monotonic() - self._drains_since
 
@@ -85,16 +85,16 @@ class Attendance:
 class DrainRoute:
     """Answers when this gateway can be stopped without a loss, or after `timeout_s` of the query."""
 
-    def __init__(self, attendance: Attendance, pipeline: Pipeline, sockets: Sockets) -> None:
-        self._attendance = attendance
+    def __init__(self, in_flight: InFlightRequests, pipeline: Pipeline, sockets: Sockets) -> None:
+        self._in_flight = in_flight
         self._pipeline = pipeline
         self._sockets = sockets
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         settle_s, timeout_s = seconds(scope, "settle_s", SETTLE_S), seconds(scope, "timeout_s", LONGEST_S)
         began = monotonic()
-        self._attendance.drain()
-        async with while_present(receive):
+        self._in_flight.drain()
+        async with until_disconnect(receive):
             drained = await self._drained(settle_s, began + timeout_s)
         told = {
             "status": "drained" if drained else "draining",
@@ -105,18 +105,18 @@ class DrainRoute:
 
     async def _drained(self, settle_s: float, until: float) -> bool:
         """Wait until nobody is there and nobody new came for `settle_s`; False where `until`, or SIGTERM, was first."""
-        while self._num_calls() or self._attendance.quiet_s() < settle_s:
+        while self._num_calls() or self._in_flight.quiet_s() < settle_s:
             left_s = until - monotonic()
             if left_s <= 0 or self._pipeline.stopping:
                 return False
-            if self._attendance.drains_s() >= settle_s:
+            if self._in_flight.draining_s() >= settle_s:
                 self._sockets.stop(older_than_s=FIRST_REQUEST_S)
             await asyncio.sleep(min(LOOK_S, left_s))
         return True
 
     def _num_calls(self) -> int:
         """Return the number of calls; those whose answers nobody reads now, but may later, have no request."""
-        return max(self._attendance.num_open, self._pipeline.num_calls)
+        return max(self._in_flight.num_open, self._pipeline.num_calls)
 
 
 def drain_route_token(secret: str) -> RouteToken:

@@ -18,20 +18,20 @@ from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
 from gateway.api.native.request_reader import RequestReader
 from gateway.api.native.texts import ChatReader
-from gateway.api.request_head import query_of
+from gateway.api.request_headers import query_of
 from gateway.call import Call, Principal
 from gateway.errors import StoreUnavailable
 from gateway.registry.snapshot import FleetView
 from gateway.routing.explain import Explanation, Placed
 from gateway.routing.placement import ANYWHERE, MOST_URGENT, Ask, ask_of
 from gateway.routing.retries import Circuits, View
-from gateway.store.queue_inspector import LineView, QueuedBid, QueuedTicket
+from gateway.store.queue_inspector import QueuedBid, QueuedTicket, QueueView
 from workers.protocol.heartbeat import Heartbeat
 
 Json = dict[str, Any]
 
 
-def workers_told(explanation: Explanation, most: int) -> Json:
+def workers_object(explanation: Explanation, most: int) -> Json:
     """Return how workers rank. `most`: workers that are named, of those that would do and of the others."""
     return {
         "num_workers": len(explanation.ranked) + len(explanation.left_out),
@@ -59,7 +59,7 @@ def _worker(placed: Placed) -> Json:
     }
 
 
-def line_told(line: LineView) -> Json:
+def queue_object(line: QueueView) -> Json:
     """Return the line, with priorities as callers give them: the lower number is the more urgent one."""
     return {
         "waiting": line.waiting,
@@ -95,7 +95,7 @@ def _bid(bid: QueuedBid) -> Json:
     }
 
 
-def circuits_told(workers: Sequence[Heartbeat], views: Mapping[str, View]) -> list[Json]:
+def circuits_object(workers: Sequence[Heartbeat], views: Mapping[str, View]) -> list[Json]:
     """Return the circuits of those workers that have failed lately."""
     return [
         {
@@ -109,7 +109,7 @@ def circuits_told(workers: Sequence[Heartbeat], views: Mapping[str, View]) -> li
     ]
 
 
-def gateways_told(beats: Mapping[str, float], now: float) -> list[Json]:
+def gateways_object(beats: Mapping[str, float], now: float) -> list[Json]:
     """Return when gateways were seen, by this one's clock: others' may differ. `beats`: id -> Unix time of the last."""
     return [{"gateway": id, "seen_s_ago": _seconds(max(0.0, now - at))} for id, at in sorted(beats.items())]
 
@@ -122,12 +122,12 @@ MAX_WORKERS = 64
 """Most workers that are listed: the best of those that would do, and as many of the others."""
 
 
-class Explaining(Protocol):
+class Explainer(Protocol):
     def explain(self, model: str, ask: Ask) -> Explanation: ...
 
 
-class Lines(Protocol):
-    async def look(self, model: str, workers: Sequence[str], classes: int) -> LineView: ...
+class QueueReader(Protocol):
+    async def inspect(self, model: str, workers: Sequence[str], classes: int) -> QueueView: ...
 
     async def gateways(self) -> Mapping[str, float]: ...
 
@@ -139,16 +139,16 @@ class ExplainRoute:
         adapters: CallAdapters,
         circuits: Circuits,
         fleet: FleetView,
-        explaining: Explaining,
-        lines: Lines,
+        explainer: Explainer,
+        queues: QueueReader,
         chat: ChatReader,
     ) -> None:
         self._reader = reader
         self._adapters = adapters
         self._circuits = circuits
         self._fleet = fleet
-        self._explaining = explaining
-        self._lines = lines
+        self._explainer = explainer
+        self._queues = queues
         self._chat = chat
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,23 +156,23 @@ class ExplainRoute:
             call, ask = await self._asked(principal, scope, receive)
         else:
             call, ask = self._reader.call(principal, {}, scope), ANYWHERE
-        explanation = self._explaining.explain(call.model, ask)
+        explanation = self._explainer.explain(call.model, ask)
         beats = self._fleet.snapshot.workers.get(call.model, ())
         told: dict[str, Any] = {
             "model": call.model,
             "alias": call.alias,
             "fallbacks": list(call.fallbacks),
             "prompt": {"bytes": ask.prefix.num_bytes, "heads": len(ask.prefix.digests)},
-            **workers_told(explanation, MAX_WORKERS),
-            "circuits": circuits_told(beats, self._circuits.states(time.monotonic())),
+            **workers_object(explanation, MAX_WORKERS),
+            "circuits": circuits_object(beats, self._circuits.states(time.monotonic())),
         }
         await self._add_line(told)
         await send_json(send, told, request_log_of(scope))
 
     async def _asked(self, principal: Principal, scope: Scope, receive: Receive) -> tuple[Call, Ask]:
         """Return the call of the chat request in the body, and its placement request. Raises as the chat route does."""
-        async with self._reader.intake.opened(principal, scope, receive) as body:
-            asked = await body.decoded(lambda raw: self._chat.read(raw, scope))
+        async with self._reader.intake.open_body(principal, scope, receive) as body:
+            asked = await body.decode(lambda raw: self._chat.read(raw, scope))
         query = query_of(scope)
         call = self._reader.call(principal, {"model": asked.model or None}, scope)
         request = asked.requests[0]
@@ -186,12 +186,12 @@ class ExplainRoute:
         """Add what Redis knows; null while it is away, which is when one may want to know the rest."""
         workers = [worker["worker"] for worker in told["workers"]]
         try:
-            line = await self._lines.look(told["model"], workers, MOST_URGENT)
-            gateways = await self._lines.gateways()
+            line = await self._queues.inspect(told["model"], workers, MOST_URGENT)
+            gateways = await self._queues.gateways()
         except StoreUnavailable:
             told["line"] = told["gateways"] = None
             return
         for worker in told["workers"]:
             worker["leases"], worker["leased_kv_tokens"] = line.leased[worker["worker"]]
-        told["line"] = line_told(line)
-        told["gateways"] = gateways_told(gateways, time.time())
+        told["line"] = queue_object(line)
+        told["gateways"] = gateways_object(gateways, time.time())

@@ -133,7 +133,7 @@ _LENGTHS = {
 _WORDS: dict[bool | None, str] = {True: "true", False: "false", None: "null"}
 
 
-def translated(error: ValidationError) -> InvalidRequest:
+def translate_error(error: ValidationError) -> InvalidRequest:
     """Return an error that tells the first thing that is wrong, and how many more there are."""
     details = error.errors(include_url=False)
     first = details[0]
@@ -147,12 +147,12 @@ def translated(error: ValidationError) -> InvalidRequest:
     return InvalidRequest(f"`{path}` {_problem(first)}{more}", param=path)
 
 
-def too_nested() -> InvalidRequest:
+def nesting_error() -> InvalidRequest:
     """Return the error for a RecursionError while a body is checked."""
     return InvalidRequest("The body is nested too deeply. Send a flatter JSON object.")
 
 
-def shown(value: Any) -> str:
+def quote(value: Any) -> str:
     """Return a value for an error message: short, and never more than the caller sent in one place."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
@@ -171,14 +171,14 @@ def _problem(detail: ErrorDetails) -> str:
         return f"has {len(value)} {things}. Send {bound} {limits[limit]}."
     if fault in _BOUNDS:
         limit, bound = _BOUNDS[fault]
-        return f"is {shown(value)}. Send {bound} {_number(limits[limit])}."
+        return f"is {quote(value)}. Send {bound} {_number(limits[limit])}."
     if fault in _KINDS:
-        return f"is {shown(value)}. Send {_KINDS[fault]}."
+        return f"is {quote(value)}. Send {_KINDS[fault]}."
     if fault == "literal_error":
-        return f"is {shown(value)}. Send {limits['expected']}."
+        return f"is {quote(value)}. Send {limits['expected']}."
     if fault == "string_pattern_mismatch":
-        return f"is {shown(value)}. Send a string that matches the pattern {limits['pattern']}."
-    return f"is {shown(value)}. {detail['msg']}."
+        return f"is {quote(value)}. Send a string that matches the pattern {limits['pattern']}."
+    return f"is {quote(value)}. {detail['msg']}."
 
 
 def _number(limit: float) -> str:

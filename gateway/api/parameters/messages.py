@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Body, Entry, Loose, shown, text_or_parts
-from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
+from gateway.api.parameters.base import Body, Entry, Loose, quote, text_or_parts
+from gateway.api.parameters.response_format import MAX_SCHEMA_DEPTH, is_too_deep
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from workers.protocol.requests import Message, Role, Tool, ToolCall
 
@@ -178,11 +178,11 @@ def read_text(content: Content | None, path: str) -> str | None:
 
 def _part_text(part: Part, path: str) -> str:
     if part.type in MEDIA:
-        message = f"`{path}` is of type {shown(part.type)}; the models here read text only. Send text parts."
+        message = f"`{path}` is of type {quote(part.type)}; the models here read text only. Send text parts."
         raise NotSupported(message, param=path)
     name = "refusal" if part.type == "refusal" else "text"
     if part.type != name:
-        raise UnsupportedParameter(f"`{path}` is of type {shown(part.type)}. Send text parts.", param=path)
+        raise UnsupportedParameter(f"`{path}` is of type {quote(part.type)}. Send text parts.", param=path)
     text = part.refusal if name == "refusal" else part.text
     if text is None:
         raise InvalidRequest(f"`{path}.{name}` is missing. Send a string.", param=f"{path}.{name}")
@@ -234,7 +234,7 @@ def _chosen(
     if choice.type == "allowed_tools" and choice.allowed_tools is not None:
         return _allowed(tools, choice.allowed_tools), choice.allowed_tools.mode
     if choice.type != "function" or choice.function is None:
-        message = f"`tool_choice` is {shown(choice.type)}. Send `auto`, `none`, `required` or a function of `tools`."
+        message = f"`tool_choice` is {quote(choice.type)}. Send `auto`, `none`, `required` or a function of `tools`."
         raise InvalidRequest(message, param="tool_choice")
     return tools, choice.function
 
@@ -261,10 +261,10 @@ def _forced(choice: str | NamedFunction | None, tools: tuple[Tool, ...], param: 
         return names
     if isinstance(choice, str):
         told = ", ".join(f"`{word}`" for word in words)
-        message = f"`{param}` is {shown(choice)}. Send {told} or a function of `{source}`."
+        message = f"`{param}` is {quote(choice)}. Send {told} or a function of `{source}`."
         raise InvalidRequest(message, param=param)
     if choice.name not in names:
-        message = f"`{param}` names {shown(choice.name)}, which is none of `{source}`. Send one of them."
+        message = f"`{param}` names {quote(choice.name)}, which is none of `{source}`. Send one of them."
         raise InvalidRequest(message, param=param)
     return (choice.name,)
 
@@ -274,13 +274,13 @@ _OLD_WORDS = ("auto", "none")
 
 def _tool(tool: ToolBody, path: str) -> Tool:
     if tool.type != "function" or tool.function is None:
-        message = f"`{path}` is of type {shown(tool.type)}. Send `type: function` with a `function`."
+        message = f"`{path}` is of type {quote(tool.type)}. Send `type: function` with a `function`."
         raise UnsupportedParameter(message, param=path)
     return _function(tool.function, f"{path}.function")
 
 
 def _function(function: FunctionBody, path: str) -> Tool:
-    if too_deep(function.parameters):
+    if is_too_deep(function.parameters):
         message = f"`{path}.parameters` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
         raise InvalidRequest(message, param=f"{path}.parameters")
     return Tool(function.name, function.description, function.parameters, strict=bool(function.strict))

@@ -48,7 +48,7 @@ class HintsBody(Body):
     t_max_predict_ms: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = 0
 
 
-def with_hints(request: GenerateRequest, body: HintsBody) -> GenerateRequest:
+def add_hints(request: GenerateRequest, body: HintsBody) -> GenerateRequest:
     """Return the request with its hints. Raises InvalidRequest for an answer that must be longer than it may be."""
     if request.max_tokens is not None and body.min_tokens > request.max_tokens:
         message = f"`min_tokens` is {body.min_tokens}, and the answer may have {request.max_tokens}. Send less."
@@ -134,7 +134,7 @@ def read_progress_notices(body: ProgressBody, *, stream: bool) -> tuple[Notice, 
     return tuple(notice for is_wanted, notice in wanted if is_wanted and stream)
 
 
-def sharing_prompts(requests: Sequence[GenerateRequest]) -> tuple[GenerateRequest, ...]:
+def share_prompt_chars(requests: Sequence[GenerateRequest]) -> tuple[GenerateRequest, ...]:
     """Give each of a request's answers its share of the characters of prompts that one request is told."""
     most = MAX_PROMPT_CHARS // max(1, len(requests))
     return tuple(replace(one, max_prompt_chars=most) if "settings" in one.tell else one for one in requests)
@@ -171,7 +171,7 @@ MAX_ANSWERS = 32
 MAX_SEED = 2**32 - 1
 
 
-def requests_of(request: GenerateRequest, n: int) -> tuple[GenerateRequest, ...]:
+def repeat_request(request: GenerateRequest, n: int) -> tuple[GenerateRequest, ...]:
     """Return `n` requests. If there is a seed, each further answer has the one that follows, as with llama-server."""
     seed = request.sampling.seed
     if seed is None:

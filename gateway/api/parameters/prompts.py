@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.api.intake.body import Numbers
 from gateway.api.intake.decoding import let_loop_run
-from gateway.api.parameters.base import shown
+from gateway.api.parameters.base import quote
 from gateway.api.parameters.messages import MEDIA
 from gateway.errors import InvalidRequest, NotSupported
 from workers.protocol.pooled import PoolInput
@@ -34,7 +34,7 @@ def read_prompts(value: Any, path: str = "prompt") -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
-        raise InvalidRequest(f"`{path}` is {shown(value)}. Send {FORMS}.", param=path)
+        raise InvalidRequest(f"`{path}` is {quote(value)}. Send {FORMS}.", param=path)
     if not value:
         raise InvalidRequest(f"`{path}` is empty. Send {FORMS}.", param=path)
     if any(type(item) is int for item in value):
@@ -49,7 +49,7 @@ def _one(value: Any, path: str) -> Prompt:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
-        given = "an empty array" if value == [] else shown(value)
+        given = "an empty array" if value == [] else quote(value)
         raise InvalidRequest(f"`{path}` is {given}. Send a string or an array of tokens.", param=path)
     return read_tokens(value, path)
 
@@ -78,7 +78,7 @@ def read_tokens(items: list[Any], path: str) -> tuple[int | str, ...]:
         if type(item) is int and 0 <= item <= MAX_TOKEN:
             continue
         if not isinstance(item, str):
-            message = f"`{path}.{n}` is {shown(item)}. Send a token's number (0 to {MAX_TOKEN}) or a text."
+            message = f"`{path}.{n}` is {quote(item)}. Send a token's number (0 to {MAX_TOKEN}) or a text."
             raise InvalidRequest(message, param=f"{path}.{n}")
     return tuple(items)
 
@@ -109,7 +109,7 @@ def _one_input(value: Any, path: str) -> PoolInput:
     if isinstance(value, dict):
         return _of_object(value, path)
     if not isinstance(value, list) or not value:
-        given = "an empty array" if value == [] else shown(value)
+        given = "an empty array" if value == [] else quote(value)
         raise InvalidRequest(f"`{path}` is {given}. Send {INPUT_FORMS}.", param=path)
     return read_tokens(value, path)
 
@@ -121,7 +121,7 @@ def _of_object(value: dict[str, Any], path: str) -> PoolInput:
     if "prompt_string" in value:
         text = value["prompt_string"]
         if not isinstance(text, str):
-            message = f"`{path}.prompt_string` is {shown(text)}. Send a string."
+            message = f"`{path}.prompt_string` is {quote(text)}. Send a string."
             raise InvalidRequest(message, param=f"{path}.prompt_string")
         return text
     parts = value.get("content")
@@ -134,7 +134,7 @@ def _of_object(value: dict[str, Any], path: str) -> PoolInput:
 def _text_of(part: Any, path: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in MEDIA:
-        raise NotSupported(f"`{path}` is of type {shown(kind)}; the models here read text only.", param=path)
+        raise NotSupported(f"`{path}` is of type {quote(kind)}; the models here read text only.", param=path)
     if kind != "text" or not isinstance(part.get("text"), str):
         message = f'`{path}` is not a text part. Send parts such as {{"type": "text", "text": "..."}}.'
         raise InvalidRequest(message, param=path)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Also, Body, parts_or_object, shown, text_or_parts
+from gateway.api.parameters.base import Also, Body, parts_or_object, quote, text_or_parts
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import Bias, SamplerName, Sampling
 
@@ -137,7 +137,7 @@ def _stages(asked: str | list[str]) -> tuple[SamplerName, ...]:
         stage = known.get(word if isinstance(asked, str) else word.lower())
         if stage is None:
             path, those = ("samplers", INITIALS) if isinstance(asked, str) else (f"samplers.{n}", NAMES)
-            message = f"`{path}` has {shown(word)}, which is no sampler. Send some of: {', '.join(those)}."
+            message = f"`{path}` has {quote(word)}, which is no sampler. Send some of: {', '.join(those)}."
             raise InvalidRequest(message, param=path)
         if stage in stages:
             path = "samplers" if isinstance(asked, str) else f"samplers.{n}"
@@ -164,7 +164,7 @@ def _biases(asked: dict[str, Any] | list[Any]) -> tuple[Bias, ...]:
         return tuple(_bias(path[:100], what, value) for path, what, value in pairs)
     for n, pair in enumerate(asked):
         if not isinstance(pair, list) or len(pair) != 2:
-            message = f"`logit_bias.{n}` is {shown(pair)}. Send a pair: a token or a text, and a number or false."
+            message = f"`logit_bias.{n}` is {quote(pair)}. Send a pair: a token or a text, and a number or false."
             raise InvalidRequest(message, param=f"logit_bias.{n}")
     return tuple(_bias(f"logit_bias.{n}", what, value) for n, (what, value) in enumerate(asked))
 
@@ -181,11 +181,11 @@ def _bounded(biases: tuple[Bias, ...]) -> tuple[Bias, ...]:
 def _bias(path: str, what: Any, value: Any) -> Bias:
     is_token = isinstance(what, int) and not isinstance(what, bool) and 0 <= what <= 2**31 - 1
     if not is_token and not (isinstance(what, str) and 0 < len(what) <= MAX_BIAS_CHARS):
-        message = f"`{path}` is for {shown(what)}. Send a token's number or a text of 1 to {MAX_BIAS_CHARS} characters."
+        message = f"`{path}` is for {quote(what)}. Send a token's number or a text of 1 to {MAX_BIAS_CHARS} characters."
         raise InvalidRequest(message, param=path)
     if value is False:
         return what, None
     if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_BIAS <= value <= MAX_BIAS:
-        message = f"`{path}` is {shown(value)}. Send a number from -{MAX_BIAS} to {MAX_BIAS}, or false to rule it out."
+        message = f"`{path}` is {quote(value)}. Send a number from -{MAX_BIAS} to {MAX_BIAS}, or false to rule it out."
         raise InvalidRequest(message, param=path)
     return what, float(value) if abs(value) >= LEAST_BIAS else 0.0

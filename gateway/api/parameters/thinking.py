@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Body, Loose, shown
-from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
+from gateway.api.parameters.base import Body, Loose, quote
+from gateway.api.parameters.response_format import MAX_SCHEMA_DEPTH, is_too_deep
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET, UNBOUNDED, Thinking
 
@@ -130,7 +130,7 @@ def enabled_by_kwargs(kwargs: dict[str, Any]) -> bool | None:
     enabled = kwargs.get("enable_thinking")
     if enabled is not None and not isinstance(enabled, bool):
         path = "chat_template_kwargs.enable_thinking"
-        raise InvalidRequest(f"`{path}` is {shown(enabled)}. Send true or false.", param=path)
+        raise InvalidRequest(f"`{path}` is {quote(enabled)}. Send true or false.", param=path)
     if enabled is None and isinstance(kwargs.get("thinking"), bool):
         return bool(kwargs["thinking"])
     return enabled
@@ -162,6 +162,6 @@ def read_template_values(body: ThinkingBody) -> dict[str, Any]:
 
 
 def _check_depth(name: str, given: Any) -> None:
-    if too_deep(given):
+    if is_too_deep(given):
         message = f"`{name}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send flatter values."
         raise InvalidRequest(message, param=name)

@@ -10,16 +10,16 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.answering import Answering
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
-from gateway.api.intake.intake import Body, held_while, holds_of
+from gateway.api.intake.intake import Body, hold_function, keep_held
 from gateway.api.intake.memory_budget import Holds
-from gateway.api.request_head import Wish
+from gateway.api.request_headers import ResumeOptions
+from gateway.api.responder import Responder
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.items import stream_of
 from gateway.api.responses.request import ResponseRequest
-from gateway.api.responses.shelf import Shelf
+from gateway.api.responses.response_store import ResponseStore
 from gateway.api.resumable import Resumable
 from gateway.call import Call
 from gateway.errors import StorageFull, StoreUnavailable, TooManyStreams, Unavailable
@@ -37,37 +37,47 @@ CANCEL_S = 4.0
 
 class Background:
     def __init__(
-        self, answering: Answering[ResponseRequest], recordings: Recordings, resumable: Resumable, shelf: Shelf
+        self,
+        responder: Responder[ResponseRequest],
+        recordings: Recordings,
+        resumable: Resumable,
+        responses: ResponseStore,
     ) -> None:
-        self._answering = answering
+        self._responder = responder
         self._recordings = recordings
         self._resumable = resumable
-        self._shelf = shelf
+        self._responses = responses
 
     async def begin(
-        self, asked: ResponseRequest, call: Call, wish: Wish | None, scope: Scope, receive: Receive, send: Send
+        self,
+        asked: ResponseRequest,
+        call: Call,
+        resume: ResumeOptions | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Answer at once, or with the events as they come. Raises StoreUnavailable, StorageFull, TooManyStreams."""
         request_log, team = request_log_of(scope), call.principal.team
         call = replace(call, unhurried=True, queue_deadline=call.deadline, start_deadline=call.deadline)
         writer = EventWriter(asked, call)
         queued = writer.snapshot.object("queued")
-        if not await self._shelf.keep(team, writer.record(queued)):
+        if not await self._responses.keep(team, writer.record(queued)):
             message = "The request does not fit into what a team may store. Send less, or send it without `background`."
             raise StorageFull(message)
 
-        holds = holds_of(scope)
+        holds = hold_function(scope)
 
         async def produce(recording: Recording) -> None:
             await self._produce(asked, call, request_log, writer, holds, recording)
 
-        owner = Owner(team, "") if wish is None else wish.owner
+        owner = Owner(team, "") if resume is None else resume.owner
         try:
             reading = await self._resumable.begin(
-                stream_of(asked.id), owner, None, held_while(scope, produce), request_log
+                stream_of(asked.id), owner, None, keep_held(scope, produce), request_log
             )
         except TooManyStreams:
-            await self._shelf.drop(team, asked.id)
+            await self._responses.drop(team, asked.id)
             raise
         if asked.stream:
             await self._resumable.follow(reading, scope, receive, send)
@@ -94,17 +104,17 @@ class Background:
 
     async def drop(self, id_: str, body: Body) -> None:
         """Forget a response, and end it where it still runs. Raises ResponseNotFound."""
-        record = await self._shelf.get(id_, body)
-        await self._shelf.drop(body.team, id_)
+        record = await self._responses.get(id_, body)
+        await self._responses.drop(body.team, id_)
         if record.response["status"] in RUNNING:
             await self._recordings.stop(stream_of(id_))
 
     async def current(self, id_: str, body: Body) -> dict[str, Any]:
         """Return a stored response as it is now; if its gateway is gone, it has failed. Raises ResponseNotFound."""
-        record = await self._shelf.get(id_, body)
+        record = await self._responses.get(id_, body)
         if record.response["status"] in RUNNING and not await self._recordings.alive(stream_of(id_)):
             # It may have ended between the two questions.
-            record = await self._shelf.get(id_, body)
+            record = await self._responses.get(id_, body)
             if record.response["status"] in RUNNING:
                 lost = {"code": "server_error", "message": "The gateway that made this response is gone. Ask anew."}
                 return {**record.response, "status": "failed", "error": lost}
@@ -123,15 +133,15 @@ class Background:
 
         async def note_begun() -> None:
             try:
-                await self._shelf.keep(team, writer.record(writer.snapshot.object("in_progress")), again=True)
+                await self._responses.keep(team, writer.record(writer.snapshot.object("in_progress")), again=True)
             except StoreUnavailable as error:
                 log.warning("response %s is shown as queued while it runs: %s", asked.id, error)
 
         recording.on_start = note_begun
         await recording.write(writer.queued())
         try:
-            await self._answering.record(asked, call, request_log, writer, holds, recording)
+            await self._responder.record(asked, call, request_log, writer, holds, recording)
         except asyncio.CancelledError:
             request_log.status, request_log.outcome = 200, "cancelled"
-            await self._shelf.keep(team, writer.record(writer.stopped()), again=True)
+            await self._responses.keep(team, writer.record(writer.stopped()), again=True)
             raise

@@ -12,7 +12,6 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
 from gateway.api.parameters.base import Also, Body, Entry, Loose, text_or_parts
-from gateway.api.parameters.form import GrammarBody
 from gateway.api.parameters.messages import MAX_PARTS, Content, Part
 from gateway.api.parameters.options import (
     LENGTHS,
@@ -23,9 +22,10 @@ from gateway.api.parameters.options import (
     ProgressBody,
     Stop,
 )
+from gateway.api.parameters.response_format import GrammarBody
 from gateway.api.parameters.sampling import SamplingBody
 from gateway.api.parameters.thinking import ThinkingBody
-from gateway.api.parameters.unread import OTHERS_IGNORED, OTHERS_REFUSED, Refusal
+from gateway.api.parameters.unsupported import OTHERS_IGNORED, OTHERS_REFUSED, Refusal
 
 MAX_ITEMS = 10_000
 MAX_TOOLS = 128

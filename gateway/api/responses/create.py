@@ -11,16 +11,16 @@ from functools import partial
 from msgspec.structs import replace as replace_struct
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.answering import Answering
 from gateway.api.call_handlers import CallHandlers
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
+from gateway.api.intake.disconnect import until_disconnect
 from gateway.api.intake.intake import Body
-from gateway.api.intake.presence import while_present
-from gateway.api.request_head import conversation, read_begin_by, read_wish
+from gateway.api.request_headers import conversation_key, read_resume_options, read_ttft_deadline
+from gateway.api.responder import Responder
 from gateway.api.responses.background import Background
 from gateway.api.responses.request import Draft, ResponseRequest, read_draft
-from gateway.api.responses.shelf import Shelf
+from gateway.api.responses.response_store import ResponseStore
 from gateway.api.shapes import INPUT_TOKENS
 from gateway.call import Call, Principal
 from gateway.dispatch.pipeline import Pipeline
@@ -93,14 +93,20 @@ class Preparation:
         self._queries = queries
 
     async def prepare(
-        self, draft: Draft, shelf: Shelf, body: Body, principal: Principal, request_log: RequestLog, scope: Scope
+        self,
+        draft: Draft,
+        responses: ResponseStore,
+        body: Body,
+        principal: Principal,
+        request_log: RequestLog,
+        scope: Scope,
     ) -> tuple[ResponseRequest, Call]:
         """Return the complete request and its call. Raises PaddockError."""
-        asked = await shelf.complete(draft, body)
+        asked = await responses.complete(draft, body)
         del draft  # the steps below may wait for long
         request_log.held_bytes = body.num_bytes
-        talk = conversation(scope, asked.requests[0], principal.team)
-        call = self._pipeline.call(principal, asked.model, request_log, "chat", read_begin_by(scope), talk)
+        conversation = conversation_key(scope, asked.requests[0], principal.team)
+        call = self._pipeline.call(principal, asked.model, request_log, "chat", read_ttft_deadline(scope), conversation)
         if asked.fit:
             asked = await self._truncate(asked, call.model, principal.team)
         return asked, call
@@ -137,45 +143,45 @@ class CreateRoutes:
     def __init__(
         self,
         calls: CallHandlers,
-        shelf: Shelf,
-        answering: Answering[ResponseRequest],
+        responses: ResponseStore,
+        responder: Responder[ResponseRequest],
         background: Background,
         preparation: Preparation,
     ) -> None:
         self._calls = calls
-        self._shelf = shelf
-        self._answering = answering
+        self._responses = responses
+        self._responder = responder
         self._background = background
         self._preparation = preparation
 
     async def create(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         request_log = request_log_of(scope)
-        async with self._calls.intake.opened(principal, scope, receive) as body:
-            wish = await read_wish(scope, body)
-            if wish is not None and wish.stream:
-                await self._calls.resumable.again(wish, body, scope, receive, send)
+        async with self._calls.intake.open_body(principal, scope, receive) as body:
+            resume = await read_resume_options(scope, body)
+            if resume is not None and resume.stream:
+                await self._calls.resumable.again(resume, body, scope, receive, send)
                 return
-            async with while_present(receive):
+            async with until_disconnect(receive):
                 # The draft gets no name here: it would be kept until the answer ends, beside what is made of it.
                 asked, call = await self._preparation.prepare(
-                    await body.decoded(partial(read_draft, ignored=request_log.ignored)),
-                    self._shelf,
+                    await body.decode(partial(read_draft, ignored=request_log.ignored)),
+                    self._responses,
                     body,
                     principal,
                     request_log,
                     scope,
                 )
             if asked.background:
-                await self._background.begin(asked, call, wish, scope, receive, send)
+                await self._background.begin(asked, call, resume, scope, receive, send)
             else:
-                await self._answering.answer(asked, call, wish, scope, receive, send)
+                await self._responder.answer(asked, call, resume, scope, receive, send)
 
     async def count_tokens(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         calls, request_log = self._calls, request_log_of(scope)
-        async with calls.intake.opened(principal, scope, receive) as body:
-            draft = await body.decoded(partial(read_draft, ignored=request_log.ignored))
-            asked = await self._shelf.complete(draft, body)
+        async with calls.intake.open_body(principal, scope, receive) as body:
+            draft = await body.decode(partial(read_draft, ignored=request_log.ignored))
+            asked = await self._responses.complete(draft, body)
             call = calls.pipeline.call(principal, asked.model, request_log)
-            async with while_present(receive):
+            async with until_disconnect(receive):
                 num_tokens = await calls.queries.num_tokens(call.model, asked.requests[0], principal.team)
         await send_json(send, {**INPUT_TOKENS, "input_tokens": num_tokens}, request_log)

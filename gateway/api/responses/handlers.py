@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gateway.access.control import AccessControl
-from gateway.api.answering import Answering
 from gateway.api.call_handlers import CallHandlers
 from gateway.api.dialect import Handler
 from gateway.api.http.sockets import Sockets
+from gateway.api.responder import Responder
 from gateway.api.responses.background import Background
 from gateway.api.responses.create import CreateRoutes, Preparation
 from gateway.api.responses.request import ResponseRequest
-from gateway.api.responses.shelf import CHAIN_FACTOR, ResponseWriters, Shelf, Store
+from gateway.api.responses.response_store import CHAIN_FACTOR, RecordStore, ResponseStore, ResponseWriters
 from gateway.api.responses.socket.connection import Bounds, ResponsesSocket, SharedParts
 from gateway.api.responses.socket.memory import Memories
 from gateway.api.responses.stored import StoredResponses
@@ -22,21 +22,21 @@ def responses_handlers(
     calls: CallHandlers,
     access: AccessControl,
     recordings: Recordings,
-    store: Store,
+    store: RecordStore,
     sockets: Sockets,
     memories: Memories,
     bounds: Bounds,
     metrics: Metrics,
 ) -> dict[str, Handler]:
     """Return the handlers, named as in `gateway.api.routes`."""
-    shelf = Shelf(store, CHAIN_FACTOR * calls.intake.max_body_bytes)
+    responses = ResponseStore(store, CHAIN_FACTOR * calls.intake.max_body_bytes)
     preparation = Preparation(calls.pipeline, calls.queries)
-    answering: Answering[ResponseRequest] = Answering(
-        ResponseWriters(), calls.pipeline, calls.pings, calls.resumable, shelf.conclude, repeats=True
+    responder: Responder[ResponseRequest] = Responder(
+        ResponseWriters(), calls.pipeline, calls.pings, calls.resumable, responses.conclude, repeats=True
     )
-    background = Background(answering, recordings, calls.resumable, shelf)
-    new = CreateRoutes(calls, shelf, answering, background, preparation)
-    stored = StoredResponses(calls.intake, shelf, background, recordings, calls.resumable)
+    background = Background(responder, recordings, calls.resumable, responses)
+    new = CreateRoutes(calls, responses, responder, background, preparation)
+    stored = StoredResponses(calls.intake, responses, background, recordings, calls.resumable)
     shared = SharedParts(calls, access, preparation, store, memories, metrics, bounds)
     return {
         "responses": new.create,

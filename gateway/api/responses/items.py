@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from gateway.api.intake.decoding import let_loop_run
-from gateway.api.parameters.base import shown
+from gateway.api.parameters.base import quote
 from gateway.api.parameters.messages import PART_END, Content, Part
 from gateway.api.responses.body import ItemBody
 from gateway.api.responses.tools import arguments_of
@@ -87,7 +87,7 @@ def _item(item: ItemBody, path: str, response_id: str, number: int) -> Item:
     if kind == "item_reference":
         return {"type": kind, "id": _needed(item.id, f"{path}.id")}
     if kind not in TYPES:
-        message = f"`{path}` is of type {shown(kind)}. Send items of the types {', '.join(TYPES)}."
+        message = f"`{path}` is of type {quote(kind)}. Send items of the types {', '.join(TYPES)}."
         raise UnsupportedParameter(message, param=path)
     own_id = item.id or input_id(response_id, kind, number)
     if kind == "message":
@@ -133,12 +133,12 @@ def _texts(content: Content | list[Part] | None, path: str) -> list[str]:
 
 def _text(part: Part, path: str) -> str:
     if part.type in MEDIA:
-        message = f"`{path}` is of type {shown(part.type)}; the models here read text only. Send text parts."
+        message = f"`{path}` is of type {quote(part.type)}; the models here read text only. Send text parts."
         raise NotSupported(message, param=path)
     if part.type == "refusal":
         return _needed(part.refusal, f"{path}.refusal")
     if part.type not in TEXTS:
-        raise UnsupportedParameter(f"`{path}` is of type {shown(part.type)}. Send text parts.", param=path)
+        raise UnsupportedParameter(f"`{path}` is of type {quote(part.type)}. Send text parts.", param=path)
     return _needed(part.text, f"{path}.text")
 
 

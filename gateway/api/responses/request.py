@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from gateway.api.intake.body import read_object
 from gateway.api.intake.decoding import let_loop_run
-from gateway.api.parameters.base import shown
-from gateway.api.parameters.form import ANY_OBJECT, beside_call, only_form, schema_form
-from gateway.api.parameters.options import read_lora, read_progress_notices, read_stop, with_hints
+from gateway.api.parameters.base import quote
+from gateway.api.parameters.options import add_hints, read_lora, read_progress_notices, read_stop
+from gateway.api.parameters.response_format import ANY_OBJECT, drop_beside_tools, one_constraint, schema_constraint
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.thinking import read_template_values, read_thinking
-from gateway.api.parameters.unread import read_body
+from gateway.api.parameters.unsupported import read_body
 from gateway.api.responses.body import IGNORED, REFUSED, ResponsesBody
 from gateway.api.responses.items import (
     Item,
@@ -205,7 +205,7 @@ def _request(body: ResponsesBody, ignored: Ignored) -> GenerateRequest:
         parallel_tool_calls=body.parallel_tool_calls,
         thinking=_thinking(body),
         template_values=read_template_values(body),
-        constraint=beside_call(only_form(_format(body), body), forced, ignored),
+        constraint=drop_beside_tools(one_constraint(_format(body), body), forced, ignored),
         sampling=read_sampling(body),
         max_tokens=body.max_output_tokens,
         stop=read_stop(body.stop),
@@ -213,7 +213,7 @@ def _request(body: ResponsesBody, ignored: Ignored) -> GenerateRequest:
         n_probs=_n_probs(body),
         tell=read_progress_notices(body, stream=body.stream),
     )
-    return with_hints(request, body)
+    return add_hints(request, body)
 
 
 def _n_probs(body: ResponsesBody) -> int:
@@ -237,14 +237,14 @@ def _format(body: ResponsesBody) -> Constraint | None:
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return schema_form(ANY_OBJECT, "text.format")
+        return schema_constraint(ANY_OBJECT, "text.format")
     if form.type != "json_schema":
-        message = f"`text.format.type` is {shown(form.type)}. Send `text`, `json_object` or `json_schema`."
+        message = f"`text.format.type` is {quote(form.type)}. Send `text`, `json_object` or `json_schema`."
         raise InvalidRequest(message, param="text.format.type")
     for name, given in (("name", form.name), ("schema", form.schema_)):
         if given is None:
             raise InvalidRequest(f"`text.format.{name}` is missing. Send it.", param=f"text.format.{name}")
-    return schema_form(form.schema_, "text.format.schema")
+    return schema_constraint(form.schema_, "text.format.schema")
 
 
 def _chain(previous: str | None, found: Mapping[str, Record]) -> tuple[str, ...]:
@@ -269,7 +269,7 @@ def _resolved(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item,
             known[id_] = {one["id"]: one for one in reversed(record.items)} if record is not None else {}
         if reference not in known[id_]:
             raise ResponseNotFound(
-                f"There is no item {shown(reference)}: it was never kept, or is not kept any more. Send the item "
+                f"There is no item {quote(reference)}: it was never kept, or is not kept any more. Send the item "
                 "itself.",
                 param="input",
             )
@@ -307,11 +307,11 @@ def _present(found: Mapping[str, Record], id_: str, param: str) -> Record:
     if record is None:
         raise PreviousNotFound(not_found(id_).message, param=param)
     if record.response["status"] in ("queued", "in_progress"):
-        message = f"Response {shown(id_)} is not complete yet. Wait for it, then go on from it."
+        message = f"Response {quote(id_)} is not complete yet. Wait for it, then go on from it."
         raise InvalidRequest(message, param=param)
     if record.is_too_long:
         message = (
-            f"Response {shown(id_)} failed since its prompt was too long, and its input was not kept. Go on from the "
+            f"Response {quote(id_)} failed since its prompt was too long, and its input was not kept. Go on from the "
             "response before it, and send less."
         )
         raise InvalidRequest(message, param=param)
@@ -321,7 +321,7 @@ def _present(found: Mapping[str, Record], id_: str, param: str) -> Record:
 def not_found(id_: str) -> ResponseNotFound:
     never = "" if is_response_id(id_) else " This is no id that Paddock makes."
     return ResponseNotFound(
-        f"There is no response {shown(id_)}: it was not stored, was deleted, or its time is over.{never}"
+        f"There is no response {quote(id_)}: it was not stored, was deleted, or its time is over.{never}"
     )
 
 

@@ -14,10 +14,10 @@ from gateway.api.http.answers import JSON, send_bytes, send_json
 from gateway.api.http.diagnostics import request_log_of
 from gateway.api.intake.decoding import let_loop_run
 from gateway.api.intake.intake import Body, Intake
-from gateway.api.parameters.base import shown
+from gateway.api.parameters.base import quote
 from gateway.api.responses.background import Background
 from gateway.api.responses.items import Item, stream_of
-from gateway.api.responses.shelf import Shelf
+from gateway.api.responses.response_store import ResponseStore
 from gateway.api.resumable import Resumable
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, NotFound, StreamGone
@@ -41,13 +41,13 @@ class StoredResponses:
     def __init__(
         self,
         intake: Intake,
-        shelf: Shelf,
+        responses: ResponseStore,
         background: Background,
         recordings: Recordings,
         resumable: Resumable,
     ) -> None:
         self._intake = intake
-        self._shelf = shelf
+        self._responses = responses
         self._background = background
         self._recordings = recordings
         self._resumable = resumable
@@ -63,11 +63,11 @@ class StoredResponses:
                 await send_bytes(send, raw, JSON, request_log)
                 return
             if not response["background"]:
-                message = f"Response {shown(id_)} was not made in the background: it has no stream. Leave `stream` out."
+                message = f"Response {quote(id_)} was not made in the background: it has no stream. Leave `stream` out."
                 raise InvalidRequest(message, param="stream")
             del response
             reading = await self._reading(query, id_, body)
-            await self._resumable.send(reading, scope, receive, send, holds=body.holds_at_least)
+            await self._resumable.send(reading, scope, receive, send, holds=body.hold_at_least)
 
     async def _reading(self, query: Query, id_: str, body: Body) -> Reading:
         """Open the stream of a response after the event that the caller has.
@@ -79,7 +79,7 @@ class StoredResponses:
         try:
             return await self._recordings.open(stream_of(id_), after, Owner(body.team, ""))
         except StreamGone:
-            message = f"The events of response {shown(id_)} are not kept any more. Retrieve it without `stream`."
+            message = f"The events of response {quote(id_)} are not kept any more. Retrieve it without `stream`."
             raise StreamGone(message, param="stream") from None
 
     async def delete(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,9 +91,9 @@ class StoredResponses:
     async def cancel(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         request_log, body, id_ = self._opened(principal, scope)
         with closing(body):
-            if not (await self._shelf.get(id_, body)).is_background:
+            if not (await self._responses.get(id_, body)).is_background:
                 message = (
-                    f"Response {shown(id_)} was not made in the background. To end others, close their connection."
+                    f"Response {quote(id_)} was not made in the background. To end others, close their connection."
                 )
                 raise InvalidRequest(message, param="response_id")
             raw = await _written(body, await self._background.cancel(id_, body))
@@ -105,13 +105,13 @@ class StoredResponses:
             await send_bytes(send, await self._items(body, id_, _query(scope)), JSON, request_log)
 
     async def _items(self, body: Body, id_: str, query: Query) -> bytes:
-        record = await self._shelf.get(id_, body)
+        record = await self._responses.get(id_, body)
         if record.is_too_long:
-            raise NotFound(f"The input of response {shown(id_)} was not kept: its prompt was too long for the model.")
+            raise NotFound(f"The input of response {quote(id_)} was not kept: its prompt was too long for the model.")
         items = list(record.input)
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise InvalidRequest(f"`order` is {shown(order)}. Send `asc` or `desc`.", param="order")
+            raise InvalidRequest(f"`order` is {quote(order)}. Send `asc` or `desc`.", param="order")
         if order == "desc":
             items.reverse()
         limit = _number(query, "limit", PAGE, 1, LONGEST_PAGE)
@@ -124,7 +124,7 @@ class StoredResponses:
 
 async def _written(body: Body, document: dict[str, Any]) -> bytes:
     """Return what was loaded as JSON; it is encoded aside where it is long. Nothing else is held while it is sent."""
-    return await body.aside(body.num_bytes, partial(_encoded, document))
+    return await body.run_aside(body.num_bytes, partial(_encoded, document))
 
 
 def _encoded(document: dict[str, Any]) -> bytes:
@@ -139,7 +139,7 @@ def _page(items: list[Item], after: str | None, limit: int) -> dict[str, Any]:
     if after is not None:
         places = [n for n, item in enumerate(items) if item["id"] == after]
         if not places:
-            raise NotFound(f"`after` names {shown(after)}, which is no item of this response.", param="after")
+            raise NotFound(f"`after` names {quote(after)}, which is no item of this response.", param="after")
         items = items[places[0] + 1 :]
     page = items[:limit]
     return {
@@ -165,5 +165,5 @@ def _number(query: Query, name: str, default: int, least: int, most: int) -> int
     if text is None:
         return default
     if not _WHOLE.fullmatch(text) or not least <= int(text) <= most:
-        raise InvalidRequest(f"`{name}` is {shown(text)}. Send a whole number from {least} to {most}.", param=name)
+        raise InvalidRequest(f"`{name}` is {quote(text)}. Send a whole number from {least} to {most}.", param=name)
     return int(text)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Set
 from typing import Any
 
-from gateway.api.parameters.base import shown
-from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
+from gateway.api.parameters.base import quote
+from gateway.api.parameters.response_format import MAX_SCHEMA_DEPTH, is_too_deep
 from gateway.api.responses.body import ChoiceBody, NamedTool, ResponsesBody, ToolBody
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from workers.protocol.requests import Tool
@@ -46,7 +46,7 @@ def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
         return tools, (_named(choice, names, "tool_choice"),)
     if choice.type != "allowed_tools":
         message = (
-            f"`tool_choice` is of type {shown(choice.type)}. Send `auto`, `none`, `required`, or an object of type "
+            f"`tool_choice` is of type {quote(choice.type)}. Send `auto`, `none`, `required`, or an object of type "
             "`function`, `custom` or `allowed_tools`."
         )
         raise UnsupportedParameter(message, param="tool_choice")
@@ -99,7 +99,7 @@ def _custom(tool: ToolBody, path: str) -> Tool:
         raise InvalidRequest(f"`{path}.name` is missing. Send it.", param=f"{path}.name")
     if tool.format is not None and tool.format.type != "text":
         message = (
-            f"`{path}.format` is of type {shown(tool.format.type)}: the input of a custom tool is kept to no grammar "
+            f"`{path}.format` is of type {quote(tool.format.type)}: the input of a custom tool is kept to no grammar "
             "here. Send `type: text`, and say in the description what the input looks like."
         )
         raise UnsupportedParameter(message, param=f"{path}.format")
@@ -111,13 +111,13 @@ def _tool(tool: ToolBody, path: str) -> Tool:
         return _custom(tool, path)
     if tool.type != "function":
         message = (
-            f"`{path}` is of type {shown(tool.type)}; Paddock has no tools of its own. Send tools of type `function` "
+            f"`{path}` is of type {quote(tool.type)}; Paddock has no tools of its own. Send tools of type `function` "
             "or `custom`, and run what the model calls."
         )
         raise UnsupportedParameter(message, param=path)
     if tool.name is None:
         raise InvalidRequest(f"`{path}.name` is missing. Send it.", param=f"{path}.name")
-    if too_deep(tool.parameters):
+    if is_too_deep(tool.parameters):
         message = f"`{path}.parameters` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
         raise InvalidRequest(message, param=f"{path}.parameters")
     return Tool(tool.name, tool.description, tool.parameters, strict=bool(tool.strict))
@@ -126,5 +126,5 @@ def _tool(tool: ToolBody, path: str) -> Tool:
 def _named(choice: NamedTool, names: Set[tuple[str, str | None]], path: str) -> str:
     if choice.name is None or (choice.type, choice.name) not in names:
         told = choice.name if choice.type in ("function", CUSTOM) else choice.type
-        raise InvalidRequest(f"`{path}` names {shown(told)}, which is none of `tools`. Send one of them.", param=path)
+        raise InvalidRequest(f"`{path}` names {quote(told)}, which is none of `tools`. Send one of them.", param=path)
     return choice.name

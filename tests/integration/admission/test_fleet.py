@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from gateway.catalog import Names
+from gateway.catalog import ModelNames
 from gateway.registry.fleet import Fleet, FleetSnapshot
 from gateway.store.client import connect
 from tests.support.pool import ANYONE, SECRET, beat, drain, heartbeat, vanish
@@ -211,7 +211,7 @@ async def test_a_model_that_redis_has_lost_is_unavailable_and_not_unknown(client
         await until(lambda: not fleet.snapshot.of("lost"), 3.0, "saw that it is gone")
         assert fleet.snapshot.models == {"kept", "lost"}
         assert fleet.snapshot.adapters == {"story": "lost"}
-        assert Names(None).resolve("lost", ANYONE, fleet.snapshot.models) == "lost"
+        assert ModelNames(None).resolve("lost", ANYONE, fleet.snapshot.models) == "lost"
 
 
 async def test_workers_whose_writing_redis_refuses_are_kept(client: redis.asyncio.Redis) -> None:

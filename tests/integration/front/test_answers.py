@@ -60,8 +60,8 @@ async def test_headers_say_where_the_answer_came_from(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("wish", ["x" * 129, "with space", "é"])
-async def test_an_unusable_request_id_is_replaced(caller: Caller, wish: str) -> None:
-    async with caller.session.get(f"{caller.url}/health", headers={"x-request-id": wish}) as response:
+async def test_an_unusable_request_id_is_replaced(caller: Caller, resume: str) -> None:
+    async with caller.session.get(f"{caller.url}/health", headers={"x-request-id": resume}) as response:
         assert response.headers["x-request-id"].startswith("req-")
 
 

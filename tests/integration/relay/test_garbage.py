@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from gateway.api.intake.presence import beside
+from gateway.api.intake.disconnect import beside
 from gateway.relay.fanin import FRAMES_PER_TURN
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay

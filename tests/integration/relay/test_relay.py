@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from gateway.api.intake.presence import beside
+from gateway.api.intake.disconnect import beside
 from gateway.dispatch.upstream import ERRORS, error_for
 from gateway.errors import InternalError
 from gateway.relay.event_source import EventStreamBroken, read_events

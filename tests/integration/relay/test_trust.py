@@ -12,7 +12,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from gateway.api.intake.presence import beside
+from gateway.api.intake.disconnect import beside
 from gateway.relay import fanin
 from gateway.relay.event_source import MAX_HEAD_BYTES, EventStreamBroken, EventStreamRefused, read_events
 from gateway.relay.fanin import FRAMES_PER_TURN

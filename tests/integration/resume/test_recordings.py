@@ -14,11 +14,11 @@ from starlette.types import Message, Receive, Send
 
 from gateway.api.dialect import SHAPE
 from gateway.api.http.diagnostics import begin_request_log
-from gateway.api.intake.decoding import DecodingLane
+from gateway.api.intake.decoding import DecodingThread
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.api.openai.writing import OpenAiErrors
-from gateway.api.request_head import Wish
+from gateway.api.request_headers import ResumeOptions
 from gateway.api.resumable import Resumable
 from gateway.call import Principal
 from gateway.errors import InternalError, InvalidRequest, StreamGone, TooManyRequests, TooManyStreams
@@ -428,7 +428,7 @@ async def test_a_team_has_so_many_readers(here: Recordings, there: Recordings, e
 async def test_however_a_reader_leaves_its_place_is_free(here: Recordings, there: Recordings, elsewhere: bool) -> None:
     stream, at = f"m-{elsewhere}", there if elsewhere else here
     first = await here.begin(stream, OWNER, telling(10_000, 0.01), None)
-    resumable, lane, leaves = Resumable(at, Metrics(CollectorRegistry()), 60.0), DecodingLane(), asyncio.Event()
+    resumable, lane, leaves = Resumable(at, Metrics(CollectorRegistry()), 60.0), DecodingThread(), asyncio.Event()
     num_reading = 0
 
     async def stay() -> Message:
@@ -453,7 +453,7 @@ async def test_however_a_reader_leaves_its_place_is_free(here: Recordings, there
         begin_request_log(scope, NoTracer())
         principal = Principal("k", "blue", None, admin=False)
         with closing(Intake(1 << 20, MemoryBudget(num_bytes), lane, lambda: 0).message(principal, b"")) as body:
-            await resumable.again(Wish(ANY, 0.0, stream, 0), body, scope, receive, send)
+            await resumable.again(ResumeOptions(ANY, 0.0, stream, 0), body, scope, receive, send)
 
     ways = {"cancelled": (stay, read), "the client leaves": (leave, read), "sending fails": (stay, break_off)}
     for name, way in ways.items():
@@ -522,9 +522,9 @@ async def test_readers_who_read_nothing_hold_little_and_what_is_counted(
         begin_request_log(scope, NoTracer())
         body = Intake(1 << 20, budget, lane, lambda: 0).message(Principal("k", "blue", None, admin=False), b"")
         with closing(body):
-            await resumable.again(Wish(OWNER, 0.0, streams[reader % NUM_STREAMS], 0), body, scope, stay, send)
+            await resumable.again(ResumeOptions(OWNER, 0.0, streams[reader % NUM_STREAMS], 0), body, scope, stay, send)
 
-    lane = DecodingLane()
+    lane = DecodingThread()
     readers = [asyncio.create_task(ask(number)) for number in range(NUM_UNREAD)]
     await until(lambda: statuses.total() == NUM_UNREAD, 10.0, "all are answered")
     await until(

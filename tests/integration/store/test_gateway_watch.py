@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, closing
 
 import redis.asyncio
 
-from gateway.store.channel import GatewayBook
+from gateway.store.channel import GatewayHeartbeats
 from gateway.store.client import connect
 from tests.support.waiting import until
 from workers.process.sockets import UNACKNOWLEDGED_S, listen, watched_socket
@@ -34,7 +34,7 @@ async def watching(hub: EventHub, client: redis.asyncio.Redis) -> AsyncIterator[
 async def test_the_calls_of_a_gateway_that_does_not_beat_are_given_up(client: redis.asyncio.Redis) -> None:
     lost = list[int]()
     hub = EventHub("boot", lost.append, grace_s=GRACE_S)
-    await GatewayBook(client, "g1").beat()
+    await GatewayHeartbeats(client, "g1").beat()
     feed = hub.attach(PROCESS, None)
     hub.enter(PROCESS, 1, 77)
     async with watching(hub, client):
@@ -50,7 +50,7 @@ async def test_a_gateway_that_lives_comes_back_once_and_loses_nothing(client: re
     """As where Redis has lost its data, or that gateway can't reach it."""
     lost = list[int]()
     hub = EventHub("boot", lost.append, grace_s=GRACE_S)
-    await GatewayBook(client, "g1").beat()
+    await GatewayHeartbeats(client, "g1").beat()
     feed = hub.attach(PROCESS, None)
     hub.enter(PROCESS, 1, 77)
     async with watching(hub, client):

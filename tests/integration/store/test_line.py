@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import redis.asyncio
 
-from gateway.store.client import Lease, LineFull, Offer, Offers, Order, Store, Ticket
+from gateway.store.client import Lease, Offer, Offers, Order, QueueLimitReached, Store, Ticket
 from tests.integration.store.test_scripts import Caller, line, offers
 from tests.support.pool import beat, heartbeat
 from workers.protocol import keys
@@ -186,7 +186,7 @@ async def test_a_team_has_a_bound_of_its_own(client: redis.asyncio.Redis, one: C
     for number in range(2):
         await one.wait(Order(f"x{number}", "many", 1.0), offers("w1"))
     refused = await one.ask(Order("x2", "many", 1.0), offers("w1"), max_team_queue=2)
-    assert refused == LineFull(2, of_team=True)
+    assert refused == QueueLimitReached(2, of_team=True)
     await one.wait(Order("y", "few", 1.0), offers("w1"))
     await next_of(one, lease, "x0")
     await one.wait(Order("x3", "many", 1.0), offers("w1"))

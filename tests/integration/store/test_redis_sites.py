@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError, DataError, RedisError
 from gateway.errors import StoreUnavailable
 from gateway.store.channel import follow
 from gateway.store.client import connect
-from gateway.store.scripts import Pipe, Script
+from gateway.store.scripts import Script, ScriptSender
 from tests.support.redis_fleet import ClusterFleet, SentinelFleet, ask
 from tests.support.redis_server import RedisServer, redis_binaries, redis_version
 from tests.support.tls_proxy import Certificates, make_certificates, tls_in_front_of
@@ -66,7 +66,7 @@ async def test_scripts_of_all_models_run_in_order_on_a_cluster(
 ) -> None:
     prefixes = sorted(models(cluster).values())
     assert len(prefixes) == 3
-    pipe = Pipe(client, SCRIPTS, 2.0)
+    pipe = ScriptSender(client, SCRIPTS, 2.0)
     answers = [pipe.send(append, prefix, n) for n in range(300) for prefix in prefixes]
     assert [int(answer) for answer in await asyncio.gather(*answers)] == [n for n in range(300) for _ in prefixes]
     for prefix in prefixes:
@@ -77,7 +77,7 @@ async def test_scripts_are_loaded_again_where_a_master_forgot_them(
     cluster: ClusterFleet, client: redis.asyncio.Redis
 ) -> None:
     prefixes = sorted(models(cluster).values())
-    pipe = Pipe(client, SCRIPTS, 2.0)
+    pipe = ScriptSender(client, SCRIPTS, 2.0)
     await asyncio.gather(*(pipe.send(append, prefix, 0) for prefix in prefixes))
     ask(cluster.owner(prefixes[1]), "SCRIPT", "FLUSH")
     answers = [pipe.send(append, prefix, n) for n in range(1, 50) for prefix in prefixes]
@@ -88,7 +88,7 @@ async def test_scripts_are_loaded_again_where_a_master_forgot_them(
 
 async def test_a_slot_that_moves_costs_no_call_and_no_order(cluster: ClusterFleet, client: redis.asyncio.Redis) -> None:
     prefix = models(cluster)[cluster.masters[0].port]
-    pipe = Pipe(client, SCRIPTS, 2.0)
+    pipe = ScriptSender(client, SCRIPTS, 2.0)
     moved = asyncio.create_task(asyncio.to_thread(cluster.give_slot, prefix, cluster.masters[1]))
     done: list[int] = []
     n = 0
@@ -112,7 +112,7 @@ async def test_a_master_that_is_gone_takes_its_own_models_away_only(
     by_port = models(cluster)
     gone = cluster.masters[2]
     there, away = by_port[cluster.masters[0].port], by_port[gone.port]
-    pipe = Pipe(client, SCRIPTS, 2.0)
+    pipe = ScriptSender(client, SCRIPTS, 2.0)
     await asyncio.gather(pipe.send(append, there, 0), pipe.send(append, away, 0))
     gone.pause()
     try:
@@ -147,7 +147,7 @@ async def test_messages_reach_all_of_a_cluster(cluster: ClusterFleet, client: re
     subscribed = asyncio.Event()
     following = asyncio.create_task(follow(client, "news", heard.append, subscribed.set))
     await asyncio.wait_for(subscribed.wait(), 2.0)
-    pipe = Pipe(client, SCRIPTS, 2.0)
+    pipe = ScriptSender(client, SCRIPTS, 2.0)
     for number, prefix in enumerate(sorted(models(cluster).values())):
         await pipe.send(publish, prefix, "news", number)
     await client.publish("news", "3")
@@ -192,7 +192,7 @@ async def test_a_cluster_of_which_nobody_answers_fails_as_a_server_does(tmp_path
             with pytest.raises(ConnectionError):
                 await pipeline.execute()
         with pytest.raises(StoreUnavailable):
-            await Pipe(client, SCRIPTS, 2.0).send(append, "pd:{m}:", 1)
+            await ScriptSender(client, SCRIPTS, 2.0).send(append, "pd:{m}:", 1)
         await client.aclose()
 
 
@@ -207,7 +207,7 @@ async def test_a_failover_behind_sentinels(binary: Path, caplog: pytest.LogCaptu
 
     with SentinelFleet(binary, password="hush") as site:
         async with connect(site.url) as client:
-            pipe = Pipe(client, SCRIPTS, 2.0)
+            pipe = ScriptSender(client, SCRIPTS, 2.0)
             following = asyncio.create_task(follow(client, "news", heard.append, count))
             await asyncio.gather(*(pipe.send(append, "pd:{m}:", n) for n in range(10)))
             await until(lambda: subscriptions == 1, 2.0, "subscribed")
@@ -242,7 +242,7 @@ async def test_a_failover_behind_sentinels(binary: Path, caplog: pytest.LogCaptu
 async def test_a_master_that_became_a_replica_is_unavailable_and_not_a_fault(binary: Path) -> None:
     with RedisServer(binary) as server:
         async with connect(server.url) as client:
-            pipe = Pipe(client, SCRIPTS, 2.0)
+            pipe = ScriptSender(client, SCRIPTS, 2.0)
             await pipe.send(append, "pd:{m}:", 1)
             ask(server, "REPLICAOF", "127.0.0.1", "1")
             for batch in (1, 3):
@@ -270,7 +270,7 @@ async def test_tls_with_a_certificate_on_both_sides(
     async with tls_in_front_of(server.socket, certificates) as port:
         whole = f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificates.ca}{own}"
         async with connect(whole) as client:
-            assert await Pipe(client, SCRIPTS, 2.0).send(append, "pd:{tls}:", 7) == b"7"
+            assert await ScriptSender(client, SCRIPTS, 2.0).send(append, "pd:{tls}:", 7) == b"7"
         for url in (
             f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificates.ca}",
             f"rediss://127.0.0.1:{port}?{own[1:]}",

@@ -10,7 +10,7 @@ import redis.asyncio
 from redis.exceptions import NoPermissionError, RedisError
 
 from gateway.store import scripts
-from gateway.store.streams import Batch, Held, StreamBounds, StreamHead, StreamLog, StreamQuota, Write
+from gateway.store.streams import Batch, StreamBounds, StreamBytes, StreamInfo, StreamLog, StreamQuota, Write
 from tests.support.redis_server import RedisServer, redis_binaries
 from workers.protocol import keys
 from workers.protocol.keys import ROLES, rules_of
@@ -159,7 +159,7 @@ async def test_a_name_without_its_password_is_nobody(server: RedisServer) -> Non
 
 async def test_streams_that_may_be_resumed_need_nothing_that_is_refused(gateway: Client) -> None:
     log, quota = StreamLog(gateway, 30.0), StreamQuota(gateway, StreamBounds(1, 1), 30.0)
-    head = StreamHead("red", "digest", "gw")
+    head = StreamInfo("red", "digest", "gw")
     assert await quota.begin("red", "s1")
     await log.write([Write("s1", head, Batch(1, 2, b"data: a\n\ndata: b\n\n"), 2, True, 2)])
     await log.sign("s1")
@@ -168,7 +168,7 @@ async def test_streams_that_may_be_resumed_need_nothing_that_is_refused(gateway:
     assert await log.ended_by("s1", 2)
     assert await log.has_ended("s1")
     await log.ask_to_end("s1")
-    assert (await quota.note("red", [Held("s1", 9, "ended")])).made_room == ("s1",)
+    assert (await quota.note("red", [StreamBytes("s1", 9, "ended")])).made_room == ("s1",)
     await log.forget(["s1"])
     assert await log.head("s1") is None
 

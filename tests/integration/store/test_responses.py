@@ -13,16 +13,16 @@ import redis.asyncio
 from gateway.errors import StoreUnavailable
 from gateway.resume.recording import Recording
 from gateway.store.client import connect
-from gateway.store.responses import ResponseStore
-from gateway.store.streams import Batch, StreamHead, StreamLog, Write
+from gateway.store.responses import ResponseRecords
+from gateway.store.streams import Batch, StreamInfo, StreamLog, Write
 from workers.protocol import keys
 
-HEAD = StreamHead("blue", "digest", "gw")
+HEAD = StreamInfo("blue", "digest", "gw")
 
 
 @pytest.fixture
-async def store(client: redis.asyncio.Redis) -> AsyncIterator[ResponseStore]:
-    made = ResponseStore(client, 60.0, 100)
+async def store(client: redis.asyncio.Redis) -> AsyncIterator[ResponseRecords]:
+    made = ResponseRecords(client, 60.0, 100)
     yield made
     await made.close()
 
@@ -44,7 +44,7 @@ async def held(client: redis.asyncio.Redis, team: str) -> int:
     return total
 
 
-async def test_kept_found_and_dropped(client: redis.asyncio.Redis, store: ResponseStore) -> None:
+async def test_kept_found_and_dropped(client: redis.asyncio.Redis, store: ResponseRecords) -> None:
     assert await store.keep("blue", "a", b"one")
     assert await store.keep("blue", "b", b"two")
     assert await store.find("blue", ["b", "x", "a"]) == [b"two", None, b"one"]
@@ -57,7 +57,9 @@ async def test_kept_found_and_dropped(client: redis.asyncio.Redis, store: Respon
     assert await held(client, "blue") == 3
 
 
-async def test_a_full_redis_takes_no_more_and_loses_nothing(client: redis.asyncio.Redis, store: ResponseStore) -> None:
+async def test_a_full_redis_takes_no_more_and_loses_nothing(
+    client: redis.asyncio.Redis, store: ResponseRecords
+) -> None:
     """Let through, responses would grow past `maxmemory` until the machine kills Redis with everything else in it."""
     assert await store.keep("blue", "a", b"one")
     used = int((await client.info("memory"))["used_memory"])
@@ -75,7 +77,7 @@ async def test_a_full_redis_takes_no_more_and_loses_nothing(client: redis.asynci
     assert await held(client, "blue") == 3
 
 
-async def test_the_oldest_make_room(client: redis.asyncio.Redis, store: ResponseStore) -> None:
+async def test_the_oldest_make_room(client: redis.asyncio.Redis, store: ResponseRecords) -> None:
     for name in "abcd":
         assert await store.keep("blue", name, name.encode() * 30)
         await asyncio.sleep(0.002)
@@ -90,7 +92,7 @@ async def test_the_oldest_make_room(client: redis.asyncio.Redis, store: Response
 
 async def test_many_short_ones_make_room_for_a_long_one_in_many_short_runs(client: redis.asyncio.Redis) -> None:
     """In a single one they held every other caller of Redis up, for most of a second where there were thousands."""
-    store = ResponseStore(client, 60.0, 30_000)
+    store = ResponseRecords(client, 60.0, 30_000)
     for number in range(300):
         assert await store.keep("blue", f"s{number}", b"x" * 100)
     assert await store.keep("blue", "kept", b"y" * 100, ["s299"])
@@ -111,7 +113,7 @@ async def _num_runs(client: redis.asyncio.Redis) -> int:
     return int(stats.get("cmdstat_evalsha", {}).get("calls", 0))
 
 
-async def test_those_that_a_response_follows_live_as_long(client: redis.asyncio.Redis, store: ResponseStore) -> None:
+async def test_those_that_a_response_follows_live_as_long(client: redis.asyncio.Redis, store: ResponseRecords) -> None:
     await store.keep("blue", "a", b"a" * 30)
     await asyncio.sleep(0.002)
     await store.keep("blue", "b", b"b" * 30)
@@ -126,7 +128,7 @@ async def test_those_that_a_response_follows_live_as_long(client: redis.asyncio.
 
 
 async def test_what_is_over_is_counted_no_more(client: redis.asyncio.Redis) -> None:
-    store = ResponseStore(client, 0.03, 100)
+    store = ResponseRecords(client, 0.03, 100)
     await store.keep("blue", "a", b"a" * 60)
     await asyncio.sleep(0.05)
     assert await store.find("blue", ["a"]) == [None]
@@ -138,7 +140,7 @@ async def test_what_is_over_is_counted_no_more(client: redis.asyncio.Redis) -> N
 
 
 async def test_what_is_over_is_cleared_away_in_parts(client: redis.asyncio.Redis) -> None:
-    store = ResponseStore(client, 60.0, 1 << 20)
+    store = ResponseRecords(client, 60.0, 1 << 20)
     names = [f"r{n}" for n in range(1200)]
     await asyncio.gather(*(store.keep("blue", name, b"x") for name in names))
     await client.zadd(keys.responses("blue"), dict.fromkeys(names, 1.0))  # their time was over long ago
@@ -151,7 +153,7 @@ async def test_what_is_over_is_cleared_away_in_parts(client: redis.asyncio.Redis
     assert await held(client, "blue") == 3
 
 
-async def test_in_place_of_one_that_is_there(client: redis.asyncio.Redis, store: ResponseStore) -> None:
+async def test_in_place_of_one_that_is_there(client: redis.asyncio.Redis, store: ResponseRecords) -> None:
     assert not await store.keep("blue", "a", b"new", again=True)
     await store.keep("blue", "a", b"old")
     assert await store.keep("blue", "a", b"newer", again=True)
@@ -161,7 +163,7 @@ async def test_in_place_of_one_that_is_there(client: redis.asyncio.Redis, store:
 
 async def test_a_redis_that_is_away() -> None:
     async with connect("unix:///nowhere.sock") as nowhere:
-        store, log = ResponseStore(nowhere, 60.0, 100), StreamLog(nowhere, 60.0)
+        store, log = ResponseRecords(nowhere, 60.0, 100), StreamLog(nowhere, 60.0)
         for asking in (store.keep("t", "a", b""), store.find("t", ["a"]), log.head("s"), log.read("s", 0, 64)):
             with pytest.raises(StoreUnavailable):
                 await asking
@@ -223,16 +225,21 @@ async def test_what_is_new_alone_renews_nothing(client: redis.asyncio.Redis, log
 async def test_a_recording_is_renewed_when_it_begins_when_it_ends_and_when_it_is_time() -> None:
     recording = Recording("s", HEAD, 1000)
 
-    async def news(*, renew: bool = False) -> bool:
+    async def pending_write(*, renew: bool = False) -> bool:
         await recording.write(b"data: x\n\n")
-        told = recording.news(renew=renew)
+        told = recording.pending_write(renew=renew)
         assert told is not None
-        recording.noted(told)
+        recording.mark_written(told)
         return told.renew
 
-    assert [await news(), await news(), await news(renew=True), await news()] == [True, False, True, False]
+    assert [await pending_write(), await pending_write(), await pending_write(renew=True), await pending_write()] == [
+        True,
+        False,
+        True,
+        False,
+    ]
     recording.end()
-    assert await news()
+    assert await pending_write()
 
 
 async def test_readers_and_the_end_are_told(client: redis.asyncio.Redis, log: StreamLog) -> None:

@@ -12,7 +12,19 @@ import pytest
 import redis.asyncio
 
 from gateway.errors import StoreUnavailable
-from gateway.store.client import UNFENCED, Filed, Lease, LineFull, Offer, Offers, Order, Store, Swept, Ticket, connect
+from gateway.store.client import (
+    UNFENCED,
+    Filed,
+    Lease,
+    Offer,
+    Offers,
+    Order,
+    QueueLimitReached,
+    Store,
+    Swept,
+    Ticket,
+    connect,
+)
 from gateway.store.integrity import check_integrity
 from gateway.store.scripts import FOLDER, key_names
 from tests.support.pool import beat, drain, heartbeat, vanish
@@ -43,7 +55,7 @@ class Caller:
         ttl_s: float = 60.0,
         max_queue: int = 100,
         max_team_queue: int = 100,
-    ) -> Lease | Filed | LineFull:
+    ) -> Lease | Filed | QueueLimitReached:
         if isinstance(order, str):
             order = Order(order, "team", 1.0)
         bounds = {"max_queue": max_queue, "max_team_queue": max_team_queue}
@@ -51,7 +63,7 @@ class Caller:
 
     async def acquire(
         self, id: str, *take: str, avoid: frozenset[str] = NOBODY, ttl_s: float = 60.0, max_queue: int = 100
-    ) -> Lease | Filed | LineFull:
+    ) -> Lease | Filed | QueueLimitReached:
         return await self.ask(id, offers(*take, avoid=avoid), ttl_s=ttl_s, max_queue=max_queue)
 
     async def take(self, id: str, *take: str, kv: int = 0) -> Lease:
@@ -216,9 +228,9 @@ async def test_claiming_twice_is_claiming_once(client: redis.asyncio.Redis, one:
 async def test_a_full_line_says_how_many_wait(client: redis.asyncio.Redis, one: Caller) -> None:
     await beat(client, heartbeat("w1", slots=1))
     await one.take("a", "w1")
-    assert await one.acquire("b", "w1", max_queue=0) == LineFull(0)
+    assert await one.acquire("b", "w1", max_queue=0) == QueueLimitReached(0)
     await one.file("c", "w1")
-    assert await one.acquire("d", "w1", max_queue=1) == LineFull(1)
+    assert await one.acquire("d", "w1", max_queue=1) == QueueLimitReached(1)
     assert not await client.exists(keys.ticket("m", "d"))
 
 

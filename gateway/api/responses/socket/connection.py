@@ -12,29 +12,29 @@ from time import monotonic
 from starlette.types import Receive, Scope, Send
 
 from gateway.access.control import AccessControl
-from gateway.api.answering import LAST_WORD_S, Answering
 from gateway.api.call_handlers import CallHandlers
 from gateway.api.dialect import StreamWriter, WholeWriter
 from gateway.api.http.answers import note_error, shape_of
 from gateway.api.http.diagnostics import answer_headers, origin_of, request_log_of
 from gateway.api.http.sockets import METHOD, NORMAL, RESTARTS, SWITCHED, Socket, Sockets
+from gateway.api.intake.disconnect import CLIENT_GONE_STATUS, ClientGone
 from gateway.api.intake.intake import Body
-from gateway.api.intake.presence import CLIENT_GONE_STATUS, ClientGone
-from gateway.api.request_head import read_begin_by
+from gateway.api.request_headers import read_ttft_deadline
+from gateway.api.responder import LAST_WRITE_S, Responder
 from gateway.api.responses.create import Preparation
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.request import ResponseRequest
-from gateway.api.responses.shelf import CHAIN_FACTOR, ResponseWriters, Shelf, Store
-from gateway.api.responses.socket.lanes import (
+from gateway.api.responses.response_store import CHAIN_FACTOR, RecordStore, ResponseStore, ResponseWriters
+from gateway.api.responses.socket.memory import Memories, Memory
+from gateway.api.responses.socket.stream_queues import (
     Create,
     EventMessages,
-    Lanes,
+    StreamQueues,
     draft_of_message,
     error_text,
     raw_message,
     read_message,
 )
-from gateway.api.responses.socket.memory import Memories, Memory
 from gateway.call import Principal
 from gateway.errors import ConnectionLimit, InternalError, PaddockError, Stopping
 from gateway.telemetry.finish import finish_request
@@ -66,7 +66,7 @@ class SharedParts:
     calls: CallHandlers
     access: AccessControl
     preparation: Preparation
-    store: Store
+    store: RecordStore
     memories: Memories
     metrics: Metrics
     bounds: Bounds
@@ -79,16 +79,16 @@ class Connection:
         self._scope = scope
         self._request_id = request_id
         self._memory = Memory(shared.store, shared.memories, shared.bounds.max_bytes)
-        self._shelf = Shelf(self._memory, CHAIN_FACTOR * calls.intake.max_body_bytes)
-        self._answering: Answering[ResponseRequest] = Answering(
+        self._responses = ResponseStore(self._memory, CHAIN_FACTOR * calls.intake.max_body_bytes)
+        self._responder: Responder[ResponseRequest] = Responder(
             ResponseWriters(),
             calls.pipeline,
             calls.pings,
             calls.resumable,
-            partial(_conclude, self._shelf, self._memory),
+            partial(_conclude, self._responses, self._memory),
             repeats=True,
         )
-        self._lanes: Lanes[Body] | None = None
+        self._queues: StreamQueues[Body] | None = None
         self._ends_at = monotonic() + shared.bounds.life_s
         self._num_requests = 0
         self._stopping = False
@@ -103,50 +103,50 @@ class Connection:
         """Serve until either side ends the connection. What runs then is finished, unless the client is gone."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._lanes = Lanes(tasks, self._respond, self._rest, self._shared.bounds.max_bytes)
-                reading = tasks.create_task(self._read(self._lanes))
+                self._queues = StreamQueues(tasks, self._respond, self._rest, self._shared.bounds.max_bytes)
+                reading = tasks.create_task(self._read(self._queues))
                 self._rest()
                 await self._over.wait()
                 reading.cancel()
                 if self._gone:
-                    self._lanes.cancel()
+                    self._queues.cancel()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            # Lanes refer to the connection. The collector of cycles comes late, and hundreds of them held up the loop.
-            self._lanes = None
+            # They refer to the connection. The collector of cycles comes late, and hundreds of them held up the loop.
+            self._queues = None
             self._memory.close()
         if not self._gone:
-            await self._say_goodbye()
+            await self._close_socket()
 
     def stop(self) -> None:
         self._stopping = True
         self._rest()
 
-    async def _read(self, lanes: Lanes[Body]) -> None:
+    async def _read(self, queues: StreamQueues[Body]) -> None:
         try:
             while True:
-                await self._take(await self._socket.receive(), lanes)
+                await self._take(await self._socket.receive(), queues)
         except ClientGone:
             self._leave()
 
-    async def _take(self, text: str | None, lanes: Lanes[Body]) -> None:
-        lane, body, is_taken = "", None, False
+    async def _take(self, text: str | None, queues: StreamQueues[Body]) -> None:
+        stream_id, body, is_taken = "", None, False
         try:
             # A key may have been withdrawn since the handshake.
             principal = self._shared.access.authenticate(self._scope)
             await self._shared.access.starts.start(principal.team)
             body = self._shared.calls.intake.message(principal, raw_message(text))
-            message = await body.decoded(read_message)
-            lane = message.lane
+            message = await body.decode(read_message)
+            stream_id = message.stream_id
             if monotonic() >= self._ends_at:
                 raise self._limit()
-            lanes.add(message, body)
+            queues.add(message, body)
             is_taken = True
         except PaddockError as error:
             request_log = self._new_request_log()
             try:
-                await self._refuse(error, request_log, lane)
+                await self._refuse(error, request_log, stream_id)
             finally:
                 finish_request(request_log, self._shared.metrics)
         finally:
@@ -160,7 +160,7 @@ class Connection:
         try:
             await self._answer(message, body, request_log)
         except PaddockError as error:
-            await self._refuse(error, request_log, message.lane)
+            await self._refuse(error, request_log, message.stream_id)
         except ClientGone:
             _note_gone(request_log)
             self._leave()
@@ -170,7 +170,7 @@ class Connection:
         except Exception:
             log.exception("request failed", extra={"fields": request_log.name()})
             broken = InternalError.logged(request_log.request_id)
-            await self._refuse(broken, request_log, message.lane)
+            await self._refuse(broken, request_log, message.stream_id)
         finally:
             finish_request(request_log, self._shared.metrics)
 
@@ -180,29 +180,31 @@ class Connection:
         # A key may have been withdrawn since the handshake.
         principal = shared.access.authenticate(self._scope)
         request_log.asked_by(principal)
-        draft = await body.aside(message.num_bytes, partial(draft_of_message, message, request_log.ignored))
-        asked, call = await shared.preparation.prepare(draft, self._shelf, body, principal, request_log, self._scope)
-        writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)
-        failure = await self._answering.write(asked, call, request_log, writer, body.holds, sink)
+        draft = await body.run_aside(message.num_bytes, partial(draft_of_message, message, request_log.ignored))
+        asked, call = await shared.preparation.prepare(
+            draft, self._responses, body, principal, request_log, self._scope
+        )
+        writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.stream_id)
+        failure = await self._responder.write(asked, call, request_log, writer, body.hold, sink)
         if failure is None:
-            await self._last_word(sink.write(writer.closing()), CLOSING_S)
+            await self._write_last(sink.write(writer.closing()), CLOSING_S)
         elif sink.told:
             request_log.status = 200
-            await self._last_word(sink.write(writer.broken(failure)))
+            await self._write_last(sink.write(writer.broken(failure)))
         else:
             try:
                 raise failure
             finally:
                 del failure  # the error refers to this frame, and with it to the request
 
-    async def _refuse(self, error: PaddockError, request_log: RequestLog, lane: str) -> None:
+    async def _refuse(self, error: PaddockError, request_log: RequestLog, stream_id: str) -> None:
         """Send an error. The connection goes on."""
         shape = shape_of(self._scope)
         request_log.status = request_log.status or shape.status(error)
         note_error(request_log, error)
-        await self._last_word(self._socket.send(error_text(error, shape, request_log, lane)))
+        await self._write_last(self._socket.send(error_text(error, shape, request_log, stream_id)))
 
-    async def _last_word(self, saying: Coroutine[None, None, None], patience_s: float = LAST_WORD_S) -> None:
+    async def _write_last(self, saying: Coroutine[None, None, None], patience_s: float = LAST_WRITE_S) -> None:
         """Send the last thing of a response or of the connection; a client that does not take it in is left."""
         try:
             async with asyncio.timeout(patience_s):
@@ -210,17 +212,17 @@ class Connection:
         except (TimeoutError, ClientGone):
             self._leave()
 
-    async def _say_goodbye(self) -> None:
+    async def _close_socket(self) -> None:
         if self._stopping:
-            await self._last_word(self._socket.close(RESTARTS, "This gateway is stopping. Connect again."))
+            await self._write_last(self._socket.close(RESTARTS, "This gateway is stopping. Connect again."))
             return
         if not self._was_long:
             reason = f"There was no request for {self._shared.bounds.idle_s:g} s."
-            await self._last_word(self._socket.close(NORMAL, reason))
+            await self._write_last(self._socket.close(NORMAL, reason))
             return
         told = error_text(self._limit(), shape_of(self._scope), request_log_of(self._scope), "")
-        await self._last_word(self._socket.send(told))
-        await self._last_word(self._socket.close(NORMAL, "This connection has reached its limit."))
+        await self._write_last(self._socket.send(told))
+        await self._write_last(self._socket.close(NORMAL, "This connection has reached its limit."))
 
     def _limit(self) -> ConnectionLimit:
         life_s = self._shared.bounds.life_s
@@ -235,7 +237,7 @@ class Connection:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._lanes is not None and self._lanes.busy:
+        if self._queues is not None and self._queues.busy:
             return
         if self._stopping:
             self._over.set()
@@ -254,9 +256,9 @@ class Connection:
 
 
 async def _conclude(
-    shelf: Shelf, memory: Memory, writer: StreamWriter | WholeWriter, failure: PaddockError | None
+    responses: ResponseStore, memory: Memory, writer: StreamWriter | WholeWriter, failure: PaddockError | None
 ) -> None:
-    await shelf.conclude(writer, failure)
+    await responses.conclude(writer, failure)
     if failure is None and isinstance(writer, EventWriter):
         snapshot = writer.snapshot
         is_stored = snapshot.asked.store and snapshot.is_kept
@@ -277,7 +279,7 @@ class ResponsesSocket:
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         request_log = request_log_of(scope)
-        read_begin_by(scope)
+        read_ttft_deadline(scope)
         if self._shared.calls.pipeline.stopping:
             raise Stopping("This gateway is stopping. Connect again.", retry_after_s=1.0)
         self._sockets.check(principal)

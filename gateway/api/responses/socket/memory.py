@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.api.responses.records import NewRecord, Record, written
-from gateway.api.responses.shelf import Store
+from gateway.api.responses.response_store import RecordStore
 
 MAX_CONVERSATIONS = 100
 """Most conversations of one connection."""
@@ -83,12 +83,12 @@ class _Remembered:
 
 
 class Memory:
-    """A store (`gateway.api.responses.shelf.Store`) of one connection, over that of all. Close it with the connection.
+    """The records of one connection (a `RecordStore`), before those of Redis. Close it with the connection.
 
     The conversation that nobody went on from for longest makes room for the others.
     """
 
-    def __init__(self, store: Store, memories: Memories, max_bytes: int) -> None:
+    def __init__(self, store: RecordStore, memories: Memories, max_bytes: int) -> None:
         self._store = store
         self._memories = memories
         self._max_bytes = max_bytes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.api.openai.requests import read_chat
-from gateway.api.parameters.form import GrammarBody, only_form, schema_form
+from gateway.api.parameters.response_format import GrammarBody, one_constraint, schema_constraint
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import Constraint, GenerateRequest
 
@@ -96,7 +96,7 @@ def test_a_schema_of_many_numbers_is_written_quickly() -> None:
     began = time.process_time()
     text = json.dumps(schema)
     dumped = time.process_time()
-    assert json.loads(schema_form(schema, "json_schema").text) == json.loads(text)
+    assert json.loads(schema_constraint(schema, "json_schema").text) == json.loads(text)
     read = time.process_time()
     json.loads(text)
     json.loads(text)
@@ -134,7 +134,7 @@ def test_choices_are_bounded_before_they_are_written(choices: list[str]) -> None
     body = GrammarBody(guided_choice=choices)
     began = time.process_time()
     with pytest.raises(InvalidRequest, match=r"in all\. Send at most 262144") as raised:
-        only_form(None, body)
+        one_constraint(None, body)
     assert raised.value.param == "guided_choice"
     assert time.process_time() - began < 0.01
-    assert only_form(None, GrammarBody(guided_choice=["x" * 256] * 1024)) is not None
+    assert one_constraint(None, GrammarBody(guided_choice=["x" * 256] * 1024)) is not None

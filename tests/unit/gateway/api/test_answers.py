@@ -77,14 +77,14 @@ async def test_a_long_answer_lasts_until_it_has_been_read(answer: Callable[[Send
         if unread > UNREAD_BYTES:
             room.clear()
 
-    answering = asyncio.ensure_future(answer(send))
+    responder = asyncio.ensure_future(answer(send))
     async with asyncio.timeout(5):
-        while not answering.done():
+        while not responder.done():
             if not room.is_set():
                 unread = 0
                 room.set()
             await asyncio.sleep(0)
-    await answering
+    await responder
     assert unread <= UNREAD_BYTES, "what is left when its counts are given back"
 
 

@@ -17,7 +17,7 @@ from gateway.access.keys import Keys
 from gateway.api.http.root_app import Door
 from gateway.api.intake import body as body_module
 from gateway.api.intake.body import LONG_BYTES, Numbers, decode_json, read_body, read_object
-from gateway.api.operations.drain import Attendance
+from gateway.api.operations.drain import InFlightRequests
 from gateway.errors import BodyTooSlow, InvalidRequest
 from gateway.telemetry.metrics import Metrics
 
@@ -79,7 +79,7 @@ async def test_its_sender_is_told_and_the_connection_closed() -> None:
         sent.append(message)
 
     sender = Sender()
-    await Door(inside, Metrics(CollectorRegistry()), Attendance(), AccessControl(Keys()))(
+    await Door(inside, Metrics(CollectorRegistry()), InFlightRequests(), AccessControl(Keys()))(
         dict(SCOPE), sender.receive, send
     )
     assert sent[0]["status"] == 408

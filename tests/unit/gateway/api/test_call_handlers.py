@@ -11,7 +11,7 @@ from starlette.types import Message, Scope
 from gateway.api.call_handlers import CallHandlers
 from gateway.api.http.diagnostics import begin_request_log
 from gateway.api.http.streaming import Pings
-from gateway.api.intake.decoding import DecodingLane
+from gateway.api.intake.decoding import DecodingThread
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.api.openai.dialects import ChatDialect
@@ -41,7 +41,7 @@ async def test_it_tells_what_the_body_takes(num_messages: int, is_much: bool) ->
     raw = json.dumps({"model": "m", "messages": messages}).encode()
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
     begin_request_log(scope, NoTracer())
-    intake, pipeline = Intake(8 << 20, MemoryBudget(1 << 30), DecodingLane(), lambda: 4096), Pipeline()
+    intake, pipeline = Intake(8 << 20, MemoryBudget(1 << 30), DecodingThread(), lambda: 4096), Pipeline()
     nobody = cast(Any, None)
     calls = CallHandlers(cast(Any, pipeline), intake, Pings(15.0), nobody, nobody)
 

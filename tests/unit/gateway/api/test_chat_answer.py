@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai.bodies import UsageWish
+from gateway.api.openai.bodies import StreamUsageOptions
 from gateway.api.openai.chat import ChunkWriter, WholeWriter
 from gateway.api.openai.requests import ChatRequest
 from gateway.call import Call, Principal
@@ -81,7 +81,7 @@ def asked(
     as_function: bool = False,
 ) -> ChatRequest:
     request = GenerateRequest(n_probs=n_probs, post_sampling_probs=post_sampling)
-    return ChatRequest("alias", (request,) * n, stream, UsageWish(at_end=include_usage), as_function)
+    return ChatRequest("alias", (request,) * n, stream, StreamUsageOptions(at_end=include_usage), as_function)
 
 
 def chunk_writer(*, include_usage: bool = False, n: int = 1) -> ChunkWriter:
@@ -340,14 +340,16 @@ def test_who_asks_for_it_is_told_what_the_answer_ran_with() -> None:
             for told in (body["__verbose"] for body in bodies):
                 assert (told["prompt"], told["stop_type"], told["tokens_evaluated"]) == ("<s>the prompt", "eos", 7)
                 assert (told["generation_settings"]["temperature"], told["generation_settings"]["seed"]) == (0.25, 7)
-    usage = ChatRequest("alias", (GenerateRequest(),), stream=True, usage=UsageWish(at_end=True), verbose=True)
+    usage = ChatRequest("alias", (GenerateRequest(),), stream=True, usage=StreamUsageOptions(at_end=True), verbose=True)
     said = chunks(ChunkWriter(usage, CALL, request_log()), *([event] for event in events))
     assert ["__verbose" in chunk for chunk in said] == [False, False, True, False]
 
 
 def test_usage_so_far_in_every_chunk() -> None:
     writer = ChunkWriter(
-        ChatRequest("alias", (GenerateRequest(),) * 2, stream=True, usage=UsageWish(True, True)), CALL, request_log()
+        ChatRequest("alias", (GenerateRequest(),) * 2, stream=True, usage=StreamUsageOptions(True, True)),
+        CALL,
+        request_log(),
     )
     raw = writer.chunks([Started(1, 0, 7, 3), Reasoning(1, "hm", 2), Text(1, "a")], 0)
     raw += writer.chunks([Started(1, 0, 7, 3), Text(1, "b")], 1)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.openai.bodies import IGNORED, REFUSED, ChatBody, UsageWish
+from gateway.api.openai.bodies import IGNORED, REFUSED, ChatBody, StreamUsageOptions
 from gateway.api.openai.requests import ChatRequest, read_chat
 from gateway.errors import InvalidRequest, NotSupported, PaddockError, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
@@ -31,7 +31,7 @@ def refused(**parameters: Any) -> PaddockError:
 
 def test_the_smallest_request() -> None:
     asked = read()
-    assert (asked.model, asked.stream, asked.usage, asked.as_function) == ("m", False, UsageWish(), False)
+    assert (asked.model, asked.stream, asked.usage, asked.as_function) == ("m", False, StreamUsageOptions(), False)
     assert asked.requests[0].messages == (Message(role="user", content="hi"),)
     assert asked.requests[0].sampling == Sampling()
     assert asked.requests[0].max_tokens is None
@@ -59,7 +59,7 @@ def test_every_parameter_arrives() -> None:
         ignore_eos=True,
     )
     assert asked.stream
-    assert asked.usage == UsageWish(at_end=True)
+    assert asked.usage == StreamUsageOptions(at_end=True)
     assert msgspec.to_builtins(asked.requests[0].sampling) == sampling
     assert asked.requests[0].max_tokens == 5
     assert asked.requests[0].stop == ("a", "b")
@@ -318,7 +318,7 @@ def test_what_a_caller_wants_to_be_told() -> None:
     assert read(**wishes, stream=True).requests[0].tell == ("progress", "timings", "tokens")
     assert read(**wishes).requests[0].tell == ("tokens",), "a whole answer comes when the rest is over"
     usage = {"include_usage": True, "continuous_usage_stats": True}
-    assert read(stream=True, stream_options=usage).usage == UsageWish(at_end=True, always=True)
+    assert read(stream=True, stream_options=usage).usage == StreamUsageOptions(at_end=True, always=True)
 
 
 def test_adapters_and_lengths() -> None:

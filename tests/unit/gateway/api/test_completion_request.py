@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai.bodies import COMPLETION_IGNORED, COMPLETION_REFUSED, CompletionBody, UsageWish
+from gateway.api.openai.bodies import COMPLETION_IGNORED, COMPLETION_REFUSED, CompletionBody, StreamUsageOptions
 from gateway.api.openai.requests import MAX_PROMPT_PROBS, CompletionRequest, read_completion
 from gateway.errors import InvalidRequest, PaddockError, UnsupportedParameter
 from tests.support.openai_schema import properties
@@ -109,7 +109,7 @@ def test_what_it_shares_with_chat() -> None:
         stop="x",
     )
     [request] = asked.requests
-    assert asked.usage == UsageWish(at_end=True)
+    assert asked.usage == StreamUsageOptions(at_end=True)
     assert request.constraint == Constraint("gbnf", 'root ::= "a"', param="grammar")
     assert (request.adapters[0].name, request.priority, request.sampling.top_k, request.stop) == ("poet", -3, 1, ("x",))
 

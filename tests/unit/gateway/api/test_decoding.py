@@ -9,11 +9,11 @@ from functools import partial
 
 import pytest
 
-from gateway.api.intake.decoding import DecodingLane, let_loop_run
+from gateway.api.intake.decoding import DecodingThread, let_loop_run
 
 
 async def test_teams_take_turns() -> None:
-    lane, order = DecodingLane(), list[str]()
+    lane, order = DecodingThread(), list[str]()
     asked = [("red", n) for n in range(4)] + [("blue", 0)]
     work = [lane.run(team, partial(order.append, f"{team} {n}")) for team, n in asked]
     await asyncio.gather(*work)
@@ -22,7 +22,7 @@ async def test_teams_take_turns() -> None:
 
 @pytest.mark.serial
 async def test_the_loop_goes_on_meanwhile() -> None:
-    lane = DecodingLane()
+    lane = DecodingThread()
     assert await lane.run("red", threading.get_ident) != threading.get_ident()
     working = asyncio.create_task(lane.run("red", lambda: time.sleep(0.3)))
     began, longest_s = time.monotonic(), 0.0
@@ -35,13 +35,13 @@ async def test_the_loop_goes_on_meanwhile() -> None:
 
 
 async def test_it_rests_as_long_as_it_worked() -> None:
-    lane, began = DecodingLane(), time.monotonic()
+    lane, began = DecodingThread(), time.monotonic()
     await asyncio.gather(*(lane.run("red", lambda: time.sleep(0.1)) for _ in range(2)))
     assert time.monotonic() - began >= 0.3
 
 
 async def test_a_caller_who_leaves_gives_its_turn_to_the_next() -> None:
-    lane, go = DecodingLane(), threading.Event()
+    lane, go = DecodingThread(), threading.Event()
     first = asyncio.create_task(lane.run("red", go.wait))
     waiting = [asyncio.create_task(lane.run("red", lambda: "told")) for _ in range(3)]
     await asyncio.sleep(0.05)
@@ -54,7 +54,7 @@ async def test_a_caller_who_leaves_gives_its_turn_to_the_next() -> None:
 
 
 async def test_what_fails_is_raised_and_the_lane_goes_on() -> None:
-    lane = DecodingLane()
+    lane = DecodingThread()
     with pytest.raises(ZeroDivisionError):
         await lane.run("red", lambda: 1 // 0)
     assert await lane.run("red", lambda: 5) == 5
@@ -78,14 +78,14 @@ async def test_a_long_job_lets_the_loop_run_for_as_long_as_it_computes(monkeypat
 
     work()
     assert rests == [], "it is no job of the lane"
-    await DecodingLane().run("red", work)
+    await DecodingThread().run("red", work)
     assert len(rests) == 3, "there is nothing to rest for at once again"
     assert all(0.01 <= rest < 0.1 for rest in rests)
 
 
 @pytest.mark.serial
 async def test_what_a_job_rested_meanwhile_is_not_rested_for_once_more() -> None:
-    lane, began = DecodingLane(), time.monotonic()
+    lane, began = DecodingThread(), time.monotonic()
 
     def work() -> None:
         compute(0.1)
@@ -99,7 +99,7 @@ async def test_what_a_job_rested_meanwhile_is_not_rested_for_once_more() -> None
 
 async def test_it_goes_on_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first large body was told 500 then, and its turn was lost: every later one waited for ever."""
-    lane = DecodingLane()
+    lane = DecodingThread()
 
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from gateway.api.http.answers import error_headers
-from gateway.api.parameters.base import MAX_PATH_CHARS, SHOWN_CHARS, shown
+from gateway.api.parameters.base import MAX_PATH_CHARS, SHOWN_CHARS, quote
 from gateway.api.responses.request import read_draft
 from gateway.errors import (
     MAX_MESSAGE_CHARS,
@@ -58,10 +58,10 @@ def test_no_error_is_long(error: PaddockError) -> None:
 def test_a_long_text_is_cut_before_it_is_written_out() -> None:
     tracemalloc.start()
     try:
-        text = shown(LONG)
+        text = quote(LONG)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert text == "'" + "x" * (SHOWN_CHARS - 4) + "..."
     assert most < 1 << 20
-    assert [shown("x" * number) for number in (38, 39)] == ["'" + "x" * 38 + "'", text]
+    assert [quote("x" * number) for number in (38, 39)] == ["'" + "x" * 38 + "'", text]

@@ -14,11 +14,11 @@ from gateway.api.anthropic.writing import MessagesDialect
 from gateway.api.native.completion import CompletionDialect as NativeDialect
 from gateway.api.openai.dialects import ChatDialect, CompletionDialect
 from gateway.api.responses.request import read_draft
-from gateway.api.responses.shelf import ResponseWriters
+from gateway.api.responses.response_store import ResponseWriters
 from gateway.call import Call, Principal
 from gateway.errors import PaddockError, QueueFull
 from gateway.resume.recording import Recording
-from gateway.store.streams import StreamHead
+from gateway.store.streams import StreamInfo
 from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import (
     CallEvent,
@@ -120,7 +120,7 @@ class Asked:
 
 
 async def refused(recording: Recording) -> weakref.ref[Asked]:
-    """Refuse a stream as `Answering` does, from within a call that knows what was asked."""
+    """Refuse a stream as `Responder` does, from within a call that knows what was asked."""
     asked = Asked()
     known = weakref.ref(asked)
 
@@ -146,7 +146,7 @@ async def refused(recording: Recording) -> weakref.ref[Asked]:
 @pytest.mark.usefixtures("no_collector")
 async def test_a_refused_stream_keeps_nothing_of_its_request() -> None:
     """It is kept for minutes, its request was kept with it: 6 MiB for each response in the background that failed."""
-    recording = Recording("s", StreamHead("team", "", ""), 1 << 20)
+    recording = Recording("s", StreamInfo("team", "", ""), 1 << 20)
     asked = await refused(recording)
     assert isinstance(recording.refusal, QueueFull)
     assert asked() is None

@@ -17,15 +17,15 @@ from gateway.api.call_handlers import CallHandlers
 from gateway.api.dialect import Dialect
 from gateway.api.http.diagnostics import begin_request_log
 from gateway.api.http.streaming import Pings
-from gateway.api.intake.decoding import DecodingLane
+from gateway.api.intake.decoding import DecodingThread
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import (
     MAX_WAITING_PROBS,
     MAX_WHOLE_PROBS,
     PROB_BYTES,
     TOKEN_BYTES,
-    HeldProbs,
     MemoryBudget,
+    ProbabilityBudget,
 )
 from gateway.api.openai.dialects import ChatDialect, CompletionDialect
 from gateway.api.responses.events import EventWriter
@@ -67,39 +67,41 @@ class Holding:
         self.num_bytes += num_bytes
 
 
-def held_of(*requests: GenerateRequest, streams: bool = False, repeats: bool = False) -> tuple[HeldProbs, Holding]:
+def held_of(
+    *requests: GenerateRequest, streams: bool = False, repeats: bool = False
+) -> tuple[ProbabilityBudget, Holding]:
     holding = Holding()
-    return HeldProbs(requests, holding.holds, streams=streams, repeats=repeats), holding
+    return ProbabilityBudget(requests, holding.holds, streams=streams, repeats=repeats), holding
 
 
 def test_the_chosen_one_and_those_in_its_place_count() -> None:
     held, holding = held_of(GenerateRequest(n_probs=2))
-    held.hear(0, EVENTS, written=False)
+    held.count(0, EVENTS, written=False)
     assert holding.num_bytes == EVENTS_BYTES
     num_left = MAX_WHOLE_PROBS // 3 - 1
-    held.hear(0, EVENTS * num_left, written=False)
+    held.count(0, EVENTS * num_left, written=False)
     assert holding.num_bytes == (num_left + 1) * EVENTS_BYTES
     with pytest.raises(InvalidRequest, match=f"more than {MAX_WHOLE_PROBS} probabilities"):
-        held.hear(0, EVENTS, written=False)
+        held.count(0, EVENTS, written=False)
 
 
 def test_what_was_written_is_held_no_more() -> None:
     held, holding = held_of(GenerateRequest(n_probs=2), GenerateRequest(n_probs=2), streams=True)
     for _ in range(MAX_WAITING_PROBS // 3 // 1000 + 10):
-        held.hear(0, EVENTS * 1000, written=False)
-        held.hear(0, EVENTS, written=True)
+        held.count(0, EVENTS * 1000, written=False)
+        held.count(0, EVENTS, written=True)
     assert holding.num_bytes == 0
-    held.hear(1, EVENTS, written=False)
-    held.hear(0, EVENTS, written=True)
+    held.count(1, EVENTS, written=False)
+    held.count(0, EVENTS, written=True)
     assert holding.num_bytes == EVENTS_BYTES, "the other answer's text has not come"
     with pytest.raises(InvalidRequest, match=f"more than {MAX_WAITING_PROBS} probabilities"):
-        held.hear(1, EVENTS * (MAX_WAITING_PROBS // 3), written=False)
+        held.count(1, EVENTS * (MAX_WAITING_PROBS // 3), written=False)
 
 
 def test_a_stream_that_tells_them_again_at_its_end_holds_them_until_then() -> None:
     held, holding = held_of(GenerateRequest(n_probs=2), streams=True, repeats=True)
     for _ in range(10):
-        held.hear(0, EVENTS, written=True)
+        held.count(0, EVENTS, written=True)
     assert holding.num_bytes == 10 * EVENTS_BYTES
 
 
@@ -113,7 +115,7 @@ def test_what_such_a_stream_counts_is_about_what_it_holds_with_the_parts_of_its_
     tracemalloc.start()
     for _ in range(1000):
         events = list[CallEvent](decode_step(step))
-        held.hear(0, events, written=bool(writer.chunks(events, 0)))
+        held.count(0, events, written=bool(writer.chunks(events, 0)))
     for body in (writer.chunks([END], 0), writer.closing()):
         for event in [body] if isinstance(body, bytes) else body:
             for _ in () if isinstance(event, bytes) else event.parts:
@@ -126,13 +128,13 @@ def test_what_such_a_stream_counts_is_about_what_it_holds_with_the_parts_of_its_
 def test_long_tokens_those_of_a_prompt_and_those_told_twice_take_more() -> None:
     held, holding = held_of(GenerateRequest(n_probs=2, post_sampling_probs=True))
     long = TokenLogprob(5, b" " * 100, -1.0)
-    held.hear(0, [Logprobs(1, long, (long,)), PromptLogprobs(1, ((ONE, ()), (ONE, (ONE,))))], written=False)
+    held.count(0, [Logprobs(1, long, (long,)), PromptLogprobs(1, ((ONE, ()), (ONE, (ONE,))))], written=False)
     assert holding.num_bytes == 2 * (3 * TOKEN_BYTES + 5 * PROB_BYTES + 5 * 2 * 100)
 
 
 def test_only_answers_that_tell_any_are_looked_at() -> None:
-    assert not held_of(GenerateRequest())[0].are_told
-    assert held_of(GenerateRequest(), GenerateRequest(n_probs=-1))[0].are_told
+    assert not held_of(GenerateRequest())[0].are_wanted
+    assert held_of(GenerateRequest(), GenerateRequest(n_probs=-1))[0].are_wanted
 
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -161,7 +163,7 @@ def test_what_is_counted_is_about_what_is_held(
     for _ in range(500):
         events = list[CallEvent](decode_step(step))
         writer.add(events, 0)
-        held.hear(0, events, written=False)
+        held.count(0, events, written=False)
     writer.add([END], 0)
     for _ in writer.parts():
         pass
@@ -206,7 +208,7 @@ async def asked_of(budget: MemoryBudget, end: Callable[[], Finished | None]) -> 
     path = "/v1/chat/completions"
     scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": []}
     begin_request_log(scope, NoTracer())
-    pipeline, intake = cast(Any, Pipeline(end)), Intake(8 << 20, budget, DecodingLane(), lambda: 4096)
+    pipeline, intake = cast(Any, Pipeline(end)), Intake(8 << 20, budget, DecodingThread(), lambda: 4096)
     nobody = cast(Any, None)
     calls = CallHandlers(pipeline, intake, Pings(15.0), nobody, nobody)
     came: list[Message] = [{"type": "http.request", "body": raw}]

@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Message, Scope
 
 from gateway.api.intake.body import MIN_ITEMS
-from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingLane
+from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingThread
 from gateway.api.intake.intake import SMALL_BODY_BYTES, Intake
 from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.call import Principal
@@ -46,13 +46,13 @@ def principal(team: str) -> Principal:
 
 
 def intake() -> Intake:
-    return Intake(MAX_BODY_BYTES, MemoryBudget(1 << 30), DecodingLane(), lambda: 4096)
+    return Intake(MAX_BODY_BYTES, MemoryBudget(1 << 30), DecodingThread(), lambda: 4096)
 
 
 async def take_in(into: Intake, who: Principal, sender: Sender) -> int:
     """Return how many bytes were decoded."""
-    async with into.opened(who, sender.scope, sender.receive) as body:
-        return await body.decoded(len)
+    async with into.open_body(who, sender.scope, sender.receive) as body:
+        return await body.decode(len)
 
 
 async def test_too_much_is_refused_while_it_still_comes() -> None:
@@ -62,7 +62,7 @@ async def test_too_much_is_refused_while_it_still_comes() -> None:
     assert sender.num_sent <= 2 * MIN_ITEMS + 2 * PART_BYTES
 
 
-class Tidied(DecodingLane):
+class Tidied(DecodingThread):
     """Counts how often free memory was to be given back."""
 
     num_tidied = 0
@@ -97,18 +97,18 @@ async def test_what_takes_more_than_a_moment_is_decoded_on_a_thread(document: ob
         return threading.current_thread() is threading.main_thread()
 
     sender = Sender(raw)
-    async with intake().opened(principal("red"), sender.scope, sender.receive) as body:
-        assert await body.decoded(read) is on_loop
-        assert await body.aside(len(raw), read) is on_loop, "what is made of it takes as long"
+    async with intake().open_body(principal("red"), sender.scope, sender.receive) as body:
+        assert await body.decode(read) is on_loop
+        assert await body.run_aside(len(raw), read) is on_loop, "what is made of it takes as long"
     with closing(intake().message(principal("red"), raw)) as message:
-        assert await message.decoded(read) is on_loop
-        assert await message.aside(len(raw), read) is on_loop
+        assert await message.decode(read) is on_loop
+        assert await message.run_aside(len(raw), read) is on_loop
 
 
 async def test_a_body_that_has_come_whole_is_checked_as_well() -> None:
     body = intake().message(principal("red"), LARGE_BODIES[0].of(2 << 20))
     with closing(body), pytest.raises(InvalidRequest):
-        await body.decoded(len)
+        await body.decode(len)
 
 
 async def test_many_bodies_of_one_team_do_not_hold_up_another_team() -> None:
@@ -151,14 +151,14 @@ async def test_long_things_of_a_team_are_loaded_one_after_the_other() -> None:
     into = intake()
     body, other = (into.message(principal(team), b"") for team in ("red", "blue"))
     with closing(body), closing(other):
-        async with body.loading(INLINE_BYTES + 1):
-            for waits in (other.loading(INLINE_BYTES + 1), body.loading(INLINE_BYTES)):
+        async with body.load_in_turn(INLINE_BYTES + 1):
+            for waits in (other.load_in_turn(INLINE_BYTES + 1), body.load_in_turn(INLINE_BYTES)):
                 async with asyncio.timeout(1), waits:
                     pass
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.02), body.loading(INLINE_BYTES + 1):
+                async with asyncio.timeout(0.02), body.load_in_turn(INLINE_BYTES + 1):
                     pass
-        async with asyncio.timeout(1), body.loading(INLINE_BYTES + 1):
+        async with asyncio.timeout(1), body.load_in_turn(INLINE_BYTES + 1):
             pass
 
 
@@ -187,4 +187,4 @@ async def test_bodies_without_a_prompt_count_as_well() -> None:
 
 def one_budget() -> tuple[MemoryBudget, Intake]:
     budget = MemoryBudget(4 * SMALL_BODY_BYTES)
-    return budget, Intake(MAX_BODY_BYTES, budget, DecodingLane(), lambda: 4096)
+    return budget, Intake(MAX_BODY_BYTES, budget, DecodingThread(), lambda: 4096)

@@ -10,16 +10,16 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
-from gateway.api.answering import Answering, Record
 from gateway.api.http.sockets import Socket
 from gateway.api.http.streaming import LongEvent, Pings
+from gateway.api.intake.disconnect import ClientGone
 from gateway.api.intake.memory_budget import MemoryBudget
-from gateway.api.intake.presence import ClientGone
 from gateway.api.openai.dialects import ChatDialect
-from gateway.api.responses.socket.lanes import EventMessages
+from gateway.api.responder import RecordingSink, Responder
+from gateway.api.responses.socket.stream_queues import EventMessages
 from gateway.call import Call, Principal
 from gateway.resume.recording import Recording
-from gateway.store.streams import StreamHead
+from gateway.store.streams import StreamInfo
 from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import CallEvent, Started, Text
 
@@ -41,7 +41,7 @@ class Answer:
         raise ZeroDivisionError
 
 
-def answering(*steps: list[CallEvent], begins: bool = True) -> Any:
+def responder(*steps: list[CallEvent], begins: bool = True) -> Any:
     @asynccontextmanager
     async def answer(*_: object) -> AsyncIterator[Answer]:
         if not begins:
@@ -50,15 +50,15 @@ def answering(*steps: list[CallEvent], begins: bool = True) -> Any:
 
     pipeline: Any = SimpleNamespace(answer=answer)
     nothing: Any = None
-    return Answering(ChatDialect(), pipeline, Pings(1.0), nothing)
+    return Responder(ChatDialect(), pipeline, Pings(1.0), nothing)
 
 
 @pytest.mark.parametrize("begins", [True, False])
 async def test_readers_are_told_of_a_break(begins: bool, caplog: pytest.LogCaptureFixture) -> None:
-    one = answering([Started(1, 0, 7, 3), Text(1, "boat")], begins=begins)
+    one = responder([Started(1, 0, 7, 3), Text(1, "boat")], begins=begins)
     asked = ChatDialect().read(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": true}', {})
     request_log = RequestLog("req-7", "POST", "/v1/chat/completions")
-    recording = Recording("s", StreamHead("team", "", "gateway"), 1 << 16)
+    recording = Recording("s", StreamInfo("team", "", "gateway"), 1 << 16)
     await one.record(asked, CALL, request_log, ChatDialect().stream_writer(asked, CALL, request_log), HOLDS, recording)
     told, _ = recording.after(0)
     assert b"Something broke in the gateway; its log has request req-7." in told
@@ -81,7 +81,7 @@ async def test_a_caller_who_leaves_is_no_break(caplog: pytest.LogCaptureFixture)
         async def write(self, body: bytes) -> None:
             raise ClientGone
 
-    one = answering([Started(1, 0, 7, 3), Text(1, "boat")])
+    one = responder([Started(1, 0, 7, 3), Text(1, "boat")])
     asked = ChatDialect().read(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": true}', {})
     request_log = RequestLog("req-7", "POST", "/v1/chat/completions")
     with pytest.raises(ClientGone):
@@ -93,8 +93,8 @@ async def test_a_long_event_is_kept_in_one_piece_in_its_brief_form() -> None:
     def brief(event: bytes) -> list[bytes | LongEvent]:
         return [b"data: a\n\n", LongEvent(iter([b"data: ", b"long", event]), iter([b"data: ", event])), b"data: b\n\n"]
 
-    recording = Recording("s", StreamHead("team", "", "gateway"), 1 << 16)
-    await Record(recording).write(brief(b"1\n\n"))
+    recording = Recording("s", StreamInfo("team", "", "gateway"), 1 << 16)
+    await RecordingSink(recording).write(brief(b"1\n\n"))
     assert recording.after(0) == (b"id: s:1\ndata: a\n\nid: s:2\ndata: 1\n\nid: s:3\ndata: b\n\n", 3)
     sent: list[str] = []
 

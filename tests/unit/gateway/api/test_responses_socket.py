@@ -16,9 +16,16 @@ from gateway.api.http.sockets import Sockets
 from gateway.api.responses import records
 from gateway.api.responses.records import LONG_BYTES, NewRecord, Record, decode_record, encode_record
 from gateway.api.responses.request import LONG_CHARS
-from gateway.api.responses.shelf import Shelf
-from gateway.api.responses.socket.lanes import MAX_LANES, MAX_MESSAGES, Create, Lanes, draft_of_message, read_message
+from gateway.api.responses.response_store import ResponseStore
 from gateway.api.responses.socket.memory import MAX_CONVERSATIONS, MAX_TEAMS_SHARE, Memories, Memory
+from gateway.api.responses.socket.stream_queues import (
+    MAX_MESSAGES,
+    MAX_STREAMS,
+    Create,
+    StreamQueues,
+    draft_of_message,
+    read_message,
+)
 from gateway.call import Principal
 from gateway.errors import StreamLimit, TooManyConnections, TooManySockets
 from gateway.telemetry.request_log import Ignored
@@ -182,31 +189,31 @@ async def test_bounds_of_what_waits() -> None:
 
     async def respond(message: Create, held: Held) -> None:
         await go.wait()
-        done.append(message.lane)
+        done.append(message.stream_id)
 
     rested = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        lanes = Lanes(tasks, respond, rested.set, max_bytes=1000)
-        lanes.add(Create({}, "big", 5000), held)
+        queues = StreamQueues(tasks, respond, rested.set, max_bytes=1000)
+        queues.add(Create({}, "big", 5000), held)
         with pytest.raises(StreamLimit, match="more than 1000 bytes"):
-            lanes.add(Create({}, "big", 10), held)
+            queues.add(Create({}, "big", 10), held)
         go.set()
         await rested.wait()
-        assert not lanes.busy
+        assert not queues.busy
         go.clear()
         rested.clear()
-        for number in range(MAX_LANES):
-            lanes.add(Create({}, str(number), 1), held)
+        for number in range(MAX_STREAMS):
+            queues.add(Create({}, str(number), 1), held)
         with pytest.raises(StreamLimit, match="16 streams"):
-            lanes.add(Create({}, "one more", 1), held)
-        for _ in range(MAX_MESSAGES - MAX_LANES):
-            lanes.add(Create({}, "0", 1), held)
+            queues.add(Create({}, "one more", 1), held)
+        for _ in range(MAX_MESSAGES - MAX_STREAMS):
+            queues.add(Create({}, "0", 1), held)
         with pytest.raises(StreamLimit, match="32 requests"):
-            lanes.add(Create({}, "0", 1), held)
+            queues.add(Create({}, "0", 1), held)
         go.set()
         await rested.wait()
     assert len(done) == held.num_closed == 1 + MAX_MESSAGES
-    assert lanes.busy is False
+    assert queues.busy is False
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
@@ -217,13 +224,13 @@ async def test_a_client_that_has_left_ends_all_lanes(has_begun: bool) -> None:
         await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as tasks:
-        lanes = Lanes(tasks, respond, lambda: None, max_bytes=1000)
-        lanes.add(Create({}, "a", 1), held)
-        lanes.add(Create({}, "", 1), held)
+        queues = StreamQueues(tasks, respond, lambda: None, max_bytes=1000)
+        queues.add(Create({}, "a", 1), held)
+        queues.add(Create({}, "", 1), held)
         if has_begun:
             await asyncio.sleep(0)
-        lanes.cancel()
-    assert not lanes.busy
+        queues.cancel()
+    assert not queues.busy
     assert held.num_closed == 2
 
 
@@ -308,7 +315,7 @@ async def test_a_long_one_is_written_on_a_thread(monkeypatch: pytest.MonkeyPatch
     memory = Memory(shared, Memories(1 << 20), 1 << 20)
     await memory.note("team", long_one, is_stored=False)
     await memory.note("team", record("short"), is_stored=False)
-    await Shelf(shared, 1 << 20).keep("team", long_one)
+    await ResponseStore(shared, 1 << 20).keep("team", long_one)
     assert [thread is threading.main_thread() for thread in threads] == [False, True, False]
     [raw] = await memory.find("team", ["long"])
     assert raw == shared.records["long"]

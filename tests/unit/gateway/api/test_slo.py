@@ -6,18 +6,18 @@ import time
 
 import pytest
 
-from gateway.api.request_head import read_begin_by
+from gateway.api.request_headers import read_ttft_deadline
 from gateway.errors import InvalidRequest
 
 
 def read(value: bytes) -> float:
-    return read_begin_by({"headers": [(b"host", b"x"), (b"x-slo-ttft-ms", value)]})
+    return read_ttft_deadline({"headers": [(b"host", b"x"), (b"x-slo-ttft-ms", value)]})
 
 
 def test_milliseconds_from_now() -> None:
     assert read(b"250") - time.time() == pytest.approx(0.25, abs=0.05)
     assert read(b" 1e3 ") - time.time() == pytest.approx(1, abs=0.05)
-    assert read_begin_by({"headers": [(b"host", b"x")]}) == 0
+    assert read_ttft_deadline({"headers": [(b"host", b"x")]}) == 0
 
 
 @pytest.mark.parametrize("value", [b"", b"0", b"-5", b"soon", b"nan", b"inf", b"1e9", b"\xff", b"9" * 500])

@@ -115,10 +115,10 @@ async def test_no_ping_comes_between_the_parts_of_an_event(blocked_at: int) -> N
         await stream.write([LongEvent(iter([b"data: [1,", b"2,", b"3]", b"\n\n"]), iter(()))])
 
     stream = EventStream(send, list)
-    answering = asyncio.create_task(stream.pinged(writing(), 0.02))
+    responder = asyncio.create_task(stream.pinged(writing(), 0.02))
     await asyncio.sleep(0.1)
     reads.set()
-    await answering
+    await responder
     assert b"data: [1,2,3]\n\n" in b"".join(sent)
 
 
@@ -134,10 +134,10 @@ async def test_who_is_cut_off_while_pinged_ends_what_is_written() -> None:
         finally:
             ended.set()
 
-    answering = asyncio.create_task(EventStream(send, list).pinged(writing(), 0.01))
+    responder = asyncio.create_task(EventStream(send, list).pinged(writing(), 0.01))
     await asyncio.sleep(0.03)
-    answering.cancel()
+    responder.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await answering
+        await responder
     assert ended.is_set()
     assert asyncio.all_tasks() == {asyncio.current_task()}, "nor are comments left running"

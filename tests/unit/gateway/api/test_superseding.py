@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gateway.api.answering import Superseding
+from gateway.api.responder import SessionCalls
 from gateway.call import Call, Principal
 from gateway.errors import Superseded
 
@@ -17,11 +17,11 @@ def call(key: str = "k", session: str = "window") -> Call:
     return Call("r", Principal(key, "team", None, False), "m", "m", now, now + 60, now + 60, session=session)
 
 
-async def begun(superseding: Superseding, one: Call) -> asyncio.Task[None]:
+async def begun(superseding: SessionCalls, one: Call) -> asyncio.Task[None]:
     """A call that goes on until somebody ends it."""
 
     async def run() -> None:
-        async with superseding.turn(one):
+        async with superseding.supersede(one):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(run())
@@ -30,7 +30,7 @@ async def begun(superseding: Superseding, one: Call) -> asyncio.Task[None]:
 
 
 async def test_the_newer_ends_the_older_again_and_again() -> None:
-    superseding = Superseding()
+    superseding = SessionCalls()
     first = await begun(superseding, call())
     second = await begun(superseding, call())
     with pytest.raises(Superseded, match="newer request of this session"):
@@ -45,7 +45,7 @@ async def test_the_newer_ends_the_older_again_and_again() -> None:
 
 
 async def test_other_keys_other_sessions_and_those_without_one_are_left_alone() -> None:
-    superseding = Superseding()
+    superseding = SessionCalls()
     others = [await begun(superseding, one) for one in (call(), call(key="other"), call(session="b"), call(session=""))]
     nobody = await begun(superseding, call(session=""))
     assert not any(task.done() for task in (*others, nobody))
@@ -55,8 +55,8 @@ async def test_other_keys_other_sessions_and_those_without_one_are_left_alone() 
 
 
 async def test_one_that_has_ended_is_forgotten() -> None:
-    superseding = Superseding()
-    async with superseding.turn(call()):
+    superseding = SessionCalls()
+    async with superseding.supersede(call()):
         pass
     assert not superseding._latest
     later = await begun(superseding, call())

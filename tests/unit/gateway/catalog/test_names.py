@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.call import Principal
-from gateway.catalog import Names
+from gateway.catalog import ModelNames
 from gateway.errors import ModelNotFound, PermissionDenied, Unavailable
 from workers.models.catalog import AliasChain, Catalog, Target
 from workers.models.spec import ModelSpec
@@ -18,7 +18,7 @@ CATALOG = Catalog(models=(ModelSpec(name="llama", path=str(Path("x.gguf"))),), a
 
 
 def test_aliases_models_and_the_fleet_are_names() -> None:
-    names = Names(CATALOG)
+    names = ModelNames(CATALOG)
     assert names.resolve("chat", EVERYONE, ()) == "llama"
     assert names.resolve("llama", EVERYONE, ()) == "llama"
     assert names.resolve("guest", EVERYONE, ("guest",)) == "guest"
@@ -26,17 +26,17 @@ def test_aliases_models_and_the_fleet_are_names() -> None:
 
 
 def test_without_a_catalog_the_fleet_is_all() -> None:
-    assert Names(None).resolve("m", EVERYONE, ("m",)) == "m"
+    assert ModelNames(None).resolve("m", EVERYONE, ("m",)) == "m"
 
 
 def test_an_unknown_name_tells_the_known_ones() -> None:
     with pytest.raises(ModelNotFound, match=r"`gpt` does not exist. Use one of: chat, guest, llama") as caught:
-        Names(CATALOG).resolve("gpt", EVERYONE, ("guest",))
+        ModelNames(CATALOG).resolve("gpt", EVERYONE, ("guest",))
     assert (caught.value.status, caught.value.param) == (404, "model")
 
 
 def test_what_may_be_served_by_a_fleet_that_was_not_read_yet_is_not_unknown() -> None:
-    names = Names(CATALOG)
+    names = ModelNames(CATALOG)
     assert names.resolve("chat", EVERYONE, (), complete=False) == "llama"
     with pytest.raises(Unavailable, match="has not read yet") as caught:
         names.resolve("gpt", EVERYONE, (), complete=False)
@@ -44,7 +44,7 @@ def test_what_may_be_served_by_a_fleet_that_was_not_read_yet_is_not_unknown() ->
 
 
 def test_only_names_that_the_key_may_use_are_told() -> None:
-    names = Names(CATALOG)
+    names = ModelNames(CATALOG)
     assert names.resolve("chat", NARROW, ()) == "llama"
     assert names.permitted(NARROW, ("guest",)) == {"chat": "llama"}
     with pytest.raises(PermissionDenied, match="Use one of: chat\\."):
@@ -56,13 +56,13 @@ def test_only_names_that_the_key_may_use_are_told() -> None:
 def test_the_list_in_a_message_is_bounded() -> None:
     fleet = [f"m{n:03}" for n in range(50)]
     with pytest.raises(ModelNotFound, match="and 30 more") as caught:
-        Names(None).resolve("x" * 10_000, EVERYONE, fleet)
+        ModelNames(None).resolve("x" * 10_000, EVERYONE, fleet)
     assert len(caught.value.message) < 500
 
 
 def test_nothing_to_use_says_what_to_do() -> None:
     with pytest.raises(ModelNotFound, match="start a worker"):
-        Names(None).resolve("m", EVERYONE, ())
+        ModelNames(None).resolve("m", EVERYONE, ())
 
 
 CHAINS = Catalog(
@@ -78,7 +78,7 @@ CHAINS = Catalog(
 
 
 def test_a_name_of_several_models_leads_to_the_heaviest() -> None:
-    names = Names(CHAINS)
+    names = ModelNames(CHAINS)
     assert names.resolve("fast", EVERYONE, ()) == "big"
     assert names.all(()) == {
         "big": "big",
@@ -93,7 +93,7 @@ def test_a_name_of_several_models_leads_to_the_heaviest() -> None:
 
 
 def test_a_chain_is_the_targets_and_what_stands_in_for_them_each_once() -> None:
-    names = Names(CHAINS)
+    names = ModelNames(CHAINS)
     assert names.chain("fast", "") == ("big", "next", "small", "tiny")
     assert {names.chain("fast", str(number)) for number in range(50)} == {
         ("big", "next", "small", "tiny"),
@@ -103,7 +103,7 @@ def test_a_chain_is_the_targets_and_what_stands_in_for_them_each_once() -> None:
 
 
 def test_a_key_for_a_name_is_a_key_for_its_chain_only_by_that_name() -> None:
-    names = Names(CHAINS)
+    names = ModelNames(CHAINS)
     narrow = Principal("k", "t", frozenset({"fast"}), False)
     assert names.resolve("fast", narrow, ()) == "big"
     with pytest.raises(PermissionDenied, match="Use one of: fast"):

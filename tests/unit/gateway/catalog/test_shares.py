@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from gateway.catalog import conversation_of, in_order
+from gateway.catalog import conversation_of, rank_targets
 from workers.models.catalog import Target
 from workers.protocol.requests import GenerateRequest, Infill, InfillFile, Message
 
@@ -16,7 +16,7 @@ SYSTEM = Message("system", "You are the help desk of Example Ltd. " * 100)
 
 
 def firsts(targets: tuple[Target, ...], number: int = 20_000) -> Counter[str]:
-    return Counter(in_order(targets, f"conversation {i}")[0] for i in range(number))
+    return Counter(rank_targets(targets, f"conversation {i}")[0] for i in range(number))
 
 
 @pytest.mark.parametrize(
@@ -34,18 +34,20 @@ def test_models_get_their_share(weights: dict[str, float]) -> None:
 def test_without_weight_there_is_no_share_and_no_place_in_the_order() -> None:
     targets = (Target(model="big"), Target(model="off", weight=0))
     assert firsts(targets, 100) == {"big": 100}
-    assert in_order(targets, "any") == in_order(targets, "") == ("big",)
+    assert rank_targets(targets, "any") == rank_targets(targets, "") == ("big",)
 
 
 def test_nobodys_conversation_goes_to_the_heaviest() -> None:
-    assert in_order(NINE_TO_ONE[::-1], "") == ("big", "next")
-    assert in_order((Target(model="b"), Target(model="a")), "") == ("b", "a")
+    assert rank_targets(NINE_TO_ONE[::-1], "") == ("big", "next")
+    assert rank_targets((Target(model="b"), Target(model="a")), "") == ("b", "a")
 
 
 def test_a_changed_weight_moves_only_whom_it_must() -> None:
     before, after = NINE_TO_ONE, (Target(model="big", weight=9), Target(model="next", weight=2))
     moved = Counter(
-        (was, now) for i in range(5000) if (was := in_order(before, str(i))[0]) != (now := in_order(after, str(i))[0])
+        (was, now)
+        for i in range(5000)
+        if (was := rank_targets(before, str(i))[0]) != (now := rank_targets(after, str(i))[0])
     )
     assert set(moved) == {("big", "next")}
     assert moved.total() / 5000 == pytest.approx(2 / 11 - 1 / 10, abs=0.02)
@@ -54,8 +56,8 @@ def test_a_changed_weight_moves_only_whom_it_must() -> None:
 def test_a_model_that_goes_leaves_the_others_conversations_where_they_are() -> None:
     three = tuple(Target(model=name) for name in "abc")
     for i in range(200):
-        order = in_order(three, str(i))
-        assert in_order([target for target in three if target.model != order[0]], str(i)) == order[1:]
+        order = rank_targets(three, str(i))
+        assert rank_targets([target for target in three if target.model != order[0]], str(i)) == order[1:]
 
 
 def chat(*messages: Message, **more: object) -> GenerateRequest:
@@ -73,7 +75,7 @@ def test_turns_of_one_conversation_are_one() -> None:
 def test_one_system_prompt_is_not_one_conversation() -> None:
     spoken = {conversation_of(chat(SYSTEM, Message("user", f"Question {i}")), "red", "") for i in range(100)}
     assert len(spoken) == 100
-    assert Counter(in_order(NINE_TO_ONE, conversation)[0] for conversation in spoken)["next"] in range(2, 25)
+    assert Counter(rank_targets(NINE_TO_ONE, conversation)[0] for conversation in spoken)["next"] in range(2, 25)
 
 
 def test_teams_and_sessions_are_kept_apart() -> None:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.adapters.choice import CallAdapters
 from gateway.call import Call
-from gateway.catalog import Names
+from gateway.catalog import ModelNames
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import MAX_ATTEMPTS, MAX_LOST, Dispatcher
 from gateway.dispatch.fan_out import answers
@@ -78,7 +78,7 @@ class Scene:
         self.upstream, self.admission = PlainUpstream(self.scripts), PlainAdmission(fleet)
         limits, adapters = Limits(10.0, 10.0, 600.0), CallAdapters(fleet, NoScales())
         self.dispatcher = Dispatcher(fleet, self.admission, self.upstream, self.metrics, limits, adapters)
-        self.pipeline = Pipeline(Names(None), fleet, self.dispatcher, adapters, self.metrics, limits)
+        self.pipeline = Pipeline(ModelNames(None), fleet, self.dispatcher, adapters, self.metrics, limits)
 
     async def answered(
         self, call: Call | None = None, requests: Sequence[GenerateRequest] = (REQUEST,)

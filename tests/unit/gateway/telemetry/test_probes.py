@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gateway.api.operations.drain import UNCOUNTED, Attendance
+from gateway.api.operations.drain import UNCOUNTED, InFlightRequests
 from gateway.telemetry.finish import PROBED, REQUEST_LOGGER, log_request
 from gateway.telemetry.request_log import RequestLog
 
@@ -16,7 +16,7 @@ def test_a_probe_is_no_caller(path: str, caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.DEBUG, REQUEST_LOGGER):
         log_request(RequestLog("r", "GET", path, status=503, outcome="unavailable"))
     assert [record.levelno for record in caplog.records] == [logging.DEBUG]
-    assert not Attendance().came({"path": path})
+    assert not InFlightRequests().enter({"path": path})
 
 
 def test_a_drain_is_told_of_and_not_waited_for() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.api.answering import Unended
+from gateway.api.responder import Unended
 from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import Logprobs, Reasoning, Started, Text, TokenLogprob, ToolCallDelta, Usage
 

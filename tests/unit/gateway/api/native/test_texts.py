@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Message
 
 from gateway.api.http.answers import JSON, send_parts
-from gateway.api.intake.decoding import DecodingLane
+from gateway.api.intake.decoding import DecodingThread
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.api.native.request import read_native_prompts
@@ -84,7 +84,7 @@ def test_a_long_text_is_written_some_at_a_time(text: str) -> None:
 
 async def test_a_reply_that_is_longer_than_its_request_is_counted_and_decoded_on_a_thread() -> None:
     budget, threads = MemoryBudget(160 << 20), list[threading.Thread]()
-    intake = Intake(8 << 20, budget, DecodingLane(), lambda: 4096)
+    intake = Intake(8 << 20, budget, DecodingThread(), lambda: 4096)
     reply = msgspec.json.encode(Detokenized(content="x" * (8 << 20)))
 
     def decode(raw: bytes) -> Detokenized:

@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
-from gateway.adapters.desired import REMOVED_TTL_S, AdapterRecord, AdapterWishes
+from gateway.adapters.desired import REMOVED_TTL_S, AdapterRecord, DesiredAdapters
 from gateway.errors import StoreUnavailable
 from gateway.registry.model_wishes import ModelWishes
 from gateway.store.client import connect
@@ -21,13 +21,13 @@ PIRATE = AdapterRecord(name="pirate", base="m", path="pirate.gguf", sha256="ab" 
 OTHER_PIRATE = replace(PIRATE, sha256="cd" * 32, pinned=True)
 
 
-def wishes(client: redis.asyncio.Redis) -> AdapterWishes:
-    return AdapterWishes(client, lambda: ["m", "other"])
+def wishes(client: redis.asyncio.Redis) -> DesiredAdapters:
+    return DesiredAdapters(client, lambda: ["m", "other"])
 
 
 async def test_what_one_gateway_is_told_the_others_read(client: redis.asyncio.Redis) -> None:
     one, other = wishes(client), wishes(client)
-    await one.remember(PIRATE)
+    await one.register(PIRATE)
     await one.set_scales("m", {"pirate": 0.5, "poet": 0.0})
     assert (one.records("m"), one.scales("m")) == ({"pirate": PIRATE}, {"pirate": 0.5})
     assert (other.records("m"), other.scales("m")) == ({}, {})
@@ -35,11 +35,11 @@ async def test_what_one_gateway_is_told_the_others_read(client: redis.asyncio.Re
     assert (other.records("m"), other.scales("m")) == ({"pirate": PIRATE}, {"pirate": 0.5})
     assert (other.records("other"), other.scales("other")) == ({}, {})
     assert other.contents() == {"m": {"pirate": PIRATE.sha256}}
-    assert await other.wants(PIRATE)
-    assert not await other.wants(OTHER_PIRATE)
+    assert await other.is_registered(PIRATE)
+    assert not await other.is_registered(OTHER_PIRATE)
 
-    await other.forget("m", "pirate")
-    assert not await one.wants(PIRATE)
+    await other.unregister("m", "pirate")
+    assert not await one.is_registered(PIRATE)
     await one.refresh()
     assert (one.records("m"), one.scales("m"), one.contents()) == ({}, {}, {})
 
@@ -61,7 +61,7 @@ async def test_a_reading_that_began_before_a_change_does_not_undo_it(
         late.setattr(redis.asyncio.client.Pipeline, "execute", slow)
         refreshing = asyncio.create_task(one.refresh())
         await read.wait()
-    await one.remember(PIRATE)
+    await one.register(PIRATE)
     changed.set()
     await refreshing
     assert one.records("m") == {"pirate": PIRATE}
@@ -71,14 +71,14 @@ async def test_a_reading_that_began_before_a_change_does_not_undo_it(
 
 async def test_what_was_taken_away_is_remembered_until_it_is_there_again(client: redis.asyncio.Redis) -> None:
     one, other = wishes(client), wishes(client)
-    await one.remember(PIRATE)
-    await one.forget("m", "pirate")
+    await one.register(PIRATE)
+    await one.unregister("m", "pirate")
     await other.refresh()
     assert one.removed("m") == other.removed("m") == {"pirate"}
     assert await other.is_removed("m", "pirate")
     assert 0 < await client.ttl(keys.adapters_removed("m")) <= REMOVED_TTL_S
     assert not await other.adopt(PIRATE)
-    await one.remember(OTHER_PIRATE)
+    await one.register(OTHER_PIRATE)
     await other.refresh()
     assert one.removed("m") == other.removed("m") == frozenset()
     assert other.records("m") == {"pirate": OTHER_PIRATE}
@@ -94,7 +94,7 @@ async def test_what_redis_lost_is_adopted_once(client: redis.asyncio.Redis) -> N
 
 async def test_scales_of_the_catalog_hold_until_others_are_set(client: redis.asyncio.Redis) -> None:
     own = {"m": {"house": 0.5}}
-    one, other = (AdapterWishes(client, lambda: ["m", "other"], defaults=own) for _ in range(2))
+    one, other = (DesiredAdapters(client, lambda: ["m", "other"], defaults=own) for _ in range(2))
     assert (one.scales("m"), one.scales("other")) == ({"house": 0.5}, {})
     await one.set_scales("m", {"pirate": 1.0})
     await other.refresh()
@@ -116,7 +116,7 @@ async def test_scales_are_set_as_a_whole(client: redis.asyncio.Redis) -> None:
 
 async def test_records_that_can_not_be_read_are_left_out(client: redis.asyncio.Redis) -> None:
     one = wishes(client)
-    await one.remember(PIRATE)
+    await one.register(PIRATE)
     await client.hset(keys.adapters("m"), "broken", "{")
     await client.hset(keys.adapter_scales("m"), mapping={"poet": "much", "pirate": "1"})
     await one.refresh()
@@ -141,13 +141,13 @@ async def test_while_redis_is_away_the_last_wishes_hold_and_new_ones_are_refused
         async with connect(server.url) as client:
             one, models = wishes(client), ModelWishes(client)
             await one.set_scales("m", {"pirate": 0.5})
-            await one.remember(PIRATE)
+            await one.register(PIRATE)
             server.kill()
             assert not await models.coming(["m"])
             keeping = asyncio.create_task(one.run())
             for act in (
-                one.remember(replace(PIRATE, name="poet")),
-                one.forget("m", "pirate"),
+                one.register(replace(PIRATE, name="poet")),
+                one.unregister("m", "pirate"),
                 one.set_scales("m", {}),
                 models.want("m", False),
                 models.is_supervised("m"),

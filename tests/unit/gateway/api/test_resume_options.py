@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 from starlette.types import Scope
 
-from gateway.api.intake.decoding import INLINE_BYTES, DecodingLane
+from gateway.api.intake.decoding import INLINE_BYTES, DecodingThread
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
-from gateway.api.request_head import read_wish
+from gateway.api.request_headers import read_resume_options
 from gateway.call import Principal
 
 SCOPE: Scope = {
@@ -39,9 +39,9 @@ async def test_a_long_request_is_hashed_on_a_thread(
 
     monkeypatch.setattr(hashlib, "sha256", sha256)
     raw = b"x" * num_bytes
-    intake = Intake(8 << 20, MemoryBudget(1 << 30), DecodingLane(), partial(int, 4096))
+    intake = Intake(8 << 20, MemoryBudget(1 << 30), DecodingThread(), partial(int, 4096))
     with closing(intake.message(ASKER, raw)) as body:
-        read = await read_wish(SCOPE, body)
+        read = await read_resume_options(SCOPE, body)
     assert read is not None
     assert (hashed_on[0] != threading.get_ident()) == is_aside
     whole = hashlib.new("sha256", b"POST /v1/completions?a=b\n" + raw).hexdigest()
@@ -50,6 +50,6 @@ async def test_a_long_request_is_hashed_on_a_thread(
 
 async def test_without_the_headers_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashlib, "sha256", None)
-    intake = Intake(8 << 20, MemoryBudget(1 << 30), DecodingLane(), partial(int, 4096))
+    intake = Intake(8 << 20, MemoryBudget(1 << 30), DecodingThread(), partial(int, 4096))
     with closing(intake.message(ASKER, b"{}")) as body:
-        assert await read_wish({**SCOPE, "headers": []}, body) is None
+        assert await read_resume_options({**SCOPE, "headers": []}, body) is None

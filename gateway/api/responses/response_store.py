@@ -38,7 +38,7 @@ PATIENCE_S = 60.0
 RETRY_S = 0.2
 
 
-class Store(Protocol):
+class RecordStore(Protocol):
     async def keep(
         self, team: str, id: str, record: bytes, before: Sequence[str] = ..., *, again: bool = ...
     ) -> bool: ...
@@ -47,10 +47,10 @@ class Store(Protocol):
     async def drop(self, team: str, id: str) -> bool: ...
 
 
-class Shelf:
+class ResponseStore:
     """The stored responses of all teams; nobody gets to know of another team's."""
 
-    def __init__(self, store: Store, max_bytes: int) -> None:
+    def __init__(self, store: RecordStore, max_bytes: int) -> None:
         """`max_bytes`: of the stored responses that one request may go on from."""
         self._store = store
         self._max_bytes = max_bytes
@@ -68,10 +68,10 @@ class Shelf:
             more, num_bytes = await self._found(body, missing, num_bytes)
             found |= more
         num_bytes += draft.num_bytes
-        resolved = await body.aside(num_bytes, partial(draft.resolved, found, 2 * self._max_bytes))
-        body.holds_at_least(resolved.num_bytes)
+        resolved = await body.run_aside(num_bytes, partial(draft.resolved, found, 2 * self._max_bytes))
+        body.hold_at_least(resolved.num_bytes)
         num_item_bytes = ITEM_BYTES * (len(resolved.before) + len(resolved.own))
-        return await body.aside(max(num_bytes, resolved.num_bytes, num_item_bytes), resolved.complete)
+        return await body.run_aside(max(num_bytes, resolved.num_bytes, num_item_bytes), resolved.complete)
 
     async def get(self, id_: str, body: Body) -> Record:
         """Return a response's record. Raises ResponseNotFound, HeldTooMuch, MemoryFull, TakesTooMuch."""
@@ -141,11 +141,11 @@ class Shelf:
                 f"The responses before this one take {num_before + num_bytes} bytes as they are stored; "
                 f"{self._max_bytes} may be gone on from (twice max_body_bytes). Send what matters of them as `input`."
             )
-        body.holds(num_bytes * HELD_PER_BYTE)
-        async with body.loading(num_bytes):
+        body.hold(num_bytes * HELD_PER_BYTE)
+        async with body.load_in_turn(num_bytes):
             records = await self._store.find(body.team, ids)
             with reading():
-                decoded = await body.aside(_decoded_bytes(num_bytes, records), partial(_decoded, ids, records))
+                decoded = await body.run_aside(_decoded_bytes(num_bytes, records), partial(_decoded, ids, records))
             return decoded, num_before + num_bytes
 
 

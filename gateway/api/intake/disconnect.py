@@ -17,7 +17,7 @@ class ClientGone(Exception):  # the end of a request that nobody waits for, not 
 
 
 @asynccontextmanager
-async def while_present(receive: Receive) -> AsyncIterator[None]:
+async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
     """Interrupt the block, wherever it waits, when the client disconnects; raise ClientGone then.
 
     The request's body must have been read: what else arrives is thrown away.

@@ -12,9 +12,9 @@ import msgspec
 import redis.asyncio
 from msgspec.structs import replace
 
-from gateway.adapters.desired import AdapterRecord, AdapterWishes
-from gateway.adapters.reconciler import AdapterKeeper
-from gateway.api.intake.presence import beside
+from gateway.adapters.desired import AdapterRecord, DesiredAdapters
+from gateway.adapters.reconciler import AdapterReconciler
+from gateway.api.intake.disconnect import beside
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.relay.relay import Relay, WorkerQueries
 from tests.integration.relay.scripted import ScriptedWorker, scripted_worker
@@ -32,12 +32,12 @@ TOLD = msgspec.json.encode(INFO)
 
 
 @asynccontextmanager
-async def kept(wishes: AdapterWishes, worker: ScriptedWorker, **hashes: str) -> AsyncIterator[None]:
+async def kept(wishes: DesiredAdapters, worker: ScriptedWorker, **hashes: str) -> AsyncIterator[None]:
     """A keeper at work on a worker that has adapters of these contents; the block ends with what ended it."""
     relay = Relay("gw", "secret", 100)
     beat = replace(worker.heartbeat(), adapters=tuple(hashes), adapter_hashes=hashes)
     fleet = StillFleet(FleetSnapshot({"m": (beat,)}, frozenset({"m"})))
-    keeper = AdapterKeeper(fleet, WorkerQueries(fleet, relay), wishes)
+    keeper = AdapterReconciler(fleet, WorkerQueries(fleet, relay), wishes)
     async with beside(relay.run()):
         await asyncio.sleep(0)
         relay.follow(fleet.snapshot.workers["m"])
@@ -45,10 +45,10 @@ async def kept(wishes: AdapterWishes, worker: ScriptedWorker, **hashes: str) -> 
             yield
 
 
-async def registered(client: redis.asyncio.Redis, *records: AdapterRecord) -> AdapterWishes:
-    wishes = AdapterWishes(client, lambda: ["m"])
+async def registered(client: redis.asyncio.Redis, *records: AdapterRecord) -> DesiredAdapters:
+    wishes = DesiredAdapters(client, lambda: ["m"])
     for record in records:
-        await wishes.remember(record)
+        await wishes.register(record)
     return wishes
 
 
@@ -73,7 +73,7 @@ async def test_other_contents_under_the_name_are_replaced_and_the_same_left_alon
 
 async def test_what_was_taken_away_is_taken_from_a_worker_that_still_has_it(client: redis.asyncio.Redis) -> None:
     wishes = await registered(client, POET)
-    await wishes.forget("m", "poet")
+    await wishes.unregister("m", "poet")
     async with scripted_worker(reply=TOLD) as worker, kept(wishes, worker, poet=NEW):
         await until(lambda: bool(worker.asks), 3.0, "the worker is told")
         await asyncio.sleep(0.05)
@@ -100,7 +100,7 @@ async def test_one_may_be_taken_away_while_another_is_brought(client: redis.asyn
     async with scripted_worker(reply=TOLD, reply_delay_s=0.2) as worker, kept(wishes, worker):
         await until(lambda: len(worker.asked) == 1, 3.0, "the first is asked for")
         for name in ("poet", "pirate"):
-            await wishes.forget("m", name)
+            await wishes.unregister("m", name)
         await asyncio.sleep(0.3)
     assert len(worker.asked) == 1
 

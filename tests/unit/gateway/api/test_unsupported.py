@@ -13,7 +13,7 @@ from gateway.api.native.request import read_completion as read_native
 from gateway.api.openai.bodies import ChatBody
 from gateway.api.openai.requests import ChatRequest, read_chat
 from gateway.api.parameters.base import Body
-from gateway.api.parameters.unread import read_body
+from gateway.api.parameters.unsupported import read_body
 from gateway.api.responses.body import ResponsesBody
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.telemetry.request_log import MAX_NAME_CHARS, MAX_NAMES, UNKNOWN, Ignored

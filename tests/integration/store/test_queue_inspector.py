@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
-from gateway.store.client import Filed, Lease, LineFull, Offer, Offers, Order, Store
-from gateway.store.queue_inspector import LineReader, LineView, QueuedBid
+from gateway.store.client import Filed, Lease, Offer, Offers, Order, QueueLimitReached, Store
+from gateway.store.queue_inspector import QueuedBid, QueueInspector, QueueView
 from tests.support.pool import beat, heartbeat
 
 CLASSES = 8
 
 
-async def looked(client: redis.asyncio.Redis, *workers: str) -> LineView:
-    return await LineReader(client).look("m", workers, CLASSES)
+async def looked(client: redis.asyncio.Redis, *workers: str) -> QueueView:
+    return await QueueInspector(client).inspect("m", workers, CLASSES)
 
 
 async def file(store: Store, order: Order, *, within_ms: float = 0.0) -> Lease | Filed:
@@ -24,7 +24,7 @@ async def file(store: Store, order: Order, *, within_ms: float = 0.0) -> Lease |
 
 
 async def test_a_line_that_nobody_stands_in(client: redis.asyncio.Redis) -> None:
-    assert await looked(client, "w1") == LineView(False, 0, {}, {}, (), {"w1": (0, 0)})
+    assert await looked(client, "w1") == QueueView(False, 0, {}, {}, (), {"w1": (0, 0)})
 
 
 async def test_who_waits_by_class_and_team_and_with_what_bids(client: redis.asyncio.Redis) -> None:
@@ -65,7 +65,7 @@ async def test_who_was_overtaken_is_told_with_its_slot(client: redis.asyncio.Red
     store = Store(client)
     await beat(client, heartbeat("w1", slots=1))
 
-    async def ask(id: str, other_ms: float) -> Lease | Filed | LineFull:
+    async def ask(id: str, other_ms: float) -> Lease | Filed | QueueLimitReached:
         wanted = Offers((Offer("w1", 10.0, other_ms, 0),))
         order = Order(id, "team", 1.0)
         return await store.acquire("g1", "m", order, wanted, ticket_ttl_s=60, max_queue=9, max_team_queue=9)

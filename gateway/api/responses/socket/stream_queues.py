@@ -19,14 +19,14 @@ from gateway.api.dialect import ErrorShape
 from gateway.api.http.sockets import Socket
 from gateway.api.http.streaming import END, Written, whole_events
 from gateway.api.intake.body import read_object
-from gateway.api.parameters.base import shown
+from gateway.api.parameters.base import quote
 from gateway.api.responses.request import Draft, draft_of
 from gateway.errors import InvalidRequest, PaddockError, StreamLimit, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored, RequestLog
 
 CREATE = "response.create"
 DATA = b"\ndata: "
-_LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,7 +37,7 @@ class Create:
 
     document: dict[str, Any]
     """The request, without the fields of the message itself."""
-    lane: str
+    stream_id: str
     """Its `stream_id`; empty: none."""
     num_bytes: int
 
@@ -52,13 +52,13 @@ def raw_message(text: str | None) -> bytes:
 def read_message(raw: bytes) -> Create:
     """Return the parsed message. Raises InvalidRequest."""
     document = read_object(raw)
-    kind, lane = document.pop("type", None), document.pop("stream_id", None)
+    kind, stream_id = document.pop("type", None), document.pop("stream_id", None)
     if kind != CREATE:
-        raise InvalidRequest(f"`type` is {shown(kind)}. Send messages of the type `{CREATE}`.", param="type")
-    if lane is not None and not (isinstance(lane, str) and _LANE.fullmatch(lane)):
-        message = f"`stream_id` is {shown(lane)}. Send 1 to 256 of the characters A-Z, a-z, 0-9, `_`, `.` and `-`."
+        raise InvalidRequest(f"`type` is {quote(kind)}. Send messages of the type `{CREATE}`.", param="type")
+    if stream_id is not None and not (isinstance(stream_id, str) and _STREAM_ID.fullmatch(stream_id)):
+        message = f"`stream_id` is {quote(stream_id)}. Send 1 to 256 of the characters A-Z, a-z, 0-9, `_`, `.` and `-`."
         raise InvalidRequest(message, param="stream_id")
-    return Create(document, lane or "", len(raw))
+    return Create(document, stream_id or "", len(raw))
 
 
 def draft_of_message(message: Create, ignored: Ignored) -> Draft:
@@ -69,7 +69,7 @@ def draft_of_message(message: Create, ignored: Ignored) -> Draft:
     document = dict(message.document)
     generates = document.pop("generate", None)
     if not isinstance(generates, bool | None):
-        raise InvalidRequest(f"`generate` is {shown(generates)}. Send true or false.", param="generate")
+        raise InvalidRequest(f"`generate` is {quote(generates)}. Send true or false.", param="generate")
     if document.pop("background", None):
         text = "`background` is not for WebSocket. Send the request to `POST /v1/responses`."
         raise UnsupportedParameter(text, param="background")
@@ -79,13 +79,13 @@ def draft_of_message(message: Create, ignored: Ignored) -> Draft:
 
 
 class EventMessages:
-    """Sends the events of one response (`gateway.api.answering.Sink`), each as a message."""
+    """Sends the events of one response (`gateway.api.responder.Sink`), each as a message."""
 
-    def __init__(self, socket: Socket, lane: str) -> None:
+    def __init__(self, socket: Socket, stream_id: str) -> None:
         self.told = False
         """Whether something was sent."""
         self._socket = socket
-        self._end = _end(lane)
+        self._end = _end(stream_id)
 
     async def start(self) -> None:
         pass
@@ -102,19 +102,19 @@ class EventMessages:
                 await asyncio.sleep(0)
 
 
-def error_text(error: PaddockError, shape: ErrorShape, request_log: RequestLog, lane: str) -> str:
+def error_text(error: PaddockError, shape: ErrorShape, request_log: RequestLog, stream_id: str) -> str:
     """Return `{"type": "error", "status", "error": {...}}`."""
     body = shape.body(error, request_log)
-    return (b'{"type":"error","status":%d,' % shape.status(error) + body[1:-1] + _end(lane)).decode()
+    return (b'{"type":"error","status":%d,' % shape.status(error) + body[1:-1] + _end(stream_id)).decode()
 
 
-def _end(lane: str) -> bytes:
+def _end(stream_id: str) -> bytes:
     """Return the end of an event's object."""
-    return b',"stream_id":%b}' % _encode(lane) if lane else b"}"
+    return b',"stream_id":%b}' % _encode(stream_id) if stream_id else b"}"
 
 
-MAX_LANES = 16
-"""Most lanes that have something to do."""
+MAX_STREAMS = 16
+"""Most streams that have something to do."""
 MAX_MESSAGES = 32
 """Most messages that wait or are being answered."""
 
@@ -128,7 +128,7 @@ class Held(Protocol):
 HeldT = TypeVar("HeldT", bound=Held)
 
 
-class Lanes(Generic[HeldT]):
+class StreamQueues(Generic[HeldT]):
     """The queues of one connection: messages of a stream are answered one by one, streams beside each other."""
 
     def __init__(
@@ -159,24 +159,24 @@ class Lanes(Generic[HeldT]):
         self._check(message)
         self._num_messages += 1
         self._num_bytes += message.num_bytes
-        lane = self._waiting.get(message.lane)
-        if lane is not None:
-            lane.append((message, held))
+        queue = self._waiting.get(message.stream_id)
+        if queue is not None:
+            queue.append((message, held))
             return
-        lane = self._waiting[message.lane] = deque([(message, held)])
-        task = self._tasks.create_task(self._run(message.lane, lane))
+        queue = self._waiting[message.stream_id] = deque([(message, held)])
+        task = self._tasks.create_task(self._run(message.stream_id, queue))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         # A task that is cancelled before its first step never comes to its end.
-        task.add_done_callback(lambda _: self._end(message.lane, lane))
+        task.add_done_callback(lambda _: self._end(message.stream_id, queue))
 
     def cancel(self) -> None:
         for task in self._running:
             task.cancel()
 
     def _check(self, message: Create) -> None:
-        if message.lane not in self._waiting and len(self._waiting) >= MAX_LANES:
-            text = f"{MAX_LANES} streams are at work on this connection. Wait for one, or open another connection."
+        if message.stream_id not in self._waiting and len(self._waiting) >= MAX_STREAMS:
+            text = f"{MAX_STREAMS} streams are at work on this connection. Wait for one, or open another connection."
         elif self._num_messages >= MAX_MESSAGES:
             text = f"{MAX_MESSAGES} requests wait on this connection. Wait for their responses before sending more."
         elif self._num_messages and self._num_bytes + message.num_bytes > self._max_bytes:
@@ -185,25 +185,25 @@ class Lanes(Generic[HeldT]):
             return
         raise StreamLimit(text, param="stream_id")
 
-    async def _run(self, name: str, lane: deque[tuple[Create, HeldT]]) -> None:
+    async def _run(self, stream_id: str, queue: deque[tuple[Create, HeldT]]) -> None:
         try:
-            while lane:
-                message, held = lane[0]
+            while queue:
+                message, held = queue[0]
                 await self._respond(message, held)
-                lane.popleft()
+                queue.popleft()
                 held.close()
                 self._num_messages -= 1
                 self._num_bytes -= message.num_bytes
         finally:
-            self._end(name, lane)
+            self._end(stream_id, queue)
 
-    def _end(self, name: str, lane: deque[tuple[Create, HeldT]]) -> None:
-        """Give back what the lane's messages hold. Calling it again does nothing."""
-        if self._waiting.get(name) is not lane:
+    def _end(self, stream_id: str, queue: deque[tuple[Create, HeldT]]) -> None:
+        """Give back what the messages of the queue hold. Calling it again does nothing."""
+        if self._waiting.get(stream_id) is not queue:
             return
-        for _, held in lane:
+        for _, held in queue:
             held.close()
-        lane.clear()
-        del self._waiting[name]
+        queue.clear()
+        del self._waiting[stream_id]
         if not self._waiting:
             self._on_rest()

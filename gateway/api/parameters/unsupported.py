@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gateway.api.parameters.base import synonyms_of, too_nested, translated
+from gateway.api.parameters.base import nesting_error, synonyms_of, translate_error
 from gateway.errors import UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
 
@@ -43,13 +43,13 @@ def read_body(
 
     Raises InvalidRequest and UnsupportedParameter, each naming the parameter by its path.
     """
-    kept = _renamed(kind, sift(document, *unread, ignored), ignored)
+    kept = _rename_synonyms(kind, sift(document, *unread, ignored), ignored)
     try:
         return kind.model_validate(kept, context=ignored)
     except ValidationError as error:
-        raise translated(error) from None
+        raise translate_error(error) from None
     except RecursionError:
-        raise too_nested() from None
+        raise nesting_error() from None
 
 
 def sift(
@@ -77,7 +77,7 @@ def sift(
     return kept
 
 
-def _renamed(kind: type[BaseModel], kept: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
+def _rename_synonyms(kind: type[BaseModel], kept: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
     """Put values with another name under the body's own; of several names the first counts, as for llama-server.
 
     Raises UnsupportedParameter for a name that contradicts it, where ignored parameters are refused.

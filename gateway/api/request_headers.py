@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope
 
 from gateway.api.intake.intake import Body
-from gateway.api.parameters.base import shown
+from gateway.api.parameters.base import quote
 from gateway.catalog import conversation_of
 from gateway.errors import InvalidRequest, StreamGone
 from gateway.resume.recordings import Owner
@@ -28,12 +28,12 @@ from workers.protocol.requests import GenerateRequest
 SESSION_HEADER = b"x-session-id"
 
 
-def conversation(scope: Scope, request: GenerateRequest, team: str) -> Callable[[], str]:
+def conversation_key(scope: Scope, request: GenerateRequest, team: str) -> Callable[[], str]:
     """Return a function for `Pipeline.call` that tells which conversation the request belongs to."""
     return partial(conversation_of, request, team, session_of(scope))
 
 
-def talk_of(scope: Scope, request_id: str) -> Callable[[], str]:
+def session_or_request_id(scope: Scope, request_id: str) -> Callable[[], str]:
     """Return the same for a request that is no turn of a conversation: its session if it names one, else its own id."""
     return lambda: session_of(scope) or request_id
 
@@ -48,7 +48,7 @@ SLO_HEADER = b"x-slo-ttft-ms"
 MAX_SLO_MS = 24 * 3600 * 1000
 
 
-def read_begin_by(scope: Scope) -> float:
+def read_ttft_deadline(scope: Scope) -> float:
     """Return the Unix time to begin by; 0 without the header. Raises InvalidRequest unless above 0 and up to a day."""
     for name, value in scope["headers"]:
         if name == SLO_HEADER:
@@ -75,7 +75,7 @@ _EVENT_ID = re.compile(rb"([0-9a-f]{1,64}):([0-9]{1,15})")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ResumeOptions:
     owner: Owner
     """The team and the request (its digest) that may read the stream again."""
     grace_s: float
@@ -86,7 +86,7 @@ class Wish:
     """Number of the last event that the client has."""
 
 
-async def read_wish(scope: Scope, body: Body) -> Wish | None:
+async def read_resume_options(scope: Scope, body: Body) -> ResumeOptions | None:
     """Return what both headers ask for; None without either. Long bodies are hashed on a thread.
 
     Raises InvalidRequest, and StreamGone for an id that never was one of ours.
@@ -102,8 +102,8 @@ async def read_wish(scope: Scope, body: Body) -> Wish | None:
         return None
     stream, after = ("", 0) if last is None else _event(last)
     grace_s = 0.0 if grace is None else _grace_s(grace)
-    digest = await body.aside(len(body.raw), partial(_digest, scope, body.raw))
-    return Wish(Owner(body.team, digest), grace_s, stream, after)
+    digest = await body.run_aside(len(body.raw), partial(_digest, scope, body.raw))
+    return ResumeOptions(Owner(body.team, digest), grace_s, stream, after)
 
 
 def _grace_s(value: bytes) -> float:
@@ -149,5 +149,5 @@ def named_model(document: dict[str, Any], scope: Scope) -> str:
     if name is None:
         return query_of(scope).get("model", "")
     if not isinstance(name, str):
-        raise InvalidRequest(f"`model` is {shown(name)}. Send a string.", param="model")
+        raise InvalidRequest(f"`model` is {quote(name)}. Send a string.", param="model")
     return name

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from starlette.types import Scope
 
-from gateway.api.intake.decoding import INLINE_BYTES, DecodingLane, ResultT
+from gateway.api.intake.decoding import INLINE_BYTES, DecodingThread, ResultT
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.api.responses import items, records, request
@@ -21,7 +21,7 @@ from gateway.api.responses.events import EventWriter
 from gateway.api.responses.items import Item, new_response_id, output_id
 from gateway.api.responses.records import Record, decode_record, encode_record
 from gateway.api.responses.request import read_draft
-from gateway.api.responses.shelf import Shelf
+from gateway.api.responses.response_store import ResponseStore
 from gateway.call import Call, Principal
 from gateway.dispatch.slot_search import INLINE_HELD_BYTES
 from gateway.errors import StoreUnavailable
@@ -63,14 +63,14 @@ async def test_one_of_the_background_is_kept_when_redis_is_back(background: bool
     writer = EventWriter(read_draft(json.dumps(body).encode()).resolved({}).complete(), CALL)
     writer.chunks([Text(1, "hello", 1), Finished(1, FinishReason.STOP, Usage(1, 1, 0), TIMINGS)], 0)
     store = Failing(2)
-    await Shelf(store, 1 << 20).conclude(writer, None)
+    await ResponseStore(store, 1 << 20).conclude(writer, None)
     assert len(store.kept) == num_kept
     assert writer.snapshot.is_kept == bool(num_kept)
     for raw in store.kept:
         assert decode_record(raw).response["status"] == "completed"
 
 
-class Lane(DecodingLane):
+class Lane(DecodingThread):
     """Counts what is done on its thread."""
 
     num_runs = 0
@@ -113,9 +113,9 @@ async def test_references_count_as_what_they_stand_for(num_references: int, is_m
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": []}
     request_log = RequestLog("id", "POST", "/v1/responses")
     preparation = Preparation(cast(Any, Pipeline()), cast(Any, None))
-    shelf = Shelf(Kept(encode_record(record)), 16 << 20)
+    responses = ResponseStore(Kept(encode_record(record)), 16 << 20)
     with closing(Intake(8 << 20, MemoryBudget(1 << 30), lane, lambda: 0).message(principal, raw)) as taken:
-        asked, _ = await preparation.prepare(read_draft(raw), shelf, taken, principal, request_log, scope)
+        asked, _ = await preparation.prepare(read_draft(raw), responses, taken, principal, request_log, scope)
     assert len(asked.requests[0].messages[0].reasoning or "") == 6300 * num_references
     assert lane.num_runs == is_much
     assert (request_log.held_bytes > INLINE_HELD_BYTES) == is_much
@@ -147,9 +147,9 @@ async def test_records_of_many_floats_are_decoded_on_a_thread(num_floats: int, i
     record = encode_record(Record(response={"id": one, "output": [], "metadata": [0.5] * num_floats}, input=()))
     assert len(record) <= INLINE_BYTES
     raw = json.dumps({"model": "m", "input": "hi", "previous_response_id": one}).encode()
-    lane, shelf = Lane(), Shelf(Kept(record), 16 << 20)
+    lane, responses = Lane(), ResponseStore(Kept(record), 16 << 20)
     with closing(Intake(8 << 20, MemoryBudget(1 << 30), lane, lambda: 0).message(CALL.principal, raw)) as taken:
-        assert await shelf.get(one, taken) == decode_record(record)
+        assert await responses.get(one, taken) == decode_record(record)
     assert lane.num_runs == is_much
 
 
@@ -160,9 +160,9 @@ async def test_many_items_that_are_stored_are_put_together_on_a_thread(num_items
     item = {"id": "x", "type": "message", "role": "user", "content": []}
     record = Record(response={"id": one, "status": "completed", "output": []}, input=(item,) * num_items)
     raw = json.dumps({"model": "m", "input": "hi", "previous_response_id": one}).encode()
-    lane, shelf = Lane(), Shelf(Kept(encode_record(record)), 16 << 20)
+    lane, responses = Lane(), ResponseStore(Kept(encode_record(record)), 16 << 20)
     with closing(Intake(8 << 20, MemoryBudget(1 << 30), lane, lambda: 0).message(CALL.principal, raw)) as taken:
-        await shelf.complete(await taken.decoded(read_draft), taken)
+        await responses.complete(await taken.decode(read_draft), taken)
     assert lane.num_runs == (num_items == 2000)
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Body, Loose, shown
+from gateway.api.parameters.base import Body, Loose, quote
 from gateway.errors import InvalidRequest
 from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import Constraint
@@ -67,7 +67,7 @@ class GrammarBody(Body):
     structured_outputs: StructuredOutputs | None = None
 
 
-class FormBody(GrammarBody):
+class ResponseFormatBody(GrammarBody):
     response_format: ResponseFormat | None = None
 
 
@@ -82,12 +82,12 @@ LARK_MARK = "%llguidance"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
-def read_form(body: FormBody) -> Constraint | None:
+def read_constraint(body: ResponseFormatBody) -> Constraint | None:
     """Return the form that a body asks for. Raises InvalidRequest."""
-    return only_form(_response_format(body.response_format), body)
+    return one_constraint(_response_format(body.response_format), body)
 
 
-def only_form(own: Constraint | None, body: GrammarBody) -> Constraint | None:
+def one_constraint(own: Constraint | None, body: GrammarBody) -> Constraint | None:
     """Return the form of a dialect's own parameter, or one of the others. Raises InvalidRequest for two."""
     forms = [form for form in (own, *_extensions(body)) if form is not None]
     if len(forms) > 1:
@@ -97,7 +97,7 @@ def only_form(own: Constraint | None, body: GrammarBody) -> Constraint | None:
     return forms[0] if forms else None
 
 
-def beside_call(form: Constraint | None, forced: Sequence[str], ignored: Ignored) -> Constraint | None:
+def drop_beside_tools(form: Constraint | None, forced: Sequence[str], ignored: Ignored) -> Constraint | None:
     """Return what is left of the answer's form beside tools of which it must call one.
 
     A schema gives way to the tools' own and is noted: instructor sends both, and reads the call. A grammar stays, for
@@ -109,12 +109,12 @@ def beside_call(form: Constraint | None, forced: Sequence[str], ignored: Ignored
     return None
 
 
-def written(value: Any) -> str:
+def to_json(value: Any) -> str:
     """Return a part of a body as JSON again. `json.dumps` takes ten times as long: 0.2 s for 8 MiB of numbers."""
     return msgspec.json.encode(value).decode()
 
 
-def too_deep(schema: Any) -> bool:
+def is_too_deep(schema: Any) -> bool:
     """Return whether a schema is nested beyond what workers take."""
     try:
         text = msgspec.json.encode(schema)
@@ -140,23 +140,23 @@ def _response_format(form: ResponseFormat | None) -> Constraint | None:
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return schema_form(ANY_OBJECT if form.schema_ is None else form.schema_, "response_format")
+        return schema_constraint(ANY_OBJECT if form.schema_ is None else form.schema_, "response_format")
     if form.type != "json_schema":
-        message = f"`response_format.type` is {shown(form.type)}. Send `text`, `json_object` or `json_schema`."
+        message = f"`response_format.type` is {quote(form.type)}. Send `text`, `json_object` or `json_schema`."
         raise InvalidRequest(message, param="response_format.type")
     if form.json_schema is not None:
         schema = form.json_schema.schema_
-        return schema_form(ANY_OBJECT if schema is None else schema, "response_format.json_schema.schema")
+        return schema_constraint(ANY_OBJECT if schema is None else schema, "response_format.json_schema.schema")
     if form.schema_ is None:
         message = "`response_format.json_schema` is missing. Send an object with a `name` and a `schema`."
         raise InvalidRequest(message, param="response_format.json_schema")
-    return schema_form(form.schema_, "response_format.schema")
+    return schema_constraint(form.schema_, "response_format.schema")
 
 
 def _extensions(body: GrammarBody) -> list[Constraint | None]:
     forms = [_grammar(body.grammar, "grammar")]
     if body.json_schema is not None:
-        forms.append(schema_form(body.json_schema, "json_schema"))
+        forms.append(schema_constraint(body.json_schema, "json_schema"))
     guided = (body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
     forms += _vllm("guided_", *guided)
     asked = body.structured_outputs
@@ -172,7 +172,7 @@ def _vllm(
     if isinstance(schema, str):
         forms.append(Constraint("json_schema", schema, param=f"{prefix}json"))
     elif schema is not None:
-        forms.append(schema_form(schema, f"{prefix}json"))
+        forms.append(schema_constraint(schema, f"{prefix}json"))
     if regex is not None:
         forms.append(Constraint("regex", regex, param=f"{prefix}regex"))
     if choices is not None:
@@ -194,9 +194,9 @@ def _grammar(text: str | None, path: str) -> Constraint | None:
     return Constraint("lark" if text.startswith(LARK_MARK) else "gbnf", text, param=path)
 
 
-def schema_form(schema: Any, path: str) -> Constraint:
+def schema_constraint(schema: Any, path: str) -> Constraint:
     """Return the form of a schema. Raises InvalidRequest."""
-    if too_deep(schema):
+    if is_too_deep(schema):
         message = f"`{path}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
         raise InvalidRequest(message, param=path)
-    return Constraint("json_schema", written(schema), param=path)
+    return Constraint("json_schema", to_json(schema), param=path)

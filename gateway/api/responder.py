@@ -12,14 +12,14 @@ from typing import Generic, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.dialect import AskedIn, StreamWriter, WholeWriter, Writers
+from gateway.api.dialect import RequestIn, StreamWriter, WholeWriter, Writers
 from gateway.api.http.answers import JSON, note_error, send_error, send_parts, shape_of
 from gateway.api.http.diagnostics import answer_headers, ping, request_log_of
 from gateway.api.http.streaming import EventStream, Pings, Written, whole_events
-from gateway.api.intake.intake import held_while, holds_of
-from gateway.api.intake.memory_budget import HeldProbs, Holds
-from gateway.api.intake.presence import ClientGone, while_present
-from gateway.api.request_head import Wish
+from gateway.api.intake.disconnect import ClientGone, until_disconnect
+from gateway.api.intake.intake import hold_function, keep_held
+from gateway.api.intake.memory_budget import Holds, ProbabilityBudget
+from gateway.api.request_headers import ResumeOptions
 from gateway.api.resumable import Resumable
 from gateway.call import Answer, Call, Cutoff
 from gateway.dispatch.fan_out import answers
@@ -33,7 +33,7 @@ from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Star
 NEWER = "A newer request of this session took this one's place. Nothing is to be sent again."
 
 
-class Superseding:
+class SessionCalls:
     """The calls under way of this gateway process, by key and session: each key has sessions of its own.
 
     An autocomplete that a newer one of its session makes useless is ended here, and so gives its slot back.
@@ -43,7 +43,7 @@ class Superseding:
         self._latest: dict[tuple[str, str], Cutoff] = {}
 
     @asynccontextmanager
-    async def turn(self, call: Call) -> AsyncIterator[None]:
+    async def supersede(self, call: Call) -> AsyncIterator[None]:
         """End the session's call before this one; the next one ends this one, and the block then raises Superseded."""
         if not call.session:
             yield
@@ -101,7 +101,7 @@ class Unended:
             request_log.used(left)
 
 
-LAST_WORD_S = 2.0
+LAST_WRITE_S = 2.0
 """Seconds that a client which is cut off gets to read why."""
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Sink(Protocol):
         ...
 
 
-class Record:
+class RecordingSink:
     """Writes into a recording, which keeps each event in one piece (a `Sink`)."""
 
     def __init__(self, recording: Recording) -> None:
@@ -135,12 +135,12 @@ class Record:
             await asyncio.sleep(0)
 
 
-class Answering(Generic[AskedIn]):
+class Responder(Generic[RequestIn]):
     """Answers requests of one dialect."""
 
     def __init__(
         self,
-        writers: Writers[AskedIn],
+        writers: Writers[RequestIn],
         pipeline: Pipeline,
         pings: Pings,
         resumable: Resumable,
@@ -157,26 +157,26 @@ class Answering(Generic[AskedIn]):
         self._resumable = resumable
         self._conclude = conclude
         self._repeats = repeats
-        self._superseding = Superseding()
+        self._session_calls = SessionCalls()
 
     async def answer(
-        self, asked: AskedIn, call: Call, wish: Wish | None, scope: Scope, receive: Receive, send: Send
+        self, asked: RequestIn, call: Call, resume: ResumeOptions | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
         request_log = request_log_of(scope)
-        if asked.stream and wish is not None:
+        if asked.stream and resume is not None:
             writer = self._writers.stream_writer(asked, call, request_log)
-            produce = held_while(scope, partial(self.record, asked, call, request_log, writer, holds_of(scope)))
-            await self._resumable.first(wish, produce, scope, receive, send)
+            produce = keep_held(scope, partial(self.record, asked, call, request_log, writer, hold_function(scope)))
+            await self._resumable.first(resume, produce, scope, receive, send)
             return
-        async with while_present(receive):
+        async with until_disconnect(receive):
             if asked.stream:
                 await self._stream(asked, call, request_log, scope, receive, send)
             else:
-                await self._whole(asked, call, request_log, holds_of(scope), send)
+                await self._whole(asked, call, request_log, hold_function(scope), send)
 
     async def record(
         self,
-        asked: AskedIn,
+        asked: RequestIn,
         call: Call,
         request_log: RequestLog,
         writer: StreamWriter,
@@ -184,7 +184,7 @@ class Answering(Generic[AskedIn]):
         recording: Recording,
     ) -> None:
         """Write a stream that may be read again, whoever reads it now."""
-        sink = Record(recording)
+        sink = RecordingSink(recording)
         failure = await self.write(asked, call, request_log, writer, holds, sink)
         if failure is None:
             await sink.write(writer.closing())
@@ -195,7 +195,7 @@ class Answering(Generic[AskedIn]):
             await recording.refuse(failure, b"".join(whole_events(writer.broken(failure))))
 
     async def write(
-        self, asked: AskedIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink
+        self, asked: RequestIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
         """Write a stream but for its last events, and note its end. Return why it is not complete; None: it is."""
         try:
@@ -209,74 +209,79 @@ class Answering(Generic[AskedIn]):
             request_log.status, request_log.outcome = 200, "ok"
         else:
             note_error(request_log, failure)
-        await self._concluded(writer, failure)
+        await self._conclude_answer(writer, failure)
         return failure
 
-    async def _whole(self, asked: AskedIn, call: Call, request_log: RequestLog, holds: Holds, send: Send) -> None:
+    async def _whole(self, asked: RequestIn, call: Call, request_log: RequestLog, holds: Holds, send: Send) -> None:
         writer, unended = self._writers.whole_writer(asked, call, request_log), Unended()
-        held = HeldProbs(asked.requests, holds, streams=False, repeats=self._repeats)
-        async with self._superseding.turn(call), answers(self._pipeline, call, asked.requests, request_log) as answer:
+        held = ProbabilityBudget(asked.requests, holds, streams=False, repeats=self._repeats)
+        async with (
+            self._session_calls.supersede(call),
+            answers(self._pipeline, call, asked.requests, request_log) as answer,
+        ):
             try:
                 while not answer.ended:
                     events = await answer.take()
                     unended.hear(answer.choice, events)
                     if request_log.first_token_at is None:
-                        note_first(request_log, events)
+                        note_first_token(request_log, events)
                     writer.add(events, answer.choice)
-                    if held.are_told:
-                        held.hear(answer.choice, events, written=False)
+                    if held.are_wanted:
+                        held.count(answer.choice, events, written=False)
                     if answer.end is not None:
                         note_end(request_log, answer.end, answer.choice, unended)
             finally:
                 unended.note(request_log)
-        await self._concluded(writer, None)
+        await self._conclude_answer(writer, None)
         await send_parts(send, writer.parts(), JSON, request_log)
 
     async def _stream(
-        self, asked: AskedIn, call: Call, request_log: RequestLog, scope: Scope, receive: Receive, send: Send
+        self, asked: RequestIn, call: Call, request_log: RequestLog, scope: Scope, receive: Receive, send: Send
     ) -> None:
         writer = self._writers.stream_writer(asked, call, request_log)
-        said = writer.idle if self._pings.as_events else partial(ping, request_log)
-        stream = EventStream(send, lambda: answer_headers(request_log), said)
-        writing = self._write(asked, call, request_log, writer, holds_of(scope), stream)
+        idle_event = writer.idle if self._pings.as_events else partial(ping, request_log)
+        stream = EventStream(send, lambda: answer_headers(request_log), idle_event)
+        writing = self._write(asked, call, request_log, writer, hold_function(scope), stream)
         failure = await stream.pinged(writing, self._pings.interval_s)
         # Whatever is sent below is the last: the server then tells the watcher that the client is gone.
         if failure is None:
             request_log.status, request_log.outcome = 200, "ok"
-            await self._concluded(writer, None)
+            await self._conclude_answer(writer, None)
             await stream.end(writer.closing())
         elif stream.started:
             request_log.status = 200
             note_error(request_log, failure)
-            await _last_word(stream, writer.broken(failure))
+            await _write_last(stream, writer.broken(failure))
         else:
             await send_error(receive, send, failure, request_log, shape_of(scope))
 
     async def _write(
-        self, asked: AskedIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink
+        self, asked: RequestIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
         """Write all but the last events, which depend on what is returned: why the answer is not complete, or None."""
-        held = HeldProbs(asked.requests, holds, streams=True, repeats=self._repeats)
+        held = ProbabilityBudget(asked.requests, holds, streams=True, repeats=self._repeats)
         try:
             async with (
-                self._superseding.turn(call),
+                self._session_calls.supersede(call),
                 answers(self._pipeline, call, asked.requests, request_log) as answer,
             ):
                 await sink.start()
                 opening = writer.opening()
                 if opening:
                     await sink.write(opening)
-                await relay(answer, writer, request_log, sink, held)
+                await write_answer(answer, writer, request_log, sink, held)
         except PaddockError as error:
             return error
         return None
 
-    async def _concluded(self, writer: StreamWriter | WholeWriter, failure: PaddockError | None) -> None:
+    async def _conclude_answer(self, writer: StreamWriter | WholeWriter, failure: PaddockError | None) -> None:
         if self._conclude is not None:
             await self._conclude(writer, failure)
 
 
-async def relay(answer: Answer, writer: StreamWriter, request_log: RequestLog, sink: Sink, held: HeldProbs) -> None:
+async def write_answer(
+    answer: Answer, writer: StreamWriter, request_log: RequestLog, sink: Sink, held: ProbabilityBudget
+) -> None:
     """Write every event of the answer; the body of the loop runs once per token. Raises PaddockError."""
     take, chunks, write = answer.take, writer.chunks, sink.write
     waits, unended = True, Unended()
@@ -285,19 +290,19 @@ async def relay(answer: Answer, writer: StreamWriter, request_log: RequestLog, s
             events = await take()
             unended.hear(answer.choice, events)
             if waits:
-                waits = not note_first(request_log, events)
+                waits = not note_first_token(request_log, events)
             body = chunks(events, answer.choice)
             if body:
                 await write(body)
-            if held.are_told:
-                held.hear(answer.choice, events, written=bool(body))
+            if held.are_wanted:
+                held.count(answer.choice, events, written=bool(body))
             if answer.end is not None:
                 note_end(request_log, answer.end, answer.choice, unended)
     finally:
         unended.note(request_log)
 
 
-def note_first(request_log: RequestLog, events: list[CallEvent]) -> bool:
+def note_first_token(request_log: RequestLog, events: list[CallEvent]) -> bool:
     """Note when the first output came; return whether there is output among the events."""
     if not any(isinstance(event, OUTPUT) for event in events):
         return False
@@ -313,9 +318,9 @@ def note_end(request_log: RequestLog, end: Finished | Failed, choice: int, unend
     request_log.used(end.usage)
 
 
-async def _last_word(stream: EventStream, body: Written) -> None:
+async def _write_last(stream: EventStream, body: Written) -> None:
     try:
-        async with asyncio.timeout(LAST_WORD_S):
+        async with asyncio.timeout(LAST_WRITE_S):
             await stream.end(body)
     except TimeoutError:
         # The client does not read: leaving the response unfinished makes the server close the connection.
