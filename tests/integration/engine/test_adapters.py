@@ -316,6 +316,53 @@ def test_a_call_that_waits_for_its_own_teams_others_holds_up_no_other_team(demo:
             bench.engine.cancel(one)
 
 
+def test_a_call_with_many_adapters_takes_no_room_from_a_team_that_keeps_to_its_part(
+    demo: Model, files: list[Path]
+) -> None:
+    """Else whoever names all adapters that fit cuts every other team's streams in slices, with loads between them."""
+    with shop(demo, slots=4, max_adapters=3) as bench:
+        for name, file in zip("abcd", files, strict=True):
+            bench.shelf.register(name, file)
+        narrow = changed(bench.request(PROMPT, 300, ignore_eos=True), tenant="blue")
+        wide = changed(bench.request(PROMPT, 8, ignore_eos=True), tenant="red")
+        expected = bench.answer(bench.with_(wide, *"bcd"))
+        stream = bench.submit(bench.with_(narrow, "a"))
+        bench.heard.until(lambda: len(bench.heard.calls[stream]) > 3)
+        waits = bench.submit(bench.with_(wide, *"bcd"))
+        second = bench.submit(bench.with_(changed(narrow, max_tokens=8), "a"))
+        bench.wait(stream, waits, second)
+        assert bench.engine.counters.num_sliced == 0
+        assert bench.heard.finished(second).num_preempted == 0
+        assert bench.heard.text(waits) == expected
+
+
+def test_adapters_of_one_call_are_loaded_over_several_rounds(
+    demo: Model, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams wait for a round: eight adapters of 35 MB take 0.15 s."""
+    monkeypatch.setattr("workers.engine.adapters.shelf.LOAD_STEP_S", 1e-9)
+    with Context(demo, ONE_THREAD, slots=2, kv_tokens=512) as context:
+        shelf = AdapterShelf(demo, context, max_adapters=3)
+        for name, file in zip("abcd", files, strict=True):
+            shelf.register(name, file)
+        wanted = shelf.resolve(tuple(map(AdapterUse, "abc")))
+        other = shelf.resolve((AdapterUse("d"),))
+        shelf.begin_round(())
+        assert not shelf.enter(wanted)
+        shelf.begin_round(())
+        assert not shelf.enter(other), "it would have taken the room of those that are coming"
+        assert not shelf.enter_beside(wanted, ())
+        shelf.begin_round(())
+        assert shelf.enter(wanted)
+        assert shelf.num_loaded == 3
+        shelf.release(wanted)
+        for _ in range(2):  # nobody asks for the others any more
+            shelf.begin_round(())
+        assert shelf.enter(other)
+        shelf.release(other)
+        shelf.close()
+
+
 def test_contents_that_are_not_what_the_fleet_knows_are_refused(demo: Model, files: list[Path]) -> None:
     with shop(demo) as bench:
         one = bench.shelf.register("a", files[0])

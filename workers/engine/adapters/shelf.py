@@ -48,6 +48,9 @@ MAX_INSPECTED = 64
 """Most files whose check is remembered, for as long as they do not change."""
 LOAD_S = 120.0
 
+LOAD_STEP_S = 0.02
+"""Seconds of a round after which no more adapters are loaded in it: streams wait meanwhile."""
+
 PATIENCE_S = 2.0
 """Seconds for which calls whose adapters are in use may overtake a call that waits for room."""
 
@@ -85,6 +88,12 @@ class AdapterShelf:
         """Whether a call waits for room: calls behind it that need some as well do not overtake it."""
         self._awaited_since = math.inf
         """When that call began to wait, `time.monotonic` seconds."""
+        self._coming: frozenset[Entry] = frozenset()
+        """Adapters of a call some of which are loaded, the others in later rounds; they keep their room meanwhile."""
+        self._is_coming_asked = False
+        """Whether that call asked again in this round: else nobody waits for them."""
+        self._load_left_s = LOAD_STEP_S
+        """Seconds that are left for loading in this round."""
 
     # Any thread may call these.
 
@@ -196,7 +205,7 @@ class AdapterShelf:
                     raise self._unknown(use.name)
                 if scale:
                     chosen.append((entry, scale))
-            self._require_place({entry for entry, _ in chosen})
+            self._require_place(frozenset(entry for entry, _ in chosen))
             for entry, _ in chosen:
                 entry.num_calls += 1
                 entry.last_use = next(self._ticks)
@@ -220,9 +229,14 @@ class AdapterShelf:
         if not self._is_awaited:
             self._awaited_since = math.inf
         self._is_awaited = False
+        if not self._is_coming_asked:
+            self._coming = frozenset()
+        self._is_coming_asked = False
+        self._load_left_s = LOAD_STEP_S
 
     def enter(self, adapters: AdapterSet) -> bool:
-        """Load the weights of a resolved set, to stay while its call runs; return False where there is no room now.
+        """Load the weights of a resolved set, to stay while its call runs; return False where there is no room now, or
+        more to load than this round has time for.
 
         Ask for calls in their order. Raises CallFailed where a file is gone or has changed, or pinned ones leave no
         room any more.
@@ -239,7 +253,7 @@ class AdapterShelf:
     def fits(self, adapters: AdapterSet, running: Iterable[AdapterSet]) -> bool:
         """Return whether a set fits in memory beside `running` and the pinned adapters alone."""
         with self._lock:
-            return self._memory.fits(_entries(running) | self._pinned | adapters.entries)
+            return self._memory.fits(_entries(running) | self._pinned | self._coming | adapters.entries)
 
     def enter_beside(self, adapters: AdapterSet, running: Iterable[AdapterSet]) -> bool:
         """Do as `enter` for a call that need not stay behind those that wait for room. `running`: the calls left."""
@@ -298,22 +312,40 @@ class AdapterShelf:
         """Return whether a call has waited so long for room that no call behind it may use what is in memory."""
         return self._is_awaited and time.monotonic() - self._awaited_since > self._patience_s
 
-    def _bring(self, wanted: set[Entry]) -> bool:
-        """Load what is missing, beside what running calls use; return False without room. Raises CallFailed."""
+    def _bring(self, wanted: frozenset[Entry]) -> bool:
+        """Load what is missing, beside what running calls use; return False without room, or time for all of it.
+
+        Raises CallFailed.
+        """
+        self._is_coming_asked |= self._coming <= wanted
         with self._lock:
             self._require_place(wanted)
-            keep = self._held | self._pinned | wanted
+            keep = self._held | self._pinned | self._coming | wanted
         if not self._memory.fits(keep):
             return False
         for entry in wanted:
-            if entry.adapter is None:
-                try:
-                    self._memory.load(entry, keep)
-                except AdapterError as error:
-                    logger.error("adapter %s can't be brought into memory: %s", entry.name, error)
-                    message = f"adapter {entry.name!r} can't be brought into memory; the worker's log says why"
-                    raise CallFailed(Failure(FailureCode.INTERNAL, message, "adapters")) from None
+            if entry.adapter is None and not self._load(entry, keep):
+                self._coming = self._coming or wanted
+                self._is_coming_asked |= self._coming <= wanted
+                return False
+        if self._coming <= wanted:
+            self._coming = frozenset()
         self._held |= wanted
+        return True
+
+    def _load(self, entry: Entry, keep: frozenset[Entry]) -> bool:
+        """Load an adapter where this round has time left; return whether it had. Raises CallFailed."""
+        if self._load_left_s <= 0:
+            return False
+        began = time.perf_counter()
+        try:
+            self._memory.load(entry, keep)
+        except AdapterError as error:
+            logger.error("adapter %s can't be brought into memory: %s", entry.name, error)
+            message = f"adapter {entry.name!r} can't be brought into memory; the worker's log says why"
+            raise CallFailed(Failure(FailureCode.INTERNAL, message, "adapters")) from None
+        finally:
+            self._load_left_s -= time.perf_counter() - began
         return True
 
     def _sweep(self) -> None:
@@ -371,7 +403,7 @@ class AdapterShelf:
             )
         return known.info()
 
-    def _require_place(self, entries: set[Entry]) -> None:
+    def _require_place(self, entries: frozenset[Entry]) -> None:
         """Raise CallFailed where these don't fit beside the pinned ones: their call would wait for ever."""
         pinned = self._pinned
         if not self._memory.fits(pinned | entries):
@@ -401,7 +433,7 @@ def _at_once(act: Callable[[], None]) -> None:
 
 
 def _entries(sets: Iterable[AdapterSet]) -> frozenset[Entry]:
-    return frozenset(entry for adapters in sets for entry, _ in adapters.uses)
+    return frozenset().union(*(adapters.entries for adapters in sets))
 
 
 def _name(entry: Entry) -> str:

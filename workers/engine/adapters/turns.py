@@ -221,10 +221,11 @@ class AdapterSet:
     """Content hashes with scales, sorted; empty: no adapter. The prefix index and the grouping of calls use it."""
     uses: tuple[tuple[Entry, float], ...] = field(compare=False, repr=False)
     """Adapters with their scales, in the order of the key; no scale is zero."""
+    entries: frozenset[Entry] = field(init=False, compare=False, repr=False)
+    """The adapters alone."""
 
-    @property
-    def entries(self) -> set[Entry]:
-        return {entry for entry, _ in self.uses}
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entries", frozenset(entry for entry, _ in self.uses))
 
 
 NO_ADAPTERS = AdapterSet(b"", ())

@@ -128,7 +128,6 @@ class Scheduler:
             if not may_enter(sequence):
                 continue
             if not self._has_adapters(sequence, roomless, now):
-                roomless.append(sequence)
                 continue
             if not self._make_way(sequence, now):
                 break
@@ -221,7 +220,9 @@ class Scheduler:
         return leaving is not None
 
     def _has_adapters(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
-        """Load a call's adapters; return whether they are in memory. `roomless`: calls before it without room."""
+        """Load a call's adapters; return whether they are in memory. `roomless`: calls before it without room, to which
+        it is added if it finds none.
+        """
         try:
             return self._adapters.enter(sequence.adapter_set) or self._make_adapter_room(sequence, roomless, now)
         except CallFailed as failed:
@@ -233,21 +234,36 @@ class Scheduler:
 
         A team's share counts its calls with adapters only. A call stays behind those that found no room if they are of
         its own team, or of one that has less. It passes others: else a call waiting for its own team would block all.
+        A call with more adapters than its team's part of the room takes none from teams that keep to theirs.
         """
         users = [one for one in self.running if one.adapter_set.uses]
+        wide = self._wide_teams([*users, sequence])
+        is_wide = sequence.team in wide
+        kept = [one for one in users if is_wide and one.team not in wide]
+        owing = [one for one in users if one not in kept] if kept else users
 
         def fits(staying: list[Sequence], _: list[Sequence]) -> bool:
-            return self._adapters.fits(sequence.adapter_set, (one.adapter_set for one in staying))
+            return self._adapters.fits(sequence.adapter_set, (one.adapter_set for one in (*kept, *staying)))
 
-        leaving = self._leaving(sequence, users, now, fits)
+        leaving = self._leaving(sequence, owing, now, fits)
         if leaving is None or any(goes_before(other, sequence, users) for other in roomless):
+            if not is_wide:  # no other team's calls stay behind what may wait for long
+                roomless.append(sequence)
             return False
         for one in reversed(leaving):
             others = [other for other in leaving if other is not one]
-            if fits([other for other in users if other not in others], others):
+            if fits([other for other in owing if other not in others], others):
                 leaving = others
         self._slice(leaving)
         return self._adapters.enter_beside(sequence.adapter_set, (one.adapter_set for one in self.running))
+
+    def _wide_teams(self, users: Iterable[Sequence]) -> set[str]:
+        """Return the teams whose calls use more adapters than an even part of those that fit, and more than one."""
+        own: dict[str, set[object]] = {}
+        for one in users:
+            own.setdefault(one.team, set()).update(one.adapter_set.entries)
+        most = max(1, self._adapters.max_adapters // len(own))
+        return {team for team, entries in own.items() if len(own) > 1 and len(entries) > most}
 
     def _leaving(
         self,
