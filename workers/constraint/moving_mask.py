@@ -46,20 +46,26 @@ class Elsewhere(Protocol):
 
 
 class MovingGrammar:
-    """A grammar that is quick at the beginning of answers. Immutable: may be used from several threads."""
+    """A grammar that is quick at the beginning of answers. May be used from several threads."""
 
     def __init__(self, here: Grammar, elsewhere: Elsewhere) -> None:
         self._here = here
         self._elsewhere = elsewhere
+        self.is_beyond = False
+        """Whether an answer went beyond the limits of a step: others would take as long until they do."""
 
-    def mask(self) -> MovingMask:
-        return MovingMask(self._here.mask(), self._elsewhere.mask_after_tokens, [])
+    def mask(self) -> Mask:
+        return self._elsewhere.mask() if self.is_beyond else MovingMask(self, self._here.mask(), [])
+
+    def moved(self, tokens: list[int]) -> Mask:
+        """Return a mask in a process of its own for what follows these tokens. Does not block."""
+        return self._elsewhere.mask_after_tokens(tokens)
 
     def mask_after(self, begun: bytes) -> Mask | None:
         """Return a mask for what follows `begun`; None if no answer begins so."""
         mask, tokens = self._here.mask(), self._here.tokens(begun)
         if mask.feed(tokens):
-            return MovingMask(mask, self._elsewhere.mask_after_tokens, tokens)
+            return MovingMask(self, mask, tokens)
         return self._elsewhere.mask_after(begun) if mask.is_beyond_limits else None
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
@@ -72,14 +78,14 @@ class MovingGrammar:
 
 
 class MovingMask:
-    """A mask that asks `here`, and once that exceeds its limits the mask that `move` makes from the tokens so far."""
+    """A mask that asks `here`, and one in a process of its own once that, or another answer's, exceeds its limits."""
 
-    __slots__ = ("_here", "_move", "_num_slow", "_there", "_tokens")
+    __slots__ = ("_grammar", "_here", "_num_slow", "_there", "_tokens")
 
-    def __init__(self, here: GuidanceMask, move: Callable[[list[int]], Mask], begun: list[int]) -> None:
+    def __init__(self, grammar: MovingGrammar, here: GuidanceMask, begun: list[int]) -> None:
         """`begun`: tokens that `here` has accepted already."""
+        self._grammar = grammar
         self._here = here
-        self._move = move
         self._there: Mask | None = None
         self._tokens = begun
         self._num_slow = 0
@@ -89,27 +95,27 @@ class MovingMask:
         return self._here.is_done if self._there is None else self._there.is_done
 
     def permits(self, token: int) -> bool:
-        if self._there is None:
+        if self._is_here:
             permitted = self._timed(lambda: self._here.permits(token))
-            if permitted or not self._here.is_beyond_limits:
+            if permitted or not self._is_beyond_limits():
                 return permitted
         return self._elsewhere().permits(token)
 
     def allowed(self) -> Bits | None:
-        if self._there is None:
+        if self._is_here:
             try:
                 return self._timed(self._here.allowed)
             except CallFailed:
-                if not self._here.is_beyond_limits:
+                if not self._is_beyond_limits():
                     raise
         return self._elsewhere().allowed()
 
     def accept(self, token: int) -> None:
-        if self._there is None:
+        if self._is_here:
             try:
                 self._timed(lambda: self._here.accept(token))
             except CallFailed:
-                if not self._here.is_beyond_limits:
+                if not self._is_beyond_limits():
                     raise
             else:
                 self._tokens.append(token)
@@ -118,9 +124,18 @@ class MovingMask:
                 return
         self._elsewhere().accept(token)
 
+    @property
+    def _is_here(self) -> bool:
+        return self._there is None and not self._grammar.is_beyond
+
+    def _is_beyond_limits(self) -> bool:
+        """Return whether `here` exceeded its limits; other answers' masks of the grammar move then, too."""
+        self._grammar.is_beyond |= self._here.is_beyond_limits
+        return self._here.is_beyond_limits
+
     def _elsewhere(self) -> Mask:
         if self._there is None:
-            self._there = self._move(self._tokens)
+            self._there = self._grammar.moved(self._tokens)
         return self._there
 
     def _timed(self, ask: Callable[[], Answer]) -> Answer:

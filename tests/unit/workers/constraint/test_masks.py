@@ -399,3 +399,21 @@ def test_expressions_that_take_long_side_by_side_are_followed_in_a_process_of_th
     with pytest.raises(NotImplementedError):
         compiler.mask(Constraint("lark", LEXEMES))
     assert trial.asked == [LEXEMES]
+
+
+def test_one_answer_beyond_the_limits_of_a_step_has_the_others_moved_before_they_ask(
+    vocab: Vocab, trial: Trusting
+) -> None:
+    """Each took 20 ms of a step to find out, as many as there are slots in the same one."""
+    objects = [{"properties": {f"a{n}b{m}": {"const": m} for m in range(20)}} for n in range(60)]
+    schema = {"anyOf": [{"type": "object", "additionalProperties": False, **one} for one in objects]}
+    compiler = Compiler(vocab, GbnfGrammars(vocab), trial, CallForms(HERMES.syntax), Elsewhere())
+    first, second = (compiler.mask(Constraint("json_schema", json.dumps(schema))) for _ in range(2))
+    begun = next(token for token in range(vocab.num_tokens) if vocab.piece(token) == b'{"')
+    assert second.permits(begun)
+    with pytest.raises(NotImplementedError):
+        first.accept(begun)
+    with pytest.raises(NotImplementedError):
+        second.permits(begun)
+    with pytest.raises(NotImplementedError):
+        compiler.mask(Constraint("json_schema", json.dumps(schema)))
