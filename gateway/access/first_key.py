@@ -35,42 +35,42 @@ async def settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir
     OSError when the folder can't be written.
     """
     try:
-        return await _settled(redis, secret, preset, state_dir)
+        return await _settle(redis, secret, preset, state_dir)
     except ResponseError as error:
         if not is_of_one_name(error):
             raise
         log.error("the API keys in Redis can't be read: %s of another type (%s); delete it", keys.ACCESS_KEYS, error)
     path = path_in(state_dir)
-    own = preset or _read(path)
+    own = preset or _read_file(path)
     if not own:
         own = PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
         _write_new(path, own)
     return first_record(own)
 
 
-async def _settled(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir: Path) -> AccessRecord:
+async def _settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir: Path) -> AccessRecord:
     if preset:
         return await _replace(redis, secret, first_record(preset))
     path = path_in(state_dir)
-    found = _read(path)
+    found = _read_file(path)
     if found:
         return await _offer_found(redis, secret, first_record(found), path)
-    if (held := await _held(redis, secret)) is not None:
-        return _made_elsewhere(held, path)
+    if (held := await _read_redis(redis, secret)) is not None:
+        return _yield_to(held, path)
     made = PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
     if not _write_new(path, made):
         # Another gateway with this state folder was faster.
-        return await _offer_found(redis, secret, first_record(_read(path) or made), path)
+        return await _offer_found(redis, secret, first_record(_read_file(path) or made), path)
     record = first_record(made)
     held = await _offer(redis, secret, record)
     if held.sha256 == record.sha256:
         return record
     path.unlink(missing_ok=True)
-    return _made_elsewhere(held, path)
+    return _yield_to(held, path)
 
 
 async def _replace(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) -> AccessRecord:
-    held = await _held(redis, secret)
+    held = await _read_redis(redis, secret)
     if held is not None and held.sha256 != record.sha256:
         log.warning("the preset API key replaces the first key in Redis, which is valid no more")
     await redis.hset(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret))
@@ -96,10 +96,10 @@ async def _offer(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) 
         return record
     if await redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret)):
         return record
-    return await _held(redis, secret) or record
+    return await _read_redis(redis, secret) or record
 
 
-async def _held(redis: redis.asyncio.Redis, secret: str) -> AccessRecord | None:
+async def _read_redis(redis: redis.asyncio.Redis, secret: str) -> AccessRecord | None:
     """Return the first key's record in Redis; None too if it is unreadable or ill sealed, which the key store logs."""
     value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     try:
@@ -108,7 +108,7 @@ async def _held(redis: redis.asyncio.Redis, secret: str) -> AccessRecord | None:
         return None
 
 
-def _made_elsewhere(held: AccessRecord, path: Path) -> AccessRecord:
+def _yield_to(held: AccessRecord, path: Path) -> AccessRecord:
     log.warning(
         "the first API key was made by another gateway on this Redis, so %s is not written; if that key is lost, "
         "set PADDOCK_API_KEY",
@@ -117,7 +117,7 @@ def _made_elsewhere(held: AccessRecord, path: Path) -> AccessRecord:
     return held
 
 
-def _read(path: Path) -> str:
+def _read_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:

@@ -86,7 +86,7 @@ def _rows(endpoint: Endpoint) -> Iterator[str]:
     named, defs = schema["properties"], schema.get("$defs", {})
     required, synonyms = schema.get("required", ()), synonyms_of(endpoint.body)
     for name in sorted(named):
-        words = described(named[name], defs)
+        words = describe(named[name], defs)
         if name in required:
             words += "; must be there"
         elif "default" in named[name] and named[name]["default"] not in (None, "", {}):
@@ -111,15 +111,15 @@ def _remedy(refusal: Refusal) -> str:
     return f"{refusal.remedy} Passes as {passing}." if passing else refusal.remedy
 
 
-def described(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
+def describe(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
     """Return a value's JSON Schema in words."""
     if "description" in schema and "$ref" not in schema and schema.get("type") != "object":
         return str(schema["description"])
     if "$ref" in schema:
-        return described(defs[schema["$ref"].rsplit("/", 1)[-1]], defs)
+        return describe(defs[schema["$ref"].rsplit("/", 1)[-1]], defs)
     for union in ("anyOf", "oneOf"):
         if union in schema:
-            kinds = [described(kind, defs) for kind in schema[union] if kind.get("type") != "null"]
+            kinds = [describe(kind, defs) for kind in schema[union] if kind.get("type") != "null"]
             return " or ".join(dict.fromkeys(kinds))
     if "const" in schema:
         return _value(schema["const"])
@@ -138,7 +138,7 @@ def _of_type(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
             pattern = [f"that matches `{schema['pattern']}`"] if "pattern" in schema else []
             return " ".join(["string", *_bounds(schema, "minLength", "maxLength", "characters"), *pattern])
         case "array":
-            items = described(schema["items"], defs) if schema.get("items") else "anything"
+            items = describe(schema["items"], defs) if schema.get("items") else "anything"
             return " ".join(["array", *_bounds(schema, "minItems", "maxItems", "items"), f"of: {items}"])
         case "object":
             names = ", ".join(f"`{name}`" for name in sorted(schema.get("properties", {})))

@@ -203,15 +203,15 @@ class _WrongMethod:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[SHAPE], scope[ROUTE] = self._shape, self._path
-        message = f"{scope['method']} {_shown(scope['path'])} does not exist. Use {self._allowed}."
+        message = f"{scope['method']} {_shorten(scope['path'])} does not exist. Use {self._allowed}."
         raise MethodNotAllowed(message, allow=self._allowed)
 
 
 async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
     near = f"/v1{scope['path']}"
-    hint = f" Did you mean {_shown(near)}?" if near in PATHS else ""
-    raise NotFound(f"There is no route {scope['method']} {_shown(scope['path'])}.{hint} Routes: {LISTED}.")
+    hint = f" Did you mean {_shorten(near)}?" if near in PATHS else ""
+    raise NotFound(f"There is no route {scope['method']} {_shorten(scope['path'])}.{hint} Routes: {LISTED}.")
 
 
-def _shown(path: str) -> str:
+def _shorten(path: str) -> str:
     return path if len(path) <= 120 else path[:117] + "..."

@@ -1,4 +1,4 @@
-"""Writes what several dialects' answers carry alike: usage, timings, generation settings, vectors.
+"""Writes what several dialects' answers carry alike: usage, timings, probabilities, settings, vectors.
 
 Source of the settings' names: `task_params::to_json` in tools/server/server-task.cpp of llama.cpp. Adapters go by name.
 """
@@ -23,6 +23,21 @@ INPUT_TOKENS = {"object": "response.input_tokens"}
 """Fields of OpenAI's answer that tells how many tokens a prompt has, beside the number."""
 
 _encode = msgspec.json.Encoder().encode
+
+
+class Likely(msgspec.Struct, frozen=True, gc=False):
+    """One token. Many are written with each token of an answer: structs are encoded sooner than dicts."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class Entry(Likely, frozen=True, gc=False):
+    """A token of the answer, with the likeliest ones in its place."""
+
+    top_logprobs: list[Likely]
 
 
 def usage_object(usage: Usage, num_thought: int = 0) -> dict[str, Any]:

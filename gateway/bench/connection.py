@@ -270,22 +270,22 @@ class Connections:
             if not connection.open:
                 continue
             try:
-                await self._asked(connection, request, reading)
+                await self._ask(connection, request, reading)
                 return
             except Dropped:
                 # A server may close an idle connection just as it is used again; a fresh one shows whether it is up.
                 if connection.began:
                     raise
-        await self._asked(await self._opened(), request, reading)
+        await self._ask(await self._open(), request, reading)
 
-    async def _opened(self) -> _Connection:
+    async def _open(self) -> _Connection:
         there = self._target
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             loop = asyncio.get_running_loop()
             _, connection = await loop.create_connection(_Connection, there.host, there.port, ssl=there.tls)
         return connection
 
-    async def _asked(self, connection: _Connection, request: bytes, reading: Reading) -> None:
+    async def _ask(self, connection: _Connection, request: bytes, reading: Reading) -> None:
         try:
             await connection.ask(request, reading)
         finally:

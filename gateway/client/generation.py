@@ -176,12 +176,12 @@ _read_chat_chunk = msgspec.json.Decoder(ChatChunk).decode
 
 
 def chat(messages: Messages, parameters: ChatParameters) -> Request[ChatCompletion]:
-    body = encode_body({"messages": messages, **_checked(ChatParameters, parameters)})
+    body = encode_body({"messages": messages, **_check_names(ChatParameters, parameters)})
     return Request("POST", CHAT, _read_chat, body=body)
 
 
 def chat_stream(messages: Messages, resume_grace: int | None, parameters: ChatParameters) -> StreamRequest[ChatChunk]:
-    body = encode_body({"messages": messages, "stream": True, **_checked(ChatParameters, parameters)})
+    body = encode_body({"messages": messages, "stream": True, **_check_names(ChatParameters, parameters)})
     return StreamRequest(CHAT, body, _read_chat_chunk, _never, resume_grace)
 
 
@@ -203,17 +203,17 @@ def complete_text(prompt: Prompt, parameters: CompletionParameters) -> Request[s
 def complete_stream(
     path: str, values: Mapping[str, Any], resume_grace: int | None, parameters: CompletionParameters
 ) -> StreamRequest[CompletionChunk]:
-    body = encode_body({**values, "stream": True, **_checked(CompletionParameters, parameters)})
+    body = encode_body({**values, "stream": True, **_check_names(CompletionParameters, parameters)})
     return StreamRequest(path, body, answers.read_chunk, _stopped, resume_grace)
 
 
 def _completion(
     path: str, values: Mapping[str, Any], parameters: CompletionParameters, read: Callable[[bytes], T]
 ) -> Request[T]:
-    return Request("POST", path, read, body=encode_body({**values, **_checked(CompletionParameters, parameters)}))
+    return Request("POST", path, read, body=encode_body({**values, **_check_names(CompletionParameters, parameters)}))
 
 
-def _checked(declared: type[Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _check_names(declared: type[Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters together with those in `extra_body`. Raises TypeError for a name that is not declared."""
     unknown = sorted(parameters.keys() - declared.__optional_keys__)
     if unknown:

@@ -42,8 +42,8 @@ class Stream(Generic[T]):
         self._http = http
         self._server = server
         self._receiver = receiver
-        self._response = self._connected()
-        self._items = self._received()
+        self._response = self._connect()
+        self._items = self._receive()
 
     @property
     def request_id(self) -> str | None:
@@ -69,7 +69,7 @@ class Stream(Generic[T]):
         self._items.close()
         self._response.close()
 
-    def _received(self) -> Generator[T]:
+    def _receive(self) -> Generator[T]:
         receiver = self._receiver
         while not receiver.complete:
             try:
@@ -86,13 +86,13 @@ class Stream(Generic[T]):
         while True:
             time.sleep(self._receiver.pause_s(error))
             try:
-                self._response = self._connected()
+                self._response = self._connect()
             except NOT_NOW as again:
                 error = again
             else:
                 return
 
-    def _connected(self) -> httpx2.Response:
+    def _connect(self) -> httpx2.Response:
         request = _request(self._http, self._receiver)
         with self._server.translating(self._receiver.request):
             response = exchange(self._http, request)
@@ -103,7 +103,7 @@ class Stream(Generic[T]):
                 body = response.read()
             finally:
                 response.close()
-        raise self._receiver.refused(_refused(response, body))
+        raise self._receiver.refused(_refusal(response, body))
 
 
 class AsyncStream(Generic[T]):
@@ -117,12 +117,12 @@ class AsyncStream(Generic[T]):
         self._server = server
         self._receiver = receiver
         self._response = response
-        self._items = self._received()
+        self._items = self._receive()
 
     @classmethod
     async def open(cls, http: httpx2.AsyncClient, server: Server, receiver: StreamReceiver[T]) -> AsyncStream[T]:
         """Connect, and wait for the server to begin. Raises ClientError."""
-        return cls(http, server, receiver, await _connected(http, server, receiver))
+        return cls(http, server, receiver, await _connect(http, server, receiver))
 
     @property
     def request_id(self) -> str | None:
@@ -149,7 +149,7 @@ class AsyncStream(Generic[T]):
         await self._items.aclose()
         await self._response.aclose()
 
-    async def _received(self) -> AsyncGenerator[T]:
+    async def _receive(self) -> AsyncGenerator[T]:
         receiver = self._receiver
         while not receiver.complete:
             try:
@@ -167,14 +167,14 @@ class AsyncStream(Generic[T]):
         while True:
             await asyncio.sleep(self._receiver.pause_s(error))
             try:
-                self._response = await _connected(self._http, self._server, self._receiver)
+                self._response = await _connect(self._http, self._server, self._receiver)
             except NOT_NOW as again:
                 error = again
             else:
                 return
 
 
-async def _connected(http: httpx2.AsyncClient, server: Server, receiver: StreamReceiver[T]) -> httpx2.Response:
+async def _connect(http: httpx2.AsyncClient, server: Server, receiver: StreamReceiver[T]) -> httpx2.Response:
     request = _request(http, receiver)
     with server.translating(receiver.request):
         response = await exchange_async(http, request)
@@ -185,7 +185,7 @@ async def _connected(http: httpx2.AsyncClient, server: Server, receiver: StreamR
             body = await response.aread()
         finally:
             await response.aclose()
-    raise receiver.refused(_refused(response, body))
+    raise receiver.refused(_refusal(response, body))
 
 
 def _request(http: httpx2.Client | httpx2.AsyncClient, receiver: StreamReceiver[T]) -> httpx2.Request:
@@ -199,7 +199,7 @@ def _begins(response: httpx2.Response) -> bool:
     return response.status_code == 200 and kind.startswith("text/event-stream")
 
 
-def _refused(response: httpx2.Response, body: bytes) -> ClientError:
+def _refusal(response: httpx2.Response, body: bytes) -> ClientError:
     if response.status_code != 200:
         return refusal(response.status_code, response.headers, body)
     kind = response.headers.get("content-type", "of no type")

@@ -66,9 +66,9 @@ class Server:
         try:
             yield
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-            raise self._translated(error, request) from error
+            raise self._translate(error, request) from error
 
-    def _translated(self, error: Exception, request: Request[Any] | StreamRequest[Any]) -> ClientError:
+    def _translate(self, error: Exception, request: Request[Any] | StreamRequest[Any]) -> ClientError:
         words = str(error) or type(error).__name__
         if isinstance(error, httpx2.ConnectTimeout):
             return Timeout(f"{self.root} took too long to connect to")

@@ -280,15 +280,15 @@ def _talk(options: Namespace, access: Access) -> int:
             else:
                 terminal.answer_once(conversation, sys.stdin.read())
     except AuthenticationFailed as error:
-        return _failed(f"{error.message} ({access.key_from})")
+        return _fail(f"{error.message} ({access.key_from})")
     except ConnectionFailed as error:
-        return _failed(f"{error}; start a gateway with `paddock up`, or name another with --url")
+        return _fail(f"{error}; start a gateway with `paddock up`, or name another with --url")
     except (ChatUnusable, ClientError) as error:
-        return _failed(str(error))
+        return _fail(str(error))
     return int(Exit.OK)
 
 
-def _failed(message: str) -> int:
+def _fail(message: str) -> int:
     print(f"paddock: {message}", file=sys.stderr)
     return int(Exit.CRASHED)
 

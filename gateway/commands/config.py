@@ -283,9 +283,9 @@ def show(args: Sequence[str]) -> int:
             )
         )
         return 0
-    names, texts = max(map(len, values)), max(len(_shown(value)) for value in values.values())
+    names, texts = max(map(len, values)), max(len(_show_value(value)) for value in values.values())
     for name, value in values.items():
-        print(f"{name.ljust(names)}  {_shown(value).ljust(texts)}  {reading.origins[name]}")
+        print(f"{name.ljust(names)}  {_show_value(value).ljust(texts)}  {reading.origins[name]}")
     return 0
 
 
@@ -302,5 +302,5 @@ def _clean(node: Any) -> Any:
     return inspect.cleandoc(node) if isinstance(node, str) else node
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     return "-" if value in (None, "") else str(value)

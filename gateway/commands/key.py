@@ -58,7 +58,7 @@ def main(args: Sequence[str], known: Collection[str] = ()) -> int:
     try:
         options, flags = _parser().parse_known_args(args)
         reading = sources.read(UpSettings, flags, prog=f"paddock key {options.deed}", known=known)
-        return asyncio.run(_done(options, reading.settings))
+        return asyncio.run(_run(options, reading.settings))
     except sources.SettingsError as error:
         return command.complain(error.problems)
     except (_Unusable, OSError) as error:
@@ -81,7 +81,7 @@ def _parser() -> _Parser:
     return parser
 
 
-async def _done(options: Namespace, settings: UpSettings) -> int:
+async def _run(options: Namespace, settings: UpSettings) -> int:
     """Carry out the command; return the exit code. Raises _Unusable, OSError, redis.RedisError."""
     path = settings.state_dir / secret_file.GATEWAY_SECRET
     secret = settings.gateway_secret or secret_file.read(path)
@@ -90,7 +90,7 @@ async def _done(options: Namespace, settings: UpSettings) -> int:
             f"key: gateway_secret is unset, and {path} is not there; give --gateway-secret, as gateways have"
         )
     if options.deed == "make":
-        key, record = _made(options)
+        key, record = _make_key(options)
         _show(key, record, secret)
         return 0
     async with connect(settings.redis_url or private_url(settings.state_dir, secret)) as client:
@@ -99,13 +99,13 @@ async def _done(options: Namespace, settings: UpSettings) -> int:
         elif options.deed == "remove":
             await _remove(client, options.name)
         else:
-            key, record = _made(options)
+            key, record = _make_key(options)
             await client.hset(keys.ACCESS_KEYS, record.name, seal_record(record, secret))
             _show(key, record, secret)
     return 0
 
 
-def _made(options: Namespace) -> tuple[str, AccessRecord]:
+def _make_key(options: Namespace) -> tuple[str, AccessRecord]:
     """Return the key, empty where only its hash is known, and its record. Raises _Unusable."""
     if options.name == FIRST_KEY_NAME:
         raise _Unusable(f"key: {FIRST_KEY_NAME!r} is the name of the first key; preset that with PADDOCK_API_KEY")

@@ -64,20 +64,20 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
             models = Library.of(settings).locate_all(catalog)
-            ready = _prepared(settings, folder, catalog, port)
+            ready = _fill_in(settings, folder, catalog, port)
             workers = plan(models, available_cores(), supervisor.visible(os.environ), host_id(folder.path))
             write_specs(workers, ready)
             return asyncio.run(Machine(ready, folder, workers, console, terminal.show, started).run())
     except (CatalogError, KeysInvalid, FolderTaken) as error:
-        return _ended(console, error, Exit.USAGE)
+        return _report_end(console, error, Exit.USAGE)
     except PortTaken as error:
-        return _ended(console, error, Exit.PORT_TAKEN)
+        return _report_end(console, error, Exit.PORT_TAKEN)
     except ModelUnusable as error:
-        return _ended(console, error, error.exit)
+        return _report_end(console, error, error.exit)
     except NoRedis as error:
-        return _ended(console, error, Exit.NO_REDIS)
+        return _report_end(console, error, Exit.NO_REDIS)
     except OSError as error:
-        return _ended(console, error, Exit.USAGE)
+        return _report_end(console, error, Exit.USAGE)
 
 
 def claim_port(host: str, port: int) -> int:
@@ -99,7 +99,7 @@ def claim_port(host: str, port: int) -> int:
         return claimed
 
 
-def _prepared(settings: UpSettings, folder: StateFolder, found: Catalog, port: int) -> UpSettings:
+def _fill_in(settings: UpSettings, folder: StateFolder, found: Catalog, port: int) -> UpSettings:
     """Return the settings with everything filled in that children need to know."""
     catalog = settings.catalog
     if catalog is None:
@@ -116,7 +116,7 @@ def _prepared(settings: UpSettings, folder: StateFolder, found: Catalog, port: i
     )
 
 
-def _ended(console: Console, error: Exception, code: Exit) -> int:
+def _report_end(console: Console, error: Exception, code: Exit) -> int:
     console.say(f"paddock: {error}")
     return int(code)
 

@@ -117,7 +117,7 @@ class Recording:
         batch: Batch | None = None
         if self._flushed < self.last:
             first = max(self._flushed + 1, self._first)
-            batch = Batch(first, self.last, self._joined(first))
+            batch = Batch(first, self.last, self._join(first))
         if self.dropped or self.settled or (batch is None and not renew and not self.ended):
             return None
         # Without renewal a write only adds to an existing key; the first write has to make it.
@@ -128,7 +128,7 @@ class Recording:
         self._flushed = max(self._flushed, write.last)
         self.settled = self.settled or write.ended
 
-    def _joined(self, first: int) -> bytes:
+    def _join(self, first: int) -> bytes:
         return b"".join(self._events[first - self._first :]) if first <= self.last else b""
 
     def _trim(self) -> None:

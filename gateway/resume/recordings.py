@@ -79,7 +79,7 @@ class Recordings:
                     self._some.clear()
                     await self._some.wait()
                 renew = time.monotonic() - renewed_at >= keys.STREAM_RENEW_S
-                if await self._flushed(renew=renew):
+                if await self._flush(renew=renew):
                     renewed_at = time.monotonic() if renew else renewed_at
                     await asyncio.sleep(FLUSH_EVERY_S)
                 else:
@@ -93,7 +93,7 @@ class Recordings:
             self._cancel(stream)
         if self._writers:
             await asyncio.wait(self._writers.values(), timeout=CLOSE_S)
-        await self._flushed(renew=False)
+        await self._flush(renew=False)
 
     async def begin(
         self, stream: str, owner: Owner, produce: Produce, grace_s: float | None, trace: str = ""
@@ -169,7 +169,7 @@ class Recordings:
             recording.dropped = True
             self._cancel(recording.stream)
 
-    async def _flushed(self, *, renew: bool) -> bool:
+    async def _flush(self, *, renew: bool) -> bool:
         """Write all news to Redis, drop what is done and charge the teams. Return whether Redis has taken the news."""
         try:
             await self._write(list(self._running.values()), renew=renew)

@@ -237,7 +237,7 @@ class Store:
 
     async def release(self, gateway: str, lease: Lease, share: float | None = None) -> bool:
         """Free the slot. `share`: the virtual tokens that the call took. Return False when it held no such lease."""
-        return bool(await self._send(self._release, gateway, lease.at.model, *_released(lease, share)))
+        return bool(await self._send(self._release, gateway, lease.at.model, *_release_arguments(lease, share)))
 
     async def withdraw(self, gateway: str, model: str, ids: Iterable[str]) -> int:
         """Remove tickets, grants and leases. Return how many were known."""
@@ -245,7 +245,7 @@ class Store:
 
     def post_release(self, gateway: str, lease: Lease, share: float | None, lost: Callable[[], None]) -> None:
         """Send `release` without waiting, in the order of calls. `lost` is called if Redis turns out to be away."""
-        self._pipe.post(lost, *self._call(self._release, gateway, lease.at.model, *_released(lease, share)))
+        self._pipe.post(lost, *self._call(self._release, gateway, lease.at.model, *_release_arguments(lease, share)))
 
     def post_withdraw(self, gateway: str, model: str, id: str, lost: Callable[[], None]) -> None:
         """Send `withdraw` without waiting, in the order of calls. `lost` is called if Redis turns out to be away."""
@@ -257,7 +257,7 @@ class Store:
         """Renew leases; a gateway calls this every `keys.LEASE_RENEW_S` with all that it holds. `was_away`: it may
         have placed calls without Redis. `settle`: other gateways may have, too.
         """
-        rows = [item for one in leases for item in _held(one)]
+        rows = [item for one in leases for item in _lease_row(one)]
         head = (self._lease_ttl_ms, self._settle_ms, "settle" if settle else "away" if was_away else "")
         void, crowded, given = await self._send(self._renew, gateway, model, *head, *rows)
         with reading():
@@ -268,7 +268,7 @@ class Store:
         """Renew tickets in the queue. Return id -> position, 0 for those that hold a grant."""
         rows: list[str | int] = []
         for ticket in tickets:
-            rows += _row(ticket)
+            rows += _ticket_row(ticket)
         channel = keys.grants_channel(gateway)
         positions = await self._send(self._reread, gateway, model, channel, self._settle_ms, *rows)
         return {ticket.order.id: place for ticket, place in zip(tickets, positions, strict=True)}
@@ -301,7 +301,7 @@ def _bids(offers: Offers) -> str:
     return f"{elsewhere}\n{left_out}\n|{named}"
 
 
-def _row(ticket: Ticket) -> list[str | int]:
+def _ticket_row(ticket: Ticket) -> list[str | int]:
     """Return one ticket as the script `reread` takes it."""
     order, filed, offers = ticket.order, ticket.filed, ticket.offers
     whose = (order.id, _ms(ticket.ttl_s), order.team, repr(order.weight))
@@ -312,12 +312,12 @@ def _row(ticket: Ticket) -> list[str | int]:
     return [*row, f"{offers.begin_within_ms:.0f}", _bids(offers), len(take), *take]
 
 
-def _held(lease: Lease) -> tuple[str | int, ...]:
+def _lease_row(lease: Lease) -> tuple[str | int, ...]:
     """Return one lease as the script `renew` takes it."""
     return lease.id, lease.fence, lease.at.worker, lease.at.boot, lease.kv_tokens, lease.team, repr(lease.weight)
 
 
-def _released(lease: Lease, share: float | None) -> tuple[str, int, str]:
+def _release_arguments(lease: Lease, share: float | None) -> tuple[str, int, str]:
     return lease.id, lease.fence, "" if share is None else repr(share)
 
 

@@ -159,7 +159,7 @@ async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
             hashes[kind][id] = _fields(value)
     queue = _scores(names.get(keys.queue(model), []))
     ticket_expiries = _scores(names.get(keys.tickets(model), []))
-    leased = {worker: _leased(text) for worker, text in _fields(names.get(keys.leased(model), [])).items()}
+    leased = {worker: _read_leased(text) for worker, text in _fields(names.get(keys.leased(model), [])).items()}
     fair = _fields(names.get(keys.fair(model), []))
     return Picture(
         now_ms,
@@ -191,7 +191,7 @@ return {tostring(clock[1] * 1000 + math.floor(clock[2] / 1000)), rows}
 """
 
 
-def _leased(text: str) -> Leased:
+def _read_leased(text: str) -> Leased:
     boot, leases, kv_tokens, _ = text.split(" ")
     return Leased(boot, int(leases), int(kv_tokens))
 

@@ -120,14 +120,14 @@ MAX_TOLD = 256
 MAX_SHOWN = 120
 
 
-def _uncounted(kind: str) -> None:
+def _ignore(kind: str) -> None:
     """Ignore entries that were skipped."""
 
 
 class Unreadable:
     """Counts and logs the unreadable entries that one gateway process meets."""
 
-    def __init__(self, count: Callable[[str], None] = _uncounted) -> None:
+    def __init__(self, count: Callable[[str], None] = _ignore) -> None:
         """`count` is called for each skipped entry with the kind of its key."""
         self._count = count
         self._told: dict[tuple[Unread, str], None] = {}
@@ -137,7 +137,7 @@ class Unreadable:
         self._count(kind.value)
         if len(self._told) >= MAX_TOLD:
             return
-        shown = _shown(name)
+        shown = _shorten(name)
         if (kind, shown) in self._told:
             return
         self._told[kind, shown] = None
@@ -145,11 +145,11 @@ class Unreadable:
             "what stands in Redis under %s, %s, can't be read and is left out: %s; see what else writes there",
             kind.value,
             shown,
-            _shown(why),
+            _shorten(why),
         )
 
 
-def _shown(what: object) -> str:
+def _shorten(what: object) -> str:
     """Return a text that is short, on one line, and readable whatever bytes it is made of."""
     text = what.decode("utf-8", "backslashreplace") if isinstance(what, bytes) else str(what)
     text = "".join([char if char.isprintable() else ascii(char)[1:-1] for char in text[: MAX_SHOWN + 1]])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.api.compatibility import TABLES, Endpoint, compatibility_page, described
+from gateway.api.compatibility import TABLES, Endpoint, compatibility_page, describe
 from gateway.api.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
@@ -42,9 +42,9 @@ def test_every_route_that_takes_a_body_is_there() -> None:
 
 def test_values_in_words() -> None:
     defs = {"Named": {"type": "object", "properties": {"b": {}, "a": {}}}}
-    assert described({"type": "integer", "minimum": -1, "maximum": 2**31 - 1}, defs) == "integer from -1"
-    assert described({"type": "number", "minimum": 0, "maximum": 0.99}, defs) == "number 0 to 0.99"
-    assert described({"enum": ["x", "y"]}, defs) == '`"x"`, `"y"`'
-    assert described({"anyOf": [{"$ref": "#/$defs/Named"}, {"type": "null"}]}, defs) == "object with `a`, `b`"
+    assert describe({"type": "integer", "minimum": -1, "maximum": 2**31 - 1}, defs) == "integer from -1"
+    assert describe({"type": "number", "minimum": 0, "maximum": 0.99}, defs) == "number 0 to 0.99"
+    assert describe({"enum": ["x", "y"]}, defs) == '`"x"`, `"y"`'
+    assert describe({"anyOf": [{"$ref": "#/$defs/Named"}, {"type": "null"}]}, defs) == "object with `a`, `b`"
     many = {"type": "array", "maxItems": 3, "items": {"type": "string", "minLength": 1, "maxLength": 9}}
-    assert described(many, defs) == "array up to 3 items of: string 1 to 9 characters"
+    assert describe(many, defs) == "array up to 3 items of: string 1 to 9 characters"

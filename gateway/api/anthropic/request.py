@@ -208,15 +208,15 @@ def _prompt(body: PromptBody) -> dict[str, Any]:
     return {
         "messages": read_conversation(body.system, body.messages),
         "tools": () if choice is not None and choice.type == "none" else tools,
-        "forced_tools": _forced(body, tools),
+        "forced_tools": _forced_names(body, tools),
         "parallel_tool_calls": not (choice is not None and choice.disable_parallel_tool_use),
         "thinking": _thinking(body),
         "template_values": read_kwargs(body.chat_template_kwargs)
-        | ({"continue_final_message": True} if _is_begun(body) else {}),
+        | ({"continue_final_message": True} if _continues_answer(body) else {}),
     }
 
 
-def _is_begun(body: PromptBody) -> bool:
+def _continues_answer(body: PromptBody) -> bool:
     """Return whether the conversation ends in text that the assistant is to go on from."""
     if not body.messages:
         return False
@@ -233,11 +233,11 @@ def _tool(tool: ToolBody, path: str) -> Tool:
     if tool.input_schema is None:
         raise InvalidRequest(f"`{path}.input_schema` is missing. Send a JSON Schema.", param=f"{path}.input_schema")
     if is_too_deep(tool.input_schema):
-        raise _nested(f"{path}.input_schema")
+        raise _nesting_error(f"{path}.input_schema")
     return Tool(tool.name, tool.description, tool.input_schema, strict=bool(tool.strict))
 
 
-def _forced(body: PromptBody, tools: tuple[Tool, ...]) -> tuple[str, ...]:
+def _forced_names(body: PromptBody, tools: tuple[Tool, ...]) -> tuple[str, ...]:
     choice = body.tool_choice
     if choice is None or choice.type in ("auto", "none"):
         return ()
@@ -286,11 +286,11 @@ def _form(body: PromptBody) -> Constraint | None:
     if form.type != "json_schema" or form.schema_ is None:
         raise InvalidRequest(f"`{path}` is not a JSON schema. Send `type: json_schema` and a `schema`.", param=path)
     if is_too_deep(form.schema_):
-        raise _nested(f"{path}.schema")
+        raise _nesting_error(f"{path}.schema")
     return Constraint("json_schema", to_json(form.schema_), param=f"{path}.schema")
 
 
-def _nested(path: str) -> InvalidRequest:
+def _nesting_error(path: str) -> InvalidRequest:
     return InvalidRequest(
         f"`{path}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema.", param=path
     )

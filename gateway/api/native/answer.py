@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.api.http.answers import EncodedArray
 from gateway.api.native.request import CompletionRequest
-from gateway.api.shapes import settings_object, stop_type, timings_object
+from gateway.api.shapes import Entry, Likely, settings_object, stop_type, timings_object
 from gateway.call import Call
 from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import Finished, Logprobs, Settings, Started, TokenLogprob
@@ -20,19 +20,6 @@ from workers.protocol.requests import AdapterUse, GenerateRequest
 
 LOWEST = -3.4028234663852886e38
 """The lowest 32-bit float, in place of minus infinity, which JSON lacks."""
-
-
-class Likely(msgspec.Struct, frozen=True, gc=False):
-    """One token. Many are written with each token of an answer: structs are encoded sooner than dicts."""
-
-    id: int
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class Entry(Likely, frozen=True, gc=False):
-    top_logprobs: list[Likely]
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -131,10 +118,10 @@ class Answer:
         if probabilities is not None:
             document["completion_probabilities"] = probabilities
         wanted = self._asked.response_fields
-        return _picked(document, wanted) if wanted else document
+        return _pick_fields(document, wanted) if wanted else document
 
 
-def _picked(document: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+def _pick_fields(document: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
     """Return fields by their paths; those that are not there are left out."""
     found: dict[str, Any] = {}
     for path in wanted:

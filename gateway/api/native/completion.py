@@ -99,7 +99,7 @@ class _Stream:
 
     def idle(self) -> bytes:
         """Return an event with nothing new in it."""
-        return self._written("", [], b"")
+        return self._event("", [], b"")
 
     def _text(self, event: Text) -> bytes:
         self._num_tokens += event.num_tokens
@@ -120,9 +120,9 @@ class _Stream:
         if self._extra:
             extra = b"," + _encode(self._extra)[1:-1]
             self._extra = {}
-        return self._written(text, tokens, extra)
+        return self._event(text, tokens, extra)
 
-    def _written(self, text: str, tokens: list[int], extra: bytes) -> bytes:
+    def _event(self, text: str, tokens: list[int], extra: bytes) -> bytes:
         # Integers look in JSON as Python writes them.
         return b'%b%b,"tokens":%b,"tokens_predicted":%d%b%b}\n\n' % (
             self._head,

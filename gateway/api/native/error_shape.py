@@ -23,7 +23,7 @@ TOO_LONG = "request ({n_prompt_tokens} tokens) exceeds the available context siz
 
 class NativeErrors:
     def status(self, error: PaddockError) -> int:
-        return _told(error)[0]
+        return _status_and_type(error)[0]
 
     def body(self, error: PaddockError, request_log: RequestLog) -> bytes:
         return _encode({"error": error_object(error)})
@@ -34,7 +34,7 @@ NATIVE: ErrorShape = NativeErrors()
 
 def error_object(error: PaddockError) -> dict[str, Any]:
     """Return the error's object; `code` is the HTTP status."""
-    status, kind = _told(error)
+    status, kind = _status_and_type(error)
     document = {"code": status, "message": error.message, "type": kind}
     if isinstance(error, ContextOverflow) and error.n_ctx:
         document["message"] = error.worded(TOO_LONG)
@@ -42,7 +42,7 @@ def error_object(error: PaddockError) -> dict[str, Any]:
     return document
 
 
-def _told(error: PaddockError) -> tuple[int, str]:
+def _status_and_type(error: PaddockError) -> tuple[int, str]:
     if isinstance(error, UnsupportedParameter):
         return NOT_SUPPORTED
     if isinstance(error, ContextOverflow):

@@ -86,30 +86,30 @@ class CompletionRequest:
 
 def read_completion(raw: bytes, scope: Scope) -> CompletionRequest:
     """Return the parsed body. Raises InvalidRequest, UnsupportedParameter, each naming the parameter by its path."""
-    body = _validated(CompletionBody, raw, scope, ignored_of(scope))
+    body = _read_body(CompletionBody, raw, scope, ignored_of(scope))
     prompts = read_native_prompts(body.prompt)
     if len(prompts) * body.n_cmpl > MAX_ANSWERS:
         message = f"{len(prompts)} prompts times `n_cmpl` are more than {MAX_ANSWERS} answers. Ask for fewer at once."
         raise InvalidRequest(message, param="n_cmpl")
     request = _request(body)
     requests = [one for prompt in prompts for one in repeat_request(replace(request, prompt=prompt), body.n_cmpl)]
-    return _asked(body, requests)
+    return _completion_request(body, requests)
 
 
 def read_infill(raw: bytes, scope: Scope) -> CompletionRequest:
     """Return the parsed body. Raises InvalidRequest, UnsupportedParameter, each naming the parameter by its path."""
-    body = _validated(InfillBody, raw, scope, ignored_of(scope))
+    body = _read_body(InfillBody, raw, scope, ignored_of(scope))
     files = tuple(InfillFile(one.filename, one.text) for one in body.input_extra or ())
     infill = Infill(body.input_prefix, body.input_suffix, body.prompt, files)
-    return _asked(body, repeat_request(replace(_request(body), infill=infill), body.n_cmpl))
+    return _completion_request(body, repeat_request(replace(_request(body), infill=infill), body.n_cmpl))
 
 
-def _validated(kind: type[BodyT], raw: bytes, scope: Scope, ignored: Ignored) -> BodyT:
+def _read_body(kind: type[BodyT], raw: bytes, scope: Scope, ignored: Ignored) -> BodyT:
     document = read_object(raw)
     return read_body(kind, document | {"model": named_model(document, scope)}, (IGNORED, REFUSED), ignored)
 
 
-def _asked(body: GenerationBody, requests: Sequence[GenerateRequest]) -> CompletionRequest:
+def _completion_request(body: GenerationBody, requests: Sequence[GenerateRequest]) -> CompletionRequest:
     return CompletionRequest(body.model, share_prompt_chars(requests), body.stream, tuple(body.response_fields or ()))
 
 

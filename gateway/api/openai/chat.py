@@ -113,8 +113,8 @@ class _ChunkChoice:
 
     def frame(self) -> None:
         """Encode what frequent chunks have in common; again when the head has changed."""
-        self._text_head, self._text_tail = self._framed(b'{"content":', b"}")
-        self._thought_head, _ = self._framed(b'{"reasoning_content":', b"}")
+        self._text_head, self._text_tail = self._frame_delta(b'{"content":', b"}")
+        self._thought_head, _ = self._frame_delta(b'{"reasoning_content":', b"}")
         _, self._logprobs_tail = self._head.framed(b"", b',"refusal":null},"finish_reason":null}')
 
     def one(self, event: CallEvent) -> bytes:
@@ -163,7 +163,7 @@ class _ChunkChoice:
             + self._logprobs_tail
         )
 
-    def _framed(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+    def _frame_delta(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
         """Return what stands before and behind a plain chunk's text. Its delta is `before` + text + `after`."""
         index = b'{"index":%d,"delta":' % self._number
         return self._head.framed(index + before, after + b',"logprobs":null,"finish_reason":null}')
@@ -202,7 +202,7 @@ class _ChunkChoice:
             if event.index != self._call:
                 self._call = event.index
                 before = b'{"tool_calls":[{"index":%d,"function":{"arguments":' % event.index
-                self._arguments_head, self._arguments_tail = self._framed(before, b"}}]}")
+                self._arguments_head, self._arguments_tail = self._frame_delta(before, b"}}]}")
             return self._arguments_head + _encode(event.arguments) + self._arguments_tail
         if event.index:
             return b""  # the older form has room for one

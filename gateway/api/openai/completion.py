@@ -283,12 +283,12 @@ class _ChunkChoice:
                 return self._chunk("", extra=progress_fields(event, timings=self._tells_timings))
             case Started():
                 self._usage.started(self._number, event)
-                return self._echoed(self._echo.started(event))
+                return self._echo_chunk(self._echo.started(event))
             case Settings():
                 self._verbose.note(event)
-                return self._echoed(self._echo.in_settings(event))
+                return self._echo_chunk(self._echo.in_settings(event))
             case PromptLogprobs():
-                return self._echoed(self._echo.probs(event, self._probs))
+                return self._echo_chunk(self._echo.probs(event, self._probs))
             case Finished():
                 extra = self._head.end(self._number, event, self._verbose)
                 return self._chunk("", finish_reason=event.reason.value, extra=extra)
@@ -300,7 +300,7 @@ class _ChunkChoice:
             return self._text_head + _encode(event.text) + self._text_tail
         return self._chunk(event.text, event.num_tokens)
 
-    def _echoed(self, prompt: str) -> bytes:
+    def _echo_chunk(self, prompt: str) -> bytes:
         return self._chunk(prompt) if prompt else b""
 
     def _chunk(self, text: str, num_tokens: int = 0, finish_reason: str | None = None, extra: bytes = b"") -> bytes:

@@ -17,23 +17,11 @@ from typing import Any
 import msgspec
 
 from gateway.api.http.answers import EncodedArray
+from gateway.api.shapes import Entry, Likely
 from workers.protocol.events import Logprobs, TokenLogprob, TokenProbs
 
 LEAST_PROB = 1e-37
 """The probability of a token that the samplers ruled out: JSON has no infinity for its logarithm."""
-
-
-class Likely(msgspec.Struct, frozen=True, gc=False):
-    """One token. Up to twenty are written with each token of an answer: structs are encoded sooner than dicts."""
-
-    id: int
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class Entry(Likely, frozen=True, gc=False):
-    top_logprobs: list[Likely]
 
 
 class SampledLikely(Likely, frozen=True, gc=False):
@@ -61,7 +49,11 @@ class LogprobsCollector:
     def take(self) -> list[Likely]:
         """Return the entries of all tokens that waited."""
         waiting, self._waiting = self._waiting, []
-        return [_sampled(event) for event in waiting] if self._post_sampling else [_entry(event) for event in waiting]
+        return (
+            [_sampled_entry(event) for event in waiting]
+            if self._post_sampling
+            else [_entry(event) for event in waiting]
+        )
 
 
 def _entry(event: Logprobs) -> Entry:
@@ -73,7 +65,7 @@ def _entry(event: Logprobs) -> Entry:
     return Entry(token, piece.decode("utf-8", "replace"), list(piece), event.chosen.logprob, top)
 
 
-def _sampled(event: Logprobs) -> SampledEntry:
+def _sampled_entry(event: Logprobs) -> SampledEntry:
     top = [SampledLikely(*_prob(token)) for token in event.top]
     return SampledEntry(*_prob(event.chosen), top, top)
 

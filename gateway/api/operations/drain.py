@@ -95,7 +95,7 @@ class DrainRoute:
         began = monotonic()
         self._in_flight.drain()
         async with until_disconnect(receive):
-            drained = await self._drained(settle_s, began + timeout_s)
+            drained = await self._wait_until_idle(settle_s, began + timeout_s)
         told = {
             "status": "drained" if drained else "draining",
             "calls": self._num_calls(),
@@ -103,7 +103,7 @@ class DrainRoute:
         }
         await send_json(send, told, request_log_of(scope))
 
-    async def _drained(self, settle_s: float, until: float) -> bool:
+    async def _wait_until_idle(self, settle_s: float, until: float) -> bool:
         """Wait until nobody is there and nobody new came for `settle_s`; False where `until`, or SIGTERM, was first."""
         while self._num_calls() or self._in_flight.quiet_s() < settle_s:
             left_s = until - monotonic()

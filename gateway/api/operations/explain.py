@@ -153,7 +153,7 @@ class ExplainRoute:
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST":
-            call, ask = await self._asked(principal, scope, receive)
+            call, ask = await self._read_request(principal, scope, receive)
         else:
             call, ask = self._reader.call(principal, {}, scope), ANYWHERE
         explanation = self._explainer.explain(call.model, ask)
@@ -169,7 +169,7 @@ class ExplainRoute:
         await self._add_line(told)
         await send_json(send, told, request_log_of(scope))
 
-    async def _asked(self, principal: Principal, scope: Scope, receive: Receive) -> tuple[Call, Ask]:
+    async def _read_request(self, principal: Principal, scope: Scope, receive: Receive) -> tuple[Call, Ask]:
         """Return the call of the chat request in the body, and its placement request. Raises as the chat route does."""
         async with self._reader.intake.open_body(principal, scope, receive) as body:
             asked = await body.decode(lambda raw: self._chat.read(raw, scope))

@@ -128,7 +128,9 @@ class Ready:
         if num_workers == 0 and not self._models:
             missing.append("no worker is registered (start one with `paddock worker` on the same Redis)")
         if awaited := await self._find_awaited():
-            missing.append(f"no worker of {_listed(awaited)} was seen yet (they load, or `paddock worker` is to start)")
+            missing.append(
+                f"no worker of {_list_models(awaited)} was seen yet (they load, or `paddock worker` is to start)"
+            )
         if missing:
             raise Unavailable(f"Not ready: {'; '.join(missing)}.", retry_after_s=1.0)
         models = sorted(model for model, beats in snapshot.workers.items() if beats)
@@ -153,6 +155,6 @@ class Ready:
         return True
 
 
-def _listed(models: Sequence[str]) -> str:
+def _list_models(models: Sequence[str]) -> str:
     more = len(models) - MAX_NAMES_TOLD
     return ", ".join(f"`{model}`" for model in models[:MAX_NAMES_TOLD]) + (f" and {more} more" if more > 0 else "")

@@ -219,27 +219,27 @@ def read_tools(body: ConversationBody) -> Toolbox:
         choice, name = body.function_call, "function_call"
     else:
         tools = tuple(_tool(tool, f"tools.{n}") for n, tool in enumerate(body.tools or ()))
-        tools, choice = _chosen(tools, body.tool_choice)
+        tools, choice = _visible_tools(tools, body.tool_choice)
         name = "tool_choice"
-    forced = _forced(choice, tools, name)
+    forced = _forced_names(choice, tools, name)
     return Toolbox(() if choice == "none" else tools, forced, body.parallel_tool_calls and not old, old)
 
 
-def _chosen(
+def _visible_tools(
     tools: tuple[Tool, ...], choice: str | NamedChoice | None
 ) -> tuple[tuple[Tool, ...], str | NamedFunction | None]:
     """Return the tools that the model gets to see, and what it must do with them."""
     if choice is None or isinstance(choice, str):
         return tools, choice
     if choice.type == "allowed_tools" and choice.allowed_tools is not None:
-        return _allowed(tools, choice.allowed_tools), choice.allowed_tools.mode
+        return _allowed_tools(tools, choice.allowed_tools), choice.allowed_tools.mode
     if choice.type != "function" or choice.function is None:
         message = f"`tool_choice` is {quote(choice.type)}. Send `auto`, `none`, `required` or a function of `tools`."
         raise InvalidRequest(message, param="tool_choice")
     return tools, choice.function
 
 
-def _allowed(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool, ...]:
+def _allowed_tools(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool, ...]:
     known, names = {tool.name for tool in tools}, set()
     for n, tool in enumerate(allowed.tools):
         if tool.function is None or tool.function.name not in known:
@@ -249,7 +249,7 @@ def _allowed(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool, ...]
     return tuple(tool for tool in tools if tool.name in names)
 
 
-def _forced(choice: str | NamedFunction | None, tools: tuple[Tool, ...], param: str) -> tuple[str, ...]:
+def _forced_names(choice: str | NamedFunction | None, tools: tuple[Tool, ...], param: str) -> tuple[str, ...]:
     """Return the names of the tools of which the answer must call one."""
     names = tuple(tool.name for tool in tools)
     source, words = ("tools", ("auto", "none", "required")) if param == "tool_choice" else ("functions", _OLD_WORDS)

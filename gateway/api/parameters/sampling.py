@@ -124,7 +124,7 @@ def read_sampling(body: SamplingBody) -> Sampling:
         **{name: getattr(body, name) for name in _PLAIN},
         dry_sequence_breakers=None if breakers is None else _breakers(breakers),
         samplers=None if body.samplers is None else _stages(body.samplers),
-        logit_bias=_bounded(_biases(body.logit_bias)) if body.logit_bias else None,
+        logit_bias=_check_lengths(_biases(body.logit_bias)) if body.logit_bias else None,
         # -1 asks for a random seed even where the catalog has a default, which "not given" would bring back.
         seed=secrets.randbelow(NUM_SEEDS) if body.seed == -1 else body.seed,
     )
@@ -169,7 +169,7 @@ def _biases(asked: dict[str, Any] | list[Any]) -> tuple[Bias, ...]:
     return tuple(_bias(f"logit_bias.{n}", what, value) for n, (what, value) in enumerate(asked))
 
 
-def _bounded(biases: tuple[Bias, ...]) -> tuple[Bias, ...]:
+def _check_lengths(biases: tuple[Bias, ...]) -> tuple[Bias, ...]:
     """Return the biases. Raises InvalidRequest where their texts have too many characters in all."""
     num_chars = sum(len(what) for what, _ in biases if isinstance(what, str))
     if num_chars > MAX_ALL_BIAS_CHARS:

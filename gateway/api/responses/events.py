@@ -67,7 +67,7 @@ class ItemEvents:
         """Return an event that repeats probabilities; `brief`: its fields for where it has to be in one piece."""
         number = {"sequence_number": self._num_events}
         self._num_events += 1
-        parts, few = (_written(kind, {"type": kind, **one, **number}) for one in (fields, brief))
+        parts, few = (_event_parts(kind, {"type": kind, **one, **number}) for one in (fields, brief))
         return LongEvent(gathered(parts), few)
 
     def note_timings(self, timings: Timings) -> None:
@@ -87,9 +87,9 @@ class ItemEvents:
         self._num_events = number + 1
         head = self._delta_head + _encode(text)
         shown = b"[%b]" % b",".join(logprobs) if logprobs else b"[]"
-        return head + b',"logprobs":%b,"sequence_number":%d%b}\n\n' % (shown, number, self._taken_timings())
+        return head + b',"logprobs":%b,"sequence_number":%d%b}\n\n' % (shown, number, self._take_timings())
 
-    def _taken_timings(self) -> bytes:
+    def _take_timings(self) -> bytes:
         timings, self._timings = self._timings, b""
         return timings
 
@@ -109,21 +109,21 @@ class ItemEvents:
         if isinstance(item, Message):
             self._parts.append(self.delta(text, logprobs))
         elif not isinstance(item, CustomCall):  # whose input is known at its end
-            self._grew(item, text)
+            self._add_delta(item, text)
 
-    def _grew(self, item: OutputItem, text: str) -> None:
+    def _add_delta(self, item: OutputItem, text: str) -> None:
         number = self._num_events
         self._num_events = number + 1
-        head, timings = self._heads[item.id], self._taken_timings()
+        head, timings = self._heads[item.id], self._take_timings()
         self._parts.append(b'%b%b,"sequence_number":%d%b}\n\n' % (head, _encode(text), number, timings))
 
     def closed(self, item: OutputItem, status: str) -> None:
         told: dict[str, Any]
         if isinstance(item, Message):
-            self._closed(item, status)
+            self._close_message(item, status)
             return
         if isinstance(item, CustomCall):
-            self._grew(item, item.input)
+            self._add_delta(item, item.input)
             told = {**_place(item), "input": item.input}
             self._parts.append(self.event("response.custom_tool_call_input.done", told))
         elif isinstance(item, FunctionCall):
@@ -136,7 +136,7 @@ class ItemEvents:
         place = {"output_index": item.index, "item": item.object(status)}
         self._parts.append(self.event("response.output_item.done", place))
 
-    def _closed(self, message: Message, status: str) -> None:
+    def _close_message(self, message: Message, status: str) -> None:
         ends, brief = _ends(message, status), _ends(message, status, brief=True)
         for (kind, fields), (_, few) in zip(ends, brief, strict=True):
             event = self.long_event(kind, fields, few)
@@ -159,7 +159,7 @@ def _ends(message: Message, status: str, *, brief: bool = False) -> list[tuple[s
     ]
 
 
-def _written(kind: str, document: dict[str, Any]) -> Iterator[bytes]:
+def _event_parts(kind: str, document: dict[str, Any]) -> Iterator[bytes]:
     yield b"event: %b\ndata: " % kind.encode()
     yield from in_parts(document)
     yield b"\n\n"

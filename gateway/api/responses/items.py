@@ -85,27 +85,27 @@ def reference_of(item: Item) -> str | None:
 def _item(item: ItemBody, path: str, response_id: str, number: int) -> Item:
     kind = item.type or ("message" if item.role is not None else "item_reference")
     if kind == "item_reference":
-        return {"type": kind, "id": _needed(item.id, f"{path}.id")}
+        return {"type": kind, "id": _require(item.id, f"{path}.id")}
     if kind not in TYPES:
         message = f"`{path}` is of type {quote(kind)}. Send items of the types {', '.join(TYPES)}."
         raise UnsupportedParameter(message, param=path)
     own_id = item.id or input_id(response_id, kind, number)
     if kind == "message":
-        return _message(own_id, _needed(item.role, f"{path}.role"), _parts(item, path))
+        return _message(own_id, _require(item.role, f"{path}.role"), _parts(item, path))
     if kind == "reasoning":
         parts = [{"type": "reasoning_text", "text": text} for text in _texts(item.content, f"{path}.content")]
         summary = [{"type": "summary_text", "text": text} for text in _texts(item.summary, f"{path}.summary")]
         return {"id": own_id, "type": kind, "summary": summary, "content": parts, "status": "completed"}
-    call_id = _needed(item.call_id, f"{path}.call_id")
+    call_id = _require(item.call_id, f"{path}.call_id")
     if kind in OUTPUTS:
         if item.output is None:
             raise _missing(f"{path}.output")
         texts = _texts(item.output, f"{path}.output")
         return {"id": own_id, "type": kind, "call_id": call_id, "output": "".join(texts), "status": "completed"}
     if kind == "custom_tool_call":
-        name, text = _needed(item.name, f"{path}.name"), _needed(item.input, f"{path}.input")
+        name, text = _require(item.name, f"{path}.name"), _require(item.input, f"{path}.input")
         return {"id": own_id, "type": kind, "call_id": call_id, "name": name, "input": text, "status": "completed"}
-    name, arguments = _needed(item.name, f"{path}.name"), _needed(item.arguments, f"{path}.arguments")
+    name, arguments = _require(item.name, f"{path}.name"), _require(item.arguments, f"{path}.arguments")
     said = {"call_id": call_id, "name": name, "arguments": arguments, "status": "completed"}
     return {"id": own_id, "type": kind, **said}
 
@@ -136,13 +136,13 @@ def _text(part: Part, path: str) -> str:
         message = f"`{path}` is of type {quote(part.type)}; the models here read text only. Send text parts."
         raise NotSupported(message, param=path)
     if part.type == "refusal":
-        return _needed(part.refusal, f"{path}.refusal")
+        return _require(part.refusal, f"{path}.refusal")
     if part.type not in TEXTS:
         raise UnsupportedParameter(f"`{path}` is of type {quote(part.type)}. Send text parts.", param=path)
-    return _needed(part.text, f"{path}.text")
+    return _require(part.text, f"{path}.text")
 
 
-def _needed(value: NeededT | None, path: str) -> NeededT:
+def _require(value: NeededT | None, path: str) -> NeededT:
     if value is None:
         raise _missing(path)
     return value

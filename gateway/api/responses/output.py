@@ -166,11 +166,11 @@ class Output:
     def add(self, event: CallEvent) -> None:
         match event:
             case Text():
-                message = self.speaking if isinstance(self.speaking, Message) else self._speak("message")
+                message = self.speaking if isinstance(self.speaking, Message) else self._open_text_item("message")
                 self._grow(message, event.text)
             case Reasoning():
                 self.num_reasoning_tokens += event.num_tokens
-                thought = self.speaking if isinstance(self.speaking, Thought) else self._speak("reasoning")
+                thought = self.speaking if isinstance(self.speaking, Thought) else self._open_text_item("reasoning")
                 self._grow(thought, event.text)
             case ToolCallDelta():
                 self._call(event)
@@ -194,8 +194,8 @@ class Output:
         """Whether there are probabilities of tokens that have become no text yet."""
         return bool(self._waiting)
 
-    def _speak(self, kind: str) -> Message | Thought:
-        self._fall_silent("completed")
+    def _open_text_item(self, kind: str) -> Message | Thought:
+        self._close_current("completed")
         index = len(self.items)
         id_ = output_id(self._response_id, kind, index)
         self.speaking = Message(id_, index) if kind == "message" else Thought(id_, index)
@@ -205,7 +205,7 @@ class Output:
     def _call(self, event: ToolCallDelta) -> None:
         call = self._calls.get(event.index)
         if call is None:
-            self._fall_silent("completed")
+            self._close_current("completed")
             index = len(self.items)
             kind, made = "function_call", FunctionCall
             if event.name in self._custom:
@@ -220,8 +220,8 @@ class Output:
         self.end = event
         status = "incomplete" if event.reason.value == "length" else "completed"
         if not self.items and self._speaks:
-            self._speak("message")
-        self._fall_silent(status)
+            self._open_text_item("message")
+        self._close_current(status)
         for call in self._calls.values():
             self._close(call, status)
 
@@ -240,7 +240,7 @@ class Output:
         if self._listener is not None:
             self._listener.grew(item, text, logprobs)
 
-    def _fall_silent(self, status: str) -> None:
+    def _close_current(self, status: str) -> None:
         if self.speaking is not None:
             self._close(self.speaking, status)
             self.speaking = None

@@ -84,16 +84,19 @@ def decode_record(raw: bytes) -> Record:
         return _decode_short(raw)
     found = _decode_fields(raw)
     let_loop_run()
-    told = msgspec.structs.asdict(found) | {"response": _decoded(found.response), "input": _decoded(found.input)}
+    told = msgspec.structs.asdict(found) | {
+        "response": _decode_parts(found.response),
+        "input": _decode_parts(found.input),
+    }
     return msgspec.convert(told, Record)
 
 
-def _decoded(raw: msgspec.Raw) -> Any:
+def _decode_parts(raw: msgspec.Raw) -> Any:
     data = memoryview(raw)
     if len(data) > PIECE_BYTES and data[0] == ord("["):
-        return [one for run in _runs(_decode_array(data)) for one in _decoded_run(run)]
+        return [one for run in _runs(_decode_array(data)) for one in _decode_run(run)]
     if len(data) > PIECE_BYTES and data[0] == ord("{"):
-        return {name: _decoded(value) for name, value in _decode_object(data).items()}
+        return {name: _decode_parts(value) for name, value in _decode_object(data).items()}
     value = _decode_value(data)
     let_loop_run()
     return value
@@ -111,9 +114,9 @@ def _runs(items: Sequence[msgspec.Raw]) -> Iterator[Sequence[msgspec.Raw]]:
     yield items[start:]
 
 
-def _decoded_run(run: Sequence[msgspec.Raw]) -> list[Any]:
+def _decode_run(run: Sequence[msgspec.Raw]) -> list[Any]:
     if len(run) == 1:
-        return [_decoded(run[0])]
+        return [_decode_parts(run[0])]
     values: list[Any] = _decode_value(b"[%b]" % b",".join(run))
     let_loop_run()
     return values

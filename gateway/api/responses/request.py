@@ -104,7 +104,7 @@ class Draft:
         """
         chain = _chain(self.body.previous_response_id, found)
         before = tuple(item for id_ in chain for item in _present(found, id_, "previous_response_id").items)
-        own = _resolved(self.input, found)
+        own = _replace_references(self.input, found)
         if not found:
             return Resolved(self, chain, before, own, self.num_bytes, self.num_bytes)
         num_own = _size(own)
@@ -253,7 +253,7 @@ def _chain(previous: str | None, found: Mapping[str, Record]) -> tuple[str, ...]
     return (*_present(found, previous, "previous_response_id").chain, previous)
 
 
-def _resolved(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item, ...]:
+def _replace_references(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item, ...]:
     """Return items with references replaced; each response is gone through once. Raises ResponseNotFound."""
     known: dict[str, dict[str, Item]] = {}
     own: list[Item] = []

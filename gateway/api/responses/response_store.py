@@ -61,11 +61,11 @@ class ResponseStore:
 
         Raises as `Draft.resolved`, `Resolved.complete`, HeldTooMuch, MemoryFull, StoreUnavailable.
         """
-        found, num_bytes = await self._found(body, draft.needs, 0)
+        found, num_bytes = await self._load(body, draft.needs, 0)
         previous = found.get(draft.body.previous_response_id or "")
         if previous is not None:
             missing = [id_ for id_ in previous.chain if id_ not in found]
-            more, num_bytes = await self._found(body, missing, num_bytes)
+            more, num_bytes = await self._load(body, missing, num_bytes)
             found |= more
         num_bytes += draft.num_bytes
         resolved = await body.run_aside(num_bytes, partial(draft.resolved, found, 2 * self._max_bytes))
@@ -75,7 +75,7 @@ class ResponseStore:
 
     async def get(self, id_: str, body: Body) -> Record:
         """Return a response's record. Raises ResponseNotFound, HeldTooMuch, MemoryFull, TakesTooMuch."""
-        found, _ = await self._found(body, (id_,), 0, alone=True)
+        found, _ = await self._load(body, (id_,), 0, alone=True)
         if id_ not in found:
             raise not_found(id_)
         return found[id_]
@@ -107,13 +107,13 @@ class ResponseStore:
             record = writer.record(response)
             if isinstance(failure, ContextOverflow):
                 record = record.too_long()
-            kept = await self._kept(team, record, patience_s, again=asked.background)
+            kept = await self._keep_patiently(team, record, patience_s, again=asked.background)
         except StoreUnavailable as error:
             log.warning("response %s is not stored: %s", asked.id, error)
             kept = False
         writer.snapshot.is_kept = kept
 
-    async def _kept(self, team: str, record: NewRecord, patience_s: float, *, again: bool) -> bool:
+    async def _keep_patiently(self, team: str, record: NewRecord, patience_s: float, *, again: bool) -> bool:
         until = monotonic() + patience_s
         while True:
             try:
@@ -123,7 +123,7 @@ class ResponseStore:
                     raise
             await asyncio.sleep(RETRY_S)
 
-    async def _found(
+    async def _load(
         self, body: Body, ids: Sequence[str], num_before: int, *, alone: bool = False
     ) -> tuple[dict[str, Record], int]:
         """Return records by id, and their bytes plus `num_before`, those of records loaded for this request before.
@@ -145,18 +145,18 @@ class ResponseStore:
         async with body.load_in_turn(num_bytes):
             records = await self._store.find(body.team, ids)
             with reading():
-                decoded = await body.run_aside(_decoded_bytes(num_bytes, records), partial(_decoded, ids, records))
+                decoded = await body.run_aside(_decoding_cost(num_bytes, records), partial(_decode, ids, records))
             return decoded, num_before + num_bytes
 
 
-def _decoded_bytes(num_bytes: int, records: Sequence[bytes | None]) -> int:
+def _decoding_cost(num_bytes: int, records: Sequence[bytes | None]) -> int:
     """Return how much text takes as long to decode as these records, which have so many bytes."""
     if num_bytes > INLINE_BYTES:
         return num_bytes
     return max(num_bytes, PART_BYTES * sum(raw.count(b",") for raw in records if raw is not None))
 
 
-def _decoded(ids: Sequence[str], records: Sequence[bytes | None]) -> dict[str, Record]:
+def _decode(ids: Sequence[str], records: Sequence[bytes | None]) -> dict[str, Record]:
     return {id_: decode_record(raw) for id_, raw in zip(ids, records, strict=True) if raw is not None}
 
 

@@ -53,12 +53,12 @@ class StoredResponses:
         self._resumable = resumable
 
     async def retrieve(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        request_log, body, id_ = self._opened(principal, scope)
+        request_log, body, id_ = self._open(principal, scope)
         query = _query(scope)
         with closing(body):
             response = await self._background.current(id_, body)
             if query.get("stream", "false").lower() not in ("true", "1"):
-                raw = await _written(body, response)
+                raw = await _write(body, response)
                 del response
                 await send_bytes(send, raw, JSON, request_log)
                 return
@@ -83,24 +83,24 @@ class StoredResponses:
             raise StreamGone(message, param="stream") from None
 
     async def delete(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        request_log, body, id_ = self._opened(principal, scope)
+        request_log, body, id_ = self._open(principal, scope)
         with closing(body):
             await self._background.drop(id_, body)
         await send_json(send, {"id": id_, "object": "response", "deleted": True}, request_log)
 
     async def cancel(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        request_log, body, id_ = self._opened(principal, scope)
+        request_log, body, id_ = self._open(principal, scope)
         with closing(body):
             if not (await self._responses.get(id_, body)).is_background:
                 message = (
                     f"Response {quote(id_)} was not made in the background. To end others, close their connection."
                 )
                 raise InvalidRequest(message, param="response_id")
-            raw = await _written(body, await self._background.cancel(id_, body))
+            raw = await _write(body, await self._background.cancel(id_, body))
             await send_bytes(send, raw, JSON, request_log)
 
     async def input_items(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        request_log, body, id_ = self._opened(principal, scope)
+        request_log, body, id_ = self._open(principal, scope)
         with closing(body):
             await send_bytes(send, await self._items(body, id_, _query(scope)), JSON, request_log)
 
@@ -115,19 +115,19 @@ class StoredResponses:
         if order == "desc":
             items.reverse()
         limit = _number(query, "limit", PAGE, 1, LONGEST_PAGE)
-        return await _written(body, _page(items, query.get("after"), limit))
+        return await _write(body, _page(items, query.get("after"), limit))
 
-    def _opened(self, principal: Principal, scope: Scope) -> tuple[RequestLog, Body, str]:
+    def _open(self, principal: Principal, scope: Scope) -> tuple[RequestLog, Body, str]:
         """Return the request log, the body that counts what is loaded (close it), and the id of the response."""
         return request_log_of(scope), self._intake.message(principal, b""), str(scope["path_params"]["response_id"])
 
 
-async def _written(body: Body, document: dict[str, Any]) -> bytes:
+async def _write(body: Body, document: dict[str, Any]) -> bytes:
     """Return what was loaded as JSON; it is encoded aside where it is long. Nothing else is held while it is sent."""
-    return await body.run_aside(body.num_bytes, partial(_encoded, document))
+    return await body.run_aside(body.num_bytes, partial(_encode, document))
 
 
-def _encoded(document: dict[str, Any]) -> bytes:
+def _encode(document: dict[str, Any]) -> bytes:
     parts: list[bytes] = []
     for part in json_parts(document):
         parts.append(part)

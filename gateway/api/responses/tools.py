@@ -43,14 +43,14 @@ def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     if not isinstance(choice, ChoiceBody):
         raise TypeError(f"no such choice: {choice!r}")
     if choice.type in ("function", CUSTOM):
-        return tools, (_named(choice, names, "tool_choice"),)
+        return tools, (_check_named(choice, names, "tool_choice"),)
     if choice.type != "allowed_tools":
         message = (
             f"`tool_choice` is of type {quote(choice.type)}. Send `auto`, `none`, `required`, or an object of type "
             "`function`, `custom` or `allowed_tools`."
         )
         raise UnsupportedParameter(message, param="tool_choice")
-    allowed = tuple(_named(one, names, f"tool_choice.tools.{n}") for n, one in enumerate(choice.tools or ()))
+    allowed = tuple(_check_named(one, names, f"tool_choice.tools.{n}") for n, one in enumerate(choice.tools or ()))
     if not allowed:
         raise InvalidRequest("`tool_choice.tools` is empty. Name some of `tools`.", param="tool_choice.tools")
     return tuple(tool for tool in tools if tool.name in allowed), allowed if choice.mode == "required" else ()
@@ -123,7 +123,7 @@ def _tool(tool: ToolBody, path: str) -> Tool:
     return Tool(tool.name, tool.description, tool.parameters, strict=bool(tool.strict))
 
 
-def _named(choice: NamedTool, names: Set[tuple[str, str | None]], path: str) -> str:
+def _check_named(choice: NamedTool, names: Set[tuple[str, str | None]], path: str) -> str:
     if choice.name is None or (choice.type, choice.name) not in names:
         told = choice.name if choice.type in ("function", CUSTOM) else choice.type
         raise InvalidRequest(f"`{path}` names {quote(told)}, which is none of `tools`. Send one of them.", param=path)
