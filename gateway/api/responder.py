@@ -65,10 +65,10 @@ class SessionCalls:
 OUTPUT = (Text, Reasoning, ToolCallDelta)
 
 
-class Unended:
-    """The partial usage of one request: the tokens of its answers that have not ended, for those that are cut off.
+class PartialUsage:
+    """The tokens of a request's answers that have not ended, for those that are cut off.
 
-    `hear` is called once per token.
+    `add` is called once per token.
     """
 
     __slots__ = ("_generated", "_started")
@@ -78,7 +78,7 @@ class Unended:
         self._generated: dict[int, int] = {}
         """Number of the answer -> its first event, its tokens; ended answers, which report their own, are left out."""
 
-    def hear(self, choice: int, events: Iterable[CallEvent]) -> None:
+    def add(self, choice: int, events: Iterable[CallEvent]) -> None:
         for event in events:
             if isinstance(event, OUTPUT):
                 self._generated[choice] = self._generated.get(choice, 0) + event.num_tokens
@@ -89,16 +89,12 @@ class Unended:
         self._generated.pop(choice, None)
         self._started.pop(choice, None)
 
-    def note(self, request_log: RequestLog) -> None:
+    def add_to(self, request_log: RequestLog) -> None:
         """Add the usage of the answers that have not ended to the log: they were cut off."""
-        started = self._started.values()
-        left = Usage(
-            sum(event.num_prompt_tokens for event in started),
-            sum(self._generated.values()),
-            sum(event.num_cached_tokens for event in started),
-        )
+        prompts = (event.usage for event in self._started.values())
+        left = sum(prompts, start=Usage(0, sum(self._generated.values()), 0))
         if left.prompt_tokens or left.completion_tokens:
-            request_log.used(left)
+            request_log.add_usage(left)
 
 
 LAST_WRITE_S = 2.0
@@ -213,7 +209,7 @@ class Responder(Generic[RequestIn]):
         return failure
 
     async def _whole(self, asked: RequestIn, call: Call, request_log: RequestLog, holds: Holds, send: Send) -> None:
-        writer, unended = self._writers.whole_writer(asked, call, request_log), Unended()
+        writer, partial_usage = self._writers.whole_writer(asked, call, request_log), PartialUsage()
         held = ProbabilityBudget(asked.requests, holds, streams=False, repeats=self._repeats)
         async with (
             self._session_calls.supersede(call),
@@ -222,16 +218,16 @@ class Responder(Generic[RequestIn]):
             try:
                 while not answer.ended:
                     events = await answer.take()
-                    unended.hear(answer.choice, events)
+                    partial_usage.add(answer.choice, events)
                     if request_log.first_token_at is None:
                         note_first_token(request_log, events)
                     writer.add(events, answer.choice)
                     if held.are_wanted:
                         held.count(answer.choice, events, written=False)
                     if answer.end is not None:
-                        note_end(request_log, answer.end, answer.choice, unended)
+                        note_end(request_log, answer.end, answer.choice, partial_usage)
             finally:
-                unended.note(request_log)
+                partial_usage.add_to(request_log)
         await self._conclude_answer(writer, None)
         await send_parts(send, writer.parts(), JSON, request_log)
 
@@ -284,11 +280,11 @@ async def write_answer(
 ) -> None:
     """Write every event of the answer; the body of the loop runs once per token. Raises PaddockError."""
     take, chunks, write = answer.take, writer.chunks, sink.write
-    waits, unended = True, Unended()
+    waits, partial_usage = True, PartialUsage()
     try:
         while not answer.ended:
             events = await take()
-            unended.hear(answer.choice, events)
+            partial_usage.add(answer.choice, events)
             if waits:
                 waits = not note_first_token(request_log, events)
             body = chunks(events, answer.choice)
@@ -297,9 +293,9 @@ async def write_answer(
             if held.are_wanted:
                 held.count(answer.choice, events, written=bool(body))
             if answer.end is not None:
-                note_end(request_log, answer.end, answer.choice, unended)
+                note_end(request_log, answer.end, answer.choice, partial_usage)
     finally:
-        unended.note(request_log)
+        partial_usage.add_to(request_log)
 
 
 def note_first_token(request_log: RequestLog, events: list[CallEvent]) -> bool:
@@ -310,12 +306,12 @@ def note_first_token(request_log: RequestLog, events: list[CallEvent]) -> bool:
     return True
 
 
-def note_end(request_log: RequestLog, end: Finished | Failed, choice: int, unended: Unended) -> None:
+def note_end(request_log: RequestLog, end: Finished | Failed, choice: int, partial_usage: PartialUsage) -> None:
     """Note the end of one answer. Raises PaddockError where it failed."""
     if isinstance(end, Failed):
         raise error_for(end.failure)
-    unended.ended(choice)
-    request_log.used(end.usage)
+    partial_usage.ended(choice)
+    request_log.add_usage(end.usage)
 
 
 async def _write_last(stream: EventStream, body: Written) -> None:

@@ -18,7 +18,7 @@ from gateway.dispatch.upstream import error_for
 from gateway.errors import PaddockError
 from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.trace_recorder import QueuePosition
-from workers.protocol.events import CallEvent, Failed, Finished, Usage
+from workers.protocol.events import NO_USAGE, CallEvent, Failed, Finished, Usage
 from workers.protocol.requests import GenerateRequest
 
 MAX_BESIDE = 32
@@ -163,12 +163,10 @@ def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:
     A prompt counts once, however many answers there are to it.
     """
     per_prompt = len(ends) // num_prompts
-    firsts = ends[::per_prompt]
-    return Usage(
-        sum(end.usage.prompt_tokens for end in firsts),
-        sum(end.usage.completion_tokens for end in ends),
-        sum(end.usage.cached_tokens for end in firsts),
-    )
+    total = NO_USAGE
+    for number, end in enumerate(ends):
+        total += end.usage.of_answer if number % per_prompt else end.usage
+    return total
 
 
 def _note_first(request_log: RequestLog, own: RequestLog) -> None:

@@ -137,14 +137,9 @@ class RequestLog:
     def asked_by(self, principal: Principal) -> None:
         self.team, self.key_id = principal.team, principal.key_id
 
-    def used(self, usage: Usage) -> None:
+    def add_usage(self, usage: Usage) -> None:
         """Add the tokens of one more of its answers."""
-        before = self.usage or Usage(0, 0, 0)
-        self.usage = Usage(
-            before.prompt_tokens + usage.prompt_tokens,
-            before.completion_tokens + usage.completion_tokens,
-            before.cached_tokens + usage.cached_tokens,
-        )
+        self.usage = usage if self.usage is None else self.usage + usage
 
     @property
     def trace_id(self) -> str:

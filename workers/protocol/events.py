@@ -128,6 +128,27 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     cached_tokens: int
 
+    def __add__(self, other: Usage) -> Usage:
+        """Return both together. Every sum of usage is made here."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+    @property
+    def of_prompt(self) -> Usage:
+        """The part that counts once for a prompt, however many answers there are to it."""
+        return Usage(self.prompt_tokens, 0, self.cached_tokens)
+
+    @property
+    def of_answer(self) -> Usage:
+        """The part that counts for each answer."""
+        return Usage(0, self.completion_tokens, 0)
+
+
+NO_USAGE = Usage(0, 0, 0)
+
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """The call holds a slot and its prefill begins: from here on it is not retried elsewhere."""
@@ -136,6 +157,11 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     slot: int
     num_prompt_tokens: int
     num_cached_tokens: int
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of the prompt."""
+        return Usage(self.num_prompt_tokens, 0, self.num_cached_tokens)
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag="t"):

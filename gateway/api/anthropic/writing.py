@@ -20,7 +20,7 @@ from gateway.api.http.diagnostics import ignored_of
 from gateway.call import Call
 from gateway.errors import PaddockError
 from gateway.telemetry.request_log import RequestLog
-from workers.protocol.events import CallEvent, Finished, FinishReason, Reasoning, Started, Text, ToolCallDelta
+from workers.protocol.events import CallEvent, Finished, FinishReason, Reasoning, Started, Text, ToolCallDelta, Usage
 
 REASONS = {
     FinishReason.STOP: "end_turn",
@@ -37,13 +37,13 @@ def stop_reason(end: Finished) -> str:
     return "stop_sequence" if end.stop is not None else REASONS[end.reason]
 
 
-def usage_object(num_prompt: int, num_cached: int, num_answer: int) -> dict[str, Any]:
+def usage_object(usage: Usage) -> dict[str, Any]:
     """Return `usage`, in which `input_tokens` are those that were not cached."""
     return {
-        "input_tokens": num_prompt - num_cached,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": num_cached,
-        "output_tokens": num_answer,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
     }
 
 
@@ -84,11 +84,10 @@ class StreamWriter:
         end = self._end
         if end is None:
             raise ValueError("the answer has no end")
-        usage = end.usage
         delta = {
             "type": "message_delta",
             "delta": {"stop_reason": stop_reason(end), "stop_sequence": end.stop},
-            "usage": usage_object(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens),
+            "usage": usage_object(end.usage),
         }
         return self._close_block() + _event("message_delta", delta) + _event("message_stop", {"type": "message_stop"})
 
@@ -101,7 +100,7 @@ class StreamWriter:
     def _one(self, event: CallEvent) -> bytes:
         match event:
             case Started():
-                return self._start(event.num_prompt_tokens, event.num_cached_tokens)
+                return self._start(event.usage)
             case Text():
                 return self._in_block(("text", 0), {"type": "text", "text": ""}, event.text)
             case Reasoning():
@@ -112,11 +111,11 @@ class StreamWriter:
                 return self._in_block(("tool_use", event.index), block, event.arguments)
             case Finished():
                 self._end = event
-                return b"" if self._begun else self._start(event.usage.prompt_tokens, event.usage.cached_tokens)
+                return b"" if self._begun else self._start(event.usage.of_prompt)
             case _:
                 return b""
 
-    def _start(self, num_prompt: int, num_cached: int) -> bytes:
+    def _start(self, usage: Usage) -> bytes:
         self._begun = True
         message: dict[str, Any] = {
             "id": message_id(),
@@ -126,7 +125,7 @@ class StreamWriter:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage_object(num_prompt, num_cached, 0),
+            "usage": usage_object(usage),
         }
         return _event("message_start", {"type": "message_start", "message": message})
 
@@ -198,7 +197,6 @@ class WholeWriter:
                 block[block["type"]] = "".join(texts)
         for block, arguments in self._calls.values():
             block["input"] = _object("".join(arguments))
-        usage = end.usage
         return in_parts(
             {
                 "id": message_id(),
@@ -208,7 +206,7 @@ class WholeWriter:
                 "content": self._blocks,
                 "stop_reason": stop_reason(end),
                 "stop_sequence": end.stop,
-                "usage": usage_object(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens),
+                "usage": usage_object(end.usage),
             }
         )
 

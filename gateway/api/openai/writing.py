@@ -54,12 +54,8 @@ class StreamUsage:
         self._generated[number] = event.usage.completion_tokens
 
     def so_far(self) -> dict[str, Any]:
-        starts = self._starts.values()
-        usage = Usage(
-            sum(start.num_prompt_tokens for start in starts),
-            sum(self._generated),
-            sum(start.num_cached_tokens for start in starts),
-        )
+        prompts = (start.usage for start in self._starts.values())
+        usage = sum(prompts, start=Usage(0, sum(self._generated), 0))
         return usage_object(usage, sum(self._thought))
 
     def whole(self) -> dict[str, Any]:

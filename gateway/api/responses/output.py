@@ -303,7 +303,7 @@ class Snapshot:
             output,
             completed_at=None if cut else int(time.time()),
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
-            usage=_usage(end, num_reasoning_tokens),
+            usage=usage_object(end, num_reasoning_tokens),
             timings=timings_object(end.timings),
         )
 
@@ -323,7 +323,7 @@ def error_object(error: PaddockError) -> dict[str, str]:
     return {"code": code, "message": error.message}
 
 
-def _usage(end: Finished, num_reasoning_tokens: int) -> dict[str, Any]:
+def usage_object(end: Finished, num_reasoning_tokens: int) -> dict[str, Any]:
     usage = end.usage
     return {
         "input_tokens": usage.prompt_tokens,

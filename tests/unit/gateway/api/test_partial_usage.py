@@ -1,0 +1,33 @@
+"""Tokens of answers that are cut off."""
+
+from __future__ import annotations
+
+from gateway.api.responder import PartialUsage
+from gateway.telemetry.request_log import RequestLog
+from workers.protocol.events import Logprobs, Reasoning, Started, Text, TokenLogprob, ToolCallDelta, Usage
+
+
+def test_what_came_of_an_answer_counts() -> None:
+    request_log, partial_usage = RequestLog("r", "POST", "/"), PartialUsage()
+    one = TokenLogprob(1, b"a", -0.1)
+    partial_usage.add(0, [Started(1, 0, 7, 3), Reasoning(1, "hm", 2)])
+    partial_usage.add(0, [Logprobs(1, one, ()), Text(1, "a"), ToolCallDelta(1, 0, "c", "f", "", 0)])
+    partial_usage.add_to(request_log)
+    assert request_log.usage == Usage(7, 3, 3)
+
+
+def test_answers_that_have_ended_tell_their_own() -> None:
+    """Tokens that became no text are among them, and take nothing from those that are cut off."""
+    request_log, partial_usage = RequestLog("r", "POST", "/"), PartialUsage()
+    for choice in range(2):
+        partial_usage.add(choice, [Started(choice, 0, 7, 3), Text(choice, "a")])
+    request_log.add_usage(Usage(7, 9, 3))
+    partial_usage.ended(0)
+    partial_usage.add_to(request_log)
+    assert request_log.usage == Usage(14, 10, 6)
+
+
+def test_nothing_is_counted_where_nothing_came() -> None:
+    request_log, partial_usage = RequestLog("r", "POST", "/"), PartialUsage()
+    partial_usage.add_to(request_log)
+    assert request_log.usage is None
