@@ -24,8 +24,9 @@ from pathlib import Path
 from benchmarks.table import Row, print_rows
 from gateway.telemetry import finish
 from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.trace_recorder import begun
+from gateway.telemetry.trace_recorder import begin_trace
 from tests.support.stack import Process, Stack
+from workers.protocol.heartbeat import WorkerAddress
 from workers.tracing.span import TraceContext, new_context
 from workers.tracing.tracer import EVERY_S, OFF, Journey, Tracer
 
@@ -59,6 +60,9 @@ class Cost:
     """Of the thread that serves calls."""
     beside: float
     """Of all others, of which there is tracing's."""
+
+
+WORKER = WorkerAddress("m", "w", "b", "http://w")
 
 
 class Recorder:
@@ -98,13 +102,14 @@ def in_calls_us(tracer: Tracer) -> float:
     """What is done per call for tracing by the thread that serves it."""
     began = time.thread_time()
     for _ in range(ALONE_ROUNDS):
-        request_log = RequestLog("r", "POST", "/v1/chat/completions", trace_recorder=begun(tracer, None))
-        wait = request_log.trace_recorder.waits("m", request_log.queue_position)
-        wait.over(overtaken=0)
-        attempt = request_log.trace_recorder.asks("m", "w", "http://w", 1)
+        request_log = RequestLog("r", "POST", "/v1/chat/completions", trace=begin_trace(tracer, None))
+        answer = request_log.answer
+        answer.begin_wait("m").end()
+        answer.begin_attempt(WORKER)
+        attempt = answer.attempts[0]
         told = attempt.context.traceparent if attempt.context is not None else ""
-        attempt.begun()
-        attempt.over()
+        attempt.begin_answer()
+        attempt.end()
         finish.tell(request_log)
     took_s = time.thread_time() - began
     began = time.thread_time()

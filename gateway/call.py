@@ -71,6 +71,8 @@ class Call:
     """The pool that `model` stands in for; empty: none."""
     session: str = ""
     """A newer call of the same key and session ends this one; empty: none does."""
+    held_bytes: int = 0
+    """Most memory that its decoded body takes: the cost of going through it grows with that."""
     unhurried: bool = False
     """Nobody waits for the answer: it may stay in line until its deadline."""
 

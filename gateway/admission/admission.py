@@ -29,7 +29,7 @@ from gateway.routing.explain import Explanation
 from gateway.routing.placement import ANYWHERE, Ask, Ranking, urgency
 from gateway.store.client import UNFENCED, Filed, Lease, Order, QueueLimitReached, Store
 from gateway.store.outage import Unreadable
-from gateway.telemetry.trace_recorder import QueuePosition
+from gateway.telemetry.answer_log import QueuePosition
 from workers.protocol import keys
 from workers.protocol.heartbeat import WorkerAddress
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.routing.placement import Ask, Ranking
 from gateway.store.client import Filed, Lease, Offers, Order
-from gateway.telemetry.trace_recorder import QueuePosition
+from gateway.telemetry.answer_log import QueuePosition
 
 REMEMBERED_S = 2.0
 """Seconds for which moves are kept. News are younger, except in fleets of thousands of workers."""

@@ -90,10 +90,15 @@ class CallHandlers:
                     await self.resumable.again(resume, body, scope, receive, send)
                     return
                 asked = await body.decode(lambda raw: dialect.read(raw, scope))
-                request_log.held_bytes = body.num_bytes
                 conversation = conversation_key(scope, asked.requests[0], principal.team)
                 call = self.pipeline.call(
-                    principal, asked.model, request_log, job, read_ttft_deadline(scope), conversation
+                    principal,
+                    asked.model,
+                    request_log,
+                    job,
+                    read_ttft_deadline(scope),
+                    conversation,
+                    held_bytes=body.num_bytes,
                 )
                 if supersedes:
                     call = replace(call, session=session_of(scope))
@@ -113,7 +118,7 @@ class CallHandlers:
                     principal, asked.model, request_log, JOB_OF[asked.request.kind], begin_by, conversation
                 )
                 async with until_disconnect(receive):
-                    result = await self.pipeline.pool(call, asked.request, request_log)
+                    result = await self.pipeline.pool(call, asked.request, request_log.answer)
                     request_log.usage = Usage(sum(result.num_tokens), 0, 0)
                     body.hold(answer_bytes(result))
                     await send_parts(send, dialect.parts(asked, call, result), JSON, request_log)

@@ -199,7 +199,7 @@ class Responder(Generic[RequestIn]):
         except ClientGone:
             raise
         except Exception:  # the edge of a stream that others may read: they are told of it, too
-            log.exception("a stream broke", extra={"fields": request_log.name()})
+            log.exception("a stream broke", extra={"fields": request_log.ids()})
             failure = InternalError.logged(request_log.request_id)
         if failure is None:
             request_log.status, request_log.outcome = 200, "ok"

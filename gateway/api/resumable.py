@@ -51,7 +51,7 @@ class Resumable:
                     request_log.outcome = request_log.outcome or "client_gone"
                     finish_request(request_log, self._metrics)
 
-        context = request_log.trace_recorder.context
+        context = request_log.trace.context
         trace = "" if context is None else context.traceparent
         return await self._recordings.begin(stream, owner, write, grace_s, trace)
 
@@ -84,7 +84,7 @@ class Resumable:
         """
         try:
             request_log = request_log_of(scope)
-            request_log.trace_recorder.follows(read_context(reading.trace))
+            request_log.trace.add_link(read_context(reading.trace))
             stream = EventStream(send, lambda: answer_headers(request_log), lambda: ping(request_log))
             async with until_disconnect(receive):
                 failure = await stream.pinged(_copy(reading, stream, holds), self._ping_interval_s)

@@ -17,9 +17,8 @@ from gateway.call import Call
 from gateway.errors import PaddockError
 from gateway.routing.placement import ANYWHERE, Ask, Ranking
 from gateway.routing.retries import Reason, RetryBudget
+from gateway.telemetry.answer_log import AnswerLog, AttemptLog
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.trace_recorder import Attempt
 from workers.protocol.events import Failed, Failure, FailureCode, Finished
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import PoolRequest
@@ -49,11 +48,11 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class CallState:
-    """The state of one call. Its methods also write what becomes of it into the metrics and the request's log."""
+    """The state of one call. Its methods also write what becomes of it into the metrics and the log of its answer."""
 
     call: Call
     """The call, with its current model and those that are left of its chain."""
-    request_log: RequestLog
+    answer_log: AnswerLog
     asked: GenerateRequest | PoolRequest
     """The request as its caller sent it."""
     metrics: Metrics
@@ -67,8 +66,6 @@ class CallState:
     """Whether that is still the one of another model, with other adapters."""
     at: WorkerAddress | None = None
     """The process that is to begin the answer; None: none was asked yet, or it has begun or failed."""
-    attempt: Attempt = field(default_factory=Attempt)
-    """The attempt at the worker that was asked last, for the call's trace."""
     first_error: PaddockError | None = None
     """The error of the first model that had no slot for the call."""
     lost: set[str] = field(default_factory=set)
@@ -85,6 +82,11 @@ class CallState:
         self.metrics.in_flight.labels(self.call.model).dec()
 
     @property
+    def attempt(self) -> AttemptLog:
+        """The attempt at the worker that was asked last."""
+        return self.answer_log.attempts[-1]
+
+    @property
     def patience_s(self) -> float:
         """Seconds that the caller still waits for a slot."""
         left_s = self.call.queue_deadline - time.monotonic()
@@ -97,34 +99,24 @@ class CallState:
 
     def begin_attempt(self, at: WorkerAddress, ranking: Ranking, fingerprint: str) -> None:
         """Note that the call goes to a worker. `ranking`: the ranking that chose it."""
-        request_log = self.request_log
-        request_log.attempts += 1
-        request_log.worker, request_log.fingerprint = at.worker, fingerprint
-        request_log.submitted_at = time.monotonic()
-        bid = ranking.bid_for(at.worker)
-        request_log.expected_cached = bid.cached_tokens if bid else 0
-        if request_log.debug:
-            request_log.placement = ranking.summary(at.worker)
-        self.at, self.attempt = (
-            at,
-            request_log.trace_recorder.asks(self.call.model, at.worker, at.url, request_log.attempts),
-        )
+        bid, log = ranking.bid_for(at.worker), self.answer_log
+        placement = ranking.summary(at.worker) if log.explains else ""
+        log.begin_attempt(at, fingerprint, bid.cached_tokens if bid else 0, placement)
+        self.at = at
 
     def begin_answer(self) -> None:
         self.at = None
-        self.attempt.begun()
+        self.attempt.begin_answer()
         self.metrics.attempts.labels(self.call.model, "started").inc()
 
     def end_attempt(self, end: Finished | Failed | None, error: str = "") -> None:
         """Note the end of an answer that has begun. `end`: its last event; None: none came, because of `error`."""
-        self.attempt.over(error, end)
+        self.attempt.end(error, end)
 
     def fail_attempt(self, at: WorkerAddress, failure: Failure) -> None:
         """Note that the answer has not begun at that worker."""
         self.at = None
-        self.attempt.over(failure.code.value)
-        if self.request_log.submitted_at is not None:
-            self.request_log.failed_ms += (time.monotonic() - self.request_log.submitted_at) * 1e3
+        self.attempt.end(failure.code.value)
         self.metrics.attempts.labels(self.call.model, failure.code.value).inc()
         if failure.code is FailureCode.WORKER_LOST:
             self.lost.add(at.boot)
@@ -152,8 +144,8 @@ class CallState:
     def move_to(self, model: str, reason: Reason) -> None:
         """Go on with a fallback of the chain."""
         self.metrics.fallbacks.labels(self.call.model, model, reason.value).inc()
-        self.request_log.trace_recorder.notes("fallback", model=self.call.model, fallback=model, reason=reason.value)
+        self.answer_log.trace.add_event("fallback", model=self.call.model, fallback=model, reason=reason.value)
         self.leave()
         self.call = self.call.on_model(model)
         self.enter()  # the fallback's workers are needed now
-        self.request_log.model = model
+        self.answer_log.model = model

@@ -23,8 +23,8 @@ from gateway.errors import ClientTooSlow, Unsuited
 from gateway.registry.snapshot import FleetView
 from gateway.routing.placement import ANY, located
 from gateway.routing.retries import Reason, RetryBudget
+from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import RETRYABLE, CallFailed, Failed, Failure, FailureCode, Finished, Started
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import PoolRequest, PoolResult
@@ -70,7 +70,7 @@ class Dispatcher:
         self._placing = TeamTurns.of_each(PLACED_AT_ONCE)
 
     def answer(
-        self, call: Call, request: GenerateRequest, request_log: RequestLog, cutoff: Cutoff
+        self, call: Call, request: GenerateRequest, answer_log: AnswerLog, cutoff: Cutoff
     ) -> AbstractAsyncContextManager[Answer]:
         """Hand out the answer once it has begun; leaving the block cancels what is not over.
 
@@ -84,19 +84,19 @@ class Dispatcher:
             self._limit_answer(call, cutoff)
             return answer
 
-        return self._dispatched(self._state(call, request, request_log), attempt)
+        return self._dispatched(self._state(call, request, answer_log), attempt)
 
-    async def pool(self, call: Call, request: PoolRequest, request_log: RequestLog) -> PoolResult:
+    async def pool(self, call: Call, request: PoolRequest, answer_log: AnswerLog) -> PoolResult:
         """Return the result of pooled work. Raises PaddockError."""
 
         async def attempt(state: CallState, lease: Lease, held: AsyncExitStack) -> PoolResult:
             return await self._upstream.pool(lease.at, state.call, request, state.attempt.context)
 
-        async with self._dispatched(self._state(call, request, request_log), attempt) as result:
+        async with self._dispatched(self._state(call, request, answer_log), attempt) as result:
             return result
 
-    def _state(self, call: Call, request: GenerateRequest | PoolRequest, request_log: RequestLog) -> CallState:
-        return CallState(call, request_log, request, self._metrics, self._limits, self._budget)
+    def _state(self, call: Call, request: GenerateRequest | PoolRequest, answer_log: AnswerLog) -> CallState:
+        return CallState(call, answer_log, request, self._metrics, self._limits, self._budget)
 
     @asynccontextmanager
     async def _dispatched(
@@ -104,7 +104,7 @@ class Dispatcher:
     ) -> AsyncIterator[BegunT]:
         """Attempt the call on one worker after the other until one begins; the block gets what `attempt` returned."""
         turn = await self._placing.enter(state.call.principal.team)
-        state.request_log.queue_position.on_wait = turn.leave
+        state.answer_log.queue_position.on_wait = turn.leave
         try:
             await self._slots.prepare(state)
             state.enter()
@@ -184,7 +184,7 @@ class Dispatcher:
         if state.call.meant_for and code in UNSUITED:
             self._slots.fall_back(state, Reason.UNSUITED, _unsuited(state.call, failure))
             return
-        if code not in RETRYABLE or state.request_log.attempts >= MAX_ATTEMPTS or len(state.lost) >= MAX_LOST:
+        if code not in RETRYABLE or len(state.answer_log.attempts) >= MAX_ATTEMPTS or len(state.lost) >= MAX_LOST:
             raise error_for(failure)
         if code not in UNPAID and not state.take_retry():
             raise error_for(failure)
@@ -195,7 +195,7 @@ class Dispatcher:
         """Return whether another worker of the model has the context for a prompt that was too long for the one that
         counted it: one that found less memory at its start has less. The call avoids those that are too small.
         """
-        if not failure.num_prompt_tokens or state.request_log.attempts >= MAX_ATTEMPTS:
+        if not failure.num_prompt_tokens or len(state.answer_log.attempts) >= MAX_ATTEMPTS:
             return False
         beats = self.workers.reachable(state.call.model)
         small = {beat.boot for beat in beats if beat.n_ctx <= failure.num_prompt_tokens}
@@ -211,7 +211,7 @@ async def _wait_for_begin(answer: UpstreamAnswer, state: CallState) -> None:
     """
     first = await answer.peek()
     if isinstance(first, Started):
-        state.request_log.slot = first.slot
+        state.attempt.slot = first.slot
         if "progress" not in state.request.tell:
             first = await answer.peek(past=Started)
     if isinstance(first, Failed):

@@ -9,15 +9,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from gateway.call import Answer, Call
 from gateway.dispatch.pipeline import Pipeline
 from gateway.dispatch.request_size import chars_of
 from gateway.dispatch.upstream import error_for
 from gateway.errors import PaddockError
+from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.trace_recorder import QueuePosition
 from workers.protocol.events import NO_USAGE, CallEvent, Failed, Finished, Usage
 from workers.protocol.requests import GenerateRequest
 
@@ -39,11 +38,10 @@ async def answers(
     # A task group's frame refers to the error that it raises, and the error to the frame, and so to all requests: a
     # hundred of them, left many times, were 200,000 objects for the collector of cycles. So tracebacks are cut here.
     if len(requests) == 1:
-        async with pipeline.answer(call, requests[0], request_log) as answer:
+        async with pipeline.answer(call, requests[0], request_log.answer) as answer:
             yield answer
         return
-    merged = Merged(len(requests))
-    request_log.num_answers = len(requests)
+    merged, logs = Merged(request_log, len(requests)), request_log.split(len(requests))
     branches: list[asyncio.Task[None]] = []
     failure: PaddockError | None = None
     is_long: dict[tuple[int, ...], bool] = {}
@@ -57,7 +55,7 @@ async def answers(
                     if not isinstance(request.prompt, str):
                         await asyncio.sleep(0)
                 wait_s = (number % MAX_BESIDE) * LONG_PACE_S if number and is_long[prompt] else 0.0
-                branches.append(tasks.create_task(merged.follow(number, pipeline, call, request, request_log, wait_s)))
+                branches.append(tasks.create_task(merged.follow(number, pipeline, call, request, logs[number], wait_s)))
             await merged.begun.wait()
             yield merged
             for branch in branches:
@@ -81,11 +79,12 @@ async def answers(
 class Merged:
     """Merges the events of several answers in the order in which they come. A slow reader holds the answers up."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, request_log: RequestLog, number: int) -> None:
         self.begun = asyncio.Event()
         """Set when one of the answers has begun."""
         self.choice = 0
         self.end: Finished | Failed | None = None
+        self._request_log = request_log
         self._num_left = number
         self._turns = asyncio.Semaphore(MAX_BESIDE)
         self._arrived: asyncio.Queue[tuple[int, list[CallEvent]]] = asyncio.Queue(maxsize=number)
@@ -102,28 +101,16 @@ class Merged:
         return events
 
     async def follow(
-        self,
-        number: int,
-        pipeline: Pipeline,
-        call: Call,
-        request: GenerateRequest,
-        request_log: RequestLog,
-        wait_s: float,
+        self, number: int, pipeline: Pipeline, call: Call, request: GenerateRequest, log: AnswerLog, wait_s: float
     ) -> None:
         """Pass on one answer's events; it begins after `wait_s` seconds. Raises PaddockError."""
-        # The caller is told the queue position of the first answer.
-        own = replace(request_log, queue_position=request_log.queue_position if number == 0 else QueuePosition())
         if wait_s:
             await asyncio.sleep(wait_s)
-        try:
-            async with self._turns, pipeline.answer(_in_turn(call, number), request, own) as answer:
-                if not self.begun.is_set():
-                    _note_first(request_log, own)
-                    self.begun.set()
-                await self._hand_on(number, answer)
-        finally:
-            if number == 0 and not self.begun.is_set():
-                _note_first(request_log, own)  # no answer has begun so far
+        async with self._turns, pipeline.answer(_in_turn(call, number), request, log) as answer:
+            if not self.begun.is_set():
+                self._request_log.answer = log
+                self.begun.set()
+            await self._hand_on(number, answer)
 
     async def _hand_on(self, number: int, answer: Answer) -> None:
         while not answer.ended:
@@ -167,20 +154,3 @@ def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:
     for number, end in enumerate(ends):
         total += end.usage.of_answer if number % per_prompt else end.usage
     return total
-
-
-def _note_first(request_log: RequestLog, own: RequestLog) -> None:
-    """Show the request with the worker and the times of its first answer."""
-    request_log.model, request_log.worker, request_log.slot, request_log.attempts = (
-        own.model,
-        own.worker,
-        own.slot,
-        own.attempts,
-    )
-    request_log.queue_ms, request_log.failed_ms, request_log.submitted_at = (
-        own.queue_ms,
-        own.failed_ms,
-        own.submitted_at,
-    )
-    request_log.placement, request_log.priority, request_log.fingerprint = own.placement, own.priority, own.fingerprint
-    request_log.expected_cached, request_log.overtaken = own.expected_cached, own.overtaken

@@ -1,7 +1,7 @@
 """Takes one call from its model's name through permission, slot and worker to the answer, and ends it in any case.
 
 call = pipeline.call(...)                           who asks for what, until when
-async with pipeline.answer(call, request, request_log) as answer:
+async with pipeline.answer(call, request, answer_log) as answer:
     async for events in answer: ...                 lists of events; leaving the block is the cancellation
 """
 
@@ -20,6 +20,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import Stopping
 from gateway.registry.snapshot import FleetView
 from gateway.routing.retries import Reason
+from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, Heard, Prompts
 from gateway.telemetry.request_log import RequestLog
@@ -80,12 +81,13 @@ class Pipeline:
         begin_by: float = 0.0,
         conversation: Callable[[], str] | None = None,
         *,
+        held_bytes: int = 0,
         strict: bool = False,
     ) -> Call:
         """Make a call; without `alias`, of the default model. `job`: the model's work; None: it is only asked about.
 
         `begin_by` as in `Call`; `conversation` returns the key that chooses among several models of a name (`shares`).
-        `strict` as in `ModelNames.named`.
+        `held_bytes` as in `Call`, `strict` as in `ModelNames.named`.
         Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does something else,
         InvalidRequest where one has to be resolved.
         """
@@ -97,12 +99,12 @@ class Pipeline:
         if resolved.stands_in:
             self._metrics.unknown_models.labels(resolved.model).inc()
             request_log.stands_in = resolved.name
-            request_log.trace_recorder.notes("unknown_model", model=alias[:MAX_NAME_CHARS], default=resolved.name)
+            request_log.trace.add_event("unknown_model", model=alias[:MAX_NAME_CHARS], default=resolved.name)
         alias, model = resolved.name, resolved.model
         models: tuple[str, ...] = (model,)
         if self._names.is_chain(alias):
             models = self._names.chain(alias, conversation() if conversation is not None else "")
-        request_log.alias, request_log.model, request_log.asks_only = alias, models[0], job is None
+        request_log.alias, request_log.answer.model, request_log.asks_only = alias, models[0], job is None
         kind = None if job is None else KIND_OF[job]
         if kind is not None:
             models = models_of_kind(alias, kind, models, fleet.workers)
@@ -119,6 +121,7 @@ class Pipeline:
             adapter=alias if self._names.is_adapter(alias, fleet.models, fleet.adapters) else "",
             kind=kind,
             fallbacks=models[1:],
+            held_bytes=held_bytes,
         )
         return self._served(call, request_log)
 
@@ -128,40 +131,40 @@ class Pipeline:
         standing_in = next((model for model in call.fallbacks if workers.get(model)), None)
         if standing_in is not None and not workers.get(call.model):
             self._metrics.fallbacks.labels(call.model, standing_in, Reason.NO_WORKER.value).inc()
-            request_log.trace_recorder.notes(
+            request_log.trace.add_event(
                 "fallback", model=call.model, fallback=standing_in, reason=Reason.NO_WORKER.value
             )
             call = call.on_model(standing_in)
-        request_log.model = call.model
+        request_log.answer.model = call.model
         return call
 
     @asynccontextmanager
-    async def answer(self, call: Call, request: GenerateRequest, request_log: RequestLog) -> AsyncIterator[Answer]:
+    async def answer(self, call: Call, request: GenerateRequest, answer_log: AnswerLog) -> AsyncIterator[Answer]:
         """Place the call, again on another worker while that is safe, and hand out its answer once it has begun.
 
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
         """
-        request = _bounded(request, call.principal.bounds, request_log)
-        with self._counted(call, request, request_log) as (cutoff, heard):
-            async with cutoff, self._dispatcher.answer(call, request, request_log, cutoff) as answer:
+        request = _bounded(request, call.principal.bounds, answer_log)
+        with self._counted(call, request, answer_log) as (cutoff, heard):
+            async with cutoff, self._dispatcher.answer(call, request, answer_log, cutoff) as answer:
                 yield heard.of(answer)
 
-    async def pool(self, call: Call, request: PoolRequest, request_log: RequestLog) -> PoolResult:
+    async def pool(self, call: Call, request: PoolRequest, answer_log: AnswerLog) -> PoolResult:
         """Return the result of pooled work, which is placed like any call, and again where its worker is lost.
 
         Raises PaddockError.
         """
-        with self._counted(call, request, request_log) as (cutoff, _):
+        with self._counted(call, request, answer_log) as (cutoff, _):
             async with cutoff:
-                return await self._dispatcher.pool(call, request, request_log)
+                return await self._dispatcher.pool(call, request, answer_log)
 
     @contextmanager
     def _counted(
-        self, call: Call, request: GenerateRequest | PoolRequest, request_log: RequestLog
+        self, call: Call, request: GenerateRequest | PoolRequest, answer_log: AnswerLog
     ) -> Iterator[tuple[Cutoff, Heard]]:
         """Count a call as under way, with what cuts it off and what logs its prompt."""
         limit = f"the limit of {self._limits.request_timeout_s:g} s for one request"
-        cutoff, heard = Cutoff(call.deadline, limit), self._prompts.begins(request_log, request)
+        cutoff, heard = Cutoff(call.deadline, limit), self._prompts.begins(call, answer_log, request)
         self._under_way.add(cutoff)
         try:
             yield cutoff, heard
@@ -170,7 +173,7 @@ class Pipeline:
             heard.ends()
 
 
-def _bounded(request: GenerateRequest, bounds: CallBounds, request_log: RequestLog) -> GenerateRequest:
+def _bounded(request: GenerateRequest, bounds: CallBounds, answer_log: AnswerLog) -> GenerateRequest:
     """Return the request within the limits of its key.
 
     A priority beyond them is lowered and not refused: clients send one for every server alike, and an answer that
@@ -178,7 +181,7 @@ def _bounded(request: GenerateRequest, bounds: CallBounds, request_log: RequestL
     """
     most_urgent = -bounds.min_priority
     if request.priority > most_urgent:
-        request_log.priority = bounds.min_priority
+        answer_log.priority = bounds.min_priority
         request = replace(request, priority=most_urgent)
     if bounds.max_tokens is not None and (request.max_tokens is None or request.max_tokens > bounds.max_tokens):
         request = replace(request, max_tokens=bounds.max_tokens)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
@@ -26,8 +25,7 @@ from gateway.errors import InvalidRequest, NotSupported, PaddockError, Permissio
 from gateway.registry.snapshot import FleetView
 from gateway.routing.placement import ANY, Ask, Ranking, ask_of, ask_of_pooled
 from gateway.routing.retries import Outlook, Reason, chosen
-from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.trace_recorder import QueuePosition
+from gateway.telemetry.answer_log import QueuePosition
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import PoolRequest
 
@@ -178,7 +176,7 @@ class SlotSearch:
 
     async def _ask_anew(self, state: CallState) -> None:
         """Set the placement request of the call's current request."""
-        if state.request_log.held_bytes <= INLINE_HELD_BYTES and chars_of(state.request) <= INLINE_CHARS:
+        if state.call.held_bytes <= INLINE_HELD_BYTES and chars_of(state.request) <= INLINE_CHARS:
             state.ask = self._ask_of(state)
         else:
             state.ask = await self._on_thread(state.call, self._ask_of, state)
@@ -207,38 +205,35 @@ class SlotSearch:
             self._choose_model(state)
             if state.ask_is_due:
                 await self._ask_anew(state)
-            wait = state.request_log.trace_recorder.waits(state.call.model, state.request_log.queue_position)
+            wait = state.answer_log.begin_wait(state.call.model)
             try:
                 lease = await self._slot_of_model(state, held)
             except (QueueFull, QueueTimeout) as error:
-                wait.over(str(error.code))
+                wait.end(str(error.code))
                 self.fall_back(state, Reason(str(error.code)), error)
             except NotSupported as error:
-                wait.over(Reason.UNSUITED.value)
+                wait.end(Reason.UNSUITED.value)
                 await held.aclose()
                 self.fall_back(state, Reason.UNSUITED, error)
             else:
                 if lease is None:
-                    wait.over(Reason.NO_WORKER.value)
+                    wait.end(Reason.NO_WORKER.value)
                     continue
-                wait.over(overtaken=lease.overtaken)
-                state.request_log.overtaken += lease.overtaken
+                wait.end(overtaken=lease.overtaken)
                 self._workers.circuits.leaves(state, but=lease.at.boot)
                 state.begin_attempt(lease.at, lease.ranking, self._workers.fingerprint(lease.at))
                 return lease
 
     async def _slot_of_model(self, state: CallState, held: AsyncExitStack) -> Lease | None:
         """Return a slot of the call's model; None as `_wait`. Raises QueueFull, QueueTimeout, NotSupported."""
-        with _timed(state.request_log):
-            avoid = await self._workers.avoided(state)
-        priority, queue_position = state.request.priority, state.request_log.queue_position
+        avoid = await self._workers.avoided(state)
+        priority, queue_position = state.request.priority, state.answer_log.queue_position
         avoid_now = partial(self._workers.avoided_in_line, state)
         slot = self._admission.slot(state.call, avoid, state.ask, priority, queue_position, avoid_now)
         is_unknown = not self._fleet.snapshot.workers.get(state.call.model)
-        with _timed(state.request_log):
-            lease = await self._wait(state, held, slot)
-            if is_unknown and lease is not None:
-                await self._workers.check(state, lease.at)
+        lease = await self._wait(state, held, slot)
+        if is_unknown and lease is not None:
+            await self._workers.check(state, lease.at)
         return lease
 
     async def _wait(
@@ -329,13 +324,3 @@ def _watch(found: Callable[[], bool], then: Callable[[], None]) -> Iterator[None
         yield
     finally:
         timers[0].cancel()
-
-
-@contextmanager
-def _timed(request_log: RequestLog) -> Iterator[None]:
-    """Add the time of the block to the call's `queue_ms`, however it ends."""
-    began = time.monotonic()
-    try:
-        yield
-    finally:
-        request_log.queue_ms += (time.monotonic() - began) * 1e3

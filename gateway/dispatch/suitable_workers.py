@@ -71,7 +71,7 @@ class SuitableWorkers:
                 check_kind(state.call.alias, state.call.kind, (beat,))
             if state.ask.adapters.issubset(beat.adapters) or time.monotonic() >= until:
                 return
-            state.request_log.queue_position.waits_aside()
+            state.answer_log.queue_position.waits_aside()
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def note_begin(self, at: WorkerAddress) -> None:
@@ -141,7 +141,7 @@ class SuitableWorkers:
                 return avoided
             if not beats or now >= call.queue_deadline:
                 return frozenset()
-            state.request_log.queue_position.waits_aside()
+            state.answer_log.queue_position.waits_aside()
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _wait_for_adapters(self, state: CallState) -> None:
@@ -152,5 +152,5 @@ class SuitableWorkers:
             beats = [beat for beat in self._fleet.snapshot.of(call.model) if not beat.draining]
             if not beats or any(adapters.issubset(beat.adapters) for beat in beats):
                 return  # without workers the call waits in line
-            state.request_log.queue_position.waits_aside()
+            state.answer_log.queue_position.waits_aside()
             await asyncio.sleep(LOOK_AGAIN_S)

@@ -12,12 +12,12 @@ import logging
 import time
 from collections.abc import Sequence
 
+from gateway.telemetry.answer_log import AttemptLog, WaitLog
 from gateway.telemetry.metrics import Metrics, operation_of
 from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.trace_recorder import KeptAttempt, KeptTraceRecorder, KeptWait
 from workers.process import log_lines
 from workers.protocol.events import Finished
-from workers.tracing.span import PROVIDER, Attributes, Kind, Span, Value
+from workers.tracing.span import PROVIDER, Attributes, Kind, Span, TraceContext, Value
 
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "WEBSOCKET"})
 OTHER_METHOD = "_OTHER"
@@ -30,9 +30,8 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 def tell(request_log: RequestLog) -> None:
     """Hand a request that is over to its tracer, if it is recorded. The log may not change afterwards."""
-    record = request_log.trace_recorder
-    if isinstance(record, KeptTraceRecorder):
-        record.tracer.tell(RequestJourney(request_log, record, time.monotonic()))
+    if request_log.trace.tracer is not None:
+        request_log.trace.tracer.tell(RequestJourney(request_log, time.monotonic()))
 
 
 def _server(url: str) -> tuple[str, int]:
@@ -48,28 +47,35 @@ def _server(url: str) -> tuple[str, int]:
 class RequestJourney:
     """A request that is over, as `workers.tracing.tracer.Journey`: makes its spans when the tracer wants them."""
 
-    __slots__ = ("_ended_at", "_record", "_request_log")
+    __slots__ = ("_ended_at", "_request_log")
 
-    def __init__(self, request_log: RequestLog, record: KeptTraceRecorder, ended_at: float) -> None:
+    def __init__(self, request_log: RequestLog, ended_at: float) -> None:
         self._request_log = request_log
-        self._record = record
         self._ended_at = ended_at
 
     def spans(self) -> Sequence[Span]:
-        return [
-            self._request(),
-            *(self._wait(wait) for wait in self._record.waits_kept),
-            *(self._attempt(attempt) for attempt in self._record.attempts),
-        ]
+        spans: list[Span] = []
+        parent = self._request_log.trace.context
+        if parent is not None:
+            spans.append(self._request(parent))
+            for answer in self._request_log.answers:
+                spans += [self._wait(wait, wait.context, parent) for wait in answer.waits if wait.context]
+            for answer in self._request_log.answers:
+                spans += [
+                    self._attempt(attempt, number, attempt.context, parent)
+                    for number, attempt in enumerate(answer.attempts, 1)
+                    if attempt.context
+                ]
+        return spans
 
-    def _request(self) -> Span:
-        request_log, record = self._request_log, self._record
+    def _request(self, own: TraceContext) -> Span:
+        request_log, trace = self._request_log, self._request_log.trace
         method = request_log.method if request_log.method in METHODS else OTHER_METHOD
         failed = "" if request_log.outcome == "ok" else request_log.outcome
         return Span(
             f"{method} {request_log.route}" if request_log.route else method,
-            record.own,
-            record.parent_id,
+            own,
+            trace.parent_id,
             request_log.received_at,
             self._ended_at,
             Kind.SERVER,
@@ -85,8 +91,8 @@ class RequestJourney:
                 **(self._answer() if request_log.model else {}),
             },
             failed if failed not in LEFT and (request_log.status >= 500 or request_log.status < 400) else "",
-            tuple(record.events),
-            tuple(record.links),
+            tuple(trace.events),
+            tuple(trace.links),
         )
 
     def _answer(self) -> Attributes:
@@ -101,7 +107,7 @@ class RequestJourney:
             told["gen_ai.usage.input_tokens"] = usage.prompt_tokens
             told["gen_ai.usage.output_tokens"] = usage.completion_tokens
             told["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
-        ends = [attempt.end for attempt in self._record.attempts]
+        ends = [attempt.last_event for answer in request_log.answers for attempt in answer.attempts]
         if reasons := tuple(end.reason.value for end in ends if isinstance(end, Finished)):
             told["gen_ai.response.finish_reasons"] = reasons
         if request_log.ttft_s is not None:
@@ -110,7 +116,7 @@ class RequestJourney:
             told["paddock.detached"] = True
         return told
 
-    def _wait(self, wait: KeptWait) -> Span:
+    def _wait(self, wait: WaitLog, own: TraceContext, parent: TraceContext) -> Span:
         told: dict[str, Value] = {"gen_ai.request.model": wait.model}
         if wait.position:
             told["paddock.queue.position"] = wait.position
@@ -122,33 +128,31 @@ class RequestJourney:
         told["error.type"] = error
         shown = "" if error in LEFT else error
         ended_at = wait.ended_at or self._ended_at
-        return Span(
-            "queue", wait.context, self._record.own.span_id, wait.began_at, ended_at, attributes=told, error=shown
-        )
+        return Span("queue", own, parent.span_id, wait.began_at, ended_at, attributes=told, error=shown)
 
-    def _attempt(self, attempt: KeptAttempt) -> Span:
-        host, port = _server(attempt.address)
+    def _attempt(self, attempt: AttemptLog, number: int, own: TraceContext, parent: TraceContext) -> Span:
+        host, port = _server(attempt.at.url)
         error = attempt.error if attempt.ended_at else self._request_log.outcome
         told: dict[str, Value] = {
             "gen_ai.operation.name": operation_of(self._request_log.path),
             "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": attempt.model,
+            "gen_ai.request.model": attempt.at.model,
             "server.address": host,
             "server.port": port,
-            "paddock.worker": attempt.worker,
+            "paddock.worker": attempt.at.worker,
             "error.type": error,
         }
-        if attempt.number > 1:
-            told["paddock.attempt"] = attempt.number
+        if number > 1:
+            told["paddock.attempt"] = number
         if attempt.begun_at:
-            told["paddock.begun_ms"] = round((attempt.begun_at - attempt.began_at) * 1e3)
-        if isinstance(attempt.end, Finished):
-            told["gen_ai.response.finish_reasons"] = (attempt.end.reason.value,)
+            told["paddock.begun_ms"] = round((attempt.begun_at - attempt.submitted_at) * 1e3)
+        if isinstance(attempt.last_event, Finished):
+            told["gen_ai.response.finish_reasons"] = (attempt.last_event.reason.value,)
         return Span(
             "attempt",
-            attempt.own,
-            self._record.own.span_id,
-            attempt.began_at,
+            own,
+            parent.span_id,
+            attempt.submitted_at,
             attempt.ended_at or self._ended_at,
             Kind.CLIENT,
             told,

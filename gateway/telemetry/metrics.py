@@ -390,12 +390,13 @@ class Metrics:
         if request_log.asks_only:
             return
         self.e2e.labels(model).observe(total_s)
-        if request_log.attempts or request_log.queue_ms:
-            queue_s = request_log.queue_ms / 1e3
+        answer = request_log.answer
+        if answer.waits:
+            queue_s = answer.queue_s
             self.queue_wait.labels(model).observe(queue_s)
             self.team_queue.labels(model, request_log.team).inc(queue_s)
-        if request_log.attempts:
-            self.overhead.labels(model).observe(request_log.overhead_ms / 1e3)
+        if answer.attempts:
+            self.overhead.labels(model).observe(request_log.overhead_s)
             self._placed(request_log)
         ttft_s, token_s = request_log.ttft_s, None
         if ttft_s is not None:
@@ -405,7 +406,7 @@ class Metrics:
             self.cached_tokens.labels(*who).inc(usage.cached_tokens)
             self.generated_tokens.labels(*who).inc(usage.completion_tokens)
             # Parallel answers have no common time per token, and one that was cut off may have stalled before.
-            is_whole = outcome == OK and request_log.num_answers == 1
+            is_whole = outcome == OK and len(request_log.answers) == 1
             if ttft_s is not None and usage.completion_tokens > 1 and is_whole:
                 token_s = max(0.0, total_s - ttft_s) / (usage.completion_tokens - 1)
                 self.time_per_token.labels(model).observe(token_s)
@@ -428,11 +429,10 @@ class Metrics:
         return code if code == OTHER else request_log.outcome
 
     def _placed(self, request_log: RequestLog) -> None:
-        if request_log.expected_cached is not None:
-            self.placements.labels(request_log.model, "cached" if request_log.expected_cached else "uncached").inc()
-        if request_log.overtaken:
-            self.overtaken.labels(request_log.model).inc(request_log.overtaken)
-        if request_log.queue_position.predicted_s is not None and request_log.attempts == 1:
-            self.wait_error.labels(request_log.model).observe(
-                abs(request_log.queue_ms / 1e3 - request_log.queue_position.predicted_s)
-            )
+        model, answer = request_log.model, request_log.answer
+        self.placements.labels(model, "cached" if answer.attempts[-1].expected_cached else "uncached").inc()
+        if answer.overtaken:
+            self.overtaken.labels(model).inc(answer.overtaken)
+        predicted_s = request_log.queue_position.predicted_s
+        if predicted_s is not None and len(answer.attempts) == 1:
+            self.wait_error.labels(model).observe(abs(answer.queue_s - predicted_s))

@@ -1,6 +1,6 @@
 """Logs prompts and answers, only where an operator has asked for that (`log_prompts`).
 
-heard = prompts.begins(request_log, request)      once per answer
+heard = prompts.begins(call, log, request)  once per answer
 answer = heard.of(answer)                   events that are read from it are noted
 heard.ends()                                one line, however it ended
 """
@@ -11,8 +11,9 @@ import logging
 
 import msgspec
 
-from gateway.call import Answer
-from gateway.telemetry.request_log import RequestLog
+from gateway.call import Answer, Call
+from gateway.telemetry.answer_log import AnswerLog
+from gateway.telemetry.request_log import ids_of
 from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Text, ToolCallDelta
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import GenerateRequest
@@ -45,7 +46,7 @@ class Heard:
 class Prompts:
     """Logs no prompts."""
 
-    def begins(self, request_log: RequestLog, request: GenerateRequest | PoolRequest) -> Heard:
+    def begins(self, call: Call, answer_log: AnswerLog, request: GenerateRequest | PoolRequest) -> Heard:
         return UNHEARD
 
 
@@ -59,15 +60,16 @@ class WrittenPrompts(Prompts):
     def __init__(self) -> None:
         log.warning(WARNING)
 
-    def begins(self, request_log: RequestLog, request: GenerateRequest | PoolRequest) -> Heard:
-        return Noted(request_log, request)
+    def begins(self, call: Call, answer_log: AnswerLog, request: GenerateRequest | PoolRequest) -> Heard:
+        return Noted(call, answer_log, request)
 
 
 class Noted(Heard):
-    __slots__ = ("_calls", "_request", "_request_log", "_text", "_thought")
+    __slots__ = ("_answer_log", "_call", "_calls", "_request", "_text", "_thought")
 
-    def __init__(self, request_log: RequestLog, request: GenerateRequest | PoolRequest) -> None:
-        self._request_log = request_log
+    def __init__(self, call: Call, answer_log: AnswerLog, request: GenerateRequest | PoolRequest) -> None:
+        self._call = call
+        self._answer_log = answer_log
         self._request = request
         self._text, self._thought, self._calls = Excerpt(), Excerpt(), Excerpt()
 
@@ -87,9 +89,9 @@ class Noted(Heard):
         prompt = Excerpt()
         prompt.add(_asked(self._request))
         told = {"prompt": prompt, "answer": self._text, "thought": self._thought, "tool_calls": self._calls}
-        fields = {"team": self._request_log.team, "model": self._request_log.model}
+        fields = {"team": self._call.principal.team, "model": self._answer_log.model}
         fields |= {name: text for name, excerpt in told.items() if (text := excerpt.text())}
-        log.info("prompt", extra={"fields": self._request_log.name() | fields})
+        log.info("prompt", extra={"fields": ids_of(self._call.request_id, self._answer_log.trace) | fields})
 
 
 class Overheard:

@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass, field
 
 from gateway.call import Principal
-from gateway.telemetry.trace_recorder import UNRECORDED, QueuePosition, TraceRecorder
+from gateway.telemetry.answer_log import AnswerLog, QueuePosition
+from gateway.telemetry.trace_recorder import UNRECORDED, TraceRecorder
 from workers.protocol.events import Usage
 
 MAX_NAMES = 16
@@ -74,102 +75,112 @@ MAX_PATH_CHARS = 512
 
 @dataclass(slots=True)
 class RequestLog:
-    """The facts of one request as they become known, without prompts, answers or keys. Times are time.monotonic()."""
+    """The log of one request, without prompts, answers or keys. Times are time.monotonic().
+
+    Set once each: first what is known when the request comes, then by access control and the pipeline, then its outcome
+    by whoever answers. What becomes of each of its answers on the way to a worker is in `answers`.
+    """
 
     request_id: str
     method: str
     path: str
     received_at: float = field(default_factory=time.monotonic)
-    route: str = ""
-    """The path of its route, with `{names}` for the variable parts; empty: there is no such route."""
-    trace_recorder: TraceRecorder = UNRECORDED
-    """Its waits and attempts, for its trace; all its answers share it."""
+    trace: TraceRecorder = UNRECORDED
     origin: bytes = b""
     """The web page that asks, by the browser's `Origin`; empty: none."""
     closes: bool = False
     """Whether its connection ends with the answer: the caller is to send the next request to another gateway."""
+    explains: bool = False
+    """Whether the caller wants to know why the call was placed where it was."""
+    ignored: Ignored = field(default_factory=Ignored)
+    """Its parameters that have no effect."""
+    route: str = ""
+    """The path of its route, with `{names}` for the variable parts; empty: there is no such route."""
+
     team: str = ""
     key_id: str = ""
+
     alias: str = ""
     stands_in: str = ""
     """The name of the default model, where the call's own name is not known; empty: it is known."""
-    model: str = ""
-    worker: str = ""
-    fingerprint: str = ""
-    """`Heartbeat.fingerprint` of the worker; empty: not known."""
-    slot: int | None = None
     asks_only: bool = False
     """Whether it is a question about its model, or one of an admin: no work is placed for it."""
-    attempts: int = 0
-    """Number of workers that the call was submitted to."""
-    queue_ms: float = 0.0
-    """Time of waiting for slots, and for workers that would do, in all attempts; waits in vain included."""
-    failed_ms: float = 0.0
-    """Time spent at workers that it was submitted to and that failed before its first token."""
-    queue_position: QueuePosition = field(default_factory=QueuePosition)
-    overtaken: int = 0
-    """How often a slot went to another call that was behind this one in the queue."""
-    expected_cached: int | None = None
-    """Tokens of the prompt that its worker was expected to have cached; None: it never had a worker."""
-    debug: bool = False
-    """Whether the caller wants to know why the call was placed where it was."""
-    placement: str = ""
-    """The reasons for its placement, in one line of ASCII; for callers that want to know."""
-    submitted_at: float | None = None
-    """When the attempt that answered was sent to its worker."""
+
+    answers: list[AnswerLog] = field(init=False)
+    """The logs of its answers, over all prompts. The first one has the queue position that the caller is told."""
+    answer: AnswerLog = field(init=False)
+    """The log of the answer that began first, which headers, log line and metrics show; until then the first."""
+
     first_token_at: float | None = None
     usage: Usage | None = None
     """Tokens of all its answers that came, whole or in part."""
-    priority: int | None = None
-    """The priority that its key allows, where it asked for a more urgent one."""
-    held_bytes: int = 0
-    """Most memory that its decoded body takes: the cost of going through it grows with that."""
-    num_answers: int = 1
-    """Number of answers that it asks for, over all prompts."""
     status: int = 0
     outcome: str = ""
     """`ok`, `client_gone`, or the code of the error."""
     handed_over: bool = False
     """Whether the answer goes on without its connection; the task that makes it finishes the log."""
-    ignored: Ignored = field(default_factory=Ignored)
-    """Its parameters that have no effect."""
+
+    def __post_init__(self) -> None:
+        self.answer = AnswerLog(self.trace, self.explains)
+        self.answers = [self.answer]
 
     def asked_by(self, principal: Principal) -> None:
         self.team, self.key_id = principal.team, principal.key_id
+
+    def split(self, num_answers: int) -> list[AnswerLog]:
+        """Return the logs of so many answers, which are placed each by itself."""
+        more = [AnswerLog(self.trace, self.explains, self.model) for _ in range(num_answers - 1)]
+        self.answers = [self.answer, *more]
+        return self.answers
 
     def add_usage(self, usage: Usage) -> None:
         """Add the tokens of one more of its answers."""
         self.usage = usage if self.usage is None else self.usage + usage
 
     @property
-    def trace_id(self) -> str:
-        """Id of its trace; empty: it is in none."""
-        context = self.trace_recorder.context
-        return "" if context is None else context.trace_id
+    def model(self) -> str:
+        """The pool that serves it; empty: not known."""
+        return self.answer.model
 
     @property
-    def overhead_ms(self) -> float:
+    def worker(self) -> str:
+        """The worker that it was submitted to last; empty: none."""
+        attempt = self.answer.last_attempt
+        return "" if attempt is None else attempt.at.worker
+
+    @property
+    def fingerprint(self) -> str:
+        """`Heartbeat.fingerprint` of that worker; empty: not known."""
+        attempt = self.answer.last_attempt
+        return "" if attempt is None else attempt.fingerprint
+
+    @property
+    def queue_position(self) -> QueuePosition:
+        return self.answers[0].queue_position
+
+    @property
+    def overhead_s(self) -> float:
         """Time from arrival to the submit to the worker that answers, without waits for slots and failed attempts."""
-        if self.submitted_at is None:
+        answer, attempt = self.answer, self.answer.last_attempt
+        if attempt is None:
             return 0.0
-        return max(0.0, (self.submitted_at - self.received_at) * 1e3 - self.queue_ms - self.failed_ms)
+        return max(0.0, attempt.submitted_at - self.received_at - answer.queue_s - answer.failed_s)
 
     @property
     def ttft_s(self) -> float | None:
         """Seconds to the first token, as the gateway saw it; None: there was none."""
         return None if self.first_token_at is None else self.first_token_at - self.received_at
 
-    def name(self) -> dict[str, object]:
+    def ids(self) -> dict[str, object]:
         """Return the ids that other log lines about the request carry, so that they are found with it."""
-        fields: dict[str, object] = {"request_id": self.request_id}
-        return fields | {"trace_id": self.trace_id} if self.trace_id else fields
+        return ids_of(self.request_id, self.trace)
 
     def line(self) -> dict[str, object]:
         """Return the fields of the request's log line, without those of what never happened."""
-        ttft_s, usage = self.ttft_s, self.usage
+        ttft_s, usage, answer = self.ttft_s, self.usage, self.answer
         fields: dict[str, object] = {
             "request_id": self.request_id,
-            "trace_id": self.trace_id,
+            "trace_id": self.trace.trace_id,
             "method": self.method,
             "path": self.path[:MAX_PATH_CHARS],
             "status": self.status,
@@ -181,9 +192,9 @@ class RequestLog:
             "worker": self.worker,
             "total_ms": round((time.monotonic() - self.received_at) * 1e3, 2),
         }
-        if self.attempts:
-            fields |= {"attempts": self.attempts, "queue_ms": round(self.queue_ms, 2)}
-            fields["overhead_ms"] = round(self.overhead_ms, 2)
+        if answer.attempts:
+            fields |= {"attempts": len(answer.attempts), "queue_ms": round(answer.queue_s * 1e3, 2)}
+            fields["overhead_ms"] = round(self.overhead_s * 1e3, 2)
         if self.queue_position.filed:
             fields["queue_position"] = self.queue_position.filed
         if ttft_s is not None:
@@ -193,3 +204,8 @@ class RequestLog:
             fields["completion_tokens"] = usage.completion_tokens
             fields["cached_tokens"] = usage.cached_tokens
         return {name: value for name, value in fields.items() if value != ""}
+
+
+def ids_of(request_id: str, trace: TraceRecorder) -> dict[str, object]:
+    """Return the ids of a request, as fields of a log line."""
+    return {"request_id": request_id, "trace_id": trace.trace_id} if trace.trace_id else {"request_id": request_id}

@@ -19,7 +19,7 @@ from starlette.types import Scope, Send
 from gateway.api.http.streaming import PING
 from gateway.telemetry.finish import PROBED
 from gateway.telemetry.request_log import Ignored, RequestLog
-from gateway.telemetry.trace_recorder import UNRECORDED, begun
+from gateway.telemetry.trace_recorder import UNRECORDED, begin_trace
 from workers.tracing.span import MAX_STATE_CHARS, TRACEPARENT, TRACESTATE, TraceContext, read_context
 from workers.tracing.tracer import Tracer
 
@@ -88,14 +88,23 @@ def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | Non
     return read_context(parents[0].decode("latin-1"), states[: MAX_STATE_CHARS + 1].decode("latin-1"))
 
 
-def begin_request_log(scope: Scope, tracer: Tracer, *, refuses_unknown: bool = False) -> RequestLog:
-    """Begin the log of a request. `refuses_unknown`: parameters that nothing is done with are errors."""
+def begin_request_log(
+    scope: Scope, tracer: Tracer, *, closes: bool = False, refuses_unknown: bool = False
+) -> RequestLog:
+    """Begin the log of a request. `closes`: its connection ends with the answer. `refuses_unknown`: parameters that
+    nothing is done with are errors.
+    """
     headers, path = scope["headers"], scope["path"]
-    record = UNRECORDED if path in PROBED else begun(tracer, caller_context(headers))
-    request_log = RequestLog(request_id(headers), scope["method"], path, origin=origin_of(scope), trace_recorder=record)
-    request_log.debug = (DEBUG_HEADER, b"1") in scope["headers"]
-    request_log.ignored = Ignored(refuses=refuses_unknown)
-    scope[_REQUEST_LOG] = request_log
+    request_log = scope[_REQUEST_LOG] = RequestLog(
+        request_id(headers),
+        scope["method"],
+        path,
+        trace=UNRECORDED if path in PROBED else begin_trace(tracer, caller_context(headers)),
+        origin=origin_of(scope),
+        closes=closes,
+        explains=(DEBUG_HEADER, b"1") in headers,
+        ignored=Ignored(refuses=refuses_unknown),
+    )
     return request_log
 
 
@@ -116,33 +125,35 @@ def answer_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
     """Return the headers with what is known when they go out; a caller that still waits for a slot has no worker."""
     headers = [*name_headers(request_log), *origin_headers(request_log.origin)]
     headers += connection_headers(request_log)
-    if request_log.worker:
+    answer, attempt = request_log.answer, request_log.answer.last_attempt
+    if attempt is not None:
         headers += [
-            (b"x-paddock-model", request_log.model.encode("ascii", "replace")),
-            (b"x-paddock-worker", request_log.worker.encode("ascii", "replace")),
-            (b"x-paddock-queue-ms", b"%.2f" % request_log.queue_ms),
-            (b"x-paddock-overhead-ms", b"%.2f" % request_log.overhead_ms),
-            (b"x-paddock-attempts", b"%d" % request_log.attempts),
+            (b"x-paddock-model", answer.model.encode("ascii", "replace")),
+            (b"x-paddock-worker", attempt.at.worker.encode("ascii", "replace")),
+            (b"x-paddock-queue-ms", b"%.2f" % (answer.queue_s * 1e3)),
+            (b"x-paddock-overhead-ms", b"%.2f" % (request_log.overhead_s * 1e3)),
+            (b"x-paddock-attempts", b"%d" % len(answer.attempts)),
         ]
     if request_log.stands_in:
         headers.append((b"x-paddock-default-model", request_log.stands_in.encode("ascii", "replace")))
-    if request_log.worker or request_log.queue_position.filed:
+    if attempt is not None or request_log.queue_position.filed:
         headers.append((b"x-queue-position", b"%d" % request_log.queue_position.filed))
-    if request_log.priority is not None:
-        headers.append((b"x-paddock-priority", b"%d" % request_log.priority))
-    if request_log.slot is not None:
-        headers.append((b"x-paddock-slot", b"%d" % request_log.slot))
+    if answer.priority is not None:
+        headers.append((b"x-paddock-priority", b"%d" % answer.priority))
+    if attempt is not None and attempt.slot is not None:
+        headers.append((b"x-paddock-slot", b"%d" % attempt.slot))
     if ignored := request_log.ignored.header:
         headers.append((b"x-paddock-ignored", ignored.encode("ascii")))
-    if request_log.placement:
-        headers.append((b"x-paddock-placement", request_log.placement.encode("ascii", "replace")))
+    if attempt is not None and attempt.placement:
+        headers.append((b"x-paddock-placement", attempt.placement.encode("ascii", "replace")))
     return headers
 
 
 def name_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
     """Return the headers by which logs and traces find the request; for every answer, errors as well."""
     headers = [(b"x-request-id", request_log.request_id.encode())]
-    return [*headers, (b"x-paddock-trace-id", request_log.trace_id.encode())] if request_log.trace_id else headers
+    trace_id = request_log.trace.trace_id
+    return [*headers, (b"x-paddock-trace-id", trace_id.encode())] if trace_id else headers
 
 
 def connection_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:

@@ -48,8 +48,8 @@ class Door:
         elif scope["type"] != "http":
             # The server is configured without lifespan; what remains is refused by not answering.
             return
-        request_log = begin_request_log(scope, self._tracer, refuses_unknown=self._refuses_unknown)
-        request_log.closes = self._in_flight.draining and scope["type"] == "http"
+        closes = self._in_flight.draining and scope["type"] == "http"
+        request_log = begin_request_log(scope, self._tracer, closes=closes, refuses_unknown=self._refuses_unknown)
         scope[SHAPE] = OPENAI
         counts = self._in_flight.enter(scope)
         try:
@@ -67,7 +67,7 @@ class Door:
                     request_log.outcome or "client_gone",
                 )
         except Exception:
-            log.exception("request failed", extra={"fields": request_log.name()})
+            log.exception("request failed", extra={"fields": request_log.ids()})
             broken = InternalError.logged(request_log.request_id)
             await self._answer(scope, receive, send, broken, request_log)
         finally:

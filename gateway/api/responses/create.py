@@ -104,9 +104,16 @@ class Preparation:
         """Return the complete request and its call. Raises PaddockError."""
         asked = await responses.complete(draft, body)
         del draft  # the steps below may wait for long
-        request_log.held_bytes = body.num_bytes
         conversation = conversation_key(scope, asked.requests[0], principal.team)
-        call = self._pipeline.call(principal, asked.model, request_log, "chat", read_ttft_deadline(scope), conversation)
+        call = self._pipeline.call(
+            principal,
+            asked.model,
+            request_log,
+            "chat",
+            read_ttft_deadline(scope),
+            conversation,
+            held_bytes=body.num_bytes,
+        )
         if asked.fit:
             asked = await self._truncate(asked, call.model, principal.team)
         return asked, call

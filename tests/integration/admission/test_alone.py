@@ -19,7 +19,7 @@ from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
 from gateway.store.client import connect
 from gateway.store.integrity import check_integrity
 from gateway.store.outage import raise_if_cancelled
-from gateway.telemetry.trace_recorder import QueuePosition
+from gateway.telemetry.answer_log import QueuePosition
 from tests.integration.admission.conftest import Gateway, Lifetimes, Start
 from tests.integration.admission.test_slots import Guest
 from tests.support.pool import beat, call, heartbeat

@@ -168,7 +168,7 @@ class Connection:
             _note_gone(request_log)
             raise
         except Exception:
-            log.exception("request failed", extra={"fields": request_log.name()})
+            log.exception("request failed", extra={"fields": request_log.ids()})
             broken = InternalError.logged(request_log.request_id)
             await self._refuse(broken, request_log, message.stream_id)
         finally:
@@ -250,9 +250,9 @@ class Connection:
         self._num_requests += 1
         request_id = f"{self._request_id}.{self._num_requests}"
         path, mine = self._scope["path"], request_log_of(self._scope)
-        record, ignored = mine.trace_recorder.beside(), mine.ignored.another()
+        trace, ignored = mine.trace.for_inner_request(), mine.ignored.another()
         origin = origin_of(self._scope)
-        return RequestLog(request_id, METHOD, path, route=path, origin=origin, trace_recorder=record, ignored=ignored)
+        return RequestLog(request_id, METHOD, path, route=path, origin=origin, trace=trace, ignored=ignored)
 
 
 async def _conclude(

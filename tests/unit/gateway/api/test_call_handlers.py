@@ -18,7 +18,6 @@ from gateway.api.openai.dialects import ChatDialect
 from gateway.call import Principal
 from gateway.dispatch.slot_search import INLINE_HELD_BYTES
 from gateway.errors import ModelNotFound
-from gateway.telemetry.request_log import RequestLog
 from workers.tracing.tracer import NoTracer
 
 ASKER = Principal("key", "red", None, admin=False)
@@ -29,8 +28,8 @@ class Pipeline:
 
     held_bytes = 0
 
-    def call(self, principal: Principal, model: str, request_log: RequestLog, *more: object) -> None:
-        self.held_bytes = request_log.held_bytes
+    def call(self, principal: Principal, model: str, *more: object, held_bytes: int) -> None:
+        self.held_bytes = held_bytes
         raise ModelNotFound("none")
 
 

@@ -11,6 +11,7 @@ from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
 from gateway.telemetry.request_log import RequestLog
 from tests.support.openai_schema import check
+from tests.support.request_logs import placed_log
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -34,9 +35,7 @@ CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.
 
 
 def request_log() -> RequestLog:
-    found = RequestLog("r", "POST", "/v1")
-    found.fingerprint = "fp_1"
-    return found
+    return placed_log(fingerprint="fp_1")
 
 
 TIMINGS = Timings(cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=2, predicted_ms=10.0)

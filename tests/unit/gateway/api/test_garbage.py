@@ -19,7 +19,7 @@ from gateway.call import Call, Principal
 from gateway.errors import PaddockError, QueueFull
 from gateway.resume.recording import Recording
 from gateway.store.streams import StreamInfo
-from gateway.telemetry.request_log import RequestLog
+from tests.support.request_logs import placed_log
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -36,7 +36,7 @@ from workers.protocol.events import (
 from workers.protocol.requests import AdapterUse
 
 CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
-TRAIL = RequestLog("r", "POST", "/", model="model", worker="w-a")
+REQUEST_LOG = placed_log("w-a")
 DIALECTS = ("chat", "completions", "messages", "native", "responses")
 PROBS = TokenLogprob(5, b"boat", -0.5)
 EVENTS: list[CallEvent] = [
@@ -76,7 +76,7 @@ def writer_of(dialect: str, *, stream: bool) -> Any:
             asked = made.read(encoded(text), {})
         case _:
             made, asked = ResponseWriters(), read_draft(encoded({"model": "m", "input": "hi"})).resolved({}).complete()
-    return (made.stream_writer if stream else made.whole_writer)(asked, CALL, TRAIL)
+    return (made.stream_writer if stream else made.whole_writer)(asked, CALL, REQUEST_LOG)
 
 
 def encoded(body: dict[str, Any]) -> bytes:

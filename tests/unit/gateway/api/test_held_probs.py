@@ -194,7 +194,7 @@ class Pipeline:
     def __init__(self, end: Callable[[], Finished | None]) -> None:
         self._end = end
 
-    def call(self, *about: object) -> Call:
+    def call(self, *about: object, held_bytes: int) -> Call:
         return CALL
 
     @asynccontextmanager

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -97,8 +98,8 @@ class Kept(Failing):
 class Pipeline:
     """Places nothing."""
 
-    def call(self, *asked: object) -> Call:
-        return CALL
+    def call(self, *asked: object, held_bytes: int) -> Call:
+        return replace(CALL, held_bytes=held_bytes)
 
 
 @pytest.mark.parametrize(("num_references", "is_much"), [(5, False), (1500, True)])
@@ -115,12 +116,12 @@ async def test_references_count_as_what_they_stand_for(num_references: int, is_m
     preparation = Preparation(cast(Any, Pipeline()), cast(Any, None))
     responses = ResponseStore(Kept(encode_record(record)), 16 << 20)
     with closing(Intake(8 << 20, MemoryBudget(1 << 30), lane, lambda: 0).message(principal, raw)) as taken:
-        asked, _ = await preparation.prepare(read_draft(raw), responses, taken, principal, request_log, scope)
+        asked, call = await preparation.prepare(read_draft(raw), responses, taken, principal, request_log, scope)
     assert len(asked.requests[0].messages[0].reasoning or "") == 6300 * num_references
     assert lane.num_runs == is_much
-    assert (request_log.held_bytes > INLINE_HELD_BYTES) == is_much
+    assert (call.held_bytes > INLINE_HELD_BYTES) == is_much
     if is_much:
-        assert request_log.held_bytes > 6300 * num_references
+        assert call.held_bytes > 6300 * num_references
 
 
 @pytest.mark.serial

@@ -90,7 +90,7 @@ class Scene:
         return events
 
     async def pooled(self) -> PoolResult:
-        return await self.pipeline.pool(call_of(), POOLED, self.request_log)
+        return await self.pipeline.pool(call_of(), POOLED, self.request_log.answer)
 
     def check_all_is_given_back(self) -> None:
         assert self.admission.num_held == self.pipeline.num_calls == 0
@@ -102,7 +102,8 @@ class Scene:
 async def test_an_answer_comes_as_the_upstream_gives_it_and_is_charged() -> None:
     scene = Scene({"w1": [ANSWER]})
     assert tuple(await scene.answered()) == ANSWER
-    assert (scene.request_log.worker, scene.request_log.slot, scene.request_log.attempts) == ("w1", 4, 1)
+    (attempt,) = scene.request_log.answer.attempts
+    assert (attempt.at.worker, attempt.slot) == ("w1", 4)
     assert scene.admission.leases[0].charged == [8.0], "the uncached prompt and the answer"
     assert scene.upstream.cancelled == []
     scene.check_all_is_given_back()
@@ -116,7 +117,7 @@ async def test_what_fails_before_it_has_begun_is_tried_on_another_worker(code: F
     assert tuple(await scene.answered()) == ANSWER
     assert scene.upstream.started == ["w1", "w2"]
     assert scene.upstream.cancelled == [], "there is nothing left of a call that has failed"
-    assert scene.request_log.attempts == 2
+    assert len(scene.request_log.answer.attempts) == 2
     scene.check_all_is_given_back()
 
 
@@ -146,7 +147,7 @@ async def test_attempts_are_bounded(refusal: Failure, most: int, error: type[Pad
 
 async def test_leaving_cancels_and_gives_the_slot_back() -> None:
     scene = Scene({"w1": [ENDLESS]})
-    async with scene.pipeline.answer(call_of(), REQUEST, scene.request_log) as answer:
+    async with scene.pipeline.answer(call_of(), REQUEST, scene.request_log.answer) as answer:
         assert await answer.take() == list(ENDLESS)
         assert (scene.admission.num_held, scene.pipeline.num_calls) == (1, 1)
     assert scene.upstream.cancelled == ["w1"]

@@ -36,7 +36,7 @@ class Corridor:
         self._failing, self._refused = str(failing), str(refused)
 
     @asynccontextmanager
-    async def answer(self, asked: Any, request: GenerateRequest, request_log: RequestLog) -> AsyncIterator[Mailbox]:
+    async def answer(self, asked: Any, request: GenerateRequest, log: object) -> AsyncIterator[Mailbox]:
         prompt = str(request.prompt)
         self.patience[prompt] = asked.queue_deadline - time.monotonic()
         if prompt == self._refused:

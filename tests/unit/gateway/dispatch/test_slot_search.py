@@ -22,8 +22,8 @@ from gateway.dispatch.suitable_workers import SuitableWorkers
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.routing.placement import Ask, ask_of, ask_of_pooled
 from gateway.routing.retries import RetryBudget
+from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.request_log import RequestLog
 from tests.support.pool import call, heartbeat
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import AdapterUse, GenerateRequest
@@ -56,10 +56,8 @@ def search_in(fleet: WatchedFleet) -> SlotSearch:
 
 
 def state_of(request: GenerateRequest | PoolRequest, held_bytes: int = 0) -> CallState:
-    request_log = RequestLog("id", "POST", "/", held_bytes=held_bytes)
-    return CallState(
-        call(), request_log, request, Metrics(CollectorRegistry()), Limits(1.0, 1.0, 1.0), RetryBudget(0.1)
-    )
+    made = dataclasses.replace(call(), held_bytes=held_bytes)
+    return CallState(made, AnswerLog(), request, Metrics(CollectorRegistry()), Limits(1.0, 1.0, 1.0), RetryBudget(0.1))
 
 
 async def test_the_heads_of_a_long_prompt_are_hashed_on_a_thread() -> None:
@@ -152,7 +150,7 @@ async def test_a_fallback_with_adapters_has_long_prompts_hashed_on_a_thread(held
     workers = SuitableWorkers(fleet, cast(Any, Connections()), Metrics(CollectorRegistry()))
     search = SlotSearch(fleet, admission, workers, CallAdapters(fleet, ScalesOfOne()))
     state = state_of(GenerateRequest(prompt="x" * 4096), held_bytes)
-    state.call = dataclasses.replace(call("a"), fallbacks=("b",))
+    state.call = dataclasses.replace(call("a"), fallbacks=("b",), held_bytes=held_bytes)
     await search.prepare(state)
     beat = replace(heartbeat("w", model="b"), adapters=("x",))
     fleet.now = dataclasses.replace(fleet.now, workers={"b": (beat,)})

@@ -11,33 +11,17 @@ from gateway import __version__
 from gateway.commands.config import metrics_of
 from gateway.telemetry.metrics import LEASE_ENDS, LOSSES, Metrics
 from gateway.telemetry.request_log import RequestLog
+from tests.support.request_logs import finished_log
 from tests.support.scrape import Scrape, page_of
-from workers.protocol.events import Usage
-
-
-def finished_request(outcome: str = "ok") -> RequestLog:
-    request_log = RequestLog("req-1", "POST", "/v1/chat/completions", received_at=time.monotonic() - 1.0)
-    request_log.team, request_log.key_id, request_log.alias, request_log.model, request_log.worker = (
-        "red",
-        "ci",
-        "chat",
-        "llama",
-        "w1",
-    )
-    request_log.attempts, request_log.queue_ms, request_log.status, request_log.outcome = 2, 100.0, 200, outcome
-    request_log.submitted_at = request_log.received_at + 0.102
-    request_log.first_token_at = request_log.received_at + 0.25
-    request_log.usage = Usage(10, 6, 4)
-    return request_log
 
 
 def told(metrics: Metrics) -> Scrape:
     return Scrape(page_of(metrics.registry))
 
 
-def test_a_finished_request() -> None:
+def test_a_finished_log() -> None:
     metrics = Metrics(CollectorRegistry())
-    metrics.ended(finished_request(), 1.0)
+    metrics.ended(finished_log(), 1.0)
     shown = told(metrics)
     who = {"model": "llama", "alias": "chat", "team": "red"}
     assert shown.value("paddock_requests_total", **who, outcome="ok") == 1
@@ -56,9 +40,9 @@ def test_a_finished_request() -> None:
 
 def test_the_same_by_opentelemetrys_names() -> None:
     metrics = Metrics(CollectorRegistry())
-    metrics.ended(finished_request(), 1.0)
-    metrics.ended(finished_request("worker_lost"), 3.0)
-    embedded = finished_request()
+    metrics.ended(finished_log(), 1.0)
+    metrics.ended(finished_log("worker_lost"), 3.0)
+    embedded = finished_log()
     embedded.path = "/v1/embeddings"
     metrics.ended(embedded, 1.0)
     shown = told(metrics)
@@ -81,8 +65,8 @@ def test_the_same_by_opentelemetrys_names() -> None:
 def test_a_question_is_counted_and_not_timed() -> None:
     metrics = Metrics(CollectorRegistry())
     for outcome in ("ok", "no_worker"):
-        request_log = finished_request(outcome)
-        request_log.path, request_log.asks_only, request_log.attempts = "/tokenize", True, 0
+        request_log = finished_log(outcome)
+        request_log.path, request_log.asks_only = "/tokenize", True
         metrics.ended(request_log, 1.0)
     shown = told(metrics)
     assert shown.sum("paddock_requests_total", model="llama") == 2
@@ -97,7 +81,7 @@ def test_a_question_is_counted_and_not_timed() -> None:
 )
 def test_somebody_is_to_blame(outcome: str, who: str) -> None:
     metrics = Metrics(CollectorRegistry())
-    metrics.ended(finished_request(outcome), 1.0)
+    metrics.ended(finished_log(outcome), 1.0)
     metrics.turned_away(RequestLog("r", "GET", "/nope", outcome="unknown_route"))
     shown = told(metrics)
     assert shown.value("paddock_failures_total", model="llama", who=who, code=outcome) == 1
@@ -107,7 +91,7 @@ def test_somebody_is_to_blame(outcome: str, who: str) -> None:
 
 def test_an_outcome_that_nobody_declared_is_no_label() -> None:
     metrics = Metrics(CollectorRegistry())
-    metrics.ended(finished_request("Traceback: 0x7f3a"), 1.0)
+    metrics.ended(finished_log("Traceback: 0x7f3a"), 1.0)
     shown = told(metrics)
     assert shown.value("paddock_failures_total", model="llama", who="gateway", code="other") == 1
     assert shown.sum("paddock_requests_total", outcome="other") == 1
@@ -116,23 +100,21 @@ def test_an_outcome_that_nobody_declared_is_no_label() -> None:
 def test_placing() -> None:
     metrics = Metrics(CollectorRegistry())
     for cached, predicted_s in ((0, 0.0), (512, 0.0), (512, 0.5)):
-        request_log = finished_request()
-        request_log.attempts, request_log.expected_cached = 1, cached
+        request_log = finished_log(attempts=1, cached=cached)
         if predicted_s:
-            request_log.overtaken = 3
+            request_log.answer.waits[0].overtaken = 3
             request_log.queue_position.waits(2, predicted_s)
             request_log.queue_position.waits(1, 9.0)
         metrics.ended(request_log, 1.0)
-    held = finished_request()  # nobody could tell when its model's first worker would come
-    held.attempts = 1
+    held = finished_log(attempts=1)  # nobody could tell when its model's first worker would come
     held.queue_position.waits(1, 2.0, for_worker=True)
     metrics.ended(held, 1.0)
-    lost = finished_request()  # by its first worker: two waits, of which one was predicted
+    lost = finished_log()  # by its first worker: two waits, of which one was predicted
     lost.queue_position.waits(2, 9.0)
     metrics.ended(lost, 1.0)
     shown = told(metrics)
     assert shown.value("paddock_placements_total", model="llama", how="cached") == 2
-    assert shown.value("paddock_placements_total", model="llama", how="uncached") == 1
+    assert shown.value("paddock_placements_total", model="llama", how="uncached") == 3
     assert shown.value("paddock_overtaken_total", model="llama") == 3
     assert shown.value("paddock_wait_error_seconds_count", model="llama") == 1
     assert shown.value("paddock_wait_error_seconds_sum", model="llama") == pytest.approx(0.4), "0.1 s and not 0.5"
@@ -140,14 +122,13 @@ def test_placing() -> None:
 
 def test_what_is_declared_is_counted() -> None:
     metrics = Metrics(CollectorRegistry())
-    metrics.ended(finished_request(), 1.0)
+    metrics.ended(finished_log(), 1.0)
     told(metrics).has_exactly(metrics_of(metrics.groups))
 
 
 def test_counting_a_request_is_cheap() -> None:
     """Tens of microseconds would be seen at a thousand requests a second; a slow machine gets some room here."""
-    metrics, request_log = Metrics(CollectorRegistry()), finished_request()
-    request_log.expected_cached = 5
+    metrics, request_log = Metrics(CollectorRegistry()), finished_log()
     metrics.ended(request_log, 1.0)
     times = []
     for _ in range(5):
@@ -161,7 +142,7 @@ def test_counting_a_request_is_cheap() -> None:
 def test_what_may_go_wrong_begins_at_zero() -> None:
     metrics = Metrics(CollectorRegistry())
     metrics.announce(["llama"])
-    metrics.ended(finished_request("worker_lost"), 1.0)
+    metrics.ended(finished_log("worker_lost"), 1.0)
     metrics.announce(["llama"])
     shown = told(metrics)
     assert shown.value("paddock_failures_total", model="llama", who="worker", code="worker_lost") == 1

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from gateway.call import Call, Principal
+from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.prompts import MAX_CHARS, UNWRITTEN, Excerpt, WrittenPrompts
-from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import CallEvent, Finished, FinishReason, Reasoning, Text, Timings, ToolCallDelta, Usage
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import GenerateRequest, Infill, Message
 
+CALL = Call("r", Principal("k", "red", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
 END = Finished(1, FinishReason.STOP, Usage(1, 1, 0), Timings(0, 1, 1.0, 1, 1.0))
 
 
@@ -37,7 +39,7 @@ def line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
 
 async def test_nothing_is_written_unless_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    heard = UNWRITTEN.begins(RequestLog("r", "POST", "/"), GenerateRequest(prompt="canary"))
+    heard = UNWRITTEN.begins(CALL, AnswerLog(), GenerateRequest(prompt="canary"))
     answer = Answer(Text(1, "canary"))
     assert heard.of(answer) is answer
     heard.ends()
@@ -48,9 +50,7 @@ async def test_it_is_said_that_it_is_and_every_part_is_written(caplog: pytest.Lo
     caplog.set_level(logging.INFO)
     prompts = WrittenPrompts()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    heard = prompts.begins(
-        RequestLog("r", "POST", "/", team="red"), GenerateRequest(messages=(Message("user", "why?"),))
-    )
+    heard = prompts.begins(CALL, AnswerLog(), GenerateRequest(messages=(Message("user", "why?"),)))
     events = (Reasoning(1, "hm"), Text(1, "be"), Text(1, "cause"), ToolCallDelta(1, 0, "c", "look", ""))
     answer = heard.of(Answer(*events, ToolCallDelta(1, 0, "", "", '{"a":1}')))
     await answer.take()
@@ -75,7 +75,7 @@ async def test_it_is_said_that_it_is_and_every_part_is_written(caplog: pytest.Lo
 )
 def test_every_kind_of_request(request_: Any, text: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    WrittenPrompts().begins(RequestLog("r", "POST", "/"), request_).ends()
+    WrittenPrompts().begins(CALL, AnswerLog(), request_).ends()
     assert line(caplog)["prompt"] == text
 
 

@@ -6,8 +6,9 @@ import time
 
 from gateway.api.http.diagnostics import answer_headers, ping
 from gateway.api.http.streaming import PING
+from gateway.telemetry.answer_log import QueuePosition
 from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.trace_recorder import QueuePosition
+from tests.support.request_logs import attempt, placed_log
 
 
 def test_a_caller_that_waits_is_told_where_it_stands() -> None:
@@ -36,13 +37,13 @@ def test_a_predicted_wait_grows_shorter_and_is_never_negative() -> None:
 def test_a_call_that_got_its_slot_at_once_stood_nowhere() -> None:
     request_log = RequestLog("r", "POST", "/v1/chat/completions")
     assert b"x-queue-position" not in dict(answer_headers(request_log)), "nothing is known yet"
-    request_log.worker = "w"
+    attempt(request_log.answer)
     assert dict(answer_headers(request_log))[b"x-queue-position"] == b"0"
     assert "queue_position" not in request_log.line()
 
 
 def test_only_who_asks_is_told_why() -> None:
-    request_log = RequestLog("r", "POST", "/v1/chat/completions", worker="w")
+    request_log = placed_log()
     assert b"x-paddock-placement" not in dict(answer_headers(request_log))
-    request_log.placement = "w: wait 0 ms"
+    request_log.answer.attempts[0].placement = "w: wait 0 ms"
     assert dict(answer_headers(request_log))[b"x-paddock-placement"] == b"w: wait 0 ms"

@@ -4,27 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 
 from gateway.telemetry.request_log import RequestLog
+from tests.support.request_logs import finished_log
 from workers.process.log_lines import FieldsFormatter, TextFormatter
-from workers.protocol.events import Usage
-
-
-def finished_request() -> RequestLog:
-    request_log = RequestLog("req-1", "POST", "/v1/chat/completions", received_at=time.monotonic() - 1.0)
-    request_log.team, request_log.key_id, request_log.alias, request_log.model, request_log.worker = (
-        "red",
-        "ci",
-        "chat",
-        "llama",
-        "w1",
-    )
-    request_log.attempts, request_log.queue_ms, request_log.status, request_log.outcome = 2, 100.0, 200, "ok"
-    request_log.submitted_at = request_log.received_at + 0.102
-    request_log.first_token_at = request_log.received_at + 0.25
-    request_log.usage = Usage(10, 5, 4)
-    return request_log
 
 
 def record(request_log: RequestLog) -> logging.LogRecord:
@@ -33,17 +16,17 @@ def record(request_log: RequestLog) -> logging.LogRecord:
 
 
 def test_a_line_for_machines() -> None:
-    line = json.loads(FieldsFormatter().format(record(finished_request())))
+    line = json.loads(FieldsFormatter().format(record(finished_log())))
     assert line["level"] == "INFO"
     assert line["message"] == "request"
     assert (line["request_id"], line["team"], line["key"], line["alias"]) == ("req-1", "red", "ci", "chat")
     assert (line["attempts"], line["queue_ms"], line["overhead_ms"], line["ttft_ms"]) == (2, 100.0, 2.0, 250.0)
-    assert (line["prompt_tokens"], line["completion_tokens"], line["cached_tokens"]) == (10, 5, 4)
+    assert (line["prompt_tokens"], line["completion_tokens"], line["cached_tokens"]) == (10, 6, 4)
     assert line["total_ms"] >= 1000
 
 
 def test_a_line_for_people() -> None:
-    line = TextFormatter().format(record(finished_request()))
+    line = TextFormatter().format(record(finished_log()))
     assert "\n" not in line
     assert "request_id=req-1" in line
     assert "ttft_ms=250.0" in line

@@ -10,7 +10,8 @@ import pytest
 from gateway.call import Principal
 from gateway.telemetry import finish
 from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.trace_recorder import NO_WAIT, UNRECORDED, KeptTraceRecorder, QueuePosition, begun
+from gateway.telemetry.trace_recorder import UNRECORDED, begin_trace
+from tests.support.request_logs import attempt
 from workers.protocol.events import Failed, Failure, FailureCode, Finished, FinishReason, Timings, Usage
 from workers.tracing.span import Span, TraceContext, new_context
 from workers.tracing.tracer import OFF, Journey
@@ -35,25 +36,20 @@ class Tracer:
 
 
 def asked(tracer: Any, caller: TraceContext | None = None, **facts: Any) -> RequestLog:
-    request_log = RequestLog(
-        "req-1", "POST", "/v1/messages", route="/v1/messages", trace_recorder=begun(tracer, caller)
-    )
+    trace = begin_trace(tracer, caller)
+    request_log = RequestLog("req-1", "POST", "/v1/messages", route="/v1/messages", trace=trace)
     request_log.asked_by(Principal("ci", "red", None, False))
-    request_log.alias, request_log.model, request_log.status, request_log.outcome = "chat", "llama", 200, "ok"
+    request_log.alias, request_log.answer.model, request_log.status, request_log.outcome = "chat", "llama", 200, "ok"
     for name, value in facts.items():
         setattr(request_log, name, value)
     return request_log
 
 
 def test_a_request_that_is_not_recorded_keeps_nothing() -> None:
-    assert begun(OFF, None) is UNRECORDED
-    record = UNRECORDED
-    assert record.waits("llama", QueuePosition()) is NO_WAIT
-    attempt = record.asks("llama", "w", "http://w", 1)
-    attempt.begun()
-    attempt.over("internal", FINISHED)
-    assert attempt.context is None
-    record.notes("fallback", model="a")
+    assert begin_trace(OFF, None) is UNRECORDED
+    UNRECORDED.add_event("fallback", model="a")
+    UNRECORDED.add_link(new_context())
+    assert (UNRECORDED.events, UNRECORDED.links, UNRECORDED.child()) == ([], [], None)
     finish.tell(asked(OFF))
     assert "trace_id" not in asked(OFF).line()
 
@@ -61,29 +57,29 @@ def test_a_request_that_is_not_recorded_keeps_nothing() -> None:
 def test_a_caller_s_trace_is_handed_on_where_nothing_is_recorded() -> None:
     caller = new_context()
     request_log = asked(OFF, caller)
-    assert request_log.trace_recorder.asks("llama", "w", "http://w", 1).context is caller
+    attempt(request_log.answer)
+    assert request_log.answer.attempts[0].context is caller
     assert request_log.line()["trace_id"] == caller.trace_id
-    assert request_log.trace_recorder.beside().context is caller
+    assert request_log.trace.for_inner_request().context is caller
 
 
 def test_the_spans_of_a_call_that_went_well() -> None:
     tracer, caller = Tracer(), new_context()
     request_log = asked(tracer, caller, usage=Usage(10, 5, 4))
-    wait = request_log.trace_recorder.waits("llama", request_log.queue_position)
+    wait = request_log.answer.begin_wait("llama")
     request_log.queue_position.waits(3, 1.5)
-    wait.over(overtaken=1)
-    attempt = request_log.trace_recorder.asks("llama", "w1", "http://10.0.0.7:8081", 1)
-    attempt.begun()
+    wait.end(overtaken=1)
+    attempt(request_log.answer, url="http://10.0.0.7:8081")
+    request_log.answer.attempts[0].begin_answer()
     request_log.first_token_at = time.monotonic()
-    attempt.over(end=FINISHED)
-    attempt.over("too late to count")
+    request_log.answer.attempts[0].end(last_event=FINISHED)
     finish.tell(request_log)
     top, queue, tried = tracer.spans
     assert (top.name, queue.name, tried.name) == ("POST /v1/messages", "queue", "attempt")
     assert top.parent_id == caller.span_id
     assert {top.context.trace_id, queue.context.trace_id, tried.context.trace_id} == {caller.trace_id}
     assert queue.parent_id == tried.parent_id == top.context.span_id
-    assert tried.context is attempt.context
+    assert tried.context is request_log.answer.attempts[0].context
     assert top.began_at <= queue.began_at <= queue.ended_at <= tried.began_at <= tried.ended_at <= top.ended_at
     assert queue.attributes == {
         "gen_ai.request.model": "llama",
@@ -104,10 +100,10 @@ def test_the_spans_of_a_call_that_went_well() -> None:
 def test_a_second_wait_does_not_tell_of_the_first() -> None:
     tracer = Tracer()
     request_log = asked(tracer)
-    first = request_log.trace_recorder.waits("llama", request_log.queue_position)
+    first = request_log.answer.begin_wait("llama")
     request_log.queue_position.waits(2, 1.0)
-    first.over()
-    request_log.trace_recorder.waits("llama", request_log.queue_position).over()
+    first.end()
+    request_log.answer.begin_wait("llama").end()
     finish.tell(request_log)
     positions = [span.attributes.get("paddock.queue.position") for span in tracer.named("queue")]
     assert positions == [2, None]
@@ -135,9 +131,8 @@ def test_what_is_an_error(status: int, outcome: str, error: str) -> None:
 def test_what_a_worker_failed_with_is_told() -> None:
     tracer = Tracer()
     request_log = asked(tracer)
-    request_log.trace_recorder.asks("llama", "w1", "http://w1", 1).over(
-        end=Failed(1, Failure(FailureCode.INTERNAL, "a prompt"))
-    )
+    attempt(request_log.answer)
+    request_log.answer.attempts[0].end(last_event=Failed(1, Failure(FailureCode.INTERNAL, "a prompt")))
     finish.tell(request_log)
     assert tracer.named("attempt")[0].error == "internal"
     assert "a prompt" not in repr(tracer.spans)
@@ -146,8 +141,8 @@ def test_what_a_worker_failed_with_is_told() -> None:
 def test_what_never_ended_ends_with_the_request() -> None:
     tracer = Tracer()
     request_log = asked(tracer, status=503, outcome="request_timeout")
-    request_log.trace_recorder.waits("llama", request_log.queue_position)
-    request_log.trace_recorder.asks("llama", "w1", "http://w1", 2)
+    request_log.answer.begin_wait("llama")
+    attempt(request_log.answer)
     finish.tell(request_log)
     top = tracer.spans[0]
     for span in tracer.spans[1:]:
@@ -163,9 +158,8 @@ def test_an_unknown_method_is_not_told() -> None:
 def test_a_stream_that_is_read_leads_to_the_request_that_made_it_but_not_to_itself() -> None:
     tracer, maker = Tracer(), new_context()
     request_log = asked(tracer)
-    assert isinstance(request_log.trace_recorder, KeptTraceRecorder)
-    for context in (None, request_log.trace_recorder.own, maker):
-        request_log.trace_recorder.follows(context)
+    for context in (None, request_log.trace.context, maker):
+        request_log.trace.add_link(context)
     finish.tell(request_log)
     assert tracer.spans[0].links == (maker,)
 
@@ -183,7 +177,7 @@ def test_a_stream_that_is_read_leads_to_the_request_that_made_it_but_not_to_itse
 def test_where_a_worker_is(address: str, host: str, port: int) -> None:
     tracer = Tracer()
     request_log = asked(tracer)
-    request_log.trace_recorder.asks("llama", "w", address, 1).over()
+    attempt(request_log.answer, url=address)
     finish.tell(request_log)
     told = tracer.named("attempt")[0].attributes
     assert (told["server.address"], told["server.port"]) == (host, port)

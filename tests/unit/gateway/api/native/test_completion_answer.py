@@ -12,6 +12,7 @@ from gateway.api.native.request import CompletionRequest
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
 from gateway.telemetry.request_log import RequestLog
+from tests.support.request_logs import placed_log
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -52,7 +53,7 @@ class Fleet:
 
 
 def request_log() -> RequestLog:
-    return RequestLog("r", "POST", "/completion", model="model", worker="w-b")
+    return placed_log("w-b")
 
 
 def end(reason: FinishReason = FinishReason.STOP, stop: str | None = None, *, truncated: bool = False) -> Finished:
