@@ -92,8 +92,13 @@ class Renderer:
         """Have a process render a conversation. Raises CallFailed."""
         try:
             answer = _decode_answer(process.ask(question, self._render_s))
-        except TookTooLong:
+        except TookTooLong as late:
             _restart(process)
+            if late.starved:
+                message = (
+                    f"the process that renders chat templates had no processor for {self._render_s:g} s; send it again"
+                )
+                raise CallFailed(Failure(FailureCode.UNAVAILABLE, message)) from None
             message = f"the model's chat template took longer than {self._render_s:g} s; send fewer or shorter messages"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
         except NotStarted as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import select
 import signal
@@ -38,7 +39,14 @@ OUTSIDERS = frozenset({signal.SIGKILL.name, signal.SIGTERM.name, signal.SIGINT.n
 
 
 class TookTooLong(Exception):
-    """The helper did not answer in time, and has been killed."""
+    """The helper did not answer in time, and has been killed.
+
+    `starved`: it had hardly any processor time, as somebody stopped it or the machine is busy: no question is to blame.
+    """
+
+    def __init__(self, *, starved: bool = False) -> None:
+        super().__init__()
+        self.starved = starved
 
 
 class ProcessEnded(Exception):
@@ -52,6 +60,26 @@ class ProcessEnded(Exception):
 
 class NotStarted(Exception):
     """The helper ended or was killed before its first line; the message says why."""
+
+
+STARVED_SHARE = 0.1
+"""Share of the time for an answer, below which a process has had no processor to work with."""
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor seconds that a process has taken so far; not a number where that can't be told."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text("ascii").split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return math.nan
+
+
+def is_starved(pid: int, before_s: float, seconds: float) -> bool:
+    """Return whether a process has hardly worked for `seconds`, before which it had taken `before_s`.
+
+    Less than a second tells nothing.
+    """
+    return seconds >= 1 and processor_s(pid) - before_s < STARVED_SHARE * seconds
 
 
 def ending(code: int) -> str:
@@ -156,8 +184,13 @@ class HelperProcess:
         return process
 
     def _answer(self, process: subprocess.Popen[bytes], question: bytes, timeout_s: float) -> bytes:
+        before_s = processor_s(process.pid)
         try:
             return _exchanged(process, question, time.monotonic() + timeout_s)
+        except TookTooLong:
+            starved = is_starved(process.pid, before_s, timeout_s)
+            self._end()
+            raise TookTooLong(starved=starved) from None
         except EOFError:
             self._end(END_S)
             raise ProcessEnded(ending(process.returncode)) from None

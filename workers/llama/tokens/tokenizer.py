@@ -36,7 +36,16 @@ from workers.llama.tokens.token_process import (
 )
 from workers.llama.tokens.vocab import Vocab, encoded
 from workers.patience import patience_s, too_slow
-from workers.process.helper_process import NotStarted, Process, ProcessEnded, TookTooLong, ending, launched
+from workers.process.helper_process import (
+    NotStarted,
+    Process,
+    ProcessEnded,
+    TookTooLong,
+    ending,
+    is_starved,
+    launched,
+    processor_s,
+)
 from workers.protocol.events import CallFailed, Failure, FailureCode
 
 IN_PROCESS_CHARS = 4096
@@ -69,7 +78,10 @@ class GuardedTokenizer:
             data = encoded(text)
             asked = {"add_special": add_special, "parse_special": parse_special}
             return self._processes.tokens(data, seconds, most=most, **asked)
-        except TookTooLong:
+        except TookTooLong as late:
+            if late.starved:
+                message = f"the process that tokenises long texts had no processor for {seconds:g} s; send it again"
+                raise CallFailed(Failure(FailureCode.UNAVAILABLE, message)) from None
             raise too_slow(len(text), seconds) from None
         except ProcessEnded as ended:
             if ended.killed:
@@ -151,11 +163,13 @@ class _Seat:
     def tokens(self, header: bytes, data: bytes, seconds: float) -> Sequence[int]:
         """Return the tokens of a text. Raises TookTooLong, ProcessEnded, NotStarted, TooManyTokens."""
         asked_of = self.begin()
+        before_s = processor_s(self._pid)
         try:
             tokens, grown = self._asked(asked_of, header, data, time.monotonic() + seconds)
         except TimeoutError:
+            starved = is_starved(self._pid, before_s, seconds)
             self._replace()
-            raise TookTooLong from None
+            raise TookTooLong(starved=starved) from None
         except (EOFError, OSError):
             how = self._replace()
             if how == ending(NOT_BEGUN):

@@ -282,3 +282,12 @@ def test_half_a_surrogate_pair_in_an_earlier_call_is_rendered_as_it_came(said: s
 def test_a_refusal_may_quote_half_a_surrogate_pair() -> None:
     with Renderer({"default": "{{ raise_exception(messages[0].content | from_json) }}"}) as renderer:
         assert r"says \udc00" in refusal(renderer, r'"says \udc00"').message
+
+
+def test_a_process_that_somebody_stopped_is_not_the_callers_fault() -> None:
+    with Renderer({"default": HOSTILE}, render_s=1.0) as renderer:
+        assert renderer.pid is not None
+        os.kill(renderer.pid, signal.SIGSTOP)
+        with pytest.raises(CallFailed, match="had no processor") as failed:
+            renderer.render(conversation("hi"))
+        assert failed.value.failure.code is FailureCode.UNAVAILABLE
