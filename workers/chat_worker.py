@@ -21,7 +21,7 @@ from workers.constraint.forks import Forks
 from workers.constraint.gbnf import Trial
 from workers.constraint.moving_mask import ForkedGrammars
 from workers.constraint.tool_calls import CallForms
-from workers.engine.adapters.shelf import AdapterShelf
+from workers.engine.adapters.registry import AdapterRegistry
 from workers.engine.disk.conversation_file import ConversationFiles, SaveBounds
 from workers.engine.disk.fingerprint import KvIdentity, ModelHashes
 from workers.engine.disk.folder import CacheFolder, CacheFolderUnusable
@@ -38,7 +38,7 @@ from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
 from workers.protocol.events import CallFailed
 from workers.protocol.pooled import POOL_PATH
 from workers.served_text import infill_prompts, open_renderer, text_routes
-from workers.service.calls.call_record import Stories
+from workers.service.calls.call_record import CallRecords
 from workers.service.calls.delivery import Delivery
 from workers.service.calls.generate import GenerateCalls
 from workers.service.calls.lanes import FairLane, prompt_lane, prompts_at_once
@@ -46,7 +46,7 @@ from workers.service.calls.live_calls import LiveCalls
 from workers.service.calls.pooled import no_pooled_work
 from workers.service.calls.stream import EventHub, Mailbox
 from workers.service.lifecycle import Lifecycle
-from workers.service.registration.prefix_adverts import HeadBook
+from workers.service.registration.prefix_adverts import PrefixAdverts
 from workers.service.routes.adapters import AdapterRoutes
 from workers.service.routes.app import CallRoutes
 from workers.service.routes.bodies import refusing
@@ -127,22 +127,22 @@ class ChatWorker:
     renderer: Renderer
     answers: Answers
     constraints: Compiler
-    shelf: AdapterShelf
+    adapters: AdapterRegistry
     watchdog: Watchdog
     identity: KvIdentity
     """Identity of the KV that outlives the process."""
     tier: DiskTier | None
     slot_files: ConversationFiles | None
 
-    def wire(self, worker: WorkerIdentity, life: Lifecycle, stories: Stories) -> Served:
+    def wire(self, worker: WorkerIdentity, life: Lifecycle, records: CallRecords) -> Served:
         """Wire the parts: mailbox, engine, calls, routes. Called on the loop that serves them."""
         mailbox = Mailbox(asyncio.get_running_loop(), life.crashed)
         engine = self._engine(mailbox, life)
         metrics = metrics_of(worker, engine, life, lambda: self.constraints.counts, Devices(free_bytes).memory)
-        live = LiveCalls(engine, stories)
+        live = LiveCalls(engine, records)
         hub = EventHub(worker.boot, live.give_up, grace_s=worker.gateway_grace_s)
-        lane, heads = prompt_lane(), HeadBook(engine.cache_report)
-        adapters = AdapterRoutes(self.shelf, self.settings.adapters_dir)
+        lane, adverts = prompt_lane(), PrefixAdverts(engine.cache_report)
+        adapter_routes = AdapterRoutes(self.adapters, self.settings.adapters_dir)
         calls = GenerateCalls(
             Delivery(mailbox, engine, live, hub, metrics, life.shortage),
             engine,
@@ -154,8 +154,8 @@ class ChatWorker:
             defaults=self.spec.sampling.sampling(),
             constraints=self.constraints,
             answers=self.answers,
-            heads=heads,
-            adapter_hashes=adapters.hashes,
+            adverts=adverts,
+            adapter_hashes=adapter_routes.hashes,
         )
         return Served(
             kind="generate",
@@ -166,12 +166,12 @@ class ChatWorker:
             routes=[
                 *CallRoutes(calls, worker.boot).routes(),
                 refusing(POOL_PATH, no_pooled_work()),
-                *adapters.routes(),
+                *adapter_routes.routes(),
                 *self._slot_routes(engine).routes(),
                 *self._text_routes(lane).routes(),
             ],
-            heads=heads,
-            announced=lambda beat: adapters.announced(replace(beat, infill=self.prompts.can_infill)),
+            adverts=adverts,
+            announced=lambda beat: adapter_routes.announced(replace(beat, infill=self.prompts.can_infill)),
             retire=engine.retire,
         )
 
@@ -184,7 +184,7 @@ class ChatWorker:
             emit=mailbox.put,
             on_crash=life.crashed_in_thread,
             ram_bytes=self.settings.cache_ram_mib << 20,
-            adapters=self.shelf,
+            adapters=self.adapters,
             watchdog=self.watchdog,
             disk=self.tier,
         )
@@ -194,7 +194,7 @@ class ChatWorker:
             SlotKeeper(
                 engine.slot_contents,
                 self.slot_files,
-                self.shelf,
+                self.adapters,
                 self.identity.fingerprint,
                 n_ctx=self.n_ctx,
                 max_bytes=self.settings.cache_ram_mib << 20,
@@ -242,9 +242,9 @@ def open_chat_worker(
         defaults=spec,
     )
     identity = kv_identity(settings, model.header, spec.llama, n_ctx=context.kv_tokens, loaded_at=loaded_at)
-    shelf = opened.enter_context(
+    adapters = opened.enter_context(
         contextlib.closing(
-            AdapterShelf(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)
+            AdapterRegistry(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)
         )
     )
     processes = opened.enter_context(contextlib.closing(Forks(model.path)))
@@ -257,7 +257,7 @@ def open_chat_worker(
     constraints = Compiler(model.vocab, forked, Trial(processes), forms, forked)
     constraints.warm_up()
     context.warm_up()
-    _register_adapters(shelf, spec.adapters)
+    _register_adapters(adapters, spec.adapters)
     return ChatWorker(
         settings,
         spec,
@@ -268,7 +268,7 @@ def open_chat_worker(
         renderer,
         answers,
         constraints,
-        shelf,
+        adapters,
         watchdog,
         identity,
         tier,
@@ -323,12 +323,12 @@ def make_context(model: Model, spec: ModelSpec, *, workers: int) -> tuple[Contex
     return context, n_ctx
 
 
-def _register_adapters(shelf: AdapterShelf, adapters: Iterable[AdapterSpec]) -> None:
+def _register_adapters(registry: AdapterRegistry, adapters: Iterable[AdapterSpec]) -> None:
     """Load the adapters that the settings list. Raises AdapterError, SettingUnusable."""
     for adapter in adapters:
         try:
             path = Path(adapter.path).expanduser()
-            info = shelf.register(adapter.name, path, pinned=adapter.pinned, fixed=True)
+            info = registry.register(adapter.name, path, pinned=adapter.pinned, fixed=True)
         except CallFailed as failed:
             raise SettingUnusable(f"adapters: {adapter.name}: {failed.failure.message}") from None
         logger.info("adapter %s: rank %d, %d bytes", info.name, info.rank, info.size)

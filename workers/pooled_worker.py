@@ -17,7 +17,7 @@ from workers.models.memory_plan import free_bytes, free_for_cache, kv_shape, out
 from workers.models.spec import ModelSpec
 from workers.protocol.requests import Sampling
 from workers.served_text import text_routes
-from workers.service.calls.call_record import Stories
+from workers.service.calls.call_record import CallRecords
 from workers.service.calls.lanes import prompt_lane, prompts_at_once
 from workers.service.calls.pooled import Outcomes, PooledCalls
 from workers.service.calls.stream import EventHub
@@ -43,7 +43,7 @@ class PooledWorker:
     inputs: PooledInputs
     pooling: Pooling
 
-    def wire(self, worker: WorkerIdentity, life: Lifecycle, stories: Stories) -> Served:
+    def wire(self, worker: WorkerIdentity, life: Lifecycle, records: CallRecords) -> Served:
         """Wire the parts: outcomes, engine, calls, routes. Called on the loop that serves them."""
         spec, context, outcomes = self.spec, self.context, Outcomes()
         engine = PooledEngine(
@@ -61,7 +61,7 @@ class PooledWorker:
             self.inputs,
             life,
             metrics,
-            stories,
+            records,
             lane,
             pooling=self.pooling,
             width=context.width,
@@ -92,7 +92,7 @@ def pooled_service(
         hub=EventHub(worker.boot, lambda key: None, grace_s=worker.gateway_grace_s),
         metrics=metrics,
         routes=[*PoolRoutes(calls).routes(), *no_slots(), *texts.routes()],
-        heads=None,
+        adverts=None,
         announced=lambda beat: beat,
         retire=lambda: None,
     )

@@ -39,7 +39,7 @@ from workers.process.sockets import PortTaken, listen
 from workers.protocol.exits import Exit
 from workers.protocol.requests import NAME_PATTERN
 from workers.served_text import TemplateFileUnusable
-from workers.service.calls.call_record import Stories
+from workers.service.calls.call_record import CallRecords
 from workers.service.lifecycle import Lifecycle, is_shortage
 from workers.service.server import WorkerIdentity, WorkerServer
 from workers.settings import SettingUnusable, WorkerSettings
@@ -101,7 +101,7 @@ def _run(settings: WorkerSettings) -> int:
 
         async def serve() -> Exit:
             life = Lifecycle()
-            served = worker.wire(identity, life, Stories(tracer, identity.worker, identity.model))
+            served = worker.wire(identity, life, CallRecords(tracer, identity.worker, identity.model))
             return await WorkerServer(identity, sock, life, served, hung_s=watchdog.hung_s).run()
 
         return _on_loop(serve)

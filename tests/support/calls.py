@@ -19,7 +19,7 @@ from workers.llama.pooling import Pooling
 from workers.metrics.worker import WorkerMetrics
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import GenerateRequest, Sampling
-from workers.service.calls.call_record import Stories
+from workers.service.calls.call_record import CallRecords
 from workers.service.calls.delivery import Delivery
 from workers.service.calls.generate import Constraints, GenerateCalls
 from workers.service.calls.lanes import prompt_lane
@@ -28,7 +28,7 @@ from workers.service.calls.pooled import Engine as PooledEngine
 from workers.service.calls.pooled import Inputs, Outcomes, PooledCalls
 from workers.service.calls.stream import EventHub, Mailbox
 from workers.service.lifecycle import Lifecycle
-from workers.service.registration.prefix_adverts import HeadBook
+from workers.service.registration.prefix_adverts import PrefixAdverts
 
 
 class NoForms:
@@ -71,12 +71,12 @@ def generate_calls(
     grace_s: float = 60.0,
     mailbox: Mailbox | None = None,
     life: Lifecycle | None = None,
-    stories: Stories | None = None,
-    heads: HeadBook | None = None,
+    records: CallRecords | None = None,
+    adverts: PrefixAdverts | None = None,
 ) -> Wired:
     """Calls; without a mailbox a test delivers the engine's steps itself."""
     life = life or Lifecycle()
-    live = LiveCalls(engine, stories or Stories())
+    live = LiveCalls(engine, records or CallRecords())
     hub = EventHub(boot, live.give_up, grace_s=grace_s)
     mailbox = mailbox or Mailbox(asyncio.get_running_loop(), life.crashed)
     delivery = Delivery(mailbox, engine, live, hub, metrics, life.shortage)
@@ -91,7 +91,7 @@ def generate_calls(
         defaults=defaults or Sampling(),
         constraints=constraints or NoForms(),
         answers=answers or Answers(HERMES),
-        heads=heads or HeadBook(NoReport()),
+        adverts=adverts or PrefixAdverts(NoReport()),
         adapter_hashes=dict,
     )
     return Wired(calls, delivery, hub)
@@ -113,7 +113,7 @@ def pooled_calls(
         inputs,
         Lifecycle(),
         WorkerMetrics(CollectorRegistry(), "m", lambda: EngineLoad(1, 0, 0, 1, 0), EngineCounters),
-        Stories(),
+        CallRecords(),
         prompt_lane(),
         pooling=pooling,
         width=width,

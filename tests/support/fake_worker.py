@@ -34,12 +34,12 @@ from workers.protocol.exits import Exit
 from workers.protocol.framing import EVENTS_PATH
 from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.pooled import POOL_PATH
-from workers.service.calls.call_record import Stories
+from workers.service.calls.call_record import CallRecords
 from workers.service.calls.lanes import prompt_lane
 from workers.service.calls.pooled import Outcomes, PooledCalls, no_pooled_work
 from workers.service.calls.stream import Mailbox
 from workers.service.lifecycle import Lifecycle
-from workers.service.registration.prefix_adverts import HeadBook
+from workers.service.registration.prefix_adverts import PrefixAdverts
 from workers.service.routes.app import CallRoutes
 from workers.service.routes.bodies import refusing
 from workers.service.routes.slots import no_slots
@@ -174,23 +174,23 @@ async def serve(args: argparse.Namespace) -> Exit:
         http = type("Cutting", (CuttingProtocol,), {"writes_left": args.drop_stream_every})
     resource = {"service.name": "paddock-worker", "service.instance.id": identity.worker}
     with tracing(args.otlp_endpoint, "", 0.0, resource, "fake", os.environ) as tracer:
-        life, stories = Lifecycle(), Stories(tracer, identity.worker, identity.model)
+        life, records = Lifecycle(), CallRecords(tracer, identity.worker, identity.model)
         wire = fake_chat if args.kind == "generate" else fake_pool
         server = WorkerServer(
-            identity, listen(args.host, args.port), life, wire(args, options, identity, life, stories), http=http
+            identity, listen(args.host, args.port), life, wire(args, options, identity, life, records), http=http
         )
         print(server.address, flush=True)
         return await server.run()
 
 
 def fake_chat(
-    args: argparse.Namespace, options: FakeOptions, worker: WorkerIdentity, life: Lifecycle, stories: Stories
+    args: argparse.Namespace, options: FakeOptions, worker: WorkerIdentity, life: Lifecycle, records: CallRecords
 ) -> Served:
     prompts = fake_prompts(args.ctx, args.die_of, has_helpers=not args.no_helpers)
     mailbox = Mailbox(asyncio.get_running_loop(), life.crashed)
     engine = FakeEngine(options, mailbox.put, life.crashed_in_thread)
     metrics = metrics_of(worker, engine, life)
-    heads = HeadBook(engine)
+    adverts = PrefixAdverts(engine)
     answers = Answers(replace(HERMES, thought=THINK if args.thinks else None))
     calls, _, hub = generate_calls(
         engine,
@@ -201,8 +201,8 @@ def fake_chat(
         grace_s=worker.gateway_grace_s,
         mailbox=mailbox,
         life=life,
-        stories=stories,
-        heads=heads,
+        records=records,
+        adverts=adverts,
     )
     return Served(
         kind="generate",
@@ -216,14 +216,14 @@ def fake_chat(
             *no_slots(),
             *fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx).routes(),
         ],
-        heads=heads,
+        adverts=adverts,
         announced=lambda beat: msgspec.structs.replace(beat, infill=prompts.can_infill),
         retire=engine.retire,
     )
 
 
 def fake_pool(
-    args: argparse.Namespace, options: FakeOptions, worker: WorkerIdentity, life: Lifecycle, stories: Stories
+    args: argparse.Namespace, options: FakeOptions, worker: WorkerIdentity, life: Lifecycle, records: CallRecords
 ) -> Served:
     pooling, width = (Pooling.RANK, 1) if args.kind == "rank" else (Pooling.MEAN, args.width)
     outcomes = Outcomes()
@@ -235,7 +235,7 @@ def fake_pool(
         FakeInputs(),
         life,
         metrics,
-        stories,
+        records,
         prompt_lane(),
         pooling=pooling,
         width=width,

@@ -70,12 +70,12 @@ class Prefaced:
         self.is_over = False
 
     def feed(self, text: str) -> list[Piece]:
-        return self._told([ContentPiece(text)] if self._inner is None else self._inner.feed(text))
+        return self._with_preface([ContentPiece(text)] if self._inner is None else self._inner.feed(text))
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        return self._told([] if self._inner is None else self._inner.finish(cut_off=cut_off))
+        return self._with_preface([] if self._inner is None else self._inner.finish(cut_off=cut_off))
 
-    def _told(self, pieces: list[Piece]) -> list[Piece]:
+    def _with_preface(self, pieces: list[Piece]) -> list[Piece]:
         if self._inner is not None:
             self.num_calls, self.is_over = self._inner.num_calls, self._inner.is_over
         if pieces and self._preface:

@@ -112,7 +112,7 @@ WRITERS: Sequence[tuple[Sequence[str], Callable[[Sequence[Call]], str]]] = (
 SHORT_ID_CHARS = 9
 
 
-def fitted(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilities, source: str) -> list[Message]:
+def fit(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilities, source: str) -> list[Message]:
     """Return messages that the template can show. `source`: its text, which tells how the model writes calls."""
     fit = _with_names(messages)
     if "<|channel|>" not in source:  # gpt-oss alone has a developer, as llama-server has it
@@ -134,7 +134,7 @@ def fitted(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilit
     return fit if abilities.system_role else _system_in_users(fit)
 
 
-def mended(messages: Sequence[Message]) -> list[Message]:
+def repair_roles(messages: Sequence[Message]) -> list[Message]:
     """Return messages for a template that refuses the order of roles: at first one system message at most, then user
     and assistant in turn, as far as joining neighbours can do that."""
     opening, rest = list(messages[:1]), messages[1:]

@@ -15,7 +15,7 @@ from jinja2 import Template, TemplateError, meta
 from workers.chat.abilities import Abilities, Form, find_abilities
 from workers.chat.conversation import Conversation, is_deepseek_v4, variables
 from workers.chat.environment import new_environment, to_json
-from workers.chat.fitting import fitted, forms, mended, tool_form
+from workers.chat.fitting import fit, forms, repair_roles, tool_form
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Message, Tool
 
@@ -77,7 +77,7 @@ class ChatTemplate:
         try:
             if conversation.continued:
                 return self._continued(conversation.messages, conversation.tools, values)
-            return self._fitted(conversation.messages, conversation.tools, values)
+            return self._render_fitted(conversation.messages, conversation.tools, values)
         except _Refused as refused:
             message = f"the model's chat template cannot render these messages: {refused}"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
@@ -91,26 +91,26 @@ class ChatTemplate:
         earlier, last = messages[:-1], messages[-1]
         marks = self.abilities.thought_open, self.abilities.thought_close
         try:
-            before = self._fitted(earlier, tools, {**values, "add_generation_prompt": False})
-            opened = self._fitted(earlier, tools, {**values, "add_generation_prompt": True})
+            before = self._render_fitted(earlier, tools, {**values, "add_generation_prompt": False})
+            opened = self._render_fitted(earlier, tools, {**values, "add_generation_prompt": True})
         except _Refused:  # some want a conversation to end with the user
             before, opened = "", None
         begun = opened[_num_common(before, opened) :] if opened is not None else ""
         if opened is not None and marks[0]:
             return before + _turn(begun, last, marks, bare=is_deepseek_v4(self.source))
         closed = {**values, "add_generation_prompt": False, "continue_final_message": True}
-        own = _cut(self._fitted((*earlier, _with_cut(last)), tools, closed))
+        own = _cut(self._render_fitted((*earlier, _with_cut(last)), tools, closed))
         turn = own[len(before) :] if own.startswith(before) else ""
         return own if turn and (not begun or turn[0] == begun[0]) else before + begun + (last.content or "")
 
-    def _fitted(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
+    def _render_fitted(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
         """Render messages fitted to the template, joined if need be. Raises _Refused with the first refusal."""
-        fit = fitted(messages, tools, self.abilities, self.source)
+        fitted = fit(messages, tools, self.abilities, self.source)
         try:
-            return self._rendered(fit, tools, values)
+            return self._rendered(fitted, tools, values)
         except _Refused as refused:
-            again = mended(fit)
-            if again == fit:
+            again = repair_roles(fitted)
+            if again == fitted:
                 raise
             try:
                 return self._rendered(again, tools, values)

@@ -113,7 +113,7 @@ class _Reader:
         self._disjoint = Disjoint(root, comparisons)
         self._values = Values(root)
         self._wanted: list[tuple[str, str, bool]] = []
-        """Definitions to read (shelf, name), and whether their objects are joined with other schemas'."""
+        """Definitions to read (section, name), and whether their objects are joined with other schemas'."""
         self._num_nodes = 0
         self.is_unclear = False
         """Whether it can't be told which objects may be closed: one is joined with a schema that is no definition."""
@@ -122,17 +122,17 @@ class _Reader:
         result = self._schema(self._root, "the schema", 0, is_root=True)
         done: dict[tuple[str, str], bool] = {}
         while self._wanted:
-            shelf, name, joined = self._wanted.pop()
-            definition = self._definition(shelf, name)
-            if definition is None or done.get((shelf, name)) in (True, joined):
+            section, name, joined = self._wanted.pop()
+            definition = self._definition(section, name)
+            if definition is None or done.get((section, name)) in (True, joined):
                 continue  # llguidance reports a missing definition
-            done[shelf, name] = joined
-            schema = self._schema(definition, f"`{shelf}/{name}`", 2, joined=joined)
-            result.setdefault(shelf, {})[name] = schema
+            done[section, name] = joined
+            schema = self._schema(definition, f"`{section}/{name}`", 2, joined=joined)
+            result.setdefault(section, {})[name] = schema
         return result
 
-    def _definition(self, shelf: str, name: str) -> Any:
-        definitions = self._root.get(shelf) if isinstance(self._root, dict) else None
+    def _definition(self, section: str, name: str) -> Any:
+        definitions = self._root.get(section) if isinstance(self._root, dict) else None
         return definitions.get(name) if isinstance(definitions, dict) else None
 
     def _schema(self, schema: Any, path: str, depth: int, *, is_root: bool = False, joined: bool = False) -> Any:

@@ -211,8 +211,8 @@ class Values:
             place = self._place(schema["$ref"]) if isinstance(schema, dict) and "$ref" in schema else None
             if place is None or not schema.keys() <= ANNOTATIONS | {"$ref"}:
                 break
-            shelf = root.get(place[0]) if isinstance(root, dict) else None
-            schema = shelf.get(place[1]) if isinstance(shelf, dict) else None
+            section = root.get(place[0]) if isinstance(root, dict) else None
+            schema = section.get(place[1]) if isinstance(section, dict) else None
         if not isinstance(schema, dict):
             return None
         if id(schema) not in self._known:

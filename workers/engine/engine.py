@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from workers.engine.adapters.shelf import AdapterShelf
+from workers.engine.adapters.registry import AdapterRegistry
 from workers.engine.cache.report import CacheReportProxy
 from workers.engine.cache.slots import SlotProxy
 from workers.engine.counters import EngineCounters
@@ -54,7 +54,7 @@ class Engine:
         emit: Emit,
         on_crash: Callable[[BaseException], None] | None = None,
         ram_bytes: int = DEFAULT_RAM_BYTES,
-        adapters: AdapterShelf | None = None,
+        adapters: AdapterRegistry | None = None,
         watchdog: Watchdog | None = None,
         disk: DiskTier | None = None,
         write_out_s: float = 5.0,
@@ -81,7 +81,7 @@ class Engine:
         )
         self.post = self._thread.post
         """Has an act carried out on the engine thread between two steps. The act must be quick and must not raise."""
-        self._adapters = adapters or AdapterShelf(model, context)
+        self._adapters = adapters or AdapterRegistry(model, context)
         self._adapters.follow(self.post)
         self._tools = SamplerTools(model.vocab)
         self._dry = DryStages(model.vocab)

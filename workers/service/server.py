@@ -34,7 +34,7 @@ from workers.protocol.heartbeat import DeviceMemory, Heartbeat, ModelFacts, Work
 from workers.service.calls.stream import EventHub
 from workers.service.lifecycle import Lifecycle, is_shortage
 from workers.service.registration.gateway_watch import GatewayWatch
-from workers.service.registration.heartbeat import Heads, Rates, Registration, connect
+from workers.service.registration.heartbeat import Adverts, Rates, Registration, connect
 from workers.service.routes.app import METRICS_PATH, WorkerAccess, build_app
 from workers.service.routes.bodies import refusal_body
 from workers.service.routes.probes import READY_PATH, Probes
@@ -114,7 +114,7 @@ class Served:
     metrics: WorkerMetrics
     routes: Sequence[Route]
     """All routes but those that every worker has."""
-    heads: Heads | None
+    adverts: Adverts | None
     """Prefix hashes for the fleet; None: conversations are not cached."""
     announced: Callable[[Heartbeat], Heartbeat]
     """Adds to a heartbeat what only this kind of worker tells."""
@@ -179,7 +179,7 @@ class WorkerServer:
         self.address = identity.address or address_of(sock)
         """Base URL for gateways."""
         self._redis = connect(identity.redis_url)
-        self._registration = Registration(self._redis, identity.secret, self._heartbeat, served.heads)
+        self._registration = Registration(self._redis, identity.secret, self._heartbeat, served.adverts)
         life.shortage.listen(self._registration.hurry)
         probes = Probes(self._facts, life, self._calls, self._registration.registered, self._begin_to_drain, hung_s)
         app = build_app(

@@ -61,7 +61,7 @@ class Recipe:
     """Seconds from SIGTERM to SIGKILL."""
 
 
-async def no_farewell(code: int, is_final: bool) -> None:
+async def ignore_death(code: int, is_final: bool) -> None:
     """Do nothing: the `on_death` of a child whose death concerns nobody else."""
 
 
@@ -73,7 +73,7 @@ class Child:
         recipe: Recipe,
         output: Output,
         *,
-        on_death: Callable[[int, bool], Awaitable[None]] = no_farewell,
+        on_death: Callable[[int, bool], Awaitable[None]] = ignore_death,
         final: Collection[int] = FINAL,
         backoff: Backoff | None = None,
     ) -> None:

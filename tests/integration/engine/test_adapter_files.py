@@ -17,7 +17,7 @@ from tests.integration.engine.conftest import DEMO
 from tests.support import adapter_files
 from tests.support.adapter_files import Weights, weights_for
 from tests.support.lone_context import lone_context, same
-from workers.engine.adapters.shelf import MAX_SCALE
+from workers.engine.adapters.registry import MAX_SCALE
 from workers.llama.adapters import Adapter, AdapterError, AppliedAdapters, inspect
 from workers.llama.model import Model
 from workers.models.spec import LlamaSettings

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.engine.conftest import DEMO
 from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, changed
 from tests.support import adapter_files
-from workers.engine.adapters.shelf import MAX_SCALE, AdapterShelf
+from workers.engine.adapters.registry import MAX_SCALE, AdapterRegistry
 from workers.engine.engine import Engine, EngineRequest
 from workers.llama.adapters import AdapterError
 from workers.llama.context import Context
@@ -29,18 +29,18 @@ PROMPT = "<|user|>What is the capital of France?<|end|><|assistant|>"
 
 
 class Shop(Bench):
-    """A bench with a shelf."""
+    """A bench with a registry."""
 
-    def __init__(self, model: Model, engine: Engine, heard: Heard, shelf: AdapterShelf) -> None:
+    def __init__(self, model: Model, engine: Engine, heard: Heard, registry: AdapterRegistry) -> None:
         super().__init__(model, engine, heard)
-        self.shelf = shelf
+        self.registry = registry
 
     def with_(self, request: EngineRequest, *uses: tuple[str, float] | str) -> EngineRequest:
         chosen = tuple(AdapterUse(use) if isinstance(use, str) else AdapterUse(*use) for use in uses)
         return changed(self.again(request), adapters=chosen)
 
     def states(self) -> dict[str, AdapterState]:
-        return {info.name: info.state for info in self.shelf.infos()}
+        return {info.name: info.state for info in self.registry.infos()}
 
 
 @contextmanager
@@ -49,23 +49,25 @@ def shop(
 ) -> Iterator[Shop]:
     heard = Heard()
     with Context(model, ONE_THREAD, slots=slots, kv_tokens=2048) as context:
-        shelf = AdapterShelf(model, context, max_adapters=max_adapters, max_bytes=max_bytes, patience_s=patience_s)
-        engine = Engine(model, context, slots=slots, n_ctx=512, emit=heard.emit, adapters=shelf)
+        registry = AdapterRegistry(
+            model, context, max_adapters=max_adapters, max_bytes=max_bytes, patience_s=patience_s
+        )
+        engine = Engine(model, context, slots=slots, n_ctx=512, emit=heard.emit, adapters=registry)
         engine.start()
         try:
-            yield Shop(model, engine, heard, shelf)
+            yield Shop(model, engine, heard, registry)
             engine.check_integrity()
         finally:
             engine.stop()
-            assert all(info.calls == 0 for info in shelf.infos())
-            shelf.close()
+            assert all(info.calls == 0 for info in registry.infos())
+            registry.close()
         assert engine.crashed is None
 
 
 @pytest.fixture
 def demo_shop(demo: Model) -> Iterator[Shop]:
     with shop(demo) as one:
-        one.shelf.register("pirate", PIRATE)
+        one.registry.register("pirate", PIRATE)
         yield one
 
 
@@ -77,7 +79,7 @@ def files(demo: Model, tmp_path: Path) -> list[Path]:
 
 def test_what_the_models_readme_says(shared_models: Path) -> None:
     with Model.load(shared_models / "stories260K.gguf", ONE_THREAD) as model, shop(model) as bench:
-        bench.shelf.register("shakespeare", shared_models / "stories260K-shakespeare-lora.gguf")
+        bench.registry.register("shakespeare", shared_models / "stories260K-shakespeare-lora.gguf")
         request = bench.request("Look in thy glass", 48)
         plain, verse = bench.answer(request), bench.answer(bench.with_(request, "shakespeare"))
     assert "toys" in plain
@@ -110,8 +112,8 @@ def test_no_prefix_is_shared_across_adapters_or_scales(demo_shop: Shop) -> None:
 def test_calls_beside_each_other_say_what_each_says_alone(demo: Model, files: list[Path], rounds: int) -> None:
     prompts = [PROMPT, "<|user|>Tell me a story.<|end|><|assistant|>", "<|user|>Hello!<|end|><|assistant|>"]
     with shop(demo, slots=8) as bench:
-        bench.shelf.register("pirate", PIRATE)
-        bench.shelf.register("other", files[0])
+        bench.registry.register("pirate", PIRATE)
+        bench.registry.register("other", files[0])
         uses: list[tuple[tuple[str, float], ...]] = [
             (),
             (("pirate", 1.0),),
@@ -136,7 +138,7 @@ def test_calls_beside_each_other_say_what_each_says_alone(demo: Model, files: li
 def test_scales_of_one_team_do_not_slow_another_teams_stream(demo: Model, files: list[Path]) -> None:
     """Each scale is a group of its own, and every step computes one group: they had six steps for one of the other."""
     with shop(demo, slots=7) as bench:
-        bench.shelf.register("a", files[0])
+        bench.registry.register("a", files[0])
         long = changed(bench.request(PROMPT, 240, ignore_eos=True), tenant="red")
         red = [bench.submit(bench.with_(long, ("a", 0.5 + n / 100))) for n in range(6)]
         bench.heard.until(lambda: all(len(bench.heard.calls[key]) > 3 for key in red))
@@ -152,8 +154,8 @@ def test_scales_of_one_team_do_not_slow_another_teams_stream(demo: Model, files:
 
 def test_the_order_of_names_makes_no_difference(demo: Model, files: list[Path]) -> None:
     with shop(demo) as bench:
-        bench.shelf.register("a", files[0])
-        bench.shelf.register("b", files[1])
+        bench.registry.register("a", files[0])
+        bench.registry.register("b", files[1])
         request = bench.request(PROMPT * 4, 8)
         one = bench.with_(request, ("a", 1.0), ("b", 0.5))
         other = bench.with_(request, ("b", 0.5), ("a", 1.0))
@@ -166,7 +168,7 @@ def test_an_adapter_that_is_in_use_leaves_when_its_last_call_ends(demo_shop: Sho
     alone = demo_shop.answer(demo_shop.again(request))
     key = demo_shop.submit(request)
     demo_shop.heard.until(lambda: len(demo_shop.heard.calls[key]) > 3)
-    gone = demo_shop.shelf.unload("pirate")
+    gone = demo_shop.registry.unload("pirate")
     assert gone.state is AdapterState.LEAVING
     assert gone.calls == 1
     with pytest.raises(CallFailed, match="no adapter is named 'pirate'; none is loaded") as refusal:
@@ -179,18 +181,18 @@ def test_an_adapter_that_is_in_use_leaves_when_its_last_call_ends(demo_shop: Sho
     demo_shop.engine.check_integrity()
     assert demo_shop.states() == {}
     with pytest.raises(CallFailed, match="no adapter is named"):
-        demo_shop.shelf.unload("pirate")
+        demo_shop.registry.unload("pirate")
 
 
 def test_a_name_with_new_contents_never_meets_the_old_ones_prefix(demo: Model, files: list[Path]) -> None:
     with shop(demo) as bench:
-        old = bench.shelf.register("mine", files[0])
+        old = bench.registry.register("mine", files[0])
         request = bench.request(PROMPT * 4, 200, ignore_eos=True)
         before = bench.answer(bench.with_(request, "mine"))
         running = bench.with_(request, "mine")
         bench.submit(running)
         bench.heard.until(lambda: len(bench.heard.calls[running.key]) > 3)
-        new = bench.shelf.register("mine", files[1])
+        new = bench.registry.register("mine", files[1])
         assert new.sha256 != old.sha256
         renewed = bench.with_(request, "mine")
         after = bench.answer(renewed)
@@ -198,18 +200,18 @@ def test_a_name_with_new_contents_never_meets_the_old_ones_prefix(demo: Model, f
         assert bench.heard.text(running.key) == before, "a running call keeps the weights that it began with"
         assert after != before
         assert bench.heard.started(renewed.key).num_cached_tokens == 0
-        assert bench.shelf.register("mine", files[1]) == bench.shelf.infos()[0]
+        assert bench.registry.register("mine", files[1]) == bench.registry.infos()[0]
 
 
 def test_a_call_brings_its_adapter_and_the_one_used_longest_ago_makes_room(demo: Model, files: list[Path]) -> None:
     with shop(demo, max_adapters=2) as bench:
         for name, file in zip("abc", files[:3], strict=True):
-            assert bench.shelf.register(name, file).state is AdapterState.KNOWN
-        assert (bench.shelf.num_loaded, bench.shelf.load_ms, bench.shelf.room) == (0, 0.0, 2)
+            assert bench.registry.register(name, file).state is AdapterState.KNOWN
+        assert (bench.registry.num_loaded, bench.registry.load_ms, bench.registry.room) == (0, 0.0, 2)
         request = bench.request(PROMPT, 12)
         said = bench.answer(bench.with_(request, "a"))
         assert bench.states() == {"a": AdapterState.LOADED, "b": AdapterState.KNOWN, "c": AdapterState.KNOWN}
-        assert bench.shelf.load_ms > 0
+        assert bench.registry.load_ms > 0
         bench.answer(bench.with_(request, "b"))
         bench.answer(bench.with_(request, "c"))
         assert bench.states() == {"a": AdapterState.KNOWN, "b": AdapterState.LOADED, "c": AdapterState.LOADED}
@@ -219,24 +221,24 @@ def test_a_call_brings_its_adapter_and_the_one_used_longest_ago_makes_room(demo:
 
 def test_a_pinned_one_is_loaded_at_once_and_stays(demo: Model, files: list[Path]) -> None:
     with shop(demo, max_adapters=1) as bench:
-        assert bench.shelf.register("a", files[0], pinned=True).state is AdapterState.LOADED
-        bench.shelf.register("b", files[1])
+        assert bench.registry.register("a", files[0], pinned=True).state is AdapterState.LOADED
+        bench.registry.register("b", files[1])
         with pytest.raises(CallFailed, match="max_adapters 1") as refusal:
             bench.submit(bench.with_(bench.request(PROMPT, 4), "b"))
         assert refusal.value.failure.code is FailureCode.BUSY
-        for act in (bench.shelf.register, bench.shelf.inspect):
+        for act in (bench.registry.register, bench.registry.inspect):
             with pytest.raises(CallFailed, match="no room for one that is pinned"):
                 act("c", files[2], pinned=True)
-        assert bench.shelf.room == 0
-        bench.shelf.register("a", files[0])
+        assert bench.registry.room == 0
+        bench.registry.register("a", files[0])
         bench.answer(bench.with_(bench.request(PROMPT, 4), "b"))
 
 
 def test_a_call_that_finds_no_room_waits_and_others_pass_it(demo: Model, files: list[Path]) -> None:
     with shop(demo, max_adapters=2) as bench:
-        bench.shelf.register("a", files[0], pinned=True)
+        bench.registry.register("a", files[0], pinned=True)
         for name, file in zip("bc", files[1:3], strict=True):
-            bench.shelf.register(name, file)
+            bench.registry.register(name, file)
         short = bench.request(PROMPT, 8)
         alone = {name: bench.answer(bench.with_(short, name)) for name in "bc"}
         plain = bench.answer(short)
@@ -247,7 +249,7 @@ def test_a_call_that_finds_no_room_waits_and_others_pass_it(demo: Model, files: 
         passing = [bench.submit(bench.again(short)), bench.submit(bench.with_(short, "b"))]
         bench.wait(*passing)
         assert [bench.heard.text(one) for one in passing] == [plain, alone["b"]]
-        assert bench.shelf.room == 0
+        assert bench.registry.room == 0
         assert not bench.heard.calls.get(waits)
         assert bench.engine.load().slots_busy == 1, "the one that waits holds no slot"
         bench.engine.check_integrity()
@@ -259,7 +261,7 @@ def test_a_call_that_finds_no_room_waits_and_others_pass_it(demo: Model, files: 
 def test_one_that_waits_long_for_room_is_not_passed_for_ever(demo: Model, files: list[Path]) -> None:
     with shop(demo, max_adapters=1, patience_s=PATIENCE_S) as bench:
         for name, file in zip("ab", files[:2], strict=True):
-            bench.shelf.register(name, file)
+            bench.registry.register(name, file)
         request = bench.request(PROMPT, 60, ignore_eos=True)
         running = [bench.submit(bench.with_(request, "a")) for _ in range(2)]
         waits = bench.submit(bench.with_(request, "b"))
@@ -280,7 +282,7 @@ def test_another_teams_call_gets_room_beside_long_answers(demo: Model, files: li
     """Endless answers on as many adapters as fit, and free slots: the calls on one adapter give way, without loss."""
     with shop(demo, slots=6, max_adapters=2) as bench:
         for name, file in zip("abc", files[:3], strict=True):
-            bench.shelf.register(name, file)
+            bench.registry.register(name, file)
         long = changed(bench.request(PROMPT, 300, ignore_eos=True), tenant="red")
         short = changed(bench.request(PROMPT, 8, ignore_eos=True), tenant="blue")
         alone = {name: bench.answer(bench.with_(long, name)) for name in "ab"}
@@ -301,7 +303,7 @@ def test_a_call_that_waits_for_its_own_teams_others_holds_up_no_other_team(demo:
     """It is asked first, since its team has fewer calls, and waits too long already: others' adapters are in memory."""
     with shop(demo, slots=8, max_adapters=2, patience_s=0.0) as bench:
         for name, file in zip("abc", files[:3], strict=True):
-            bench.shelf.register(name, file)
+            bench.registry.register(name, file)
         red = changed(bench.request(PROMPT, 400, ignore_eos=True), tenant="red")
         blue = changed(bench.request(PROMPT, 400, ignore_eos=True), tenant="blue")
         running = [bench.submit(bench.with_(red, name)) for name in "ab"]
@@ -322,7 +324,7 @@ def test_a_call_with_many_adapters_takes_no_room_from_a_team_that_keeps_to_its_p
     """Else whoever names all adapters that fit cuts every other team's streams in slices, with loads between them."""
     with shop(demo, slots=4, max_adapters=3) as bench:
         for name, file in zip("abcd", files, strict=True):
-            bench.shelf.register(name, file)
+            bench.registry.register(name, file)
         narrow = changed(bench.request(PROMPT, 300, ignore_eos=True), tenant="blue")
         wide = changed(bench.request(PROMPT, 8, ignore_eos=True), tenant="red")
         expected = bench.answer(bench.with_(wide, *"bcd"))
@@ -340,63 +342,63 @@ def test_adapters_of_one_call_are_loaded_over_several_rounds(
     demo: Model, files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Streams wait for a round: eight adapters of 35 MB take 0.15 s."""
-    monkeypatch.setattr("workers.engine.adapters.shelf.LOAD_STEP_S", 1e-9)
+    monkeypatch.setattr("workers.engine.adapters.registry.LOAD_STEP_S", 1e-9)
     with Context(demo, ONE_THREAD, slots=2, kv_tokens=512) as context:
-        shelf = AdapterShelf(demo, context, max_adapters=3)
+        registry = AdapterRegistry(demo, context, max_adapters=3)
         for name, file in zip("abcd", files, strict=True):
-            shelf.register(name, file)
-        wanted = shelf.resolve(tuple(map(AdapterUse, "abc")))
-        other = shelf.resolve((AdapterUse("d"),))
-        shelf.begin_round(())
-        assert not shelf.enter(wanted)
-        shelf.begin_round(())
-        assert not shelf.enter(other), "it would have taken the room of those that are coming"
-        assert not shelf.enter_beside(wanted, ())
-        shelf.begin_round(())
-        assert shelf.enter(wanted)
-        assert shelf.num_loaded == 3
-        shelf.release(wanted)
+            registry.register(name, file)
+        wanted = registry.resolve(tuple(map(AdapterUse, "abc")))
+        other = registry.resolve((AdapterUse("d"),))
+        registry.begin_round(())
+        assert not registry.enter(wanted)
+        registry.begin_round(())
+        assert not registry.enter(other), "it would have taken the room of those that are coming"
+        assert not registry.enter_beside(wanted, ())
+        registry.begin_round(())
+        assert registry.enter(wanted)
+        assert registry.num_loaded == 3
+        registry.release(wanted)
         for _ in range(2):  # nobody asks for the others any more
-            shelf.begin_round(())
-        assert shelf.enter(other)
-        shelf.release(other)
-        shelf.close()
+            registry.begin_round(())
+        assert registry.enter(other)
+        registry.release(other)
+        registry.close()
 
 
 def test_contents_that_are_not_what_the_fleet_knows_are_refused(demo: Model, files: list[Path]) -> None:
     with shop(demo) as bench:
-        one = bench.shelf.register("a", files[0])
-        assert bench.shelf.register("a", files[0], sha256=one.sha256) == one
-        for act in (bench.shelf.register, bench.shelf.inspect):
+        one = bench.registry.register("a", files[0])
+        assert bench.registry.register("a", files[0], sha256=one.sha256) == one
+        for act in (bench.registry.register, bench.registry.inspect):
             with pytest.raises(AdapterError, match="holds other contents") as refusal:
                 act("a", files[1], sha256=one.sha256)
             assert one.sha256 in str(refusal.value)
-            assert bench.shelf.inspect("x", files[1]).sha256 in str(refusal.value)
-        assert [info.name for info in bench.shelf.infos()] == ["a"], "looking changes nothing"
+            assert bench.registry.inspect("x", files[1]).sha256 in str(refusal.value)
+        assert [info.name for info in bench.registry.infos()] == ["a"], "looking changes nothing"
 
 
 def test_a_name_of_the_settings_stays_as_it_is(demo: Model, files: list[Path]) -> None:
     with shop(demo) as bench:
-        fixed = bench.shelf.register("a", files[0], fixed=True)
+        fixed = bench.registry.register("a", files[0], fixed=True)
         assert fixed.fixed
-        assert bench.shelf.register("a", files[0], pinned=True) == fixed
-        for act in (bench.shelf.register, bench.shelf.inspect):
+        assert bench.registry.register("a", files[0], pinned=True) == fixed
+        for act in (bench.registry.register, bench.registry.inspect):
             with pytest.raises(CallFailed, match="stands in this worker's settings"):
                 act("a", files[1])
         with pytest.raises(CallFailed, match="take it out there"):
-            bench.shelf.unload("a")
+            bench.registry.unload("a")
 
 
-def test_bytes_bound_the_shelf_too(demo: Model, files: list[Path]) -> None:
+def test_bytes_bound_the_registry_too(demo: Model, files: list[Path]) -> None:
     size = files[0].stat().st_size
     with shop(demo, max_bytes=2 * size) as bench:
         for number, file in enumerate(files[:3]):
-            bench.shelf.register(str(number), file)
+            bench.registry.register(str(number), file)
             bench.answer(bench.with_(bench.request(PROMPT, 2), str(number)))
         assert list(bench.states().values()) == [AdapterState.KNOWN, AdapterState.LOADED, AdapterState.LOADED]
-        assert bench.shelf.room == 2
+        assert bench.registry.room == 2
     with shop(demo, max_bytes=size - 1) as bench, pytest.raises(AdapterError, match="raise adapters_mib"):
-        bench.shelf.register("a", files[0])
+        bench.registry.register("a", files[0])
 
 
 def test_an_adapter_whose_file_changed_meanwhile_fails_its_call_only(
@@ -404,7 +406,7 @@ def test_an_adapter_whose_file_changed_meanwhile_fails_its_call_only(
 ) -> None:
     """Its caller reads the adapter's name; which file and why is the operator's to know."""
     with shop(demo, max_adapters=1) as bench:
-        bench.shelf.register("a", files[0])
+        bench.registry.register("a", files[0])
         files[0].write_bytes(files[2].read_bytes())
         request = bench.request(PROMPT, 4)
         key = bench.submit(bench.with_(request, "a"))
@@ -414,7 +416,7 @@ def test_an_adapter_whose_file_changed_meanwhile_fails_its_call_only(
         assert last.failure.message == "adapter 'a' can't be brought into memory; the worker's log says why"
         assert "changed since it was checked" in caplog.text
         assert not any(isinstance(event, Started) for event in bench.heard.calls[key])
-        bench.shelf.register("a", files[0])
+        bench.registry.register("a", files[0])
         bench.answer(bench.with_(request, "a"))
 
 
@@ -432,7 +434,7 @@ def test_what_a_call_may_not_ask_for(demo_shop: Shop, uses: tuple[AdapterUse, ..
     with pytest.raises(CallFailed, match=says) as refusal:
         demo_shop.submit(changed(demo_shop.request(PROMPT), adapters=uses))
     assert refusal.value.failure.code is FailureCode.INVALID_REQUEST
-    assert [info.calls for info in demo_shop.shelf.infos()] == [0]
+    assert [info.calls for info in demo_shop.registry.infos()] == [0]
 
 
 def test_a_bad_file_is_refused_while_calls_run(demo_shop: Shop, tmp_path: Path) -> None:
@@ -440,7 +442,7 @@ def test_a_bad_file_is_refused_while_calls_run(demo_shop: Shop, tmp_path: Path) 
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(PIRATE.read_bytes()[:-1])
     with pytest.raises(AdapterError, match="truncated"):
-        demo_shop.shelf.register("pirate", cut)
+        demo_shop.registry.register("pirate", cut)
     demo_shop.wait(key)
     assert demo_shop.heard.finished(key).usage.completion_tokens == 100
     assert demo_shop.states() == {"pirate": AdapterState.KNOWN}
@@ -452,7 +454,7 @@ def test_loading_and_unloading_from_many_threads_beside_calls(demo: Model, files
         request = bench.request(PROMPT, 16)
         said = {}
         for number, file in enumerate(files):
-            bench.shelf.register(str(number), file)
+            bench.registry.register(str(number), file)
             said[number] = bench.answer(bench.with_(request, str(number)))
 
         refused: list[FailureCode] = []
@@ -460,8 +462,8 @@ def test_loading_and_unloading_from_many_threads_beside_calls(demo: Model, files
         def churn(number: int) -> None:
             for _ in range(6):
                 try:
-                    bench.shelf.unload(str(number))
-                    bench.shelf.register(str(number), files[number])
+                    bench.registry.unload(str(number))
+                    bench.registry.register(str(number), files[number])
                 except CallFailed as failed:
                     refused.append(failed.failure.code)
 

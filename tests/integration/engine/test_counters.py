@@ -78,7 +78,7 @@ def test_what_came_from_disk_is_not_counted_as_ram(demo: Model, tmp_path: Path) 
 
 def test_adapters_that_calls_use(demo: Model) -> None:
     with shop(demo, slots=1) as bench:
-        bench.shelf.register("pirate", PIRATE)
+        bench.registry.register("pirate", PIRATE)
         gate = held(bench)
         keys = [
             bench.submit(bench.with_(bench.request("Hello", None, ignore_eos=True), "pirate")),

@@ -44,7 +44,7 @@ def preloaded(name: str, path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def shelf_folder(folder: Path) -> Path:
+def adapters_folder(folder: Path) -> Path:
     """What may be loaded at run time, and a few ways out of it."""
     outside = folder / "outside"
     outside.mkdir()
@@ -61,8 +61,8 @@ def shelf_folder(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(redis_server: RedisServer, folder: Path, shelf_folder: Path) -> Iterator[str]:
-    flags = ("--adapters", preloaded("pirate", PIRATE), "--adapters-dir", str(shelf_folder), "--max-adapters", "2")
+def address(redis_server: RedisServer, folder: Path, adapters_folder: Path) -> Iterator[str]:
+    flags = ("--adapters", preloaded("pirate", PIRATE), "--adapters-dir", str(adapters_folder), "--max-adapters", "2")
     process = start(redis_server, folder, "w", *flags)
     try:
         deadline = time.monotonic() + 30

@@ -35,7 +35,7 @@ from workers.protocol.prefixes import prefix_of
 from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit
 from workers.service.calls.stream import Mailbox
 from workers.service.lifecycle import Lifecycle
-from workers.service.registration.prefix_adverts import HeadBook
+from workers.service.registration.prefix_adverts import PrefixAdverts
 
 TEMPLATE = (
     "{% for one in messages %}<|im_start|>{{ one.role }}\n{{ one.content }}<|im_end|>\n{% endfor %}"
@@ -67,14 +67,14 @@ class Bench:
         mailbox = Mailbox(asyncio.get_running_loop(), life.crashed)
         n_ctx = min(2048, context.kv_tokens)
         self.engine = Engine(model, context, slots=2, n_ctx=n_ctx, emit=mailbox.put, ram_bytes=ram_bytes, disk=disk)
-        self.book = HeadBook(self.engine.cache_report)
+        self.book = PrefixAdverts(self.engine.cache_report)
         self.calls, _, hub = generate_calls(
             self.engine,
             Prompts(ChatTemplate(TEMPLATE), model),
             WorkerMetrics(CollectorRegistry(), "m", self.engine.load, EngineCounters),
             Sampling(),
             answers=Answers(HERMES, model.vocab),
-            heads=self.book,
+            adverts=self.book,
             mailbox=mailbox,
             life=life,
         )
@@ -99,7 +99,7 @@ class Bench:
     def known(self, messages: Turn, team: str = "t") -> int:
         """What a gateway would think is cached of this call's prompt."""
         prefix = prefix_of(GenerateRequest(messages=messages), team, {})
-        return next((self.book.told[head] for head in reversed(prefix.digests) if head in self.book.told), 0)
+        return next((self.book.published[head] for head in reversed(prefix.digests) if head in self.book.published), 0)
 
     async def until(self, condition: Callable[[], object]) -> None:
         """As the publishing of news does, looks now and then."""

@@ -52,15 +52,15 @@ class Book:
     """Heads that a test enters and takes away."""
 
     def __init__(self) -> None:
-        self.told: dict[int, int] = {}
+        self.published: dict[int, int] = {}
         self.added: dict[int, int] = {}
         self.dropped: tuple[int, ...] = ()
 
     def take(self) -> tuple[dict[int, int], tuple[int, ...]]:
         added, dropped, self.added, self.dropped = self.added, self.dropped, {}, ()
-        self.told |= added
+        self.published |= added
         for head in dropped:
-            self.told.pop(head)
+            self.published.pop(head)
         return added, dropped
 
 
@@ -134,11 +134,11 @@ async def test_entries_are_numbered_without_a_gap_and_come_to_what_the_record_sa
             bench.busy(number)
             await until(lambda: not bench.book.added)
         await until(lambda: bench.news()[-1].load.slots_busy == 5)
-        assert bench.put_together() == bench.book.told == {104: 4, 105: 5}
+        assert bench.put_together() == bench.book.published == {104: 4, 105: 5}
         last = bench.news()[-1]
         await until(lambda: bench.record().version == last.version)
         assert bench.record().load == last.load
-        await until(lambda: bench.heads() == (last.version, bench.book.told))
+        await until(lambda: bench.heads() == (last.version, bench.book.published))
         assert 0 < bench.server.client.pttl(keys.worker_heads(MODEL, "w")) <= keys.HEARTBEAT_TTL_S * 1000
 
 
@@ -227,7 +227,7 @@ async def test_what_could_not_be_told_shows_as_a_gap_and_stands_in_the_next_head
         before = bench.news()[-1].version
         redis_server.stop()
         bench.book.added = {8: 80}
-        # Taken and then not told: an attempt still under way could get through to the new server.
+        # Taken and then not published: an attempt still under way could get through to the new server.
         await until(lambda: not bench.book.added and bench.registration._told is None)
         redis_server.start()
         await until(lambda: bench.heads()[1] == {7: 70, 8: 80})

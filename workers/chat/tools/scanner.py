@@ -171,7 +171,7 @@ class Scanner:
             elif len(self._text) - self._at > MAX_HEAD_CHARS:
                 return None
             elif self._ended:
-                self._short = _begun_string(self._text[self._at :])
+                self._short = _unfinished_string(self._text[self._at :])
                 return None
             else:
                 position = len(self._text) if found is None else found.start()
@@ -186,7 +186,7 @@ class Scanner:
         return value
 
 
-def _begun_string(text: str) -> str:
+def _unfinished_string(text: str) -> str:
     """Return the value of a JSON string without its end; empty where it breaks off in an escape."""
     try:
         value = json.loads(text + '"')

@@ -135,7 +135,7 @@ class KimiReader(Reader):
     def _one(self) -> Steps[bool]:
         found = yield from self._up_to(_KIMI_ARGUMENTS)
         if found is None:
-            self._name = self._likely(_begun_name(self._short or ""))
+            self._name = self._likely(_unfinished_name(self._short or ""))
             return False
         id = found[0].strip()
         name = self._name = id.removeprefix(FUNCTIONS).rpartition(":")[0] or id
@@ -155,7 +155,7 @@ class KimiReader(Reader):
         return id
 
 
-def _begun_name(id: str) -> str:
+def _unfinished_name(id: str) -> str:
     """Return the part of the name in an id that was cut off."""
     name = "" if FUNCTIONS.startswith(id) else id.removeprefix(FUNCTIONS)
     return name.rpartition(":")[0] or name

@@ -75,8 +75,8 @@ class TypedText:
         self._has_begun = False
         """Whether more than whitespace came."""
         self._parts: list[str] = []
-        """The portions of a held value as they came; `_mended`: the same as JSON."""
-        self._mended: list[str] = []
+        """The portions of a held value as they came; `_repaired`: the same as JSON."""
+        self._repaired: list[str] = []
         self._num_chars = 0
 
     @property
@@ -92,7 +92,7 @@ class TypedText:
         held, part = part[:room], part[room:]
         self._num_chars += len(held)
         self._parts.append(held)
-        self._mended.append(self._read(held))
+        self._repaired.append(self._read(held))
         return self._let_go() + self.feed(part) if part else ""
 
     def close(self) -> str:
@@ -102,10 +102,10 @@ class TypedText:
         last = self._read("", ended=True)
         if self._is_json:
             return last + ("" if self._json.is_done else self._json.close())
-        text, mended = "".join(self._parts), "".join(self._mended) + last
+        text, repaired = "".join(self._parts), "".join(self._repaired) + last
         is_json = self._json.is_done and not self.rest
-        if is_json and (text.lstrip().startswith('"') or self._may_be(mended)):
-            return mended
+        if is_json and (text.lstrip().startswith('"') or self._may_be(repaired)):
+            return repaired
         return json.dumps(text, ensure_ascii=False)
 
     def cut(self) -> str:
@@ -123,23 +123,23 @@ class TypedText:
 
     def _let_go(self) -> str:
         self._holds = False
-        text, mended = "".join(self._parts), "".join(self._mended)
+        text, repaired = "".join(self._parts), "".join(self._repaired)
         is_open = not (self._json.is_done or self._json.is_broken)
-        self._is_json = is_open and mended[:1] in ("{", "[") and self._may_be(mended)
-        return mended if self._is_json else '"' + encode_basestring(text)[1:-1]
+        self._is_json = is_open and repaired[:1] in ("{", "[") and self._may_be(repaired)
+        return repaired if self._is_json else '"' + encode_basestring(text)[1:-1]
 
-    def _may_be(self, mended: str) -> bool:
+    def _may_be(self, repaired: str) -> bool:
         """Return whether the value may be this JSON by its `kinds`, and need not be a string."""
-        return "string" not in self._kinds or _fits(mended, self._kinds - {"string"})
+        return "string" not in self._kinds or _fits(repaired, self._kinds - {"string"})
 
 
-def _fits(mended: str, kinds: frozenset[str]) -> bool:
-    first = mended[:1]
+def _fits(repaired: str, kinds: frozenset[str]) -> bool:
+    first = repaired[:1]
     if first in '{["':
         return {"{": "object", "[": "array", '"': "string"}[first] in kinds
     if first in "tfn":
         return ("null" if first == "n" else "boolean") in kinds
-    return "number" in kinds or ("integer" in kinds and mended.lstrip("-").isdigit())
+    return "number" in kinds or ("integer" in kinds and repaired.lstrip("-").isdigit())
 
 
 def _list(value: Any) -> list[Any]:

@@ -184,7 +184,9 @@ def _mean(mean: float, value: float) -> float:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One adapter: a file's weights under a name. All but `name` and `file`'s digest changes under the shelf's lock."""
+    """One adapter: a file's weights under a name. All but `name` and `file`'s digest changes under the registry's
+    lock.
+    """
 
     name: str
     file: AdapterFile

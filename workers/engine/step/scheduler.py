@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from workers.engine.adapters.shelf import AdapterShelf
+from workers.engine.adapters.registry import AdapterRegistry
 from workers.engine.cache.cached_sequence import NOWHERE
 from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.cache.prompt import common
@@ -46,7 +46,7 @@ class Scheduler:
     def __init__(
         self,
         cache: PrefixCache,
-        adapters: AdapterShelf,
+        adapters: AdapterRegistry,
         slots: int,
         limits: Limits,
         pace: PrefillPace,

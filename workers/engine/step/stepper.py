@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from workers.engine.adapters.shelf import AdapterShelf
+from workers.engine.adapters.registry import AdapterRegistry
 from workers.engine.adapters.turns import AdapterTurns, chosen
 from workers.engine.cache.checkpoints import CheckpointCache
 from workers.engine.cache.prefix_cache import PrefixCache
@@ -56,7 +56,7 @@ class Stepper:
     def __init__(
         self,
         context: Context,
-        adapters: AdapterShelf,
+        adapters: AdapterRegistry,
         black_box: BlackBox,
         on_end: Callable[[int], None],
         disk: Callable[[MovePace, bool], DiskLink] | None = None,

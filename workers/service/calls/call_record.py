@@ -25,7 +25,7 @@ FAILURES = frozenset(code.value for code in FailureCode)
 
 
 @dataclass(slots=True)
-class Story:
+class CallRecord:
     """The record of one call, filled in as it goes. Times are time.monotonic()."""
 
     operation: str
@@ -72,7 +72,7 @@ class Story:
         return fields
 
 
-class Stories:
+class CallRecords:
     """Begins and ends the records of one worker's calls."""
 
     def __init__(self, tracer: Tracer = OFF, worker: str = "", model: str = "") -> None:
@@ -80,82 +80,89 @@ class Stories:
         self._worker = worker
         self._model = model
 
-    def begin(self, operation: str, request_id: str, traceparent: str, tracestate: str) -> Story:
+    def begin(self, operation: str, request_id: str, traceparent: str, tracestate: str) -> CallRecord:
         """Return the record of a new call. Its span is recorded if its gateway records the trace."""
         caller = read_context(traceparent, tracestate) if traceparent else None
         own = None if caller is None else self._tracer.inside(caller)
-        return Story(operation, request_id, caller, own)
+        return CallRecord(operation, request_id, caller, own)
 
-    def end(self, story: Story, end: Finished | Failed | None = None) -> None:
+    def end(self, record: CallRecord, end: Finished | Failed | None = None) -> None:
         """Log a call that is over, and hand on its trace. `end`: its last event; None: nobody wants it any more."""
-        story.ended_at, story.end = time.monotonic(), end
+        record.ended_at, record.end = time.monotonic(), end
         if isinstance(end, Finished):
-            story.outcome = end.reason.value
+            record.outcome = end.reason.value
         elif isinstance(end, Failed):
-            story.outcome = end.failure.code.value
-        log.log(logging.WARNING if story.outcome in ALARMING else logging.INFO, "call", extra={"fields": story.line()})
-        if story.own is not None and story.caller is not None:
-            self._tracer.tell(CallJourney(story, story.caller, story.own, self._worker, self._model))
+            record.outcome = end.failure.code.value
+        log.log(
+            logging.WARNING if record.outcome in ALARMING else logging.INFO, "call", extra={"fields": record.line()}
+        )
+        if record.own is not None and record.caller is not None:
+            self._tracer.tell(CallJourney(record, record.caller, record.own, self._worker, self._model))
 
 
 class CallJourney:
     """The trace of an ended call, as a `workers.tracing.tracer.Journey`."""
 
-    __slots__ = ("_caller", "_model", "_own", "_story", "_worker")
+    __slots__ = ("_caller", "_model", "_own", "_record", "_worker")
 
-    def __init__(self, story: Story, caller: TraceContext, own: TraceContext, worker: str, model: str) -> None:
-        self._story = story
+    def __init__(self, record: CallRecord, caller: TraceContext, own: TraceContext, worker: str, model: str) -> None:
+        self._record = record
         self._caller = caller
         self._own = own
         self._worker = worker
         self._model = model
 
     def spans(self) -> Sequence[Span]:
-        story = self._story
+        record = self._record
         began_at, started_at, first_at, ended_at = (
-            story.began_at,
-            story.started_at,
-            story.first_token_at,
-            story.ended_at,
+            record.began_at,
+            record.started_at,
+            record.first_token_at,
+            record.ended_at,
         )
         spans = [self._call()]
-        if story.operation == "generate":
+        if record.operation == "generate":
             spans.append(self._part("queue", began_at, started_at or ended_at, {}))
         if started_at:
-            computed = story.num_prompt_tokens - story.num_cached_tokens
-            told: dict[str, Value] = {"paddock.tokens": computed, "paddock.cached_tokens": story.num_cached_tokens}
-            spans.append(self._part("prefill", started_at, first_at or ended_at, told))
+            computed = record.num_prompt_tokens - record.num_cached_tokens
+            attributes: dict[str, Value] = {
+                "paddock.tokens": computed,
+                "paddock.cached_tokens": record.num_cached_tokens,
+            }
+            spans.append(self._part("prefill", started_at, first_at or ended_at, attributes))
         if first_at:
-            spans.append(self._part("decode", first_at, ended_at, _decoded(story.end)))
+            spans.append(self._part("decode", first_at, ended_at, _decoded(record.end)))
         return spans
 
     def _call(self) -> Span:
-        story, end = self._story, self._story.end
-        failed = story.outcome if story.failed else ""
-        told: dict[str, Value] = {
+        record, end = self._record, self._record.end
+        failed = record.outcome if record.failed else ""
+        attributes: dict[str, Value] = {
             "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.model": self._model,
             "gen_ai.response.model": self._model,
             "paddock.worker": self._worker,
-            "paddock.request_id": story.request_id,
-            "error.type": failed or (CANCELLED if story.outcome == CANCELLED else ""),
+            "paddock.request_id": record.request_id,
+            "error.type": failed or (CANCELLED if record.outcome == CANCELLED else ""),
         }
-        if story.slot >= 0:
-            told["paddock.slot"] = story.slot
+        if record.slot >= 0:
+            attributes["paddock.slot"] = record.slot
         if isinstance(end, Finished):
-            told["gen_ai.usage.input_tokens"] = end.usage.prompt_tokens
-            told["gen_ai.usage.output_tokens"] = end.usage.completion_tokens
-            told["gen_ai.usage.cache_read.input_tokens"] = end.usage.cached_tokens
-            told["gen_ai.response.finish_reasons"] = (story.outcome,)
+            attributes["gen_ai.usage.input_tokens"] = end.usage.prompt_tokens
+            attributes["gen_ai.usage.output_tokens"] = end.usage.completion_tokens
+            attributes["gen_ai.usage.cache_read.input_tokens"] = end.usage.cached_tokens
+            attributes["gen_ai.response.finish_reasons"] = (record.outcome,)
             if end.num_preempted:
-                told["paddock.preempted"] = end.num_preempted
-        elif story.num_prompt_tokens:
-            told["gen_ai.usage.input_tokens"] = story.num_prompt_tokens
+                attributes["paddock.preempted"] = end.num_preempted
+        elif record.num_prompt_tokens:
+            attributes["gen_ai.usage.input_tokens"] = record.num_prompt_tokens
         parent_id = self._caller.span_id
-        return Span(story.operation, self._own, parent_id, story.began_at, story.ended_at, Kind.SERVER, told, failed)
+        return Span(
+            record.operation, self._own, parent_id, record.began_at, record.ended_at, Kind.SERVER, attributes, failed
+        )
 
-    def _part(self, name: str, began_at: float, ended_at: float, told: dict[str, Value]) -> Span:
-        return Span(name, self._own.inside(), self._own.span_id, began_at, ended_at, attributes=told)
+    def _part(self, name: str, began_at: float, ended_at: float, attributes: dict[str, Value]) -> Span:
+        return Span(name, self._own.inside(), self._own.span_id, began_at, ended_at, attributes=attributes)
 
 
 def _decoded(end: Finished | Failed | None) -> dict[str, Value]:

@@ -87,11 +87,11 @@ class Delivery:
                     if call.parser is not None and call.parser.is_over:
                         continue  # nobody wants what the model wrote before the engine ended it
                     num_tokens += event.num_tokens
-                    if not call.story.first_token_at:
+                    if not call.record.first_token_at:
                         self._first_token(call)
                     if call.parser is None:
-                        if call.heads is not None:
-                            call.heads.add(ContentPiece(event.text))
+                        if call.adverts is not None:
+                            call.adverts.add(ContentPiece(event.text))
                         frame.append(Text(listing.number, event.text, event.num_tokens))
                     else:
                         call.held_tokens += event.num_tokens
@@ -128,21 +128,21 @@ class Delivery:
             self._engine.cancel(key)
 
     def _first_token(self, call: LiveCall) -> None:
-        story = call.story
-        story.first_token_at = time.monotonic()
-        self._metrics.time_to_first_token.observe(story.first_token_at - story.began_at)
+        record = call.record
+        record.first_token_at = time.monotonic()
+        self._metrics.time_to_first_token.observe(record.first_token_at - record.began_at)
 
     def _file(self, event: CallEvent, call: LiveCall, step: int, frame: list[CallEvent]) -> None:
         """Pass on an event that comes once per call."""
-        listing, story = call.listing, call.story
+        listing, record = call.listing, call.record
         match event:
             case Started():
-                story.started_at, story.slot = time.monotonic(), event.slot
+                record.started_at, record.slot = time.monotonic(), event.slot
                 listing.first_step = step
-                story.num_prompt_tokens, story.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
-                self._metrics.started(event, story.started_at - story.began_at)
-                if call.heads is not None:
-                    call.heads.started()
+                record.num_prompt_tokens, record.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
+                self._metrics.started(event, record.started_at - record.began_at)
+                if call.adverts is not None:
+                    call.adverts.started()
                 frame.append(Started(listing.number, event.slot, event.num_prompt_tokens, event.num_cached_tokens))
             case Finished():
                 reason, usage = event.reason, event.usage
@@ -155,9 +155,9 @@ class Delivery:
                     if call.parser.num_calls and reason is FinishReason.STOP:
                         reason = FinishReason.TOOL_CALLS
                 end = replace(event, call=listing.number, reason=reason, usage=usage)
-                self._metrics.finished(end, reason, time.monotonic() - story.began_at)
-                if call.heads is not None:
-                    call.heads.finished(usage)
+                self._metrics.finished(end, reason, time.monotonic() - record.began_at)
+                if call.adverts is not None:
+                    call.adverts.finished(usage)
                 frame.append(end)
                 self._end(call, step, end)
             case Failed():
@@ -215,7 +215,7 @@ class Delivery:
         if is_shortage(error):
             raise error
         key = call.listing.key
-        _log_broken(f"request {call.story.request_id}", error)
+        _log_broken(f"request {call.record.request_id}", error)
         self._engine.cancel(key)
         if key in self._calls:
             end = Failed(call.listing.number, BROKEN)
@@ -225,11 +225,11 @@ class Delivery:
 
 def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) -> None:
     """Append parsed text as events; the first one counts every token that was held back before it."""
-    number, heads = call.listing.number, call.heads
+    number, adverts = call.listing.number, call.adverts
     for piece in pieces:
         num_tokens, call.held_tokens = call.held_tokens, 0
-        if heads is not None:
-            heads.add(piece)
+        if adverts is not None:
+            adverts.add(piece)
         if isinstance(piece, CallPiece):
             frame.append(ToolCallDelta(number, piece.number, piece.id, piece.name, piece.arguments, num_tokens))
         elif isinstance(piece, ReasoningPiece):

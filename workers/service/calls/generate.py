@@ -30,7 +30,7 @@ from workers.service.calls.lanes import FairLane, form_lane
 from workers.service.calls.live_calls import Begun, Engine, LiveCall, LiveCalls
 from workers.service.calls.stream import EventHub
 from workers.service.lifecycle import Lifecycle
-from workers.service.registration.prefix_adverts import CallHeads, HeadBook
+from workers.service.registration.prefix_adverts import CallAdverts, PrefixAdverts
 
 TOOL_BYTES = 4 << 10
 """Assumed size of a tool's schema, bytes; measuring all of them would hold up the event loop."""
@@ -76,7 +76,7 @@ class GenerateCalls:
         defaults: Sampling,
         constraints: Constraints,
         answers: Answers,
-        heads: HeadBook,
+        adverts: PrefixAdverts,
         adapter_hashes: Callable[[], Mapping[str, str]],
     ) -> None:
         """`lane`: threads for prompts that take longer than an instant. `defaults`: sampling where a caller does not
@@ -91,7 +91,7 @@ class GenerateCalls:
         self._lane = lane
         self._constraints = constraints
         self._answers = answers
-        self._heads = heads
+        self._adverts = adverts
         self._adapter_hashes = adapter_hashes
         self._forms = form_lane()
         """Threads on which forms are compiled, and samplers made that take longer than an instant."""
@@ -152,8 +152,8 @@ class GenerateCalls:
                 raise CallFailed(_cancelled(submit.call))
             call.parser = self._answers.parser(request, tokens)
             if request.cache_prompt:
-                call.heads = CallHeads(self._heads, key, request, chain, len(tokens))
-                self.rates.accepted(call.heads.num_bytes, len(tokens))
+                call.adverts = CallAdverts(self._adverts, key, request, chain, len(tokens))
+                self.rates.accepted(call.adverts.num_bytes, len(tokens))
             await self._hand_over(call, self._engine_request(key, tokens, num_public, mask, sampling, submit), submit)
             outcome = begun
         except CallFailed as failed:

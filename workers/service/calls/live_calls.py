@@ -10,10 +10,10 @@ from workers.chat.tools import Parser
 from workers.engine.request import EngineRequest
 from workers.protocol.events import Failed, Failure, Finished
 from workers.protocol.requests import Sampling, Submit
-from workers.service.calls.call_record import Stories, Story
+from workers.service.calls.call_record import CallRecord, CallRecords
 from workers.service.calls.stream import Listing
 from workers.service.registration.heartbeat import Rates
-from workers.service.registration.prefix_adverts import CallHeads
+from workers.service.registration.prefix_adverts import CallAdverts
 
 
 class Engine(Protocol):
@@ -46,13 +46,13 @@ class LiveCall:
     """One call between its submit and its last event."""
 
     listing: Listing
-    story: Story
+    record: CallRecord
     parser: Parser | None = None
     held_tokens: int = 0
     """Tokens whose text the parser still holds back."""
     num_read_tokens: int = 0
     """Tokens whose text the parser has seen."""
-    heads: CallHeads | None = None
+    adverts: CallAdverts | None = None
     """The prefix hashes of the call; None: its prompt is not cached."""
     preparing: asyncio.Future[Any] | None = None
     """The work before the engine takes the call; cancelled where nobody wants the call any more."""
@@ -65,14 +65,14 @@ class LiveCall:
 class LiveCalls:
     """All live calls, by the engine's key. For the event loop."""
 
-    def __init__(self, engine: Engine, stories: Stories) -> None:
+    def __init__(self, engine: Engine, records: CallRecords) -> None:
         self.idle = asyncio.Event()
         """Set while there is no call."""
         self.idle.set()
         self.rates = Rates()
         """Averages over the calls, for predictions."""
         self._engine = engine
-        self._stories = stories
+        self._records = records
         self._calls: dict[int, LiveCall] = {}
         self.get = self._calls.get
         """Returns the call of a key, or None; asked once per token."""
@@ -92,8 +92,8 @@ class LiveCalls:
 
     def begin(self, listing: Listing, submit: Submit) -> LiveCall:
         self.idle.clear()
-        story = self._stories.begin("generate", submit.request_id, submit.traceparent, submit.tracestate)
-        call = self._calls[listing.key] = LiveCall(listing, story)
+        record = self._records.begin("generate", submit.request_id, submit.traceparent, submit.tracestate)
+        call = self._calls[listing.key] = LiveCall(listing, record)
         return call
 
     def give_up(self, key: int) -> None:
@@ -110,7 +110,7 @@ class LiveCalls:
             call.has_ended = end is not None
             if call.preparing is not None and end is None:
                 call.preparing.cancel()
-            if call.story.started_at:
-                self.rates.held(call.story.started_at)
-            self._stories.end(call.story, end)
+            if call.record.started_at:
+                self.rates.held(call.record.started_at)
+            self._records.end(call.record, end)
         return call is not None

@@ -25,7 +25,7 @@ from workers.patience import Patience
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.framing import base64_parts, struct_parts
 from workers.protocol.pooled import PoolInput, PoolKind, PoolRequest, PoolResult
-from workers.service.calls.call_record import ANSWERED, Stories
+from workers.service.calls.call_record import ANSWERED, CallRecords
 from workers.service.calls.lanes import FairLane
 from workers.service.lifecycle import Lifecycle
 from workers.service.registration.heartbeat import Rates
@@ -117,7 +117,7 @@ class PooledCalls:
         inputs: Inputs,
         life: Lifecycle,
         metrics: WorkerMetrics,
-        stories: Stories,
+        records: CallRecords,
         lane: FairLane,
         *,
         pooling: Pooling,
@@ -139,7 +139,7 @@ class PooledCalls:
         self._inputs = inputs
         self._life = life
         self._metrics = metrics
-        self._stories = stories
+        self._records = records
         self._lane = lane
         self._pooling = pooling
         self._width = width
@@ -155,7 +155,7 @@ class PooledCalls:
         if self._life.draining:
             raise CallFailed(Failure(FailureCode.DRAINING, "this worker is stopping and takes no new calls"))
         self._check(request)
-        story = self._stories.begin(self.kind, request.request_id, request.traceparent, request.tracestate)
+        record = self._records.begin(self.kind, request.request_id, request.traceparent, request.tracestate)
         key = next(self._keys)
         future = self._outcomes.expect(key)
         self.idle.clear()
@@ -167,13 +167,13 @@ class PooledCalls:
                 self._engine.submit(asked)
             outcome = await future
             told = True
-            story.num_prompt_tokens = sum(map(len, tokens))
-            story.outcome = outcome.code.value if isinstance(outcome, Failure) else ANSWERED
+            record.num_prompt_tokens = sum(map(len, tokens))
+            record.outcome = outcome.code.value if isinstance(outcome, Failure) else ANSWERED
         except CallFailed as refused:
-            story.outcome = refused.failure.code.value
+            record.outcome = refused.failure.code.value
             raise
         finally:
-            self._stories.end(story)
+            self._records.end(record)
             self._outcomes.forget(key)
             if not len(self._outcomes):
                 self.idle.set()
@@ -182,8 +182,8 @@ class PooledCalls:
         if isinstance(outcome, Failure):
             raise CallFailed(outcome)
         num_tokens = tuple(map(len, tokens))
-        self._metrics.pooled(sum(num_tokens), time.monotonic() - story.began_at)
-        self.rates.held(story.began_at)
+        self._metrics.pooled(sum(num_tokens), time.monotonic() - record.began_at)
+        self.rates.held(record.began_at)
         rows = tuple(map(len, outcome))
         pooling = self._pooling.name.lower()
         head = PoolResult(pooling=pooling, width=self._width, rows=rows, num_tokens=num_tokens, vectors=b"")

@@ -45,11 +45,11 @@ def connect(url: str) -> Redis:
     return link.connect(url, timeout_s=REDIS_TIMEOUT_S, retries=0)
 
 
-class Heads(Protocol):
-    """The part of `workers.service.registration.prefix_adverts.HeadBook` that is needed here."""
+class Adverts(Protocol):
+    """The part of `workers.service.registration.prefix_adverts.PrefixAdverts` that is needed here."""
 
     @property
-    def told(self) -> Mapping[int, int]: ...
+    def published(self) -> Mapping[int, int]: ...
     def take(self) -> tuple[dict[int, int], tuple[int, ...]]: ...
 
 
@@ -60,12 +60,14 @@ class Registration:
     could not be sent is covered by the next record and heads: gateways notice by the missing number.
     """
 
-    def __init__(self, redis: Redis, secret: str, read: Callable[[], Heartbeat], heads: Heads | None = None) -> None:
-        """`secret`: makes the seals. `heads`: None for a worker that caches no conversations."""
+    def __init__(
+        self, redis: Redis, secret: str, read: Callable[[], Heartbeat], adverts: Adverts | None = None
+    ) -> None:
+        """`secret`: makes the seals. `adverts`: None for a worker that caches no conversations."""
         self._redis = redis
         self._secret = secret
         self._read = read
-        self._heads = heads
+        self._adverts = adverts
         self._hurry = asyncio.Event()
         self._announced: tuple[bool, dict[str, str]] | None = None
         """The state that the fleet was last told: whether the worker drains, and its adapters; None: nothing yet."""
@@ -149,7 +151,7 @@ class Registration:
         if hurries or now >= self._news_at:
             news = self._next_news(beat)
             self._news_at = now + max(keys.NEWS_INTERVAL_S, self._fleet / NEWS_RATE)
-        writes_heads = self._heads is not None and self._heads_changed and now >= self._heads_at
+        writes_heads = self._adverts is not None and self._heads_changed and now >= self._heads_at
         if beats or writes_heads:
             self._beat_at = now + keys.HEARTBEAT_INTERVAL_S
             await self._write(replace(beat, version=self._version), with_heads=writes_heads)
@@ -157,7 +159,7 @@ class Registration:
 
     def _next_news(self, beat: Heartbeat) -> News | None:
         """Return the next entry of news; None where nothing has changed."""
-        added, dropped = self._heads.take() if self._heads is not None else ({}, ())
+        added, dropped = self._adverts.take() if self._adverts is not None else ({}, ())
         if not added and not dropped and (beat.load, beat.draining) == self._told:
             return None
         self._told = beat.load, beat.draining
@@ -183,8 +185,8 @@ class Registration:
             pipe.pexpire(name, ttl_ms)
             pipe.sadd(keys.workers(beat.model), beat.worker)
             pipe.scard(keys.workers(beat.model))
-            if with_heads and self._heads is not None:
-                packed = pack_heads(self._version, self._heads.told)
+            if with_heads and self._adverts is not None:
+                packed = pack_heads(self._version, self._adverts.published)
                 pipe.set(heads, packed)
                 self._heads_at = time.monotonic() + max(HEADS_INTERVAL_S, self._fleet * len(packed) / HEADS_RATE)
                 self._heads_bytes = len(packed)
@@ -196,7 +198,7 @@ class Registration:
             *_, self._fleet, num_bytes, _ = await pipe.execute()
         if with_heads:
             self._heads_changed = False
-        elif self._heads is not None and num_bytes != self._heads_bytes:  # Redis has lost them
+        elif self._adverts is not None and num_bytes != self._heads_bytes:  # Redis has lost them
             # A number is left out, so that gateways which have read the heads since read them again.
             self._version += 1
             self._heads_changed, self._heads_at, self._told = True, 0.0, None

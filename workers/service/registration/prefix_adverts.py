@@ -57,7 +57,7 @@ class _Head:
     num_cached: int
 
 
-class HeadBook:
+class PrefixAdverts:
     """The heads of this worker. Those that were used longest ago make room for new ones."""
 
     def __init__(self, report: CacheReport, max_heads: int = MAX_HEADS) -> None:
@@ -68,12 +68,12 @@ class HeadBook:
         """Heads in the order of their last use, the deeper of two first."""
         self._conversations: dict[int, _Conversation] = {}
         self._changed: set[int] = set()
-        self._told: dict[int, int] = {}
+        self._published: dict[int, int] = {}
 
     @property
-    def told(self) -> Mapping[int, int]:
+    def published(self) -> Mapping[int, int]:
         """Head -> cached tokens of its prefix, as of the last `take`."""
-        return self._told
+        return self._published
 
     def take(self) -> tuple[dict[int, int], tuple[int, ...]]:
         """Return the heads that came or changed, with their cached tokens, and those that went since the last call."""
@@ -83,13 +83,13 @@ class HeadBook:
         added: dict[int, int] = {}
         dropped: list[int] = []
         for digest in self._changed:
-            head, before = self._heads.get(digest), self._told.get(digest)
+            head, before = self._heads.get(digest), self._published.get(digest)
             if head is None:
                 if before is not None:
                     dropped.append(digest)
-                    del self._told[digest]
+                    del self._published[digest]
             elif before is None or abs(head.num_cached - before) > before * NEWS_SHARE:
-                added[digest] = self._told[digest] = head.num_cached
+                added[digest] = self._published[digest] = head.num_cached
         self._changed.clear()
         return added, tuple(dropped)
 
@@ -197,12 +197,12 @@ class HeadBook:
             self._report.forget((conversation.key,))
 
 
-class CallHeads:
+class CallAdverts:
     """Enters one call's heads into the book, from its submit to its end."""
 
     __slots__ = ("_book", "_chain", "_key", "_num_tokens", "_pieces", "_prefix", "_request", "add")
 
-    def __init__(self, book: HeadBook, key: int, request: GenerateRequest, chain: Chain, num_tokens: int) -> None:
+    def __init__(self, book: PrefixAdverts, key: int, request: GenerateRequest, chain: Chain, num_tokens: int) -> None:
         """`chain`: the request's hash chain. `num_tokens`: tokens of the prompt."""
         self._book = book
         self._key = key

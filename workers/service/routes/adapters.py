@@ -33,8 +33,8 @@ LOOK_S = 0.02
 logger = logging.getLogger(__name__)
 
 
-class Shelf(Protocol):
-    """The part of `AdapterShelf` that the routes need. Everything but `infos` may block."""
+class Adapters(Protocol):
+    """The part of `AdapterRegistry` that the routes need. Everything but `infos` may block."""
 
     def register(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo: ...
     def inspect(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo: ...
@@ -49,8 +49,8 @@ class Shelf(Protocol):
 class AdapterRoutes:
     """The routes. One file is read at a time. `folder` None: nothing is loaded at run time."""
 
-    def __init__(self, shelf: Shelf, folder: Path | None) -> None:
-        self._shelf = shelf
+    def __init__(self, adapters: Adapters, folder: Path | None) -> None:
+        self._adapters = adapters
         self._folder = folder
         self._loading = asyncio.Lock()
 
@@ -65,7 +65,7 @@ class AdapterRoutes:
         try:
             asked = decoded(decode_load, await read_body(request, MAX_BODY_BYTES))
             path = self._located(asked.path)
-            act = self._shelf.inspect if asked.check else self._shelf.register
+            act = self._adapters.inspect if asked.check else self._adapters.register
             async with self._loading:
                 info = await _done(partial(act, asked.name, path, pinned=asked.pinned, sha256=asked.sha256))
         except CallFailed as failed:
@@ -76,7 +76,7 @@ class AdapterRoutes:
 
     def hashes(self) -> dict[str, str]:
         """Return each adapter that calls may use -> SHA-256 of its file."""
-        return {info.name: info.sha256 for info in self._shelf.infos() if info.state is not AdapterState.LEAVING}
+        return {info.name: info.sha256 for info in self._adapters.infos() if info.state is not AdapterState.LEAVING}
 
     def announced(self, beat: Heartbeat) -> Heartbeat:
         """Return the heartbeat with the state of the adapters."""
@@ -85,18 +85,18 @@ class AdapterRoutes:
             beat,
             adapters=tuple(hashes),
             adapter_hashes=hashes,
-            adapters_resident=tuple(info.name for info in self._shelf.infos() if info.state is AdapterState.LOADED),
-            adapter_load_ms=self._shelf.load_ms,
-            adapter_room=self._shelf.room,
+            adapters_resident=tuple(info.name for info in self._adapters.infos() if info.state is AdapterState.LOADED),
+            adapter_load_ms=self._adapters.load_ms,
+            adapter_room=self._adapters.room,
         )
 
     async def show(self, request: Request) -> Response:
-        return answer([self._outward(info) for info in self._shelf.infos()])
+        return answer([self._outward(info) for info in self._adapters.infos()])
 
     async def unload(self, request: Request) -> Response:
         try:
             wait_s = _wait_s(request.query_params.get("wait_s", "0"))
-            info = await _done(partial(self._shelf.unload, request.path_params["name"]))
+            info = await _done(partial(self._adapters.unload, request.path_params["name"]))
         except CallFailed as failed:
             return refusal(failed.failure)
         _log(info)
@@ -106,7 +106,9 @@ class AdapterRoutes:
         """Return the state of an unloaded adapter, once it is freed or after `wait_s`."""
         until = time.monotonic() + wait_s
         while True:
-            left = [one for one in self._shelf.infos() if one.state is AdapterState.LEAVING and one.name == info.name]
+            left = [
+                one for one in self._adapters.infos() if one.state is AdapterState.LEAVING and one.name == info.name
+            ]
             if not left:
                 return structs.replace(info, state=AdapterState.GONE, calls=0)
             if time.monotonic() >= until:

@@ -53,8 +53,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class Shelf(Protocol):
-    """The part of `workers.engine.adapters.shelf.AdapterShelf` that is needed here."""
+class Adapters(Protocol):
+    """The part of `workers.engine.adapters.registry.AdapterRegistry` that is needed here."""
 
     def resolve(self, uses: tuple[AdapterUse, ...]) -> AdapterSet: ...
     def release(self, adapters: AdapterSet) -> None: ...
@@ -67,7 +67,7 @@ class SlotKeeper:
         self,
         contents: SlotProxy,
         files: ConversationFiles | None,
-        shelf: Shelf,
+        adapters: Adapters,
         fingerprint: Callable[[], bytes | None],
         *,
         n_ctx: int,
@@ -76,7 +76,7 @@ class SlotKeeper:
         """`files` None: nothing is saved. `fingerprint`: of the context's KV. `max_bytes`: bound on a conversation."""
         self._contents = contents
         self._files = files
-        self._shelf = shelf
+        self._adapters = adapters
         self._fingerprint = fingerprint
         self._n_ctx = n_ctx
         self._max_bytes = max_bytes
@@ -87,7 +87,7 @@ class SlotKeeper:
 
     def act(self, slot: int, asked: SlotAction) -> SlotSaved | SlotRestored | SlotErased:
         if asked.action == "erase" and not asked.filename:
-            return SlotErased(id_slot=slot, n_erased=_waited(self._contents.erase(slot, asked.tenant, asked.salt)))
+            return SlotErased(id_slot=slot, n_erased=_wait_for(self._contents.erase(slot, asked.tenant, asked.salt)))
         if self._files is None:
             message = "this worker saves no slots; give it a folder for them with --slot-save-dir"
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "action"))
@@ -111,7 +111,7 @@ class SlotKeeper:
         # No more is copied than there is room for; the file's own overhead is checked when it is written.
         max_bytes = files.check_room(asked.filename, asked.tenant)
         identity = self._identity()
-        copied = _waited(self._contents.copy(slot, asked.tenant, asked.salt, max_bytes))
+        copied = _wait_for(self._contents.copy(slot, asked.tenant, asked.salt, max_bytes))
         num_saved = num_written = num_left = 0
         if copied is not None:
             num_saved, num_left = len(copied.conversation.tokens), copied.num_left
@@ -136,7 +136,7 @@ class SlotKeeper:
             max_bytes=self._max_bytes + FILE_OVERHEAD,
             max_tokens=self._n_ctx,
         )
-        num_restored = _waited(self._contents.restore(slot, self._scope(asked), saved))
+        num_restored = _wait_for(self._contents.restore(slot, self._scope(asked), saved))
         return SlotRestored(
             id_slot=slot,
             filename=asked.filename,
@@ -146,8 +146,8 @@ class SlotKeeper:
         )
 
     def _scope(self, asked: SlotAction) -> Scope:
-        adapters = self._shelf.resolve(asked.adapters)
-        self._shelf.release(adapters)
+        adapters = self._adapters.resolve(asked.adapters)
+        self._adapters.release(adapters)
         return Scope(asked.tenant, asked.salt, adapters.key)
 
     def _identity(self) -> bytes:
@@ -237,7 +237,7 @@ def no_slots() -> list[Route]:
     return [refusing(SLOTS_PATH, failure, "GET"), refusing(SLOTS_PATH + "/{id:int}", failure, "POST")]
 
 
-def _waited(future: Future[T]) -> T:
+def _wait_for(future: Future[T]) -> T:
     """Wait for the engine's result. Raises CallFailed."""
     try:
         return future.result(ENGINE_S)

@@ -132,35 +132,35 @@ class TextRoutes:
         ]
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._told(request, MAX_TEXT_BYTES, decode_tokenize, self._texts.tokenize)
+        return await self._respond(request, MAX_TEXT_BYTES, decode_tokenize, self._texts.tokenize)
 
     async def detokenize(self, request: Request) -> Response:
-        return await self._told(request, MAX_TEXT_BYTES, decode_detokenize, self._texts.detokenize)
+        return await self._respond(request, MAX_TEXT_BYTES, decode_detokenize, self._texts.detokenize)
 
     async def render(self, request: Request) -> Response:
-        return await self._told(request, MAX_RENDER_BYTES, decode_render, self._texts.render, renders=True)
+        return await self._respond(request, MAX_RENDER_BYTES, decode_render, self._texts.render, renders=True)
 
     async def props(self, request: Request) -> Response:
         return Response(self._props, media_type="application/json")
 
-    async def _told(
+    async def _respond(
         self,
         request: Request,
         max_bytes: int,
         decode: Callable[[bytes], Any],
-        tell: Callable[[Any], Any],
+        compute: Callable[[Any], Any],
         *,
         renders: bool = False,
     ) -> Response:
-        def told(body: bytes) -> Response:
-            return answer(tell(decoded(decode, body)))
+        def respond(body: bytes) -> Response:
+            return answer(compute(decoded(decode, body)))
 
         try:
             body = await read_body(request, max_bytes)
             if len(body) <= SHORT_BYTES and not renders:
-                return told(body)
+                return respond(body)
             team = decoded(decode_asker, body).tenant
-            return await while_peer_stays(request.receive, self._lane.run(team, len(body), told, body))
+            return await while_peer_stays(request.receive, self._lane.run(team, len(body), respond, body))
         except PeerGone:
             return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])
         except CallFailed as failed:

@@ -25,7 +25,7 @@ def passed_on(portions: Iterable[str], *, parameters: Sequence[str] | None = Non
     return out + more + value.close(), waiting[reached:]
 
 
-def mended(text: str, *, parameters: Sequence[str] | None = None) -> tuple[str, str]:
+def repair(text: str, *, parameters: Sequence[str] | None = None) -> tuple[str, str]:
     outcomes = {passed_on(portions, parameters=parameters) for portions in cuts(text)}
     assert len(outcomes) == 1, outcomes
     return outcomes.pop()
@@ -42,13 +42,13 @@ OBJECTS = st.dictionaries(st.text(max_size=5), VALUES, max_size=5)
 @given(OBJECTS, st.booleans(), st.sampled_from([None, 0, 2]))
 def test_json_is_passed_on_as_it_is(value: dict[str, object], ascii_only: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
-    assert mended(text + ' "rest') == (text, ' "rest')
+    assert repair(text + ' "rest') == (text, ' "rest')
 
 
 @given(st.dictionaries(st.from_regex(r"\A[a-z_]{1,5}\Z"), VALUES, max_size=4))
 def test_pythons_arguments_become_an_object(arguments: dict[str, object]) -> None:
     written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-    out, rest = mended(f"({written}) and more", parameters=())
+    out, rest = repair(f"({written}) and more", parameters=())
     assert rest == " and more"
     assert json.loads(out) == arguments
 
@@ -83,7 +83,7 @@ PARTS = st.sampled_from(
 
 @given(st.lists(PARTS | st.text(max_size=2), max_size=14).map("".join), st.booleans())
 def test_whatever_comes_what_leaves_is_json(text: str, is_call: bool) -> None:
-    out, rest = mended(text, parameters=("a", "b") if is_call else None)
+    out, rest = repair(text, parameters=("a", "b") if is_call else None)
     json.loads(out)
     assert text.endswith(rest)
 
@@ -110,7 +110,7 @@ def test_whatever_comes_what_leaves_is_json(text: str, is_call: bool) -> None:
     ],
 )
 def test_what_is_mended(text: str, expected: str) -> None:
-    assert mended(text) == (expected, "")
+    assert repair(text) == (expected, "")
     json.loads(expected)
 
 
@@ -124,15 +124,15 @@ def test_what_is_mended(text: str, expected: str) -> None:
     ],
 )
 def test_arguments_without_names_get_those_of_the_schema(text: str, expected: object) -> None:
-    out, rest = mended(text, parameters=("city", "days"))
+    out, rest = repair(text, parameters=("city", "days"))
     assert (json.loads(out), rest) == expected
 
 
 def test_it_stops_where_it_can_not_go_on() -> None:
-    assert mended('{"a": 1}}') == ('{"a": 1}', "}")
-    assert mended('{"a": </tool_call>') == ('{"a":null}', "</tool_call>")
-    assert mended('{"a": 1 = 2}') == ('{"a": 1}', "= 2}")
-    out, rest = mended("[" * (MAX_DEPTH + 5))
+    assert repair('{"a": 1}}') == ('{"a": 1}', "}")
+    assert repair('{"a": </tool_call>') == ('{"a":null}', "</tool_call>")
+    assert repair('{"a": 1 = 2}') == ('{"a": 1}', "= 2}")
+    out, rest = repair("[" * (MAX_DEPTH + 5))
     assert (json.loads(out), rest) == (json.loads("[" * MAX_DEPTH + "]" * MAX_DEPTH), "[" * 5)
 
 

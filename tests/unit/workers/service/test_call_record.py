@@ -22,7 +22,7 @@ from workers.protocol.events import (
     Usage,
 )
 from workers.protocol.requests import Cancel
-from workers.service.calls.call_record import Stories
+from workers.service.calls.call_record import CallRecords
 from workers.tracing.span import Span, TraceContext, new_context
 from workers.tracing.tracer import Journey
 
@@ -44,8 +44,8 @@ class TracedBench(Bench):
     def __init__(self) -> None:
         super().__init__()
         self.tracer = Tracer()
-        stories = Stories(self.tracer, "w1", "m")
-        self.wire(stories=stories)
+        records = CallRecords(self.tracer, "w1", "m")
+        self.wire(records=records)
 
     async def take(self, context: TraceContext = GATEWAY) -> int:
         """A call that lies in that span; the engine's key."""

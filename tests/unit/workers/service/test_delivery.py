@@ -27,7 +27,7 @@ from workers.protocol.events import (
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Thinking, Tool
 from workers.service.calls import delivery, stream
-from workers.service.calls.call_record import Stories
+from workers.service.calls.call_record import CallRecords
 from workers.service.calls.stream import MAX_PART_BYTES, EventHub
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -262,7 +262,7 @@ async def test_a_story_that_cannot_be_told_ends_no_other_call(bench: Bench, monk
         raise KeyError("secret")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stories, "end", refuse)
+        patch.setattr(CallRecords, "end", refuse)
         bench.delivery.deliver(2, [Finished(first, FinishReason.STOP, USAGE, TIMINGS), Text(second, "b")])
     assert bench.sent() == [Finished(1, FinishReason.STOP, USAGE, TIMINGS), Text(2, "b")]
     assert bench.calls.num_calls == 1

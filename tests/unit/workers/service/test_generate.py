@@ -37,7 +37,7 @@ from workers.protocol.events import (
 )
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit, Tool
-from workers.service.calls.call_record import Stories
+from workers.service.calls.call_record import CallRecords
 from workers.service.calls.generate import Constraints
 from workers.service.calls.live_calls import Begun
 from workers.service.lifecycle import Lifecycle
@@ -98,7 +98,7 @@ class Bench:
         answers: Answers | None = None,
         *,
         grace_s: float = 60.0,
-        stories: Stories | None = None,
+        records: CallRecords | None = None,
     ) -> None:
         """Make calls anew, with their hub, to which both gateways are connected."""
         self.calls, self.delivery, self.hub = generate_calls(
@@ -110,7 +110,7 @@ class Bench:
             answers,
             life=self.life,
             grace_s=grace_s,
-            stories=stories,
+            records=records,
         )
         self.feeds = {name: self.hub.attach(name, None) for name in ("g", "h")}
 

@@ -10,7 +10,7 @@ from workers.engine.cache.report import Found
 from workers.protocol.events import Usage
 from workers.protocol.prefixes import chain_of, prefix_of
 from workers.protocol.requests import GenerateRequest, Message, Tool, ToolCall
-from workers.service.registration.prefix_adverts import CallHeads, HeadBook
+from workers.service.registration.prefix_adverts import CallAdverts, PrefixAdverts
 
 BYTES_PER_TOKEN = 4
 
@@ -33,17 +33,17 @@ class Lookups:
 class Bench:
     def __init__(self, max_heads: int = 1000) -> None:
         self.lookups = Lookups()
-        self.book = HeadBook(self.lookups, max_heads)
+        self.book = PrefixAdverts(self.lookups, max_heads)
         self.seen: dict[int, int] = {}
         """Told so far, as a gateway would put it together."""
 
-    def call(self, key: int, request: GenerateRequest, team: str = "t") -> CallHeads:
+    def call(self, key: int, request: GenerateRequest, team: str = "t") -> CallAdverts:
         num_tokens = prefix_of(request, team, {}).num_bytes // BYTES_PER_TOKEN
-        heads = CallHeads(self.book, key, request, chain_of(request, team, {}), num_tokens)
+        heads = CallAdverts(self.book, key, request, chain_of(request, team, {}), num_tokens)
         heads.started()
         return heads
 
-    def finish(self, heads: CallHeads, num_prompt: int, num_answer: int) -> None:
+    def finish(self, heads: CallAdverts, num_prompt: int, num_answer: int) -> None:
         heads.finished(Usage(num_prompt, num_answer, 0))
 
     def take(self) -> None:
@@ -52,7 +52,7 @@ class Bench:
         self.seen.update(added)
         for head in dropped:
             del self.seen[head]
-        assert self.seen == self.book.told
+        assert self.seen == self.book.published
         self.book.check_integrity()
 
     def known(self, request: GenerateRequest, team: str = "t") -> int:
@@ -94,12 +94,12 @@ def test_turns_before_fix_the_places_of_heads() -> None:
     """The first turn's tokens are shorter than the second's: what is known of it is kept, and not reckoned anew."""
     bench = Bench()
     first = chat(text(1, 4000))
-    heads = CallHeads(bench.book, 1, first, chain_of(first, "t", {}), 2000)
+    heads = CallAdverts(bench.book, 1, first, chain_of(first, "t", {}), 2000)
     heads.started()
     heads.add(ContentPiece(text(2, 400)))
     bench.finish(heads, 2000, 200)
     second = chat(text(1, 4000), text(2, 400), text(3, 4000))
-    CallHeads(bench.book, 2, second, chain_of(second, "t", {}), 2700).started()
+    CallAdverts(bench.book, 2, second, chain_of(second, "t", {}), 2700).started()
     assert bench.known(chat(text(1, 4000), text(2, 400), text(9, 500))) == about(2200)
     assert bench.known(second) == about(2700)
 

@@ -1,4 +1,4 @@
-"""The adapter shelf: which names stand for which LoRA weights, which calls use them, and which may be in memory.
+"""The adapter registry: which names stand for which LoRA weights, which calls use them, and which may be in memory.
 
 Any thread may call `register`, `unload`, `resolve`, `release` and `infos`: names and counts are guarded by a lock that
 is never held for long. A file is read and checked on the thread that registers it. Weights are touched on the engine's
@@ -55,7 +55,7 @@ PATIENCE_S = 2.0
 """Seconds for which calls whose adapters are in use may overtake a call that waits for room."""
 
 
-class AdapterShelf:
+class AdapterRegistry:
     """The adapters that calls may name: known from `register` on, in memory from the first call that names them.
 
     At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory. The one used longest ago makes
@@ -265,7 +265,7 @@ class AdapterShelf:
         return self._memory.apply(adapters)
 
     def check(self, held: Iterable[AdapterSet]) -> None:
-        """Compare the shelf's counts with the sets that live calls hold. Raises IntegrityError."""
+        """Compare the registry's counts with the sets that live calls hold. Raises IntegrityError."""
         counts: dict[Entry, int] = {}
         for adapters in held:
             for entry, _ in adapters.uses:
