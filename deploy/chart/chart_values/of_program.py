@@ -5,31 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from msgspec.structs import fields
+
 from chart_values.kinds import Schema
 from gateway.settings import GatewaySettings
 from workers.models import catalog
+from workers.models.spec import ModelSpec
 from workers.settings import PaddockSettings, WorkerSettings
 
-OF_CATALOG = (
-    "name",
-    "hf",
-    "path",
-    "slots",
-    "ctx",
-    "kv_tokens",
-    "llama",
-    "sampling",
-    "adapters",
-    "tool_family",
-    "open_objects",
-    "chat_template",
-    "thinking",
-    "thinking_budget",
-    "thinking_budget_message",
-    "chat_template_kwargs",
-    "shared_prompts",
-)
-"""Fields of a model that its entry in `models` takes."""
+OF_CATALOG = tuple(one.name for one in fields(ModelSpec) if one.name not in ("workers", "gpus", "tags"))
+"""Fields of a model that its entry in `models` takes. Workers and GPUs are replicas and resources there."""
 
 OF_CHART = frozenset(
     {
