@@ -250,7 +250,7 @@ _COMMANDS: Mapping[Role, str] = {
         "del exists get set setnx mget incr incrby expire pexpire pttl time multi exec discard "
         "publish subscribe unsubscribe "
         "hdel hexists hget hgetall hincrby hincrbyfloat hkeys hmget hscan hset hsetnx hstrlen "
-        "sadd scard smembers srem sscan strlen "
+        "sadd scard smembers srandmember srem sscan strlen "
         "xadd xlen xrange xread xrevrange xtrim zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
         "zscore eval evalsha script|load"
     ),

@@ -15,6 +15,7 @@ local PROTOCOL, GRANT_TTL, GATEWAY = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[
 local WINDOW = 16      -- tickets, from the head of the line, that a free slot goes to one of
 local WINDOWS = 4      -- where none of them wants it, the next ones are asked, up to so many times
 local WINDOWS_OF_ALL = 16 -- the same where all workers' slots are given away: nobody behind is forgotten for long
+local WORKERS = 2048   -- of a model that are looked at in one run: names that anything may have written are not all read at once
 local IN_VAIN = 4      -- workers that nobody wanted; from then on it is looked first whether anybody can
 local MOST_PASSED = 8  -- after being overtaken so often, a ticket is not overtaken again
 local CLASS = 2 ^ 46   -- distance between two priority classes in the line, virtual tokens
@@ -330,8 +331,13 @@ local function grant(workers, missed, newcomer, windows)
   return grant_from_line(workers, missed, newcomer, windows or WINDOWS)
 end
 
+-- Names of workers to look at: all of them, and some others each time where something has written more than a fleet has.
+local function workers_some()
+  return redis.call("SRANDMEMBER", workers_key, WORKERS)
+end
+
 local function grant_all(missed)
-  return grant(redis.call("SMEMBERS", workers_key), missed, nil, WINDOWS_OF_ALL)
+  return grant(workers_some(), missed, nil, WINDOWS_OF_ALL)
 end
 
 -- Writes what a ticket bids; `text` is the lines that a gateway makes.

@@ -62,7 +62,7 @@ for _, worker in ipairs(leased) do
   freed = freed + before - redis.call("ZCARD", leases)
 end
 
-for _, worker in ipairs(redis.call("SMEMBERS", workers_key)) do
+for _, worker in ipairs(workers_some()) do
   if not draw_near(worker_key(worker)) then redis.call("SREM", workers_key, worker) end
 end
 

@@ -494,6 +494,29 @@ async def test_a_new_worker_serves_those_who_wait(client: redis.asyncio.Redis, o
     assert (await one.sweep()).granted == 0
 
 
+async def test_names_of_workers_without_number_are_looked_at_some_at_a_time(
+    client: redis.asyncio.Redis, one: Caller
+) -> None:
+    """A worker's login can write them: 100,000 kept Redis from everybody for 0.4 s, every half second."""
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    await one.file("b", "w1")
+    await client.sadd(keys.workers("m"), *(f"none-{number}" for number in range(10_000)))
+
+    async def looked_at(*commands: str) -> int:
+        stats = await client.info("commandstats")
+        return sum(stats.get(f"cmdstat_{command}", {}).get("calls", 0) for command in commands)
+
+    before = await looked_at("pttl", "hmget")
+    await one.sweep()
+    assert await looked_at("pttl", "hmget") - before < 6_000
+    for _ in range(10):
+        await one.sweep()
+    assert await client.smembers(keys.workers("m")) == {b"w1"}
+    await one.release(lease)
+    assert await one.claim("b") is not None
+
+
 async def test_scripts_are_loaded_again_after_a_flush(client: redis.asyncio.Redis, one: Caller) -> None:
     await beat(client, heartbeat("w1", slots=100))
     await one.take("a", "w1")
