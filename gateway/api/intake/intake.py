@@ -23,6 +23,7 @@ from gateway.api.intake.body import (
     declared_bytes,
     read_body,
     slices,
+    unchecked_held_bytes,
 )
 from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingThread
 from gateway.api.intake.memory_budget import MemoryBudget, Reservation
@@ -111,7 +112,7 @@ class Intake:
             asked = read(raw)
         else:
             asked = await self._decoding.run(reservation.team, partial(read, raw))
-        reservation.resize(UNCHECKED_FACTOR * len(raw) if shape is None else shape.held_bytes)
+        reservation.resize(unchecked_held_bytes(raw) if shape is None else shape.held_bytes)
         return asked
 
     async def check(self, raw: bytes, reservation: Reservation) -> Shape | None:

@@ -48,6 +48,17 @@ async def _waiting_prompts(target: Target) -> None:
             tasks.create_task(target.post(session, "/v1/completions", body))
 
 
+async def _short_bodies(target: Target) -> None:
+    """Send five hundred calls that wait for a slot, each with arrays in 15 KiB, too few for its body to be checked."""
+    arrays = ",".join(["[]"] * 5000)
+    tool = f'{{"type":"function","function":{{"name":"a","parameters":{{"a":[{arrays}]}}}}}}'
+    message = '{"role":"user","content":"a"}'
+    body = f'{{"model":"{target.model}","max_tokens":400,"ignore_eos":true,"messages":[{message}],"tools":[{tool}]}}'
+    async with target.session() as session, asyncio.TaskGroup() as tasks:
+        for _ in range(500):
+            tasks.create_task(target.post(session, "/v1/chat/completions", body))
+
+
 def _prompts(target: Target, *, tokens: int, prompts: int) -> bytes:
     prompt = ",".join(str(100 + number % 600) for number in range(tokens))
     text = ",".join([f"[{prompt}]"] * prompts)
@@ -77,6 +88,11 @@ ATTACKS = (
         name="waiting-prompts",
         about="Calls with many prompts of tokens each wait for slots: forty of the longest held 1.8 GiB.",
         strike=_waiting_prompts,
+    ),
+    Attack(
+        name="short-bodies",
+        about="Calls with bodies of 15 KiB of arrays wait for slots: they counted for a fifth of what they take.",
+        strike=_short_bodies,
     ),
     Attack(
         name="pieces-of-tokens",

@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -19,10 +20,13 @@ from gateway.api.intake.body import (
     MAX_STRINGS,
     MIN_ITEMS,
     UNCHECKED_BYTES,
+    UNCHECKED_FACTOR,
     Shape,
     ShapeCheck,
+    decode_json,
     read_object,
     slices,
+    unchecked_held_bytes,
 )
 from gateway.api.openai.requests import read_chat
 from gateway.errors import ContextOverflow, InvalidRequest
@@ -130,6 +134,24 @@ def test_what_a_body_takes_in_memory_is_no_less_than_its_text() -> None:
     assert check_shape(wide.encode(), 0).held_bytes >= 400_000
     assert check_shape(json.dumps(["a" * 100_000 + "\U0001f600"], ensure_ascii=False).encode(), 0).held_bytes >= 400_000
     assert shape_of([12_345] * 20_000)[1] >= 20_000 * 16
+
+
+@pytest.mark.parametrize(
+    "item", ["[]", "[0]", "[[[0]]]", "{}", '{"":0}', '{"a":{"b":[]}}', '"ab"', '"é"', '"\\\\"', "1000", "1.5"]
+)
+def test_what_a_short_body_takes_in_memory_is_counted(item: str) -> None:
+    body = ("[" + ",".join([item] * ((UNCHECKED_BYTES - 2) // (len(item.encode()) + 1))) + "]").encode()
+    tracemalloc.start()
+    decoded = decode_json(body)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert isinstance(decoded, list)
+    assert taken <= unchecked_held_bytes(body) <= 8 * taken + UNCHECKED_FACTOR * UNCHECKED_BYTES
+
+
+def test_brackets_in_the_text_of_a_short_body_take_nothing() -> None:
+    text = json.dumps({"prompt": '{"[' * 1000})
+    assert unchecked_held_bytes(text.encode()) < 5 * len(text)
 
 
 @pytest.mark.parametrize("large", LARGE_BODIES, ids=lambda large: large.name)
