@@ -12,11 +12,11 @@ local places, wanted, missing, i = {}, {}, false, 6
 while i <= #ARGV do
   local id, ttl, team, num_take = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], tonumber(ARGV[i + 9])
   local granted, lost = redis.call("EXISTS", lease_key(id)) == 1, false
-  if redis.call("ZADD", tickets_key, "XX", "CH", now + ttl, id) == 0 and not granted
-      and not redis.call("ZSCORE", tickets_key, id) then
+  local known = redis.call("ZADD", tickets_key, "XX", "CH", now + ttl, id) == 1 or redis.call("ZSCORE", tickets_key, id)
+  if not granted and not (known and redis.call("EXISTS", ticket_key(id)) == 1) then
     local start = tonumber(ARGV[i + 5])
     local v, _, num_of_team = team_read(team)
-    redis.call("HSET", fair_key, "n:" .. team, num_of_team + 1)
+    redis.call("HSET", fair_key, "n:" .. team, num_of_team + (known and 0 or 1))
     if v < start then
       virtual_time_reaches(start)
       settle(tonumber(ARGV[5]))

@@ -68,14 +68,30 @@ local function leased_write(worker, boot, leases, kv, slots)
   redis.call("HSET", leased_key, worker, string.format("%s %d %d %d", boot, leases, math.max(0, kv), slots))
 end
 
+-- What is leased of a worker, as text; counted anew from its leases where something else has taken that away, as a Redis
+-- does that evicts. nil: nothing is.
+local function leased_text(worker)
+  local text = redis.call("HGET", leased_key, worker)
+  if text then return text end
+  local ids = redis.call("ZRANGE", worker_leases_key(worker), 0, -1)
+  if #ids == 0 then return nil end
+  local boot, kv = "-", 0
+  for _, id in ipairs(ids) do
+    local lease = redis.call("HMGET", lease_key(id), "boot", "kv")
+    boot, kv = lease[1] or boot, kv + (tonumber(lease[2]) or 0)
+  end
+  leased_write(worker, boot, #ids, kv, tonumber(redis.call("HGET", worker_key(worker), "slots")) or 0)
+  return redis.call("HGET", leased_key, worker)
+end
+
 -- Frees a slot; `lease`: its KV tokens, team and charge, where they are known. If it was a grant that nobody claimed, its
 -- ticket goes back to its old place. Returns whether its worker has no slot free all the same.
 local function lease_drop(worker, id, lease)
   lease = lease or redis.call("HMGET", lease_key(id), "kv", "team", "share")
+  local full, text = false, leased_text(worker)
   redis.call("DEL", lease_key(id))
-  local full = false
   if redis.call("ZREM", worker_leases_key(worker), id) == 1 then
-    local boot, leases, kv, slots = leased_read(redis.call("HGET", leased_key, worker))
+    local boot, leases, kv, slots = leased_read(text)
     if leases == 1 then
       redis.call("HDEL", leased_key, worker)
     else
@@ -103,7 +119,7 @@ local function worker_record(worker)
     worker = worker, boot = fields[1], address = fields[2], slots = tonumber(fields[4]) or 0,
     draining = fields[7] == "1", leases = 0, kv_leased = 0, overdraft = tonumber(fields[8]) or 0,
   }
-  local text = redis.call("HGET", leased_key, worker)
+  local text = leased_text(worker)
   if text then
     local boot, leases, kv = leased_read(text)
     if boot == record.boot then
@@ -182,9 +198,14 @@ local function team_and_gateway(text)
   return string.match(text, "\n([^\n]*)\n([^\n]*)$")
 end
 
--- Makes a grant of a ticket that waits. `first`: the ticket at the head of the line.
+-- Makes a grant of a ticket that waits. `first`: the ticket at the head of the line. Where something else has taken its
+-- record away, as a Redis does that evicts, it leaves the line until its gateway re-reads it.
 local function ticket_grant(record, id, kv, first)
   local filed = redis.call("HMGET", ticket_key(id), "channel", "start", "gateway", "team", "weight")
+  if not filed[2] then
+    redis.call("ZREM", queue_key, id)
+    return
+  end
   local start = tonumber(filed[2])
   -- Not that of a call from far behind: a team that comes back would stand behind it.
   if first ~= id then start = math.min(start, tonumber(redis.call("HGET", ticket_key(first), "start")) or start) end
