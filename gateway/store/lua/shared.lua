@@ -15,6 +15,7 @@ local PROTOCOL, GRANT_TTL, GATEWAY = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[
 local WINDOW = 16      -- tickets, from the head of the line, that a free slot goes to one of
 local WINDOWS = 4      -- where none of them wants it, the next ones are asked, up to so many times
 local WINDOWS_OF_ALL = 16 -- the same where all workers' slots are given away: nobody behind is forgotten for long
+local MOST_TOLD = 2 ^ 48 -- slots or tokens of a worker
 local WORKERS = 2048   -- of a model that are looked at in one run: names that anything may have written are not all read at once
 local IN_VAIN = 4      -- workers that nobody wanted; from then on it is looked first whether anybody can
 local MOST_PASSED = 8  -- after being overtaken so often, a ticket is not overtaken again
@@ -68,6 +69,12 @@ local function leased_write(worker, boot, leases, kv, slots)
   redis.call("HSET", leased_key, worker, string.format("%s %d %d %d", boot, leases, math.max(0, kv), slots))
 end
 
+-- A number that a worker tells, as anything may have written it: none below 0, without end, or beyond what is counted with.
+local function told(text)
+  local number = tonumber(text) or 0
+  return number >= 0 and number <= MOST_TOLD and math.floor(number) or 0
+end
+
 -- What is leased of a worker, as text; counted anew from its leases where something else has taken that away, as a Redis
 -- does that evicts. nil: nothing is.
 local function leased_text(worker)
@@ -80,7 +87,7 @@ local function leased_text(worker)
     local lease = redis.call("HMGET", lease_key(id), "boot", "kv")
     boot, kv = lease[1] or boot, kv + (tonumber(lease[2]) or 0)
   end
-  leased_write(worker, boot, #ids, kv, tonumber(redis.call("HGET", worker_key(worker), "slots")) or 0)
+  leased_write(worker, boot, #ids, kv, told(redis.call("HGET", worker_key(worker), "slots")))
   return redis.call("HGET", leased_key, worker)
 end
 
@@ -114,10 +121,10 @@ end
 local function worker_record(worker)
   local fields = redis.call("HMGET", worker_key(worker), "boot", "address", "protocol", "slots", "kv", "kv_used", "draining",
     "overdraft")
-  if not fields[1] or tonumber(fields[3]) ~= PROTOCOL then return nil end
+  if not fields[1] or not string.find(fields[1], "^%S+$") or tonumber(fields[3]) ~= PROTOCOL then return nil end
   local record = {
-    worker = worker, boot = fields[1], address = fields[2], slots = tonumber(fields[4]) or 0,
-    draining = fields[7] == "1", leases = 0, kv_leased = 0, overdraft = tonumber(fields[8]) or 0,
+    worker = worker, boot = fields[1], address = fields[2] or "", slots = told(fields[4]),
+    draining = fields[7] == "1", leases = 0, kv_leased = 0, overdraft = told(fields[8]),
   }
   local text = leased_text(worker)
   if text then
@@ -129,8 +136,8 @@ local function worker_record(worker)
     end
   end
   -- What leases reckon with is a prediction, what the worker reports is late: the larger one holds.
-  record.kv = tonumber(fields[5]) or 0
-  record.kv_free = record.kv - math.max(record.kv_leased, tonumber(fields[6]) or 0)
+  record.kv = told(fields[5])
+  record.kv_free = record.kv - math.max(record.kv_leased, told(fields[6]))
   if record.kv == 0 then record.kv_free = math.huge end -- an encoder: it has no cells, and needs none
   return record
 end

@@ -9,6 +9,7 @@ from gateway.store.client import Store
 from tests.integration.store.test_scripts import Caller
 from tests.support.pool import beat, heartbeat
 from workers.protocol import keys
+from workers.protocol.heartbeat import PROTOCOL_VERSION
 
 
 @pytest.fixture
@@ -53,3 +54,28 @@ async def test_what_is_leased_is_counted_anew_when_that_is_lost(client: redis.as
     await client.delete(keys.leased("m"))
     assert await one.withdraw("c", "b") == 2
     assert not await client.exists(keys.leased("m"))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"boot": "a b c"}, {"boot": ""}, {"slots": "1e308"}, {"slots": "nan"}, {"slots": "-1e308"}, {"kv": "1e300"}],
+    ids=str,
+)
+async def test_a_worker_that_tells_odd_things_spoils_nothing_for_longer_than_its_record_is_there(
+    client: redis.asyncio.Redis, one: Caller, odd: dict[str, str]
+) -> None:
+    """A worker's login can write them. What was leased of it could never be read again, and each sweep failed."""
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    for number in range(3):
+        await one.file(f"t{number}", "w1")
+    forged = {"boot": "x", "address": "http://none:1", "protocol": str(PROTOCOL_VERSION), "slots": "4", "kv": "100"}
+    for field, value in (forged | odd).items():
+        await client.hset(keys.worker("m", "odd"), field, value)
+    await client.sadd(keys.workers("m"), "odd")
+    await one.sweep()
+    await one.sweep()
+    await client.delete(keys.worker("m", "odd"))
+    await one.sweep()
+    assert await one.release(lease)
+    assert await client.hkeys(keys.leased("m")) == [b"w1"]
