@@ -314,7 +314,7 @@ def _check_known(name: str, names: Mapping[str, str], *, complete: bool) -> None
     """Raise Unavailable where a name is not known that may be known soon."""
     if not complete and name not in names:
         message = "This gateway has not read yet which models there are. Send the request again."
-        raise Unavailable(message, retry_after_s=1.0)
+        raise Unavailable(message)
 
 
 def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, strict: bool) -> str:

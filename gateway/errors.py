@@ -63,6 +63,7 @@ class PaddockError(Exception):
         self.message = message
         self.param = None if param is None else _short(param, MAX_PARAM_CHARS)
         self.retry_after_s = retry_after_s
+        """Seconds after which to send it again; None: not said (`gateway.back_pressure`)."""
 
 
 class InternalError(PaddockError):

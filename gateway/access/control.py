@@ -15,13 +15,13 @@ from typing import NamedTuple
 from starlette.types import Scope
 
 from gateway.access.keys import Keys
+from gateway.back_pressure import too_many_requests
 from gateway.call import Principal
-from gateway.errors import PermissionDenied, TooManyRequests
+from gateway.errors import PermissionDenied
 from gateway.telemetry.request_log import RequestLog
 
 COUNTED = "paddock.counted_key"
 """Key of the ASGI scope for the API key that the request is counted for."""
-RETRY_S = 1.0
 
 NOBODY = Principal("", "", frozenset(), admin=False)
 """The caller of a route that was called without an API key."""
@@ -133,11 +133,7 @@ class AccessControl:
 
     def _begin(self, scope: Scope, key_id: str) -> None:
         if self._under_way[key_id] >= self._most_per_key:
-            raise TooManyRequests(
-                f"This key has {self._most_per_key} requests under way here. Wait for some to end; an operator may "
-                "raise PADDOCK_KEY_SHARE.",
-                retry_after_s=RETRY_S,
-            )
+            raise too_many_requests(self._most_per_key)
         scope[COUNTED] = key_id
         self._under_way[key_id] += 1
 

@@ -16,8 +16,9 @@ from urllib.parse import quote
 from msgspec.structs import replace
 
 from gateway.adapters.desired import AdapterRecord, DesiredAdapters
+from gateway.back_pressure import no_worker
 from gateway.errors import InvalidRequest, PaddockError, Unavailable, WorkerLost
-from gateway.relay.relay import WorkerQueries, no_worker
+from gateway.relay.relay import WorkerQueries
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.queries import (
     ADAPTERS_PATH,
@@ -94,7 +95,7 @@ class AdapterRegistrar:
                 return AdapterRecord(
                     name=asked.name, base=model, path=asked.path, sha256=info.sha256, pinned=asked.pinned
                 )
-        raise Unavailable(f"No worker of `{model}` answered. Send the request again later.", retry_after_s=1.0)
+        raise Unavailable(f"No worker of `{model}` answered. Send the request again later.")
 
     async def _check_on(self, beat: Heartbeat, check: LoadAdapter) -> AdapterInfo | None:
         """Return what a worker finds in the file; None if it can't be asked. Raises PaddockError if it refuses it."""

@@ -22,8 +22,9 @@ from gateway.admission.local_queue import Line, Patience, Waiter
 from gateway.admission.placing import Placing
 from gateway.admission.slot_share import Roll
 from gateway.admission.upkeep import Upkeep
+from gateway.back_pressure import no_slot_in_time, no_worker_in_time, queue_full, stopping
 from gateway.call import Call
-from gateway.errors import QueueFull, QueueTimeout, Stopping, StoreUnavailable
+from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
 from gateway.registry.fleet import Fleet
 from gateway.routing.explain import Explanation
 from gateway.routing.placement import ANYWHERE, Ask, Ranking, urgency
@@ -36,10 +37,6 @@ from workers.protocol.heartbeat import WorkerAddress
 __all__ = ["Admission", "Held", "Lease"]
 
 log = logging.getLogger(__name__)
-
-MAX_RETRY_AFTER_S = 60.0
-START_RETRY_AFTER_S = 10.0
-"""`retry-after` while a model has no worker: its first one takes seconds to minutes to start."""
 
 SEAT_AFTER_S = 2 * keys.GATEWAY_INTERVAL_S
 """Seconds on the list of gateways after which a gateway is known to all others."""
@@ -181,8 +178,8 @@ class Admission:
 
     def predicted_wait_s(self, model: str) -> float:
         """Return the seconds that a call that came now would wait for a slot of the model."""
-        ahead = self._line.in_line(model)
-        return self._line.predicted_wait_s(model, ahead, self._placing.num_slots(model)) if ahead else 0.0
+        queue = self._placing.queue_state(model)
+        return queue.predicted_wait_s(queue.num_waiting) if queue.num_waiting else 0.0
 
     def slot(
         self,
@@ -251,7 +248,7 @@ class Admission:
 
     async def _admit(self, waiter: Waiter, call: Call, queue_position: QueuePosition) -> Lease:
         if self._closed:
-            raise self._stopping()
+            raise stopping()
         taken = None
         self._line.enter(waiter)
         try:
@@ -267,7 +264,7 @@ class Admission:
             if not self._closed:
                 self._forget(waiter, taken)
         if self._closed:
-            raise self._stopping()
+            raise stopping()
         return taken
 
     def _forget(self, waiter: Waiter, taken: Lease | None) -> None:
@@ -289,8 +286,8 @@ class Admission:
             case None:
                 self._alone.enter(waiter)
                 if waiter.local is None:
-                    ahead, slots = self._alone.ahead_of(waiter), self._alone.num_slots(waiter.model)
-                    wait_s = self._line.predicted_wait_s(waiter.model, ahead, slots)
+                    ahead = self._alone.ahead_of(waiter)
+                    wait_s = self._alone.queue_state(waiter.model).predicted_wait_s(ahead)
                     queue_position.waits(ahead + 1, wait_s, for_worker=not self._placing.num_slots(waiter.model))
                 return None
             case Lease():
@@ -340,7 +337,7 @@ class Admission:
             await waiter.woken.wait()
             waiter.woken.clear()
             if self._closed:
-                raise self._stopping()
+                raise stopping()
             if waiter.local is not None or self._alone.is_away(waiter.model):
                 continue
             if waiter.filed is None:
@@ -355,38 +352,17 @@ class Admission:
         return waiter.local
 
     def _full(self, waiter: Waiter, line: QueueLimitReached) -> QueueFull:
-        model, team = waiter.model, waiter.order.team
-        wait_s = self._line.predicted_wait_s(model, line.waiting, self._placing.num_slots(model))
+        queue = self._placing.queue_state(waiter.model, line.waiting)
         if line.of_team:
-            what = f"{line.waiting} calls of team {team!r} wait for model {model!r}"
-            limit = f"{self._max_team_queue} of one team may (max_queue_per_team)"
-        else:
-            what = f"{line.waiting} calls wait for model {model!r}"
-            limit = f"{self._max_queue} may (max_queue)"
-        return QueueFull(
-            f"{what} and at most {limit}; try again later", retry_after_s=min(MAX_RETRY_AFTER_S, max(1.0, wait_s))
-        )
-
-    def _stopping(self) -> Stopping:
-        return Stopping("this gateway is stopping; send the request again", retry_after_s=1.0)
+            return queue_full(queue, self._max_team_queue, waiter.order.team)
+        return queue_full(queue, self._max_queue)
 
     def _timed_out(self, call: Call, waiter: Waiter) -> QueueTimeout:
         waited_s = time.monotonic() - call.received_at
-        slots = self._placing.num_slots(call.model)
         if not waiter.patience.served:
-            return QueueTimeout(
-                f"no worker of model {call.model!r} came in {waited_s:.1f} s (start_timeout_s); start one, or try again"
-                " later",
-                retry_after_s=START_RETRY_AFTER_S,
-            )
-        pool = f"its {slots} slots were taken"
-        if self._alone.is_away(call.model):
-            pool += ", and while Redis is away this gateway uses its share of them only"
-        wait_s = self._line.predicted_wait_s(call.model, self._line.in_line(call.model), slots)
-        return QueueTimeout(
-            f"no slot of model {call.model!r} came free in {waited_s:.1f} s (queue_timeout_s): {pool}; try again later",
-            retry_after_s=min(MAX_RETRY_AFTER_S, max(1.0, wait_s)),
-        )
+            return no_worker_in_time(call.model, waited_s)
+        queue = self._placing.queue_state(call.model)
+        return no_slot_in_time(queue, waited_s, is_degraded=self._alone.is_away(call.model))
 
     async def close(self) -> None:
         """Give back everything: waiting calls end with Stopping, leases are released, the heartbeat is removed."""

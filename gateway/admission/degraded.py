@@ -16,14 +16,13 @@ from dataclasses import dataclass
 
 from gateway.admission.local_queue import Line, Waiter
 from gateway.admission.slot_share import Roll, Seat
-from gateway.errors import QueueFull, StoreUnavailable
+from gateway.back_pressure import QueueState, degraded_queue_full, store_unavailable
 from gateway.registry.fleet import Fleet
 from gateway.routing.worker_state import NOT_KNOWN
 from gateway.store.client import UNFENCED, Lease
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 1.0
 LOAN_AFTER_S = 0.5
 """Seconds that a call waits before its team, which has no slot, is lent one."""
 
@@ -115,11 +114,11 @@ class Alone:
         """
         seat = self._roll.seat()
         if seat is None:
-            raise _unavailable("this gateway does not know yet which slots are its own meanwhile")
+            raise store_unavailable("this gateway does not know yet which slots are its own meanwhile")
         # The model's first worker, and Redis, may come.
         starts = all(beat.draining for beat in self._fleet.snapshot.of(waiter.model))
         if not starts and not self.num_slots(waiter.model):
-            raise _unavailable(f"none of the slots of model {waiter.model!r} is this gateway's share meanwhile")
+            raise store_unavailable(f"none of the slots of model {waiter.model!r} is this gateway's share meanwhile")
         self.offer(waiter.model)
         if waiter.local is None:
             self._check_bounds(waiter, seat)
@@ -131,6 +130,10 @@ class Alone:
             return 0
         beats = self._fleet.snapshot.of(model)
         return sum(seat.slots_of(beat.worker, beat.slots) for beat in beats if not beat.draining)
+
+    def queue_state(self, model: str) -> QueueState:
+        """Return the state of the model's queue, for this gateway's share of the slots."""
+        return self._line.state(model, self.num_slots(model))
 
     def ahead_of(self, waiter: Waiter) -> int:
         """Return the number of this gateway's calls before it: those of higher classes, and earlier ones of its own."""
@@ -220,19 +223,15 @@ class Alone:
         return None
 
     def _check_bounds(self, waiter: Waiter, seat: Seat) -> None:
-        team = waiter.order.team
+        own = waiter.order.team
         teams = Counter(other.order.team for other in self._waiting(waiter.model) if other is not waiter)
         bounds = (
-            (teams.total(), self._max_queue, "calls", "max_queue"),
-            (teams[team], self._max_team_queue, f"calls of team {team!r}", "max_queue_per_team"),
+            (teams.total(), self._max_queue, "max_queue", None),
+            (teams[own], self._max_team_queue, "max_queue_per_team", own),
         )
-        for waiting, bound, what, setting in bounds:
+        for waiting, bound, setting, team in bounds:
             if waiting >= seat.part_of(bound):
-                raise QueueFull(
-                    f"{waiting} {what} wait for model {waiter.model!r} at this gateway, whose part of {setting} is "
-                    f"{seat.part_of(bound)} while Redis is away; try again later",
-                    retry_after_s=AGAIN_S,
-                )
+                raise degraded_queue_full(waiter.model, waiting, seat.part_of(bound), setting, team)
 
 
 def _by_class(waiting: Iterable[Waiter]) -> list[Waiter]:
@@ -253,9 +252,3 @@ def _wanted(waiter: Waiter, free: Counter[str]) -> Iterator[tuple[str, int]]:
     for worker, _ in free.most_common():
         if worker not in named:
             yield worker, kv_tokens
-
-
-def _unavailable(why: str) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"This gateway's store does not answer, and {why}. Send the request again.", retry_after_s=AGAIN_S
-    )

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from gateway.back_pressure import QueueState
 from gateway.routing.placement import Ask, Ranking
 from gateway.store.client import Filed, Lease, Offers, Order
 from gateway.telemetry.answer_log import QueuePosition
@@ -273,10 +274,10 @@ class Line:
         for placements in self._placements.values():
             placements.tidy(now)
 
-    def predicted_wait_s(self, model: str, ahead: int, slots: int) -> float:
-        """Return the predicted wait of a call with `ahead` others before it for one of `slots`."""
-        mean_s = self._hold_times.get(model, HoldTime()).mean_s
-        return (ahead + 1) * mean_s / max(1, slots)
+    def state(self, model: str, num_slots: int, num_waiting: int | None = None) -> QueueState:
+        """Return the state of the model's queue. `num_waiting`: the calls in it; None: as last heard."""
+        hold_s = self._hold_times.get(model, HoldTime()).mean_s
+        return QueueState(model, num_slots, self.in_line(model) if num_waiting is None else num_waiting, hold_s)
 
     def models(self) -> set[str]:
         """Return the models with calls that wait or hold slots here."""

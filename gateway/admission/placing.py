@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from gateway.admission.local_queue import Line, Waiter
+from gateway.back_pressure import QueueState
 from gateway.registry.fleet import Fleet
 from gateway.routing.explain import Explanation, explain
 from gateway.routing.placement import Ask, Bid, Ranking
@@ -99,3 +100,7 @@ class Placing:
     def num_slots(self, model: str) -> int:
         """Return the slots of all workers of the model that serve."""
         return self._fleet.pool(model).slots
+
+    def queue_state(self, model: str, num_waiting: int | None = None) -> QueueState:
+        """Return the state of the model's queue. `num_waiting`: the calls in it; None: as last heard."""
+        return self._line.state(model, self.num_slots(model), num_waiting)

@@ -276,9 +276,9 @@ class Upkeep:
         """Tell the call's `queue_position` its queue position and predicted wait."""
         if waiter.queue_position is not None and waiter.filed is not None:
             ahead = waiter.filed.position - 1
-            slots = self._placing.num_slots(waiter.model)
-            wait_s = self._line.predicted_wait_s(waiter.model, ahead, slots)
-            waiter.queue_position.waits(waiter.filed.position, wait_s, for_worker=not slots)
+            queue = self._placing.queue_state(waiter.model)
+            wait_s = queue.predicted_wait_s(ahead)
+            waiter.queue_position.waits(waiter.filed.position, wait_s, for_worker=not queue.num_slots)
 
     async def _sweep(self) -> None:
         if self._alone.models:

@@ -14,12 +14,13 @@ from typing import TypeVar
 from msgspec.structs import replace as replace_struct
 
 from gateway.adapters.choice import CallAdapters
+from gateway.back_pressure import fallback_unsuited
 from gateway.call import Answer, Call, Cutoff
 from gateway.dispatch.call_state import CallState, Limits
 from gateway.dispatch.slot_search import Admission, Lease, SlotSearch, TeamTurns
 from gateway.dispatch.suitable_workers import SuitableWorkers
 from gateway.dispatch.upstream import Upstream, UpstreamAnswer, error_for
-from gateway.errors import ClientTooSlow, Unsuited
+from gateway.errors import ClientTooSlow
 from gateway.registry.snapshot import FleetView
 from gateway.routing.placement import ANY, located
 from gateway.routing.retries import Reason, RetryBudget
@@ -182,7 +183,8 @@ class Dispatcher:
             state.wait_anew()
             return
         if state.call.meant_for and code in UNSUITED:
-            self._slots.fall_back(state, Reason.UNSUITED, _unsuited(state.call, failure))
+            unsuited = fallback_unsuited(state.call.meant_for, state.call.model, failure.message)
+            self._slots.fall_back(state, Reason.UNSUITED, unsuited)
             return
         if code not in RETRYABLE or len(state.answer_log.attempts) >= MAX_ATTEMPTS or len(state.lost) >= MAX_LOST:
             raise error_for(failure)
@@ -225,11 +227,3 @@ def _num_charged(end: Finished | Failed) -> float | None:
         return None
     usage = end.usage
     return usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens
-
-
-def _unsuited(call: Call, failure: Failure) -> Unsuited:
-    return Unsuited(
-        f"The model `{call.meant_for}` has no place now, and `{call.model}`, which stands in for it, can't take this "
-        f"request: {failure.message} Send it again later.",
-        retry_after_s=1.0,
-    )

@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager, contextmanager
 from msgspec.structs import replace
 
 from gateway.adapters.choice import CallAdapters
+from gateway.back_pressure import stopped, stopping
 from gateway.call import Answer, Call, CallBounds, Cutoff, Principal
 from gateway.catalog import KIND_OF, ModelNames, models_of_kind
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.errors import Stopping
 from gateway.registry.snapshot import FleetView
 from gateway.routing.retries import Reason
 from gateway.telemetry.answer_log import AnswerLog
@@ -70,7 +70,7 @@ class Pipeline:
     def cut_all(self) -> None:
         """End every call under way with an error that its client sees."""
         for cutoff in self._under_way:
-            cutoff.cut(Stopping("This gateway stopped before the answer was complete. Send the request again."))
+            cutoff.cut(stopped())
 
     def call(
         self,
@@ -92,7 +92,7 @@ class Pipeline:
         InvalidRequest where one has to be resolved.
         """
         if self._stopping:
-            raise Stopping("This gateway is stopping. Send the request again.", retry_after_s=1.0)
+            raise stopping()
         fleet = self._fleet.snapshot
         known = (fleet.models, fleet.adapters, fleet.workers)
         resolved = self._names.resolve_call(alias, principal, *known, job=job, strict=strict, complete=fleet.is_read)

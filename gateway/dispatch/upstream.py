@@ -32,8 +32,6 @@ from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
 from workers.tracing.span import TraceContext
 
-BUSY_RETRY_AFTER_S = 1.0
-
 
 class UpstreamAnswer(Answer, Protocol):
     """The events of a call that was started and may not have begun."""
@@ -82,9 +80,6 @@ class Upstream(Protocol):
         ...
 
 
-COMES_BACK = frozenset({FailureCode.BUSY, FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
-"""Failures that are over soon, here or at another worker: the answer has a `retry-after`."""
-
 ERRORS: dict[FailureCode, type[PaddockError]] = {
     FailureCode.INVALID_REQUEST: InvalidRequest,
     FailureCode.CONTEXT_OVERFLOW: ContextOverflow,
@@ -110,5 +105,4 @@ def error_for(failure: Failure) -> PaddockError:
     if failure.code is FailureCode.CONTEXT_OVERFLOW:
         numbers = {"num_prompt_tokens": failure.num_prompt_tokens, "n_ctx": failure.n_ctx}
         return ContextOverflow(failure.remedy or failure.message, param=failure.param, **numbers)
-    retry_after_s = BUSY_RETRY_AFTER_S if failure.code in COMES_BACK else None
-    return ERRORS[failure.code](failure.message, param=failure.param, retry_after_s=retry_after_s)
+    return ERRORS[failure.code](failure.message, param=failure.param)

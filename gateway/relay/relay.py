@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
+from gateway.back_pressure import no_worker, stopping
 from gateway.call import Call
 from gateway.dispatch.upstream import error_for
-from gateway.errors import NoWorker, Stopping
 from gateway.registry.snapshot import FleetView
 from gateway.relay.fanin import WorkerStream
 from gateway.relay.mailbox import Mailbox, MailboxWithSettings
@@ -207,7 +207,7 @@ class Relay:
             message = f"The worker {at.worker} cannot be reached. Send the request again."
             raise NotReached(Failure(FailureCode.WORKER_LOST, message))
         if self._session is None:
-            raise _stopping()
+            raise stopping()
         return connection
 
     def _connect(self, at: WorkerAddress) -> WorkerConnection:
@@ -216,7 +216,7 @@ class Relay:
         if connection is not None:
             return connection
         if self._group is None or self._session is None:
-            raise _stopping()
+            raise stopping()
         credentials = Credentials(self._secret, at)
         client = WorkerClient(self._session, credentials, self._gateway_id)
         cancellations = Cancellations(client, at.worker, self._group)
@@ -245,10 +245,6 @@ class Relay:
         finally:
             self._connections.pop(stream.at.boot, None)
             self._lost.discard(stream.at.boot)
-
-
-def _stopping() -> Stopping:
-    return Stopping("This gateway is stopping. Send the request again.")
 
 
 MAX_TRIES = 3
@@ -323,8 +319,3 @@ class WorkerQueries:
             raise no_worker(model)
         replies = await asyncio.gather(*(self.of_worker(beat, method, path, decode, message) for beat in beats))
         return list(zip(beats, replies, strict=True))
-
-
-def no_worker(model: str) -> NoWorker:
-    """Return the error for a model without workers; `model`: the name that the caller used, or the model's."""
-    return NoWorker(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")

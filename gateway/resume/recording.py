@@ -7,7 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from gateway.errors import PaddockError, StoreUnavailable, StreamGone, TooManyRequests
+from gateway.back_pressure import too_many_readers, too_many_readers_of_team
+from gateway.errors import PaddockError, StoreUnavailable, StreamGone
 from gateway.store.streams import Batch, StreamInfo, StreamLog, Write
 
 GONE = (
@@ -156,7 +157,6 @@ def split_events(batch: Batch, after: int) -> bytes:
 MAX_OF_STREAM = 8
 MAX_MORE_OF_TEAM = 64
 """Most readers of all streams of a team, not counting the first of each: streams themselves are bounded already."""
-RETRY_AFTER_S = 5.0
 
 
 class Readers:
@@ -169,18 +169,9 @@ class Readers:
     def enter(self, team: str, stream: str) -> ReaderLease:
         """Count one more reader and return its place, which must be left, once or more. Raises TooManyRequests."""
         if self._of_stream[stream] >= MAX_OF_STREAM:
-            raise TooManyRequests(
-                f"{MAX_OF_STREAM} connections read this stream at this gateway, and no more may at a time. Close one "
-                "of them, or read it again when one has ended.",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise too_many_readers(MAX_OF_STREAM)
         if self._of_stream[stream] and self._more_of_team[team] >= MAX_MORE_OF_TEAM:
-            raise TooManyRequests(
-                f"{MAX_MORE_OF_TEAM} connections of this key's team read streams at this gateway that others of the "
-                "team's read as well, and no more may at a time. Close one of them, or read it again when one has "
-                "ended.",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise too_many_readers_of_team(MAX_MORE_OF_TEAM)
         self._more_of_team[team] += self._of_stream[stream] > 0
         self._of_stream[stream] += 1
         return ReaderLease(self, team, stream)

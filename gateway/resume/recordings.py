@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.errors import InternalError, InvalidRequest, StoreUnavailable, StreamGone, TooManyStreams
+from gateway.back_pressure import too_many_streams
+from gateway.errors import InternalError, InvalidRequest, StoreUnavailable, StreamGone
 from gateway.resume.reading import LocalReading, Reading, RemoteReading
 from gateway.resume.recording import GONE, Readers, Recording, wait_until_unread
 from gateway.store.outage import raise_if_cancelled
@@ -29,9 +30,6 @@ UNFLUSHED_S = 60.0
 """Seconds that a stream that has ended waits for a Redis that is away."""
 CLOSE_S = 2.0
 """Seconds that an ending process waits for its streams to end, and again after cancelling those that have not."""
-
-RETRY_AFTER_S = 5.0
-"""Seconds after which a team that runs as many streams as it may have should try again."""
 
 Produce = Callable[[Recording], Awaitable[None]]
 """Writes a whole stream, its last event included. Cancelled where the stream is given up."""
@@ -215,12 +213,7 @@ class Recordings:
     def _share(self, recording: Recording, count: StreamCount | None) -> None:
         """Bound the bytes that a stream keeps by its share of its team's. Raises TooManyStreams if `count` is None."""
         if count is None:
-            raise TooManyStreams(
-                f"This key's team runs {self._quota.bounds.max_streams} streams that outlive their connections, and no "
-                "more may run at a time (resume_streams_per_team). Send the request again when one has ended, or send "
-                "it without `x-resume-grace` or `background`.",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise too_many_streams(self._quota.bounds.max_streams)
         recording.keep_at_most(min(self._max_bytes, self._quota.bounds.share(count.num_running)))
 
     async def _write(self, recordings: Sequence[Recording], *, renew: bool) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from gateway.back_pressure import store_unavailable
 from gateway.errors import StoreUnavailable
 from gateway.telemetry.metrics import Unread
 from workers.redis.trouble import NO_ANSWER, code_of, is_of_one_name, remedy_for
@@ -49,9 +50,9 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, struct.error)
 
 def unavailable(error: BaseException) -> StoreUnavailable:
     """Return the error for callers; the Redis client's own text has addresses in it, so it stays in the log."""
-    told = StoreUnavailable("This gateway's store does not answer. Send the request again.", retry_after_s=1.0)
-    told.__cause__ = error
-    return told
+    unavailable = store_unavailable()
+    unavailable.__cause__ = error
+    return unavailable
 
 
 async def answered(asking: Awaitable[Answer]) -> Answer:

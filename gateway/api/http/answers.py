@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.api.dialect import SHAPE, ErrorShape
 from gateway.api.http.diagnostics import answer_headers, name_headers, origin_headers
 from gateway.api.http.streaming import UNREAD_BYTES
+from gateway.back_pressure import retry_after
 from gateway.errors import (
     AuthenticationFailed,
     BodyTooLarge,
@@ -142,8 +142,8 @@ def shape_of(scope: Scope) -> ErrorShape:
 
 def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
     headers: list[tuple[bytes, bytes]] = []
-    if error.retry_after_s is not None or error.status in (429, 503):
-        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1.0))))
+    if (seconds := retry_after(error)) is not None:
+        headers.append((b"retry-after", b"%d" % seconds))
     if isinstance(error, NotSupported | Superseded):
         headers.append((b"x-should-retry", b"false"))  # SDKs take every 5xx, and 409, for a passing trouble
     if isinstance(error, AuthenticationFailed):

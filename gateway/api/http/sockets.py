@@ -14,8 +14,8 @@ from typing import Protocol
 from starlette.types import Message, Receive, Send
 
 from gateway.api.intake.disconnect import ClientGone
+from gateway.back_pressure import too_many_sockets, too_many_sockets_of_key
 from gateway.call import Principal
-from gateway.errors import TooManyConnections, TooManySockets
 
 METHOD = "WEBSOCKET"
 """The word in the place of a method, in routes and log lines."""
@@ -24,9 +24,6 @@ SWITCHED = 101
 """The status of a connection that was accepted."""
 NORMAL, RESTARTS = 1000, 1012
 """Codes that say why a connection is closed."""
-
-RETRY_S = 10.0
-"""Seconds after which a WebSocket may have closed."""
 
 SEVERED = (OSError, RuntimeError)
 """Errors of sending. RuntimeError: the server has just closed the connection over a message, too long or invalid."""
@@ -103,16 +100,9 @@ class Sockets:
     def check(self, principal: Principal) -> None:
         """Raise TooManySockets where this key has its share of connections, TooManyConnections where all are taken."""
         if self._per_key[principal.key_id] >= self._most_per_key:
-            raise TooManySockets(
-                f"This key has {self._most_per_key} WebSockets open here. Close some, or send more requests over each; "
-                "an operator may raise PADDOCK_MAX_SOCKETS_PER_KEY.",
-                retry_after_s=RETRY_S,
-            )
+            raise too_many_sockets_of_key(self._most_per_key)
         if len(self._open) >= self._most:
-            raise TooManyConnections(
-                f"{self._most} WebSockets are open at this gateway. Send requests without one, or try again later.",
-                retry_after_s=RETRY_S,
-            )
+            raise too_many_sockets(self._most)
 
     @contextmanager
     def opened(self, connection: Stoppable, principal: Principal) -> Iterator[None]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from gateway.back_pressure import memory_full, memory_share_taken
 from gateway.call import Principal
-from gateway.errors import HeldTooMuch, InvalidRequest, MemoryFull, TakesTooMuch
+from gateway.errors import InvalidRequest, TakesTooMuch
 from workers.protocol.events import CallEvent, Logprobs, PromptLogprobs, TokenLogprob
 from workers.protocol.requests import GenerateRequest
 
 KEY_SHARE = 0.75
-RETRY_AFTER_S = 1.0
 
 
 class MemoryBudget:
@@ -56,15 +56,10 @@ class MemoryBudget:
         of_key = self._of_key.get(principal.key_id, 0) + num_bytes
         may = (free + of_team - num_bytes) // 2
         if num_bytes > free:
-            message = f"Requests hold {self._held} bytes of this gateway's memory; {self._max_bytes} may. Try again."
-            raise MemoryFull(message, retry_after_s=RETRY_AFTER_S)
+            raise memory_full(self._held, self._max_bytes)
         if of_team > may or of_key > may * KEY_SHARE:
-            what, held, most = ("team", of_team, may) if of_team > may else ("key", of_key, int(may * KEY_SHARE))
-            message = (
-                f"With this one, the requests of this {what} that are under way would hold {held} bytes of the "
-                f"gateway's memory; {most} are its share now. Wait for some to end."
-            )
-            raise HeldTooMuch(message, retry_after_s=RETRY_AFTER_S)
+            taken = ("team", of_team, may) if of_team > may else ("key", of_key, int(may * KEY_SHARE))
+            raise memory_share_taken(*taken)
         self.add(principal, num_bytes)
 
     def add(self, principal: Principal, num_bytes: int) -> None:

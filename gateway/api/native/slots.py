@@ -26,9 +26,10 @@ from gateway.api.operations.health import SharedQuery
 from gateway.api.parameters.base import quote
 from gateway.api.parameters.options import MAX_SALT_CHARS, LoraBody, read_lora
 from gateway.api.request_headers import query_of
+from gateway.back_pressure import no_worker, slots_busy
 from gateway.call import Call, Principal
-from gateway.errors import InvalidRequest, NotSupported, SlotsBusy
-from gateway.relay.relay import WorkerQueries, no_worker
+from gateway.errors import InvalidRequest, NotSupported
+from gateway.relay.relay import WorkerQueries
 from gateway.routing.placement import firsts, located, number_of
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.queries import (
@@ -94,7 +95,7 @@ class SlotRoutes:
         call = self._reader.call(principal, {}, scope)
         found = await self._slots.ask(call.model)
         if query_of(scope).get("fail_on_no_slot") and all(info.is_processing for _, infos in found for info in infos):
-            raise SlotsBusy(f"No slot of `{call.alias}` is free. Send the request again later.")
+            raise slots_busy(call.alias)
         first = dict(zip((beat.boot for beat, _ in found), firsts([beat for beat, _ in found]), strict=True))
         slots = [slot_object(first[beat.boot], beat, info, principal) for beat, infos in found for info in infos]
         await send_json(send, slots, request_log_of(scope))

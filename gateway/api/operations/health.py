@@ -17,8 +17,9 @@ from starlette.types import Receive, Scope, Send
 from gateway import __version__
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
+from gateway.back_pressure import stopping
 from gateway.call import Principal
-from gateway.errors import Stopping, Unavailable
+from gateway.errors import Unavailable
 from gateway.registry.snapshot import FirstWorkers, FleetView
 from gateway.store.outage import NO_ANSWER
 
@@ -117,7 +118,7 @@ class Ready:
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         if self._leaving():
-            raise Stopping("This gateway is stopping.")
+            raise stopping(remedy="")
         missing = []
         # A Redis that answers pings may refuse to write all the same.
         takes = self._admission.redis_up and await self._redis_answers.ask()
@@ -132,7 +133,7 @@ class Ready:
                 f"no worker of {_list_models(awaited)} was seen yet (they load, or `paddock worker` is to start)"
             )
         if missing:
-            raise Unavailable(f"Not ready: {'; '.join(missing)}.", retry_after_s=1.0)
+            raise Unavailable(f"Not ready: {'; '.join(missing)}.")
         models = sorted(model for model, beats in snapshot.workers.items() if beats)
         body = {"status": "ready", "workers": num_workers, "models": models}
         if without := sorted(self._models.difference(models)):

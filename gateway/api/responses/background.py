@@ -99,7 +99,7 @@ class Background:
                     await asyncio.sleep(LOOK_EVERY_S)
         response = await self.current(id_, body)
         if response["status"] in RUNNING:
-            raise Unavailable("The response is not cancelled yet. Ask again.", retry_after_s=1.0)
+            raise Unavailable("The response is not cancelled yet. Ask again.")
         return response
 
     async def drop(self, id_: str, body: Body) -> None:

@@ -348,7 +348,7 @@ async def test_when_redis_is_back_calls_ask_it_a_few_at_a_time(fragile: RedisSer
             most = max(most, num_asking)
             await asyncio.sleep(0.05)
             num_asking -= 1
-            raise StoreUnavailable("away again", retry_after_s=1.0)
+            raise StoreUnavailable("away again")
 
         gateway.store.acquire = is_away_again  # type: ignore[method-assign]
         fragile.start()

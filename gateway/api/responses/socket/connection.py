@@ -35,8 +35,9 @@ from gateway.api.responses.socket.stream_queues import (
     raw_message,
     read_message,
 )
+from gateway.back_pressure import stopping
 from gateway.call import Principal
-from gateway.errors import ConnectionLimit, InternalError, PaddockError, Stopping
+from gateway.errors import ConnectionLimit, InternalError, PaddockError
 from gateway.telemetry.finish import finish_request
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
@@ -281,7 +282,7 @@ class ResponsesSocket:
         request_log = request_log_of(scope)
         read_ttft_deadline(scope)
         if self._shared.calls.pipeline.stopping:
-            raise Stopping("This gateway is stopping. Connect again.", retry_after_s=1.0)
+            raise stopping(" Connect again.")
         self._sockets.check(principal)
         socket = Socket(receive, send)
         connection = Connection(self._shared, socket, scope, request_log.request_id)

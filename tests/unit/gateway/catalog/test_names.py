@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.back_pressure import retry_after
 from gateway.call import Principal
 from gateway.catalog import ModelNames
 from gateway.errors import ModelNotFound, PermissionDenied, Unavailable
@@ -40,7 +41,7 @@ def test_what_may_be_served_by_a_fleet_that_was_not_read_yet_is_not_unknown() ->
     assert names.resolve("chat", EVERYONE, (), complete=False) == "llama"
     with pytest.raises(Unavailable, match="has not read yet") as caught:
         names.resolve("gpt", EVERYONE, (), complete=False)
-    assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
+    assert (caught.value.status, retry_after(caught.value)) == (503, 1)
 
 
 def test_only_names_that_the_key_may_use_are_told() -> None:

@@ -1,0 +1,201 @@
+"""Back pressure: the 429s and 503s about load, and the seconds after which a caller may come again (`retry-after`).
+
+Whoever finds a shortage raises the error that is made here. Calls that wait for a slot are told what `QueueState`
+predicts; for what else may run out there are the constants below, and LEAST_RETRY_AFTER_S where none is named.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gateway.errors import (
+    HeldTooMuch,
+    MemoryFull,
+    NoWorker,
+    PaddockError,
+    QueueFull,
+    QueueTimeout,
+    SlotsBusy,
+    Stopping,
+    StoreUnavailable,
+    TooManyConnections,
+    TooManyRequests,
+    TooManySockets,
+    TooManyStreams,
+    Unsuited,
+)
+
+LEAST_RETRY_AFTER_S, MOST_RETRY_AFTER_S = 1.0, 60.0
+FIRST_WORKER_RETRY_AFTER_S = 10.0
+"""While a model has no worker: its first one takes seconds to minutes to start."""
+STREAM_RETRY_AFTER_S = 5.0
+SOCKET_RETRY_AFTER_S = 10.0
+
+
+def retry_after(error: PaddockError) -> int | None:
+    """Return the value of the header `retry-after` in whole seconds; None: the answer has no such header."""
+    if error.retry_after_s is None and error.status not in (429, 503):
+        return None
+    return max(1, math.ceil(error.retry_after_s or LEAST_RETRY_AFTER_S))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """The load of one model: the picture from which waits are predicted."""
+
+    model: str
+    num_slots: int
+    """Slots of all workers that serve, or those of this gateway's share while Redis is away."""
+    num_waiting: int
+    """Calls that wait for one of them."""
+    hold_s: float
+    """Mean seconds for which a call holds its slot."""
+
+    def predicted_wait_s(self, ahead: int) -> float:
+        """Return the seconds that a call waits which has `ahead` others before it."""
+        return (ahead + 1) * self.hold_s / max(1, self.num_slots)
+
+    @property
+    def retry_after_s(self) -> float:
+        """The predicted wait of a call that came now, within bounds."""
+        return min(MOST_RETRY_AFTER_S, max(LEAST_RETRY_AFTER_S, self.predicted_wait_s(self.num_waiting)))
+
+
+def queue_full(queue: QueueState, limit: int, team: str | None = None) -> QueueFull:
+    """Return the error for a call beyond the `limit` of a model's queue. `team`: that of the limit, if it is a team's;
+    `queue.num_waiting` is then the number of the team's calls.
+    """
+    if team is None:
+        what, bound = f"{queue.num_waiting} calls", f"{limit} may (max_queue)"
+    else:
+        what = f"{queue.num_waiting} calls of team {team!r}"
+        bound = f"{limit} of one team may (max_queue_per_team)"
+    message = f"{what} wait for model {queue.model!r} and at most {bound}; try again later"
+    return QueueFull(message, retry_after_s=queue.retry_after_s)
+
+
+def degraded_queue_full(model: str, num_waiting: int, limit: int, setting: str, team: str | None = None) -> QueueFull:
+    """Return the error for a call beyond this gateway's part of the bound `setting`, while Redis is away."""
+    what = "calls" if team is None else f"calls of team {team!r}"
+    return QueueFull(
+        f"{num_waiting} {what} wait for model {model!r} at this gateway, whose part of {setting} is {limit} while "
+        "Redis is away; try again later"
+    )
+
+
+def no_slot_in_time(queue: QueueState, waited_s: float, *, is_degraded: bool) -> QueueTimeout:
+    """Return the error for a call that has waited for a slot as long as it may. `is_degraded`: Redis is away."""
+    pool = f"its {queue.num_slots} slots were taken"
+    if is_degraded:
+        pool += ", and while Redis is away this gateway uses its share of them only"
+    return QueueTimeout(
+        f"no slot of model {queue.model!r} came free in {waited_s:.1f} s (queue_timeout_s): {pool}; try again later",
+        retry_after_s=queue.retry_after_s,
+    )
+
+
+def no_worker_in_time(model: str, waited_s: float) -> QueueTimeout:
+    """Return the error for a call that has waited for its model's first worker as long as it may."""
+    return QueueTimeout(
+        f"no worker of model {model!r} came in {waited_s:.1f} s (start_timeout_s); start one, or try again later",
+        retry_after_s=FIRST_WORKER_RETRY_AFTER_S,
+    )
+
+
+def no_worker(model: str) -> NoWorker:
+    """Return the error for a question that waits for no worker. `model`: the name that the caller used."""
+    return NoWorker(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
+
+
+def slots_busy(model: str) -> SlotsBusy:
+    """Return the error for a caller who asked not to wait for a slot."""
+    return SlotsBusy(f"No slot of `{model}` is free. Send the request again later.")
+
+
+def fallback_unsuited(meant_for: str, fallback: str, why: str) -> Unsuited:
+    """Return the error for a call whose model has no slot and whose fallback can't take it."""
+    return Unsuited(
+        f"The model `{meant_for}` has no place now, and `{fallback}`, which stands in for it, can't take this "
+        f"request: {why} Send it again later."
+    )
+
+
+def store_unavailable(why: str = "") -> StoreUnavailable:
+    """Return the error for what needs Redis while it is away. `why`: why it can't be done without."""
+    return StoreUnavailable(f"This gateway's store does not answer{why and f', and {why}'}. Send the request again.")
+
+
+def stopping(remedy: str = " Send the request again.") -> Stopping:
+    """Return the error for what comes while this gateway drains."""
+    return Stopping(f"This gateway is stopping.{remedy}")
+
+
+def stopped() -> Stopping:
+    """Return the error for an answer that is cut off when the time to drain is over."""
+    return Stopping("This gateway stopped before the answer was complete. Send the request again.")
+
+
+def memory_full(num_held: int, limit: int) -> MemoryFull:
+    """Return the error for a request beside which the gateway has no memory left. The numbers are bytes."""
+    return MemoryFull(f"Requests hold {num_held} bytes of this gateway's memory; {limit} may. Try again.")
+
+
+def memory_share_taken(holder: str, num_held: int, share: int) -> HeldTooMuch:
+    """Return the error for a request with which its `holder`, "team" or "key", would hold more than its share."""
+    return HeldTooMuch(
+        f"With this one, the requests of this {holder} that are under way would hold {num_held} bytes of the "
+        f"gateway's memory; {share} are its share now. Wait for some to end."
+    )
+
+
+def too_many_requests(limit: int) -> TooManyRequests:
+    """Return the error for a key that has `limit` requests under way."""
+    return TooManyRequests(
+        f"This key has {limit} requests under way here. Wait for some to end; an operator may raise PADDOCK_KEY_SHARE."
+    )
+
+
+def too_many_sockets_of_key(limit: int) -> TooManySockets:
+    """Return the error for a key that has `limit` WebSockets open."""
+    return TooManySockets(
+        f"This key has {limit} WebSockets open here. Close some, or send more requests over each; an operator may "
+        "raise PADDOCK_MAX_SOCKETS_PER_KEY.",
+        retry_after_s=SOCKET_RETRY_AFTER_S,
+    )
+
+
+def too_many_sockets(limit: int) -> TooManyConnections:
+    """Return the error for a WebSocket where all keys together have `limit` open."""
+    return TooManyConnections(
+        f"{limit} WebSockets are open at this gateway. Send requests without one, or try again later.",
+        retry_after_s=SOCKET_RETRY_AFTER_S,
+    )
+
+
+def too_many_streams(limit: int) -> TooManyStreams:
+    """Return the error for a team that runs `limit` streams that outlive their connections."""
+    return TooManyStreams(
+        f"This key's team runs {limit} streams that outlive their connections, and no more may run at a time "
+        "(resume_streams_per_team). Send the request again when one has ended, or send it without `x-resume-grace` or "
+        "`background`.",
+        retry_after_s=STREAM_RETRY_AFTER_S,
+    )
+
+
+def too_many_readers(limit: int) -> TooManyRequests:
+    """Return the error for a stream that `limit` connections read."""
+    return TooManyRequests(
+        f"{limit} connections read this stream at this gateway, and no more may at a time. Close one of them, or read "
+        "it again when one has ended.",
+        retry_after_s=STREAM_RETRY_AFTER_S,
+    )
+
+
+def too_many_readers_of_team(limit: int) -> TooManyRequests:
+    """Return the error for a team of which `limit` connections read streams that others of the team's read as well."""
+    return TooManyRequests(
+        f"{limit} connections of this key's team read streams at this gateway that others of the team's read as well, "
+        "and no more may at a time. Close one of them, or read it again when one has ended.",
+        retry_after_s=STREAM_RETRY_AFTER_S,
+    )
