@@ -25,10 +25,10 @@ import redis.asyncio
 import uvloop
 
 from benchmarks.table import Row
-from gateway.admission.local_queue import Placements
+from gateway.admission.local_queue import PlacementLog
 from gateway.registry.fleet import Fleet
-from gateway.routing.placement import Ask
-from gateway.routing.pool import PoolBook
+from gateway.routing.placement import PlacementRequest
+from gateway.routing.pool import PoolUpdater
 from gateway.routing.rank import rank
 from gateway.store.client import Filed, Lease, Offer, Offers, Order, Store, connect
 from tests.support.pool import SECRET, heartbeat
@@ -82,27 +82,31 @@ def _beat(number: int, load: Load) -> Heartbeat:
 
 def _ranked(workers: int, calls: int) -> list[Row]:
     chance = random.Random(1)
-    book = PoolBook()
+    book = PoolUpdater()
     prompts: dict[str, Callable[[int], set[int]]] = {
         "cached nowhere": lambda number: set(),
         "a conversation of one worker": lambda number: set(range(BLOCKS)) if number == 5 else set(),
         "12 heads of all, 50 of one in fifty": lambda number: set(range(50 if number % 50 == 0 else 12)),
         "all heads of 200 workers": lambda number: set(range(BLOCKS)) if number % (workers // 200) == 0 else set(),
     }
-    asks: dict[str, tuple[tuple[int, ...], Callable[[int], set[int]], Ask]] = {}
+    asks: dict[str, tuple[tuple[int, ...], Callable[[int], set[int]], PlacementRequest]] = {}
     for name, depths in prompts.items():
         digests = tuple(chance.getrandbits(64) for _ in range(BLOCKS))
-        asks[name] = digests, depths, Ask(Prefix(digests, tuple(range(1_024, 1_024 * (BLOCKS + 1), 1_024)), 70_000))
+        asks[name] = (
+            digests,
+            depths,
+            PlacementRequest(Prefix(digests, tuple(range(1_024, 1_024 * (BLOCKS + 1), 1_024)), 70_000)),
+        )
     for number in range(workers):
         heads = [digests[depth] for digests, depths, _ in asks.values() for depth in depths(number)]
         book.join(_beat(number, _load(chance)), heads)
-    pool, recent = book.pool, Placements()
+    pool, recent = book.pool, PlacementLog()
     rows = []
-    for name, (_, _, ask) in asks.items():
+    for name, (_, _, request) in asks.items():
         times = []
         for turn in range(calls):
             start = time.perf_counter()
-            rank(ask, pool, recent, now=0.1, turn=turn)
+            rank(request, pool, recent, now=0.1, turn=turn)
             times.append((time.perf_counter() - start) * 1e6)
         p50, bar = median(times), RANK_P50_US[workers]
         figure = f"p50 {p50:.0f} us, p99 {sorted(times)[int(0.99 * len(times))]:.0f} us"
@@ -203,7 +207,7 @@ async def _follow(url: str) -> None:
         cpu, wall, told = time.process_time(), time.monotonic(), _told(fleet)
         await asyncio.sleep(FOLLOW_S)
         cpu, wall, told = time.process_time() - cpu, time.monotonic() - wall, _told(fleet) - told
-        heads = fleet.pool(MODEL).heads
+        heads = fleet.pool(MODEL).hashes
         found = {
             "cpu": cpu / wall,
             "rss": psutil.Process().memory_info().rss,
@@ -217,7 +221,7 @@ async def _follow(url: str) -> None:
 
 def _told(fleet: Fleet) -> int:
     """News that have been heard of all workers."""
-    return sum(there.beat.version for there in fleet.pool(MODEL).standings.values())
+    return sum(there.beat.version for there in fleet.pool(MODEL).states.values())
 
 
 async def _stored(url: str, pairs: int) -> list[Row]:

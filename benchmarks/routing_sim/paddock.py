@@ -1,9 +1,9 @@
 """Ours: the gateway's ranking over the workers' news, and the line in a real Redis, in simulated time.
 
-Everything that decides is the project's: `PoolBook`, `rank`, `Line`, `offers_of`, and `Store` with its scripts. What a
-gateway does with them in its loops is done here at the same intervals, but of simulated time: news are told at most
-every 0.2 s and read every 0.2 s, tickets are re-read with fresh bids every second. Redis has its own clock, so nothing
-may expire; deadlines are told anew with each re-reading.
+Everything that decides is the project's: `PoolUpdater`, `rank`, `Line`, `offers_of`, and `Store` with its scripts.
+What a gateway does with them in its loops is done here at the same intervals, but of simulated time: news are told at
+most every 0.2 s and read every 0.2 s, tickets are re-read with fresh bids every second. Redis has its own clock, so
+nothing may expire; deadlines are told anew with each re-reading.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from benchmarks.routing_sim.reports import MODEL, Reporter, machine_number, pref
 from gateway.admission.local_queue import Line, Patience, Waiter
 from gateway.admission.placing import offers_of
 from gateway.admission.upkeep import REFRESHED, REREAD_AT_ONCE
-from gateway.routing.placement import Ask, Ranking
-from gateway.routing.pool import PoolBook
+from gateway.routing.placement import PlacementRequest, Ranking
+from gateway.routing.pool import PoolUpdater
 from gateway.routing.rank import rank
 from gateway.store.client import Filed, Lease, Offers, Order, Store, Ticket
 from tests.support.pool import SECRET
@@ -39,16 +39,16 @@ class Desk:
 
     def __init__(self, number: int) -> None:
         self.id = f"g{number}"
-        self.book = PoolBook()
+        self.book = PoolUpdater()
         self.line = Line()
         self.jobs: dict[str, Job] = {}
         """By ticket or lease."""
         self.leases: dict[int, tuple[Lease, Order]] = {}
         self._turns = itertools.count()
 
-    def rank(self, ask: Ask, now: float, ahead: int | None = None) -> Ranking:
+    def rank(self, request: PlacementRequest, now: float, ahead: int | None = None) -> Ranking:
         return rank(
-            ask,
+            request,
             self.book.pool,
             self.line.placements(MODEL),
             now=now,
@@ -60,7 +60,7 @@ class Desk:
         """What the waiting call bids now."""
         self.line.placements(MODEL).forget(waiter.id)
         ahead = waiter.filed.position - 1 if waiter.filed is not None else None
-        waiter.ranking = self.rank(waiter.ask, now, ahead)
+        waiter.ranking = self.rank(waiter.request, now, ahead)
         waiter.offers = _offers(waiter, now)
         self.line.aim(waiter)
         return waiter.offers
@@ -103,11 +103,11 @@ class Paddock:
     async def came(self, job: Job, now: float) -> None:
         desk = self._desks[job.number % len(self._desks)]
         arrival = job.arrival
-        ask = Ask(prefix=prefix_of(arrival), max_tokens=None)
-        ranking = desk.rank(ask, now)
+        request = PlacementRequest(prefix=prefix_of(arrival), max_tokens=None)
+        ranking = desk.rank(request, now)
         order = Order(f"c{job.number}", arrival.team, ranking.charge / self._weights.get(arrival.team, 1.0))
         patience = Patience(now, served=True, queue_deadline=inf, start_deadline=inf)
-        waiter = Waiter(order, MODEL, ask, frozenset(), patience, job.due_at, ranking, Offers())
+        waiter = Waiter(order, MODEL, request, frozenset(), patience, job.due_at, ranking, Offers())
         waiter.offers = _offers(waiter, now)
         desk.jobs[order.id] = job
         desk.line.enter(waiter)

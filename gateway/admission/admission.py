@@ -27,7 +27,7 @@ from gateway.call import Call
 from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
 from gateway.registry.fleet import Fleet
 from gateway.routing.explain import Explanation
-from gateway.routing.placement import ANYWHERE, Ask, Ranking, urgency
+from gateway.routing.placement import ANYWHERE, PlacementRequest, Ranking, priority_class
 from gateway.store.client import UNFENCED, Filed, Lease, Order, QueueLimitReached, Store
 from gateway.store.outage import Unreadable
 from gateway.telemetry.answer_log import QueuePosition
@@ -172,9 +172,9 @@ class Admission:
         """Return the number of calls of this process that hold a slot of the model."""
         return self._line.in_flight(model)
 
-    def explain(self, model: str, ask: Ask) -> Explanation:
+    def explain(self, model: str, request: PlacementRequest) -> Explanation:
         """Return how a call that came now would be placed. Takes no slot."""
-        return self._placing.explain(model, ask)
+        return self._placing.explain(model, request)
 
     def predicted_wait_s(self, model: str) -> float:
         """Return the seconds that a call that came now would wait for a slot of the model."""
@@ -185,7 +185,7 @@ class Admission:
         self,
         call: Call,
         avoid: frozenset[str] = frozenset(),
-        ask: Ask = ANYWHERE,
+        request: PlacementRequest = ANYWHERE,
         priority: int = 0,
         queue_position: QueuePosition | None = None,
         avoid_now: Callable[[], frozenset[str]] | None = None,
@@ -198,7 +198,7 @@ class Admission:
         of the queue. `queue_position` is kept up to date. Raises QueueFull, QueueTimeout, StoreUnavailable, Stopping.
         Cancelling it gives back the ticket or lease.
         """
-        waiter = self._waiter(call, avoid, ask, priority)
+        waiter = self._waiter(call, avoid, request, priority)
         waiter.avoid_now = avoid_now
         return self._slot(call, waiter, queue_position or QueuePosition())
 
@@ -235,16 +235,16 @@ class Admission:
         else:
             self._store.post_withdraw(self._gateway, model, id, partial(self._alone.unheard, model, id))
 
-    def _waiter(self, call: Call, avoid: frozenset[str], ask: Ask, priority: int) -> Waiter:
-        ranking = self._placing.rank(call.model, ask, avoid)
+    def _waiter(self, call: Call, avoid: frozenset[str], request: PlacementRequest, priority: int) -> Waiter:
+        ranking = self._placing.rank(call.model, request, avoid)
         team, weight = call.principal.team, call.principal.weight
-        order = Order(secrets.token_hex(8), team, ranking.charge / weight, urgency(priority), weight)
+        order = Order(secrets.token_hex(8), team, ranking.charge / weight, priority_class(priority), weight)
         begin_by = time.monotonic() + call.begin_by - time.time() if call.begin_by else 0.0
         offers = self._placing.offers(ranking, begin_by)
         now, served = time.monotonic(), bool(self._placing.num_slots(call.model))
         start_deadline = call.start_deadline or call.queue_deadline
         patience = Patience(now, served=served, queue_deadline=call.queue_deadline, start_deadline=start_deadline)
-        return Waiter(order, call.model, ask, avoid, patience, begin_by, ranking, offers)
+        return Waiter(order, call.model, request, avoid, patience, begin_by, ranking, offers)
 
     async def _admit(self, waiter: Waiter, call: Call, queue_position: QueuePosition) -> Lease:
         if self._closed:

@@ -204,7 +204,7 @@ class Alone:
         return held
 
     def _held_by_others(self, model: str) -> _Others:
-        mine, beats = self._held(model), [one.beat for one in self._fleet.pool(model).standings.values()]
+        mine, beats = self._held(model), [one.beat for one in self._fleet.pool(model).states.values()]
         busy = Counter({beat.worker: max(0, beat.load.slots_busy - mine[beat.worker]) for beat in beats})
         hold_ms = max((beat.load.hold_ms for beat in beats), default=0.0) or NOT_KNOWN.hold_ms
         return _Others(busy, time.monotonic() + LINGER * hold_ms / 1000)

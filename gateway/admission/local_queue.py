@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gateway.back_pressure import QueueState
-from gateway.routing.placement import Ask, Ranking
+from gateway.routing.placement import PlacementRequest, Ranking
 from gateway.store.client import Filed, Lease, Offers, Order
 from gateway.telemetry.answer_log import QueuePosition
 
@@ -32,7 +32,7 @@ class _Lately:
     aimed_ms: float = 0.0
 
 
-class Placements:
+class PlacementLog:
     """The recent placements of one model. `gateway.routing.rank` calls `since` some dozens of times per call."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Waiter:
 
     order: Order
     model: str
-    ask: Ask
+    request: PlacementRequest
     avoid: frozenset[str]
     """Workers that have failed it; used only if no other lives."""
     patience: Patience
@@ -186,7 +186,7 @@ class Line:
         self._held_since: dict[str, float] = {}
         self._waiting: Counter[str] = Counter()
         self._in_flight: Counter[str] = Counter()
-        self._placements: defaultdict[str, Placements] = defaultdict(Placements)
+        self._placements: defaultdict[str, PlacementLog] = defaultdict(PlacementLog)
         self._hold_times: dict[str, HoldTime] = {}
         self._in_line: Counter[str] = Counter()
 
@@ -267,7 +267,7 @@ class Line:
     def heard(self, model: str, waiting: int) -> None:
         self._in_line[model] = waiting
 
-    def placements(self, model: str) -> Placements:
+    def placements(self, model: str) -> PlacementLog:
         return self._placements[model]
 
     def tidy(self, now: float) -> None:

@@ -13,7 +13,7 @@ from gateway.admission.local_queue import Line, Waiter
 from gateway.back_pressure import QueueState
 from gateway.registry.fleet import Fleet
 from gateway.routing.explain import Explanation, explain
-from gateway.routing.placement import Ask, Bid, Ranking
+from gateway.routing.placement import Bid, PlacementRequest, Ranking
 from gateway.routing.rank import rank
 from gateway.store.client import Offer, Offers
 
@@ -59,10 +59,10 @@ class Placing:
         self._line = line
         self._turns = itertools.count()
 
-    def rank(self, model: str, ask: Ask, avoid: frozenset[str], ahead: int | None = None) -> Ranking:
+    def rank(self, model: str, request: PlacementRequest, avoid: frozenset[str], ahead: int | None = None) -> Ranking:
         """Return the ranking of a call. `ahead`: calls before it in the queue; None: all that wait."""
         return rank(
-            ask,
+            request,
             self._fleet.pool(model),
             self._line.placements(model),
             now=time.monotonic(),
@@ -71,10 +71,10 @@ class Placing:
             turn=next(self._turns),
         )
 
-    def explain(self, model: str, ask: Ask) -> Explanation:
+    def explain(self, model: str, request: PlacementRequest) -> Explanation:
         """Return why every worker is ranked as it is for a call that came now."""
         return explain(
-            ask,
+            request,
             self._fleet.pool(model),
             self._line.placements(model),
             now=time.monotonic(),
@@ -92,7 +92,7 @@ class Placing:
         ahead = waiter.filed.position - 1 if waiter.filed is not None else None
         if waiter.avoid_now is not None:
             waiter.avoid = waiter.avoid_now()
-        waiter.ranking = self.rank(waiter.model, waiter.ask, waiter.avoid, ahead)
+        waiter.ranking = self.rank(waiter.model, waiter.request, waiter.avoid, ahead)
         waiter.offers = self.offers(waiter.ranking, waiter.begin_by)
         self._line.aim(waiter)
         return waiter.offers

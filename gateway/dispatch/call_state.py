@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from gateway.call import Call
 from gateway.errors import PaddockError
-from gateway.routing.placement import ANYWHERE, Ask, Ranking
+from gateway.routing.placement import ANYWHERE, PlacementRequest, Ranking
 from gateway.routing.retries import Reason, RetryBudget
 from gateway.telemetry.answer_log import AnswerLog, AttemptLog
 from gateway.telemetry.metrics import Metrics
@@ -60,9 +60,9 @@ class CallState:
     budget: RetryBudget
     request: GenerateRequest = field(default_factory=GenerateRequest)
     """The request as the current model gets it; empty for pooled work, whose placement depends on nothing of it."""
-    ask: Ask = ANYWHERE
+    placement_request: PlacementRequest = ANYWHERE
     """The placement request: the facts that the choice of a worker depends on."""
-    ask_is_due: bool = False
+    placement_request_is_stale: bool = False
     """Whether that is still the one of another model, with other adapters."""
     at: WorkerAddress | None = None
     """The process that is to begin the answer; None: none was asked yet, or it has begun or failed."""
@@ -75,7 +75,7 @@ class CallState:
 
     def enter(self) -> None:
         """Count the call as one of its model's calls, in flight until it `leave`s."""
-        self.budget.called(self.call.model, time.monotonic())
+        self.budget.count_call(self.call.model, time.monotonic())
         self.metrics.in_flight.labels(self.call.model).inc()
 
     def leave(self) -> None:

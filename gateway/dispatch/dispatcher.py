@@ -22,7 +22,7 @@ from gateway.dispatch.suitable_workers import SuitableWorkers
 from gateway.dispatch.upstream import Upstream, UpstreamAnswer, error_for
 from gateway.errors import ClientTooSlow
 from gateway.registry.snapshot import FleetView
-from gateway.routing.placement import ANY, located
+from gateway.routing.placement import ANY, find_slot
 from gateway.routing.retries import Reason, RetryBudget
 from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.metrics import Metrics
@@ -142,14 +142,14 @@ class Dispatcher:
             on_end=lambda end: lease.give_back(_num_charged(end)),
             on_overflow=lambda: cutoff.cut(slow),
             context=state.attempt.context,
-            known_bytes=state.ask.prefix.num_bytes,
+            known_bytes=state.placement_request.prefix.num_bytes,
         )
 
     def _in_slot(self, request: GenerateRequest, at: WorkerAddress) -> GenerateRequest:
         """Return the request with its slot in the worker's own numbering; any slot where it is another worker's."""
         if request.slot == ANY:
             return request
-        found = located(request.slot, self.workers.reachable(at.model))
+        found = find_slot(request.slot, self.workers.reachable(at.model))
         return replace_struct(request, slot=found[1] if found is not None and found[0].worker == at.worker else ANY)
 
     def _limit_answer(self, call: Call, cutoff: Cutoff) -> None:
@@ -170,7 +170,7 @@ class Dispatcher:
     def _leave(self, state: CallState) -> None:
         """Note that the call is over, however it ended."""
         state.leave()
-        self.workers.circuits.leaves(state)
+        self.workers.circuits.end_trials(state)
         if (at := state.used_up_at) is not None:
             self.workers.blame(at)
 

@@ -23,8 +23,8 @@ from gateway.dispatch.request_size import INLINE_CHARS, chars_of
 from gateway.dispatch.suitable_workers import SuitableWorkers
 from gateway.errors import InvalidRequest, NotSupported, PaddockError, PermissionDenied, QueueFull, QueueTimeout
 from gateway.registry.snapshot import FleetView
-from gateway.routing.placement import ANY, Ask, Ranking, ask_of, ask_of_pooled
-from gateway.routing.retries import Outlook, Reason, chosen
+from gateway.routing.placement import ANY, PlacementRequest, Ranking, placement_request_of, placement_request_of_pooled
+from gateway.routing.retries import Outlook, Reason, choose_model
 from gateway.telemetry.answer_log import QueuePosition
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import PoolRequest
@@ -136,7 +136,7 @@ class Admission(Protocol):
         self,
         call: Call,
         avoid: frozenset[str],
-        ask: Ask,
+        placement_request: PlacementRequest,
         priority: int,
         queue_position: QueuePosition,
         avoid_now: Callable[[], frozenset[str]],
@@ -167,22 +167,24 @@ class SlotSearch:
         if isinstance(state.asked, PoolRequest):
             num_tokens = sum([len(one) for one in state.asked.inputs if not isinstance(one, str)])
             if num_tokens <= INLINE_TOKENS:
-                state.ask = ask_of_pooled(state.asked)
+                state.placement_request = placement_request_of_pooled(state.asked)
             else:
-                state.ask = await self._on_thread(state.call, ask_of_pooled, state.asked)
+                state.placement_request = await self._on_thread(state.call, placement_request_of_pooled, state.asked)
             return
         state.request = self._adapters.apply(state.call, state.asked)
-        await self._ask_anew(state)
+        await self._renew_placement_request(state)
 
-    async def _ask_anew(self, state: CallState) -> None:
+    async def _renew_placement_request(self, state: CallState) -> None:
         """Set the placement request of the call's current request."""
         if state.call.held_bytes <= INLINE_HELD_BYTES and chars_of(state.request) <= INLINE_CHARS:
-            state.ask = self._ask_of(state)
+            state.placement_request = self._placement_request_of(state)
         else:
-            state.ask = await self._on_thread(state.call, self._ask_of, state)
-        state.ask_is_due = False
+            state.placement_request = await self._on_thread(state.call, self._placement_request_of, state)
+        state.placement_request_is_stale = False
 
-    async def _on_thread(self, call: Call, make: Callable[[AskedT], Ask], asked: AskedT) -> Ask:
+    async def _on_thread(
+        self, call: Call, make: Callable[[AskedT], PlacementRequest], asked: AskedT
+    ) -> PlacementRequest:
         """Return what `make` makes of `asked`, on a thread; the teams take turns."""
         team = call.principal.team
         await self._hashing.take(team)
@@ -191,10 +193,10 @@ class SlotSearch:
         finally:
             self._hashing.give_back(team)
 
-    def _ask_of(self, state: CallState) -> Ask:
+    def _placement_request_of(self, state: CallState) -> PlacementRequest:
         """Return the placement request of the call."""
         hashes = self._fleet.snapshot.contents.get(state.call.model, {})
-        return ask_of(state.request, state.call.principal.team, hashes)
+        return placement_request_of(state.request, state.call.principal.team, hashes)
 
     async def slot(self, state: CallState, held: AsyncExitStack) -> Lease:
         """Wait for a slot of the first model of the call's chain that has one in time; `held` gives the slot back.
@@ -203,8 +205,8 @@ class SlotSearch:
         """
         while True:
             self._choose_model(state)
-            if state.ask_is_due:
-                await self._ask_anew(state)
+            if state.placement_request_is_stale:
+                await self._renew_placement_request(state)
             wait = state.answer_log.begin_wait(state.call.model)
             try:
                 lease = await self._slot_of_model(state, held)
@@ -220,7 +222,7 @@ class SlotSearch:
                     wait.end(Reason.NO_WORKER.value)
                     continue
                 wait.end(overtaken=lease.overtaken)
-                self._workers.circuits.leaves(state, but=lease.at.boot)
+                self._workers.circuits.end_trials(state, but=lease.at.boot)
                 state.begin_attempt(lease.at, lease.ranking, self._workers.fingerprint(lease.at))
                 return lease
 
@@ -229,7 +231,7 @@ class SlotSearch:
         avoid = await self._workers.avoided(state)
         priority, queue_position = state.request.priority, state.answer_log.queue_position
         avoid_now = partial(self._workers.avoided_in_line, state)
-        slot = self._admission.slot(state.call, avoid, state.ask, priority, queue_position, avoid_now)
+        slot = self._admission.slot(state.call, avoid, state.placement_request, priority, queue_position, avoid_now)
         is_unknown = not self._fleet.snapshot.workers.get(state.call.model)
         lease = await self._wait(state, held, slot)
         if is_unknown and lease is not None:
@@ -257,7 +259,7 @@ class SlotSearch:
         if not call.fallbacks:
             return
         here = self._outlook(state, call.model)
-        best = chosen(self._outlooks(state, here), state.patience_s)
+        best = choose_model(self._outlooks(state, here), state.patience_s)
         if best is not None and best.model != call.model:
             self._move(state, best.model, Reason.WAIT if here.ready else Reason.NO_WORKER)
             if not here.ready:
@@ -268,7 +270,7 @@ class SlotSearch:
         state.first_error = state.first_error or error
         if reason is Reason.QUEUE_TIMEOUT:
             state.wait_anew()
-        best = chosen(self._outlooks(state), state.patience_s)
+        best = choose_model(self._outlooks(state), state.patience_s)
         if best is None:
             raise state.first_error
         self._move(state, best.model, reason)
@@ -280,9 +282,9 @@ class SlotSearch:
         had_adapters = bool(state.request.adapters)
         state.request = self._adapters.apply(state.call, replace_struct(state.asked, slot=ANY))
         if had_adapters or state.request.adapters:
-            state.ask_is_due = True  # prefixes are hashed anew, before the call waits for a slot there
+            state.placement_request_is_stale = True  # prefixes are hashed anew, before the call waits for a slot there
         else:
-            state.ask = replace(state.ask, slot=ANY)
+            state.placement_request = replace(state.placement_request, slot=ANY)
 
     def _is_forsaken(self, state: CallState) -> bool:
         """Return whether the call's model has no worker that would do, and one of its fallbacks has."""

@@ -69,14 +69,14 @@ class SuitableWorkers:
         while beat := next((beat for beat in self._fleet.snapshot.of(at.model) if beat.boot == at.boot), None):
             if state.call.kind is not None:
                 check_kind(state.call.alias, state.call.kind, (beat,))
-            if state.ask.adapters.issubset(beat.adapters) or time.monotonic() >= until:
+            if state.placement_request.adapters.issubset(beat.adapters) or time.monotonic() >= until:
                 return
             state.answer_log.queue_position.waits_aside()
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def note_begin(self, at: WorkerAddress) -> None:
         """Note that an answer has begun there."""
-        self.circuits.begun(at.boot, time.monotonic())
+        self.circuits.note_begin(at.boot, time.monotonic())
 
     def note_end(self, at: WorkerAddress, end: Finished | Failed | None) -> None:
         """Note how a begun answer ended. `end`: its last event; None where its caller did not wait for it."""
@@ -86,7 +86,7 @@ class SuitableWorkers:
             self.note_failure(at, end.failure.code)
 
     def note_complete(self, at: WorkerAddress) -> None:
-        self.circuits.complete(at.boot, time.monotonic())
+        self.circuits.note_completion(at.boot, time.monotonic())
 
     def note_failure(self, at: WorkerAddress, code: FailureCode) -> None:
         if code in BLAMED:
@@ -94,7 +94,7 @@ class SuitableWorkers:
 
     def blame(self, at: WorkerAddress) -> None:
         """Note a failure that is the worker's own: enough of them in a row open its circuit."""
-        pause_s = self.circuits.failed(at.boot, time.monotonic())
+        pause_s = self.circuits.note_failure(at.boot, time.monotonic())
         if pause_s and any(beat.boot == at.boot for beat in self._fleet.snapshot.of(at.model)):
             self._metrics.circuits_opened.labels(at.model).inc()
             fields = {"worker": at.worker, "model": at.model, "pause_s": round(pause_s, 2)}
@@ -132,7 +132,7 @@ class SuitableWorkers:
 
     async def _wait_for_one(self, state: CallState) -> frozenset[str]:
         call = state.call
-        if state.ask.adapters:
+        if state.placement_request.adapters:
             await self._wait_for_adapters(state)
         while True:
             now, beats = time.monotonic(), self._fleet.snapshot.of(call.model)
@@ -146,7 +146,7 @@ class SuitableWorkers:
 
     async def _wait_for_adapters(self, state: CallState) -> None:
         """Return when a worker has the call's adapters, or after ADAPTERS_S: new workers get registered ones soon."""
-        call, adapters = state.call, state.ask.adapters
+        call, adapters = state.call, state.placement_request.adapters
         until = min(call.queue_deadline, time.monotonic() + ADAPTERS_S)
         while time.monotonic() < until:
             beats = [beat for beat in self._fleet.snapshot.of(call.model) if not beat.draining]

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gateway.adapters.names import NOTHING, Contents, agreed, callable_adapters, contents_of
 from gateway.registry.records import Heads, WorkerKey
 from gateway.registry.snapshot import FleetSnapshot
-from gateway.routing.pool import Pool, PoolBook
+from gateway.routing.pool import Pool, PoolUpdater
 from gateway.routing.worker_state import with_load
 from workers.protocol.heartbeat import MAX_HEADS, Heartbeat, News
 
@@ -52,7 +52,7 @@ class Census:
         """Model -> when it last had a worker."""
         self._records: dict[str, dict[str, Heartbeat]] = {}
         """Model -> worker -> its record as it was read."""
-        self._books: dict[str, PoolBook] = {}
+        self._books: dict[str, PoolUpdater] = {}
         self._lately: dict[WorkerKey, deque[News]] = {}
         self._ill: dict[WorkerKey, None] = {}
         """Workers whose heads are not exact, in the order in which they fell ill."""
@@ -174,7 +174,7 @@ class Census:
         if record is None:
             self._strangers.add(key)
             return
-        book = self._books.setdefault(model, PoolBook())
+        book = self._books.setdefault(model, PoolUpdater())
         self._records.setdefault(model, {})[worker] = record
         self._name(model, now)
         news = [one for one in self._lately.get(key, ()) if one.boot == record.boot]
@@ -193,7 +193,7 @@ class Census:
         records = self._records.get(model, {})
         contents = contents_of(records.values(), self._registered().get(model, NOTHING))
         beats = agreed(records.values(), contents)
-        book = self._books.setdefault(model, PoolBook())
+        book = self._books.setdefault(model, PoolUpdater())
         for worker in book.workers():
             if worker not in records:
                 book.leave(worker)
@@ -203,7 +203,7 @@ class Census:
         if not records:
             del self._books[model]
 
-    def _renew(self, book: PoolBook, key: WorkerKey, beat: Heartbeat, now: float) -> None:
+    def _renew(self, book: PoolUpdater, key: WorkerKey, beat: Heartbeat, now: float) -> None:
         known = book.beat(beat.worker)
         if known is None or known.boot != beat.boot:
             book.join(beat, now=now)

@@ -1,6 +1,6 @@
 """The requirements of one call on a worker, and the predicted cost of each worker that meets them. Pure.
 
-Predicts the cost of a worker for a call: milliseconds to its first token, and the burden on other calls.
+The cost of a worker is the milliseconds until the call's first token there, and the burden on other calls:
 
     total = wait + cost + burden
     wait  = max(until it has a slot there, until the prefills before it are done)
@@ -8,7 +8,8 @@ Predicts the cost of a worker for a call: milliseconds to its first token, and t
     prefill = prompt tokens that are not cached there x time per prompt token
     burden = BURDEN x prefill
 
-All come from the worker's last news, moved on to now, and from this gateway's calls placed or ended there since.
+All of these come from the worker's last news, extrapolated to now, and from the calls that this gateway has placed or
+ended there since.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.routing.placement import ANY, Ask, Bid, located
+from gateway.routing.placement import ANY, Bid, PlacementRequest, find_slot
 from gateway.routing.pool import Pool
-from gateway.routing.worker_state import Standing
+from gateway.routing.worker_state import WorkerState
 from workers.protocol.heartbeat import PROTOCOL_VERSION
 
 BURDEN = 1.0
@@ -32,11 +33,13 @@ trace served 4 to 5 % slower (mean TTFT; factors from 0.5 to 2 are alike, see do
 """
 
 
-class Recent(Protocol):
-    """Counts this gateway's recent placements, which a worker's news can't include yet."""
+class RecentPlacements(Protocol):
+    """Counts this gateway's recent placements, which are not in a worker's news yet."""
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
-        """Return the calls placed there after `at` less those released, and the predicted prefill of the former, ms."""
+        """Return the number of calls placed there after `at` less those that ended, and the prefill of the former in
+        milliseconds, as predicted.
+        """
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -45,11 +48,11 @@ class Estimate(msgspec.Struct, frozen=True):
     total_ms: float
     """Total with the burden: the figure by which workers are compared."""
     wait_ms: float
-    standing: Standing
+    worker_state: WorkerState
     cached_bytes: int
     """Bytes of the prompt that are cached there: as far as the longest prefix whose hash the worker has."""
     placed: int
-    """Calls that this gateway placed there and the news do not include, less those released; may be below 0."""
+    """Calls that this gateway has placed there since the news, less those that have ended; may be below 0."""
     slot_ms: float
     """Time until it has a slot."""
     backlog_ms: float
@@ -66,62 +69,64 @@ class Estimate(msgspec.Struct, frozen=True):
         return BURDEN * self.prefill_ms
 
 
-class Price:
+class CostModel:
     """Computes the costs of one call at the workers of one pool."""
 
-    def __init__(self, ask: Ask, pool: Pool, recent: Recent, now: float, queued: int) -> None:
+    def __init__(
+        self, request: PlacementRequest, pool: Pool, recent: RecentPlacements, now: float, queued: int
+    ) -> None:
         typical = pool.typical
-        self._adapters = ask.adapters
+        self._adapters = request.adapters
         self._since = recent.since
         self._now = now
-        # Calls before it in the queue take slots as they come free, at any worker.
+        # Calls ahead of it in the queue take slots as they come free, at any worker.
         self.queue_ms = queued * typical.hold_ms / pool.slots if pool.slots else 0.0
-        self._num_bytes = ask.prefix.num_bytes
+        self._num_bytes = request.prefix.num_bytes
         self._tokens_per_byte = 1 / typical.bytes_per_token
         self.answer_tokens = typical.answer_tokens
         """Predicted tokens of the answer, at most `max_tokens` of the call."""
-        if ask.max_tokens is not None:
-            self.answer_tokens = min(self.answer_tokens, max(0, ask.max_tokens))
+        if request.max_tokens is not None:
+            self.answer_tokens = min(self.answer_tokens, max(0, request.max_tokens))
 
     def uncached_tokens(self, cached_bytes: int) -> float:
         return (self._num_bytes - cached_bytes) * self._tokens_per_byte
 
-    def least_wait_ms(self, there: Standing) -> float:
+    def least_wait_ms(self, state: WorkerState) -> float:
         """Return the wait by the worker's news alone; it is longer where this gateway has placed calls there since."""
-        return max(0.0, (there.ready_at - self._now) * 1000)
+        return max(0.0, (state.ready_at - self._now) * 1000)
 
-    def at(self, there: Standing, cached_bytes: int) -> Estimate:
+    def at(self, state: WorkerState, cached_bytes: int) -> Estimate:
         """Return the estimate for one worker. Runs some dozens of times per call, so it is written to be quick."""
-        placed, placed_ms = self._since(there.worker, there.heard_at)
+        placed, placed_ms = self._since(state.worker, state.heard_at)
         uncached = (self._num_bytes - cached_bytes) * self._tokens_per_byte
         # Calls that get a slot before this one does; below 0: slots that are free.
-        ahead = there.ahead + placed
+        ahead = state.ahead + placed
         slot_ms = 0.0
-        if ahead >= 0 or uncached + self.answer_tokens > there.kv_free:
-            slot_ms = (there.slot_at - self._now) * 1000
+        if ahead >= 0 or uncached + self.answer_tokens > state.kv_free:
+            slot_ms = (state.slot_at - self._now) * 1000
             if slot_ms < 0:
                 slot_ms = 0.0
             slot_ms += self.queue_ms
             if ahead > 0:
-                slot_ms += ahead * there.slot_ms
-        backlog_ms = (there.backlog_at - self._now) * 1000
+                slot_ms += ahead * state.slot_ms
+        backlog_ms = (state.backlog_at - self._now) * 1000
         backlog_ms = backlog_ms + placed_ms if backlog_ms > 0 else placed_ms
-        prefill_ms = uncached * there.prefill_ms
+        prefill_ms = uncached * state.prefill_ms
         adapter_ms = 0.0
         if self._adapters:
-            adapter_ms = there.adapter_load_ms * len(self._adapters.difference(there.beat.adapters_resident))
+            adapter_ms = state.adapter_load_ms * len(self._adapters.difference(state.beat.adapters_resident))
         wait_ms = slot_ms if slot_ms > backlog_ms else backlog_ms
         total_ms = wait_ms + (1 + BURDEN) * prefill_ms + adapter_ms
-        return Estimate(total_ms, wait_ms, there, cached_bytes, placed, slot_ms, backlog_ms, prefill_ms, adapter_ms)
+        return Estimate(total_ms, wait_ms, state, cached_bytes, placed, slot_ms, backlog_ms, prefill_ms, adapter_ms)
 
     def bid(self, estimate: Estimate) -> Bid:
         # A prompt that is longer than the context is refused: it must not keep cells from others until then.
         kv_tokens = self.uncached_tokens(estimate.cached_bytes) + self.answer_tokens
         return Bid(
-            worker=estimate.standing.worker,
+            worker=estimate.worker_state.worker,
             wait_ms=estimate.wait_ms,
             cost_ms=estimate.cost_ms,
-            kv_tokens=min(estimate.standing.beat.n_ctx, round(kv_tokens)),
+            kv_tokens=min(estimate.worker_state.beat.n_ctx, round(kv_tokens)),
             cached_tokens=round(estimate.cached_bytes * self._tokens_per_byte),
             burden_ms=estimate.burden_ms,
         )
@@ -132,26 +137,28 @@ CONTEXT_MARGIN = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class Requirements:
+    """The properties that a worker must have for a call."""
+
     n_ctx: float = 0.0
     """Least context size, in tokens."""
     adapters: frozenset[str] = frozenset()
     worker: str = ""
-    """The only worker that will do: it has the slot that was asked for. Empty: any will."""
+    """The only worker allowed, since it has the slot that was asked for; empty: any is."""
     avoid: frozenset[str] = frozenset()
     room: bool = False
-    """Whether the adapters must have a place in memory there now."""
+    """Whether the worker must have memory for the adapters now."""
 
-    def lacking(self, there: Standing) -> str:
-        """Return why a worker is left out; "" where it would do."""
-        beat = there.beat
+    def unmet_by(self, state: WorkerState) -> str:
+        """Return the first requirement that a worker does not meet, as a sentence; "" if it meets all."""
+        beat = state.beat
         if beat.draining or beat.slots <= 0:
             return "it is draining"
         if beat.protocol != PROTOCOL_VERSION:
             return f"it speaks protocol {beat.protocol}, this gateway {PROTOCOL_VERSION}"
-        if there.worker in self.avoid:
+        if state.worker in self.avoid:
             return "this call has failed there"
-        if self.worker and there.worker != self.worker:
+        if self.worker and state.worker != self.worker:
             return f"the call asked for a slot of {self.worker}"
         if self.n_ctx > beat.n_ctx:
             return f"the call needs at least {self.n_ctx:.0f} tokens of context, it has {beat.n_ctx}"
@@ -162,38 +169,38 @@ class Needs:
         return ""
 
     def met_by_all(self, pool: Pool) -> bool:
-        """Return True where every worker that serves would do; False says nothing."""
+        """Return True if all workers that serve are sure to meet them; False says nothing."""
         if self.avoid or self.worker or self.room:
             return False
         return self.n_ctx <= pool.n_ctx and self.adapters.issubset(pool.adapters)
 
-    def unmet(self, pool: Pool, most: int) -> frozenset[str] | None:
-        """Return the workers that serve and would not do; None if they are more than `most`."""
+    def unsuitable(self, pool: Pool, most: int) -> frozenset[str] | None:
+        """Return the workers that serve and do not meet them; None if they are more than `most`."""
         if self.met_by_all(pool):
             return frozenset()
-        unmet: list[str] = []
-        for there in pool.numbered:
-            if there is not None and self.lacking(there):
-                unmet.append(there.worker)
-                if len(unmet) > most:
+        unsuitable: list[str] = []
+        for state in pool.numbered:
+            if state is not None and self.unmet_by(state):
+                unsuitable.append(state.worker)
+                if len(unsuitable) > most:
                     return None
-        return frozenset(unmet)
+        return frozenset(unsuitable)
 
 
-def needs_of(ask: Ask, pool: Pool, avoid: frozenset[str]) -> Iterator[Needs]:
-    """Yield all that the call would like, then less each time, for where no worker would do: then workers that have
-    failed it may do, and at last any, which tells the caller what is wrong.
+def requirements_of(request: PlacementRequest, pool: Pool, avoid: frozenset[str]) -> Iterator[Requirements]:
+    """Yield all that the call would like, then less each time, for the case that no worker meets it. Workers that have
+    failed the call are allowed late, and any worker at last: it tells the caller what is wrong.
     """
-    tokens = ask.prefix.num_bytes / pool.typical.bytes_per_token * CONTEXT_MARGIN
-    place = located(ask.slot, pool.by_id()) if ask.slot != ANY else None
+    tokens = request.prefix.num_bytes / pool.typical.bytes_per_token * CONTEXT_MARGIN
+    place = find_slot(request.slot, pool.by_id()) if request.slot != ANY else None
     if place is not None:
-        yield Needs(tokens, ask.adapters, place[0].worker, avoid)
-    if ask.adapters:
-        yield Needs(tokens, ask.adapters, "", avoid, room=True)
-    yield Needs(tokens, ask.adapters, "", avoid)
+        yield Requirements(tokens, request.adapters, place[0].worker, avoid)
+    if request.adapters:
+        yield Requirements(tokens, request.adapters, "", avoid, room=True)
+    yield Requirements(tokens, request.adapters, "", avoid)
     if avoid:
-        yield Needs(tokens, ask.adapters)
-    if tokens or ask.adapters:
+        yield Requirements(tokens, request.adapters)
+    if tokens or request.adapters:
         if avoid:
-            yield Needs(avoid=avoid)
-        yield Needs()
+            yield Requirements(avoid=avoid)
+        yield Requirements()

@@ -1,6 +1,6 @@
-"""Explains the ranking of one call: the same sums as the ranking's, for all workers of a pool. Pure.
+"""Explains the ranking of one call to people: the same costs as in `rank`, for all workers of a pool. Pure.
 
-It is for people, and slower than `rank`, which looks at few workers.
+It is slower than `rank`, which looks at few workers.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.routing.cost import Estimate, Needs, Price, Recent, needs_of
-from gateway.routing.placement import Ask
+from gateway.routing.cost import CostModel, Estimate, RecentPlacements, Requirements, requirements_of
+from gateway.routing.placement import PlacementRequest
 from gateway.routing.pool import Pool
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A worker that would do. Times are milliseconds, and add up as `gateway.routing.cost` says."""
+class RankedWorker:
+    """A worker that meets the requirements. Times are milliseconds, and add up as `gateway.routing.cost` says."""
 
     worker: str
     total_ms: float
@@ -32,7 +32,7 @@ class Placed:
     cached_tokens: int
     uncached_tokens: int
     free_slots: int
-    """Free slots by its news; below 0: minus the number of calls that wait there."""
+    """Free slots by its news; if below 0, minus the number of calls that wait there."""
     placed: int
     """Calls that this gateway has sent there since its news, less those that have ended."""
     heard_s_ago: float
@@ -43,37 +43,51 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class ExcludedWorker:
+    """A worker that does not meet the requirements, and why."""
+
     worker: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    ranked: tuple[Placed, ...] = ()
-    """Workers that would do, best first; where two are equal, calls take turns."""
-    left_out: tuple[LeftOut, ...] = ()
-    """Workers that would not do, sorted by name."""
+    """The ranking of all workers of a model for one call."""
+
+    ranked: tuple[RankedWorker, ...] = ()
+    """Workers that meet the requirements, best first; calls take turns at equal ones."""
+    left_out: tuple[ExcludedWorker, ...] = ()
+    """All other workers, sorted by name."""
     waived: tuple[str, ...] = ()
-    """Wishes of the call that no worker meets: `slot`, `context`, `adapters`, `avoided` (all have failed it)."""
+    """Requirements that no worker meets: `slot`, `context`, `adapters`, `avoided` (all have failed the call)."""
 
 
 def explain(
-    ask: Ask, pool: Pool, recent: Recent, *, now: float, queued: int = 0, avoid: frozenset[str] = frozenset()
+    request: PlacementRequest,
+    pool: Pool,
+    recent: RecentPlacements,
+    *,
+    now: float,
+    queued: int = 0,
+    avoid: frozenset[str] = frozenset(),
 ) -> Explanation:
     """Return the ranking of all workers and the reasons. The parameters are those of `gateway.routing.rank.rank`."""
-    price = Price(ask, pool, recent, now, queued)
-    wishes = list(needs_of(ask, pool, avoid))
-    for needs in wishes:
-        reasons = {name: needs.lacking(there) for name, there in sorted(pool.standings.items())}
-        fit = [pool.standings[name] for name, reason in reasons.items() if not reason]
+    costs = CostModel(request, pool, recent, now, queued)
+    steps = list(requirements_of(request, pool, avoid))
+    for requirements in steps:
+        reasons = {name: requirements.unmet_by(state) for name, state in sorted(pool.states.items())}
+        fit = [pool.states[name] for name, reason in reasons.items() if not reason]
         if not fit:
             continue
-        cached = _cached_bytes(ask, pool)
-        estimates = sorted((price.at(there, cached.get(there.number, 0)) for there in fit), key=_total_ms)
-        left_out = tuple(LeftOut(name, reason) for name, reason in reasons.items() if reason)
-        return Explanation(tuple(_placed(one, price, now) for one in estimates), left_out, _waived(wishes[0], needs))
-    nobody = (LeftOut(name, wishes[-1].lacking(there)) for name, there in sorted(pool.standings.items()))
+        cached = _cached_bytes(request, pool)
+        estimates = sorted((costs.at(state, cached.get(state.number, 0)) for state in fit), key=_total_ms)
+        left_out = tuple(ExcludedWorker(name, reason) for name, reason in reasons.items() if reason)
+        return Explanation(
+            tuple(_ranked_worker(one, costs, now) for one in estimates),
+            left_out,
+            _waived(steps[0], requirements),
+        )
+    nobody = (ExcludedWorker(name, steps[-1].unmet_by(state)) for name, state in sorted(pool.states.items()))
     return Explanation(left_out=tuple(nobody))
 
 
@@ -81,11 +95,11 @@ def _total_ms(estimate: Estimate) -> float:
     return estimate.total_ms
 
 
-def _placed(estimate: Estimate, price: Price, now: float) -> Placed:
-    there = estimate.standing
-    bid = price.bid(estimate)
-    return Placed(
-        worker=there.worker,
+def _ranked_worker(estimate: Estimate, costs: CostModel, now: float) -> RankedWorker:
+    state = estimate.worker_state
+    bid = costs.bid(estimate)
+    return RankedWorker(
+        worker=state.worker,
         total_ms=estimate.total_ms,
         wait_ms=estimate.wait_ms,
         slot_ms=estimate.slot_ms,
@@ -94,23 +108,23 @@ def _placed(estimate: Estimate, price: Price, now: float) -> Placed:
         adapter_ms=estimate.adapter_ms,
         burden_ms=estimate.burden_ms,
         cached_tokens=bid.cached_tokens,
-        uncached_tokens=round(price.uncached_tokens(estimate.cached_bytes)),
-        free_slots=-there.ahead,
+        uncached_tokens=round(costs.uncached_tokens(estimate.cached_bytes)),
+        free_slots=-state.ahead,
         placed=estimate.placed,
-        heard_s_ago=max(0.0, now - there.heard_at),
+        heard_s_ago=max(0.0, now - state.heard_at),
     )
 
 
-def _cached_bytes(ask: Ask, pool: Pool) -> dict[int, int]:
+def _cached_bytes(request: PlacementRequest, pool: Pool) -> dict[int, int]:
     """Return worker number -> bytes of the longest prefix whose hash it has."""
     ends: dict[int, int] = {}
-    for place, holders in pool.heads.levels(ask.prefix.digests):
+    for place, holders in pool.hashes.levels(request.prefix.digests):
         for number in (holders,) if isinstance(holders, int) else holders:
-            ends.setdefault(number, ask.prefix.ends[place])
+            ends.setdefault(number, request.prefix.ends[place])
     return ends
 
 
-def _waived(wished: Needs, met: Needs) -> tuple[str, ...]:
+def _waived(wished: Requirements, met: Requirements) -> tuple[str, ...]:
     def waived() -> Iterator[str]:
         if wished.worker and not met.worker:
             yield "slot"

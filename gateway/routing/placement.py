@@ -1,10 +1,7 @@
-"""The placement request of a call (`Ask`), and the ranking of workers that answers it. Values only.
+"""The placement request of a call (`PlacementRequest`), and the ranking of workers that answers it. Pure.
 
-Numbers slots over all workers of a model: in the order of worker ids, each has as many numbers as slots. Pure.
-
-With one worker these are its own slot numbers. They move when workers come and go.
-
-Priority classes of the queue: calls of a higher class go first, whatever the shares of teams are. Pure.
+Slots are numbered over all workers of a model: in the order of worker ids, each worker has as many numbers as slots.
+With one worker these are its own slot numbers. They change when workers come and go.
 """
 
 from __future__ import annotations
@@ -23,22 +20,22 @@ from workers.protocol.requests import GenerateRequest
 ANY = -1
 
 
-def firsts(workers: Sequence[Heartbeat]) -> list[int]:
-    """Return the number of each worker's first slot. `workers` are sorted by id."""
+def first_slot_numbers(workers: Sequence[Heartbeat]) -> list[int]:
+    """Return the number of each worker's first slot. `workers` must be sorted by id."""
     return list(accumulate((worker.slots for worker in workers), initial=0))[:-1]
 
 
-def located(number: int, workers: Sequence[Heartbeat]) -> tuple[Heartbeat, int] | None:
-    """Return the worker that has the slot of this number, and its own number for it; None: no worker has."""
-    for first, worker in zip(firsts(workers), workers, strict=True):
+def find_slot(number: int, workers: Sequence[Heartbeat]) -> tuple[Heartbeat, int] | None:
+    """Return the worker that has the slot of this number, and that slot's number there; None: no worker has it."""
+    for first, worker in zip(first_slot_numbers(workers), workers, strict=True):
         if first <= number < first + worker.slots:
             return worker, number - first
     return None
 
 
-def number_of(worker_id: str, slot: int, workers: Sequence[Heartbeat]) -> int:
-    """Return the number of a worker's slot; ANY where the worker is none of these."""
-    for first, worker in zip(firsts(workers), workers, strict=True):
+def slot_number(worker_id: str, slot: int, workers: Sequence[Heartbeat]) -> int:
+    """Return the number of a worker's slot over all `workers`; ANY if the worker is not among them."""
+    for first, worker in zip(first_slot_numbers(workers), workers, strict=True):
         if worker.worker == worker_id:
             return first + slot
     return ANY
@@ -52,26 +49,26 @@ MAX_OTHERS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PlacementRequest:
     """The facts of one call that its placement depends on."""
 
     prefix: Prefix = NOTHING
-    """The prompt's prefix hashes (heads); none where it may not use the cache. `num_bytes` is right in any case."""
+    """The prompt's prefix hashes; none if it may not use the cache. `num_bytes` is right in any case."""
     max_tokens: int | None = None
-    """Most tokens of its answer; None: no bound is named."""
+    """Most tokens of the answer; None: no bound is named."""
     adapters: frozenset[str] = frozenset()
-    """LoRA adapters that it names."""
+    """LoRA adapters that the call names."""
     slot: int = ANY
-    """Number of the slot that it asks for, counted over the model's workers."""
+    """Number of the slot that the call asks for, counted over the model's workers."""
 
 
-ANYWHERE = Ask()
+ANYWHERE = PlacementRequest()
 
 
-def ask_of(request: GenerateRequest, tenant: str, hashes: Mapping[str, str]) -> Ask:
+def placement_request_of(request: GenerateRequest, tenant: str, hashes: Mapping[str, str]) -> PlacementRequest:
     """Return the placement request of a generation. `hashes`: adapter -> SHA-256, of those that the model has."""
     prefix = prefix_of(request, tenant, hashes)
-    return Ask(
+    return PlacementRequest(
         prefix if request.cache_prompt else Prefix((), (), prefix.num_bytes),
         request.max_tokens,
         frozenset(use.name for use in request.adapters),
@@ -79,10 +76,10 @@ def ask_of(request: GenerateRequest, tenant: str, hashes: Mapping[str, str]) -> 
     )
 
 
-def ask_of_pooled(request: PoolRequest) -> Ask:
+def placement_request_of_pooled(request: PoolRequest) -> PlacementRequest:
     """Return the placement request of embeddings or a ranking: nothing is cached, and there is no decode."""
     num_bytes = sum(map(_num_bytes, request.inputs))
-    return Ask(Prefix((), (), num_bytes + len(request.query or "") * len(request.inputs)), max_tokens=0)
+    return PlacementRequest(Prefix((), (), num_bytes + len(request.query or "") * len(request.inputs)), max_tokens=0)
 
 
 def _num_bytes(one: PoolInput) -> int:
@@ -92,7 +89,7 @@ def _num_bytes(one: PoolInput) -> int:
 
 
 class Bid(msgspec.Struct, frozen=True):
-    """The predicted cost of one worker for a call. A struct, since nine of them are made for each call."""
+    """The predicted cost of one worker for a call. A msgspec struct, since nine of them are made for each call."""
 
     worker: str
     wait_ms: float
@@ -104,7 +101,7 @@ class Bid(msgspec.Struct, frozen=True):
     cached_tokens: int
     """Estimated tokens of the prompt that are cached there."""
     burden_ms: float = 0.0
-    """Cost of its prefill for other calls: those behind it, and those whose cached prompts give way to it."""
+    """Cost of its prefill for other calls: those that wait behind it, and those whose cached prompts it evicts."""
 
     @property
     def weight_ms(self) -> float:
@@ -130,11 +127,11 @@ class Ranking:
     """The workers for a call, best first. No slot is taken yet."""
 
     bids: tuple[Bid, ...]
-    """Bids of the best workers, at most MAX_BIDS, by `total_ms`; none where no worker would do."""
+    """Bids of the best workers, at most MAX_BIDS, by `total_ms`; none if no worker meets the requirements."""
     elsewhere: Bid | None = None
-    """The least bid of any other worker that would do; None: there is no other, or too many would not do."""
+    """The least bid of all other suitable workers; None: there is no other, or too many are not suitable."""
     left_out: frozenset[str] = frozenset()
-    """Workers that would not do and that `elsewhere` does not stand for, at most MAX_LEFT_OUT."""
+    """Workers that `elsewhere` does not stand for, since they are not suitable; at most MAX_LEFT_OUT."""
     charge: float = 0.0
     """Tokens that the call is predicted to take, for fair shares: uncached prompt and answer on the best worker; the
     whole prompt and the answer where there is no worker.
@@ -144,7 +141,7 @@ class Ranking:
 
     @property
     def take(self) -> tuple[Bid, ...]:
-        """The workers to take at once if they have a slot: none is worse than waiting for the best one."""
+        """The workers to take at once if they have a slot: waiting for the best one would be no better."""
         if not self.bids:
             return ()
         least = self.bids[0].total_ms
@@ -168,6 +165,8 @@ MOST_URGENT = 8
 """Highest class; classes go from its negative to it."""
 
 
-def urgency(priority: int) -> int:
-    """Return the class of a request's priority. Both count up with urgency; priorities may go further than classes."""
+def priority_class(priority: int) -> int:
+    """Return the class of a request's priority in the queue: calls of a higher class go first, whatever the shares of
+    teams are. Both count up with urgency; priorities beyond the highest or lowest class belong to it.
+    """
     return max(-MOST_URGENT, min(MOST_URGENT, priority))

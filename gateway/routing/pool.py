@@ -1,11 +1,8 @@
-"""One model's workers as the ranking reads them (`Pool`), and the book that keeps them up to date (`PoolBook`).
+"""One model's workers as the ranking reads them (`Pool`), and what keeps them up to date (`PoolUpdater`).
 
-A `Pool` does not change, but for its index of heads (prefix hashes): all pools of a book share it and news change
-it, because a copy would cost more than all else here. The ranking reads a pool and is done before the event loop
-turns; a caller that holds a pool for longer sees the heads of that moment, some of workers that the pool does not
-have.
-
-Workers that are about equally fast, sorted by when they are ready.
+A `Pool` does not change, except for its index of prefix hashes: all pools of an updater share it and news change it,
+because a copy would cost more than all else here. The ranking reads a pool within one turn of the event loop. A caller
+that keeps a pool for longer finds newer hashes in it, some of workers that the pool does not have.
 """
 
 from __future__ import annotations
@@ -17,12 +14,12 @@ from math import floor, log
 from operator import attrgetter
 from types import MappingProxyType
 
-from gateway.routing.prefix_index import HeadIndex
-from gateway.routing.worker_state import Standing, Typical, standing, typical_of, with_load
+from gateway.routing.prefix_hashes import PrefixHashIndex
+from gateway.routing.worker_state import Typical, WorkerState, typical_of, with_load, worker_state
 from workers.protocol.heartbeat import MAX_HEADS, PROTOCOL_VERSION, Heartbeat, News
 
 SPEED_STEP = 1.25
-"""Factor within which the prefill speeds of one class lie; its workers are gone through by readiness alone."""
+"""Factor within which the prefill speeds of one class lie; the ranking takes its workers by readiness alone."""
 
 _ready_at = attrgetter("ready_at")
 _prefill_ms = attrgetter("prefill_ms")
@@ -30,31 +27,31 @@ _prefill_ms = attrgetter("prefill_ms")
 
 @dataclass(frozen=True, slots=True)
 class SpeedClass:
-    """The workers of one class at one moment."""
+    """Workers that are about equally fast, sorted by when they are ready."""
 
     prefill_ms: float
     """Milliseconds per prompt token of the fastest worker."""
-    by_readiness: tuple[Standing, ...]
+    by_readiness: tuple[WorkerState, ...]
 
 
 class SpeedClasses:
     """All speed classes, kept sorted as workers come and go; a change costs the logarithm of their number."""
 
     def __init__(self) -> None:
-        self._sorted: dict[int, list[Standing]] = {}
+        self._sorted: dict[int, list[WorkerState]] = {}
         self._drawn: dict[int, SpeedClass] = {}
         """Speed -> class as last drawn, of classes that have not changed since."""
 
-    def add(self, there: Standing) -> None:
-        speed = _speed(there)
-        insort_right(self._sorted.setdefault(speed, []), there, key=_ready_at)
+    def add(self, state: WorkerState) -> None:
+        speed = _speed(state)
+        insort_right(self._sorted.setdefault(speed, []), state, key=_ready_at)
         self._drawn.pop(speed, None)
 
-    def remove(self, there: Standing) -> None:
+    def remove(self, state: WorkerState) -> None:
         """Remove a worker. Raises ValueError for one that is not in its class."""
-        speed = _speed(there)
+        speed = _speed(state)
         members = self._sorted.get(speed, [])
-        del members[members.index(there, bisect_left(members, there.ready_at, key=_ready_at))]
+        del members[members.index(state, bisect_left(members, state.ready_at, key=_ready_at))]
         self._drawn.pop(speed, None)
         if not members:
             del self._sorted[speed]
@@ -67,8 +64,8 @@ class SpeedClasses:
         return tuple(self._drawn[speed] for speed in sorted(self._sorted))
 
 
-def _speed(there: Standing) -> int:
-    return floor(log(there.prefill_ms, SPEED_STEP))
+def _speed(state: WorkerState) -> int:
+    return floor(log(state.prefill_ms, SPEED_STEP))
 
 
 TYPICAL_FOR_S = 1.0
@@ -77,12 +74,12 @@ TYPICAL_FOR_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The state of a model's workers that `rank` and `explain` read. `heads` is shared with later pools (above)."""
+    """The state of a model's workers that `rank` and `explain` read. Later pools share its `hashes` (above)."""
 
-    standings: Mapping[str, Standing] = field(default_factory=lambda: MappingProxyType({}))
+    states: Mapping[str, WorkerState] = field(default_factory=lambda: MappingProxyType({}))
     """Worker -> its state, in the order in which they came; draining ones as well."""
-    numbered: Sequence[Standing | None] = ()
-    """Workers at the index `Standing.number`; None: that number is unused, or its worker serves no more."""
+    numbered: Sequence[WorkerState | None] = ()
+    """The workers by `WorkerState.number`; None: that number is unused, or its worker does not serve."""
     classes: tuple[SpeedClass, ...] = ()
     typical: Typical = field(default_factory=Typical)
     slots: int = 0
@@ -91,27 +88,27 @@ class Pool:
     """Least context size of the workers that serve, tokens."""
     adapters: frozenset[str] = frozenset()
     """Adapters that all workers that serve have."""
-    heads: HeadIndex = field(default_factory=HeadIndex)
+    hashes: PrefixHashIndex = field(default_factory=PrefixHashIndex)
 
     def by_id(self) -> list[Heartbeat]:
-        """Return the workers by id, the order in which slots are numbered (`slot_numbers`)."""
-        return [self.standings[worker].beat for worker in sorted(self.standings)]
+        """Return the workers by id, the order in which slots are numbered (`placement`)."""
+        return [self.states[worker].beat for worker in sorted(self.states)]
 
 
-class PoolBook:
-    """Applies records and news of a model's workers. A change costs what it touches; `pool` rebuilds what has moved."""
+class PoolUpdater:
+    """Applies records and news of a model's workers; `pool` rebuilds only what they have changed."""
 
     def __init__(self) -> None:
-        self._heads = HeadIndex()
-        self._standings: dict[str, Standing] = {}
-        self._numbered: list[Standing | None] = []
+        self._hashes = PrefixHashIndex()
+        self._states: dict[str, WorkerState] = {}
+        self._numbered: list[WorkerState | None] = []
         self._unused: list[int] = []
         self._guessed: set[str] = set()
         self._classes = SpeedClasses()
         self._typical: Typical | None = None
         self._typical_at = 0.0
         self._common: tuple[int, int, frozenset[str]] | None = None
-        self._pool: Pool | None = Pool(heads=self._heads)
+        self._pool: Pool | None = Pool(hashes=self._hashes)
 
     @property
     def pool(self) -> Pool:
@@ -121,55 +118,55 @@ class PoolBook:
         return self._pool
 
     def beat(self, worker: str) -> Heartbeat | None:
-        there = self._standings.get(worker)
-        return there.beat if there else None
+        state = self._states.get(worker)
+        return state.beat if state else None
 
     def workers(self) -> tuple[str, ...]:
-        return tuple(self._standings)
+        return tuple(self._states)
 
-    def join(self, beat: Heartbeat, heads: Iterable[int] = (), *, now: float = 0.0) -> None:
-        """Take in a worker that is new, was restarted, or whose news were missed: it has these heads and no others."""
-        there = self._standings.get(beat.worker)
-        number = there.number if there else self._next_number()
-        self._heads.forget(number)
-        self._heads.add(number, heads)
+    def join(self, beat: Heartbeat, hashes: Iterable[int] = (), *, now: float = 0.0) -> None:
+        """Add a worker that is new, was restarted, or whose news were missed; it has just these prefix hashes."""
+        state = self._states.get(beat.worker)
+        number = state.number if state else self._next_number()
+        self._hashes.forget(number)
+        self._hashes.add(number, hashes)
         self._put(number, beat, now)
 
     def renew(self, beat: Heartbeat, *, now: float) -> None:
         """Apply a worker's record, but keep the load of its last news where that is newer. Raises KeyError for a
         worker that has not joined.
         """
-        there = self._standings[beat.worker]
-        known = there.beat
+        state = self._states[beat.worker]
+        known = state.beat
         if known.boot == beat.boot and known.version > beat.version:
             beat = with_load(beat, known.load, known.draining, known.version)
         if beat != known:
             # A record that includes the last news was written with them or later.
-            self._put(there.number, beat, there.heard_at if beat.load == known.load else max(now, there.heard_at))
+            self._put(state.number, beat, state.heard_at if beat.load == known.load else max(now, state.heard_at))
 
     def apply(self, news: News, now: float) -> bool:
-        """Apply an entry of a worker's news, told at `now`; one that is known already changes nothing. Return False
-        where an entry before it was missed, the process is not known, or it has more heads now than any worker: it has
-        to `join` anew.
+        """Apply an entry of a worker's news, written at `now`; one that was applied already has no effect. Return False
+        if an entry before it was missed, the process is not known, or it has more prefix hashes now than any worker can
+        have: it has to `join` anew.
         """
-        there = self._standings.get(news.worker)
-        if there is None or there.beat.boot != news.boot or news.version > there.beat.version + 1:
+        state = self._states.get(news.worker)
+        if state is None or state.beat.boot != news.boot or news.version > state.beat.version + 1:
             return False
-        if news.version <= there.beat.version:
+        if news.version <= state.beat.version:
             return True
         if news.dropped:
-            self._heads.drop(there.number, news.dropped)
+            self._hashes.drop(state.number, news.dropped)
         if news.added:
-            self._heads.add(there.number, news.added)
-        self._put(there.number, with_load(there.beat, news.load, news.draining, news.version), now)
-        return self._heads.count(there.number) <= MAX_HEADS
+            self._hashes.add(state.number, news.added)
+        self._put(state.number, with_load(state.beat, news.load, news.draining, news.version), now)
+        return self._hashes.count(state.number) <= MAX_HEADS
 
     def leave(self, worker: str) -> None:
         """Remove a worker that is gone; one that is not known is ignored."""
-        gone = self._standings.pop(worker, None)
+        gone = self._states.pop(worker, None)
         if gone is None:
             return
-        self._heads.forget(gone.number)
+        self._hashes.forget(gone.number)
         if _serves(gone.beat):
             self._classes.remove(gone)
         self._numbered[gone.number] = None
@@ -187,11 +184,11 @@ class PoolBook:
     def _put(self, number: int, beat: Heartbeat, heard_at: float) -> None:
         if self._typical is not None and heard_at - self._typical_at > TYPICAL_FOR_S:
             self._typical = None
-        before = self._standings.get(beat.worker)
-        self._place(before, standing(number, beat, heard_at, self._typical or Typical()))
+        before = self._states.get(beat.worker)
+        self._place(before, worker_state(number, beat, heard_at, self._typical or Typical()))
 
-    def _place(self, before: Standing | None, now: Standing) -> None:
-        self._standings[now.worker] = now
+    def _place(self, before: WorkerState | None, now: WorkerState) -> None:
+        self._states[now.worker] = now
         if before is not None and _serves(before.beat):
             self._classes.remove(before)
         serves = _serves(now.beat)
@@ -208,24 +205,24 @@ class PoolBook:
 
     def _drawn(self) -> Pool:
         if self._typical is None:
-            self._typical = typical_of(there.beat for there in self._standings.values())
-            self._typical_at = max((there.heard_at for there in self._standings.values()), default=0.0)
+            self._typical = typical_of(state.beat for state in self._states.values())
+            self._typical_at = max((state.heard_at for state in self._states.values()), default=0.0)
             for worker in tuple(self._guessed):
-                there = self._standings[worker]
-                self._place(there, standing(there.number, there.beat, there.heard_at, self._typical))
+                state = self._states[worker]
+                self._place(state, worker_state(state.number, state.beat, state.heard_at, self._typical))
         return Pool(
-            MappingProxyType(dict(self._standings)),
+            MappingProxyType(dict(self._states)),
             tuple(self._numbered),
             self._classes.draw(),
             self._typical,
             *self._common_facts(),
-            self._heads,
+            self._hashes,
         )
 
     def _common_facts(self) -> tuple[int, int, frozenset[str]]:
         """Return the slots, the least n_ctx and the common adapters of the workers that serve."""
         if self._common is None:
-            beats = [there.beat for there in self._numbered if there is not None]
+            beats = [state.beat for state in self._numbered if state is not None]
             self._common = (
                 sum(beat.slots for beat in beats),
                 min((beat.n_ctx for beat in beats), default=0),

@@ -1,7 +1,7 @@
-"""Finds a pool's best workers for a call: the least cost in milliseconds (`cost`) of those that would do (`needs`).
+"""Finds a pool's best workers for a call: those that would do at the least cost in milliseconds (`cost`).
 
 Not every worker is looked at. A worker's cost depends on how much of the prompt it has cached and on when it is ready.
-So it is enough to go from the deepest prefix hash (head) of the prompt to the shallowest, at each through its holders,
+So it is enough to go from the deepest prefix hash of the prompt to the shallowest, at each through its holders,
 then through all, the readiest first, until those that follow can't be among the best. Pure; Redis decides what is free.
 """
 
@@ -12,21 +12,19 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from operator import attrgetter
 
-from gateway.routing.cost import BURDEN, Estimate, Needs, Price, Recent, needs_of
-from gateway.routing.placement import MAX_BIDS, MAX_LEFT_OUT, Ask, Ranking
+from gateway.routing.cost import BURDEN, CostModel, Estimate, RecentPlacements, Requirements, requirements_of
+from gateway.routing.placement import MAX_BIDS, MAX_LEFT_OUT, PlacementRequest, Ranking
 from gateway.routing.pool import Pool
-from gateway.routing.worker_state import Standing
-
-__all__ = ["Recent", "rank"]
+from gateway.routing.worker_state import WorkerState
 
 WANTED = MAX_BIDS + 1
 """Workers that are looked for: the best, and one more that stands for all others."""
 EVALUATED = 2 * WANTED
-"""Most holders of one head that are looked at one by one."""
+"""Most holders of one prefix hash that are looked at one by one."""
 MAX_WALKS = 8
-"""Most heads with more holders than that for which the readiest are looked for; a prompt rarely has more than two."""
+"""Most prefix hashes with more holders than that for which the readiest are looked for; a prompt rarely has over 2."""
 SPARSE = 16
-"""Where at most one worker of so many holds a head, its holders are sorted, rather than all workers gone through."""
+"""Where at most one worker of so many holds a prefix hash, its holders are sorted, not all workers gone through."""
 ROUNDED_MS = 0.001
 
 _ready_at = attrgetter("ready_at")
@@ -34,9 +32,9 @@ _total_ms = attrgetter("total_ms")
 
 
 def rank(
-    ask: Ask,
+    request: PlacementRequest,
     pool: Pool,
-    recent: Recent,
+    recent: RecentPlacements,
     *,
     now: float,
     queued: int = 0,
@@ -46,37 +44,39 @@ def rank(
     """Rank workers for a call. `now`: seconds by the clock of `heard_at`. `queued`: calls before it in the queue.
     `avoid`: workers that have failed it, used only where no other would do. Equals take turns as `turn` counts up.
     """
-    price = Price(ask, pool, recent, now, queued)
-    for needs in needs_of(ask, pool, avoid):
-        best = _Search(ask, pool, price, needs, now, turn).best()
+    costs = CostModel(request, pool, recent, now, queued)
+    for requirements in requirements_of(request, pool, avoid):
+        best = _Search(request, pool, costs, requirements, now, turn).best()
         if best:
-            return _ranking(best, price, pool, needs)
+            return _ranking(best, costs, pool, requirements)
     # No worker serves yet: the call is queued with the tokens and the time that it will take.
-    answer_tokens = price.answer_tokens
-    return Ranking((), charge=price.uncached_tokens(0) + answer_tokens, hold_ms=answer_tokens * pool.typical.decode_ms)
+    answer_tokens = costs.answer_tokens
+    return Ranking((), charge=costs.uncached_tokens(0) + answer_tokens, hold_ms=answer_tokens * pool.typical.decode_ms)
 
 
-def _ranking(found: list[Estimate], price: Price, pool: Pool, needs: Needs) -> Ranking:
+def _ranking(found: list[Estimate], costs: CostModel, pool: Pool, requirements: Requirements) -> Ranking:
     best = found[0]
-    left_out = needs.unmet(pool, MAX_LEFT_OUT) if len(found) > MAX_BIDS else None
-    decode_ms = best.standing.beat.load.decode_ms or pool.typical.decode_ms
+    left_out = requirements.unsuitable(pool, MAX_LEFT_OUT) if len(found) > MAX_BIDS else None
+    decode_ms = best.worker_state.beat.load.decode_ms or pool.typical.decode_ms
     return Ranking(
-        bids=tuple(price.bid(estimate) for estimate in found[:MAX_BIDS]),
-        elsewhere=None if left_out is None else price.bid(found[MAX_BIDS]),
+        bids=tuple(costs.bid(estimate) for estimate in found[:MAX_BIDS]),
+        elsewhere=None if left_out is None else costs.bid(found[MAX_BIDS]),
         left_out=left_out or frozenset(),
-        charge=price.uncached_tokens(best.cached_bytes) + price.answer_tokens,
-        hold_ms=price.answer_tokens * decode_ms,
+        charge=costs.uncached_tokens(best.cached_bytes) + costs.answer_tokens,
+        hold_ms=costs.answer_tokens * decode_ms,
     )
 
 
 class _Search:
     """One search for the best workers of a call."""
 
-    def __init__(self, ask: Ask, pool: Pool, price: Price, needs: Needs, now: float, turn: int) -> None:
-        self._prefix = ask.prefix
+    def __init__(
+        self, request: PlacementRequest, pool: Pool, costs: CostModel, requirements: Requirements, now: float, turn: int
+    ) -> None:
+        self._prefix = request.prefix
         self._pool = pool
-        self._price = price
-        self._needs = None if needs.met_by_all(pool) else needs
+        self._costs = costs
+        self._requirements = None if requirements.met_by_all(pool) else requirements
         self._now = now
         self._turn = turn
         self._found: list[Estimate] = []
@@ -89,19 +89,19 @@ class _Search:
 
     def best(self) -> list[Estimate]:
         """Return the best workers, best first, at most WANTED."""
-        self._through_heads()
+        self._look_at_holders()
         for speed in self._pool.classes:
             self._walk(speed.by_readiness, speed.prefill_ms, 0)
         self._found.sort(key=_total_ms)
         return self._found[:WANTED]
 
-    def _through_heads(self) -> None:
-        """Look at the holders of the prompt's heads, each worker once, with the deepest head that it has."""
+    def _look_at_holders(self) -> None:
+        """Look at the holders of the prompt's prefix hashes, each worker once, with the deepest that it has."""
         fastest_ms = self._pool.classes[0].prefill_ms if self._pool.classes else 0.0
         walks, ends = 0, self._prefix.ends
-        for place, holders in self._pool.heads.levels(self._prefix.digests):
+        for place, holders in self._pool.hashes.levels(self._prefix.digests):
             end = ends[place]
-            if self._price.uncached_tokens(end) * fastest_ms * (1 + BURDEN) >= self._bar:
+            if self._costs.uncached_tokens(end) * fastest_ms * (1 + BURDEN) >= self._bar:
                 return
             if isinstance(holders, int):
                 self._look_all((holders,), end)
@@ -122,52 +122,52 @@ class _Search:
 
     def _look_all(self, numbers: Sequence[int], end: int) -> None:
         first = self._turn % len(numbers) if len(numbers) > 1 else 0
-        weighed = self._price.uncached_tokens(end) * (1 + BURDEN)
+        weighed = self._costs.uncached_tokens(end) * (1 + BURDEN)
         for number in (*numbers[first:], *numbers[:first]) if first else numbers:
-            there = self._numbered(number)
-            if there is None or number in self._seen:
+            state = self._numbered(number)
+            if state is None or number in self._seen:
                 continue
-            if self._price.least_wait_ms(there) + weighed * there.prefill_ms >= self._bar:
+            if self._costs.least_wait_ms(state) + weighed * state.prefill_ms >= self._bar:
                 self._seen[number] = inf
-            elif self._needs is None or not self._needs.lacking(there):
-                self._look(there, end)
+            elif self._requirements is None or not self._requirements.unmet_by(state):
+                self._look(state, end)
 
     def _look_many(self, holders: set[int], end: int) -> None:
         if len(holders) * SPARSE <= len(self._pool.numbered):
-            there = [standing for number in holders if (standing := self._numbered(number)) is not None]
-            there.sort(key=_ready_at)
-            self._walk(there, 0.0, end)
+            states = [state for number in holders if (state := self._numbered(number)) is not None]
+            states.sort(key=_ready_at)
+            self._walk(states, 0.0, end)
             return
         for speed in self._pool.classes:
             self._walk(speed.by_readiness, speed.prefill_ms, end, holders)
 
     def _walk(
-        self, ready: Sequence[Standing], least_prefill_ms: float, end: int, among: set[int] | None = None
+        self, ready: Sequence[WorkerState], least_prefill_ms: float, end: int, among: set[int] | None = None
     ) -> None:
         """Look at the best of `ready`, sorted by readiness, that are in `among`; they have `end` bytes cached."""
-        price, seen, needs = self._price, self._seen, self._needs
-        weighed = price.uncached_tokens(end) * (1 + BURDEN)
+        costs, seen, requirements = self._costs, self._seen, self._requirements
+        weighed = costs.uncached_tokens(end) * (1 + BURDEN)
         least_ms = weighed * least_prefill_ms
         if least_ms >= self._bar:
             return
         # Workers that cost no more than by their news alone: those that follow them are no better.
         calm = 0
-        for there in self._in_turn(ready):
-            number = there.number
+        for state in self._in_turn(ready):
+            number = state.number
             if among is not None and number not in among:
                 continue
-            wait_ms = price.least_wait_ms(there)
+            wait_ms = costs.least_wait_ms(state)
             if wait_ms + least_ms >= self._bar:
                 return
             if number not in seen:
-                if needs is not None and needs.lacking(there):
+                if requirements is not None and requirements.unmet_by(state):
                     continue
-                self._look(there, end)
-            calm += seen[number] <= wait_ms + weighed * there.prefill_ms + price.queue_ms + ROUNDED_MS
+                self._look(state, end)
+            calm += seen[number] <= wait_ms + weighed * state.prefill_ms + costs.queue_ms + ROUNDED_MS
             if calm >= WANTED:
                 return
 
-    def _in_turn(self, ready: Sequence[Standing]) -> Iterator[Standing]:
+    def _in_turn(self, ready: Sequence[WorkerState]) -> Iterator[WorkerState]:
         """Yield the workers by readiness; those that are ready now begin with another one each turn."""
         ready_now = bisect_right(ready, self._now, key=_ready_at)
         first = self._turn % ready_now if ready_now else 0
@@ -178,10 +178,10 @@ class _Search:
         for number in range(ready_now, len(ready)):
             yield ready[number]
 
-    def _look(self, there: Standing, end: int) -> None:
-        estimate = self._price.at(there, end)
+    def _look(self, state: WorkerState, end: int) -> None:
+        estimate = self._costs.at(state, end)
         total_ms = estimate.total_ms
-        self._seen[there.number] = total_ms
+        self._seen[state.number] = total_ms
         if total_ms < self._bar:
             self._found.append(estimate)
             insort(self._best, total_ms)
@@ -189,6 +189,6 @@ class _Search:
                 del self._best[WANTED:]
                 self._bar = self._best[-1]
 
-    def _numbered(self, number: int) -> Standing | None:
+    def _numbered(self, number: int) -> WorkerState | None:
         """Return the worker of a number; None where it serves no more, or joined after the pool was made."""
         return self._pool.numbered[number] if number < len(self._pool.numbered) else None

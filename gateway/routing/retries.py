@@ -1,8 +1,6 @@
-"""Decides about retries: circuits of failing workers, a model's retry budget, and fallback chains. Pure.
+"""Decides about retries: circuit breakers of workers, a model's retry budget, and fallback chains. Pure.
 
-Decides about retries: circuits of workers that fail call after call, and a model's retry budget. Pure.
-
-Circuit breakers: a worker process that fails call after call gets no calls, and a trial call after a while. Pure.
+A worker process that fails call after call gets none for a while, then one trial call:
 
 closed     FAILURES in a row within WINDOW_S      -> open
 open       its pause is over                      -> half open: one call may try it
@@ -10,10 +8,8 @@ half open  the answer to that call begins         -> closed, on trial: one more 
            that call fails                        -> open, for twice as long
 closed     an answer is complete                  -> as new
 
-Times are seconds by the caller's clock. `luck` is a number from 0 to 1, so that gateways do not try a worker in
-step.
-
-Chooses the model of a fallback chain for a call whose answer has not begun. Pure.
+Times are seconds by the caller's clock. `uniform` is a random number from 0 to 1, so that gateways do not try a worker
+in step.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ LONGEST_PAUSE_S = 60.0
 JITTER = 0.2
 """Share by which a pause is longer or shorter."""
 FORGOTTEN_S = 600.0
-"""Seconds without a failure after which a process counts as new; the circuits of gone processes end so as well."""
+"""Seconds without a failure after which a process counts as new; so circuits of gone processes are forgotten."""
 
 
 class State(StrEnum):
@@ -57,28 +53,28 @@ class Circuit:
             return State.CLOSED
         return State.OPEN if now < self.open_until else State.HALF_OPEN
 
-    def failed(self, now: float, luck: float) -> Circuit:
+    def after_failure(self, now: float, uniform: float) -> Circuit:
         """Return the circuit after a call has failed by the worker's fault."""
         state = self.state(now)
         failed_at = (*(at for at in self.failed_at if now - at < WINDOW_S), now)[-FAILURES:]
         if state is State.OPEN or (state is State.CLOSED and len(failed_at) < FAILURES):
             return replace(self, failed_at=failed_at)
         pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s or FIRST_PAUSE_S)
-        return Circuit(failed_at, now + pause_s * (1 - JITTER + 2 * JITTER * luck), pause_s)
+        return Circuit(failed_at, now + pause_s * (1 - JITTER + 2 * JITTER * uniform), pause_s)
 
-    def begun(self, now: float) -> Circuit:
+    def after_begin(self, now: float) -> Circuit:
         """Return the circuit after an answer has begun."""
         if self.state(now) is not State.HALF_OPEN:
             return self
         return Circuit((now,) * (FAILURES - 1), None, self.pause_s)
 
-    def complete(self, now: float) -> Circuit:
-        """Return the circuit after an answer is complete. While it is open, the answer's call is older than that."""
+    def after_completion(self, now: float) -> Circuit:
+        """Return the circuit after an answer is complete: as new, unless it is open, since that call began earlier."""
         return self if self.state(now) is State.OPEN else Circuit()
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class CircuitStatus:
     """The state of one circuit that has failed lately, for operators."""
 
     state: State
@@ -91,8 +87,8 @@ class View:
 class Circuits:
     """The circuits of all worker processes of one gateway, by boot id. At most one trial call runs at each."""
 
-    def __init__(self, luck: Callable[[], float] = random.random) -> None:
-        self._luck = luck
+    def __init__(self, uniform: Callable[[], float] = random.random) -> None:
+        self._uniform = uniform
         self._circuits: dict[str, Circuit] = {}
         self._trials: dict[str, Hashable] = {}
         """Boot id -> the trial call at that process."""
@@ -103,8 +99,8 @@ class Circuits:
         return not self._circuits
 
     def admits(self, boot: str, call: Hashable, now: float, *, going: bool = True) -> bool:
-        """Return whether the call may go there. Where it would be the trial call, and is `going`, no other is admitted
-        until it `leaves`, begins or fails.
+        """Return whether the call may go there. If it would be the trial call and is `going`, it becomes that: no other
+        is admitted until this one begins, fails or is over (`end_trials`).
         """
         circuit = self._circuits.get(boot)
         state = State.CLOSED if circuit is None else circuit.state(now)
@@ -112,41 +108,41 @@ class Circuits:
             return state is State.CLOSED
         return (self._trials.setdefault(boot, call) if going else self._trials.get(boot, call)) is call
 
-    def leaves(self, call: Hashable, but: str = "") -> None:
+    def end_trials(self, call: Hashable, but: str = "") -> None:
         """End the call's trials, except at the process `but`."""
         for boot in [boot for boot, trying in self._trials.items() if trying is call and boot != but]:
             del self._trials[boot]
 
-    def failed(self, boot: str, now: float) -> float:
+    def note_failure(self, boot: str, now: float) -> float:
         """Record a failure. Return the seconds for which it opens the circuit; 0: it does not."""
         self._forget(now)
         before = self._circuits.get(boot, Circuit())
-        after = self._circuits[boot] = before.failed(now, self._luck())
+        after = self._circuits[boot] = before.after_failure(now, self._uniform())
         self._trials.pop(boot, None)
         if after.open_until is None or after.open_until == before.open_until:
             return 0.0
         return after.open_until - now
 
-    def begun(self, boot: str, now: float) -> None:
+    def note_begin(self, boot: str, now: float) -> None:
         circuit = self._circuits.get(boot)
         if circuit is not None:
-            self._circuits[boot] = circuit.begun(now)
+            self._circuits[boot] = circuit.after_begin(now)
             self._trials.pop(boot, None)
 
-    def complete(self, boot: str, now: float) -> None:
+    def note_completion(self, boot: str, now: float) -> None:
         circuit = self._circuits.get(boot)
         if circuit is None:
             return
-        after = circuit.complete(now)
+        after = circuit.after_completion(now)
         if after == Circuit():
             del self._circuits[boot]
             self._trials.pop(boot, None)
 
-    def states(self, now: float) -> Mapping[str, View]:
-        """Return boot id -> state of its circuit; a process that has not failed lately is not in it."""
+    def states(self, now: float) -> Mapping[str, CircuitStatus]:
+        """Return boot id -> state of its circuit, for processes that have failed lately."""
         return MappingProxyType(
             {
-                boot: View(
+                boot: CircuitStatus(
                     circuit.state(now),
                     sum(now - at < WINDOW_S for at in circuit.failed_at),
                     max(0.0, (circuit.open_until or now) - now),
@@ -178,11 +174,11 @@ class RetryBudget:
     """The retry budgets of one gateway, by model. Times are seconds by the caller's clock, which does not go back."""
 
     def __init__(self, share: float) -> None:
-        """`share` of the calls of the last WINDOW_S seconds may be retries, and FLOOR more."""
+        """`share`: part of the calls of the last BUDGET_WINDOW_S seconds that may be retries, with FLOOR more."""
         self._share = share
         self._seconds: dict[str, deque[_Second]] = {}
 
-    def called(self, model: str, now: float) -> None:
+    def count_call(self, model: str, now: float) -> None:
         """Count a new call of the model."""
         self._now(model, now).calls += 1
 
@@ -210,7 +206,7 @@ class Reason(StrEnum):
     """The reasons why a call went on to another model."""
 
     NO_WORKER = "no_worker"
-    """No worker would do: gone, draining, circuit open, of another kind, or without the adapters."""
+    """No worker is suitable: gone, draining, of another kind, without the adapters, or its circuit is open."""
     WAIT = "wait"
     """The predicted wait is longer than the caller waits."""
     QUEUE_FULL = "queue_full"
@@ -225,15 +221,14 @@ class Outlook:
 
     model: str
     ready: bool
-    """Whether it has a worker that would do."""
+    """Whether it has a suitable worker."""
     wait_s: float
     """Predicted seconds until a slot is free."""
 
 
-def chosen(outlooks: Iterable[Outlook], patience_s: float) -> Outlook | None:
-    """Return the first that is ready within `patience_s`, else the soonest that is ready at all. None: none is.
-
-    `outlooks` are in the order of the chain; those behind the first that will do are not looked at.
+def choose_model(outlooks: Iterable[Outlook], patience_s: float) -> Outlook | None:
+    """Return the first model of a chain that is ready within `patience_s`, else the soonest of those that are ready at
+    all; None: none is. `outlooks` come in the order of the chain, and those behind the first hit are not computed.
     """
     late: list[Outlook] = []
     for outlook in outlooks:

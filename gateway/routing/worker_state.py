@@ -1,4 +1,4 @@
-"""The state of one worker for the ranking (`Standing`): when it can begin, by its last news. Values only."""
+"""The state of one worker for the ranking (`WorkerState`): when it can begin, by its last news. Values only."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import msgspec
 from workers.protocol.heartbeat import Heartbeat, Load
 
 NOT_KNOWN = Load(prefill_ms=0.5, decode_ms=20.0, hold_ms=5000.0, answer_tokens=512.0, bytes_per_token=4.0)
-"""Figures until any worker of a pool has measured: a middling GPU and model. It only matters that all get the same."""
+"""Figures until a worker of the pool has measured its own: a middling GPU and model. All that matters is that every
+worker gets the same."""
 ADAPTER_LOAD_MS = 500.0
 """Time to load an adapter, until any worker has loaded one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """The medians of what a pool's workers have measured, for those that have not yet. All are above 0."""
+    """The medians of what a pool's workers have measured, for workers that have not measured yet. All are above 0."""
 
     prefill_ms: float = NOT_KNOWN.prefill_ms
     decode_ms: float = NOT_KNOWN.decode_ms
     hold_ms: float = NOT_KNOWN.hold_ms
     answer_tokens: float = NOT_KNOWN.answer_tokens
     bytes_per_token: float = NOT_KNOWN.bytes_per_token
-    """Used for all workers of the pool, whatever each has measured: they have one tokenizer, and a worker must not look
-    cheaper than another because of which requests it has seen."""
+    """Used for all workers of the pool, whatever each has measured: they have one tokenizer, and no worker must look
+    cheaper because of the requests that it has seen."""
     adapter_load_ms: float = ADAPTER_LOAD_MS
 
 
@@ -49,19 +50,19 @@ def _middle(values: Iterable[float], otherwise: float) -> float:
     return median(known) if known else otherwise
 
 
-class Standing(msgspec.Struct, frozen=True):
+class WorkerState(msgspec.Struct, frozen=True):
     """The state of a worker as of its last news. Times are seconds of `heard_at`'s clock; lengths are milliseconds."""
 
     worker: str
     number: int
-    """Number of the worker in the pool's index of heads (prefix hashes)."""
+    """Number of the worker in the pool's index of prefix hashes."""
     beat: Heartbeat
-    """Its record; `load`, `draining`, `slots_busy` and `kv_tokens_used` are the news' where they are newer."""
+    """Its record, with `load`, `draining`, `slots_busy` and `kv_tokens_used` of its news where they are newer."""
     heard_at: float
     ready_at: float
     """When it can begin the prefill of one more prompt, if nothing comes between."""
     ahead: int
-    """Calls that get a slot before a new one does; below 0: slots that are free."""
+    """Calls that get a slot before a new one does; if below 0, minus the number of free slots."""
     slot_at: float
     """When the first of its slots is free, if none is now."""
     slot_ms: float
@@ -71,12 +72,12 @@ class Standing(msgspec.Struct, frozen=True):
     prefill_ms: float
     adapter_load_ms: float
     kv_free: float
-    """KV cells; infinite where it has none at all, as an encoder, which needs none."""
+    """Free KV cells; infinite for an encoder, which has none and needs none."""
     known: bool
-    """Whether the worker measured all of its figures; those that it did not are typical of the pool."""
+    """Whether the worker has measured all of its figures; missing ones are those typical of the pool."""
 
 
-def standing(number: int, beat: Heartbeat, heard_at: float, typical: Typical) -> Standing:
+def worker_state(number: int, beat: Heartbeat, heard_at: float, typical: Typical) -> WorkerState:
     load = beat.load
     slots = max(1, beat.slots)
     slot_ms = (load.hold_ms or typical.hold_ms) / slots
@@ -86,7 +87,7 @@ def standing(number: int, beat: Heartbeat, heard_at: float, typical: Typical) ->
     slot_at = heard_at + first_ms / 1000
     backlog_at = heard_at + load.backlog_tokens * prefill_ms / 1000
     taken_at = slot_at + ahead * slot_ms / 1000 if ahead >= 0 else heard_at
-    return Standing(
+    return WorkerState(
         worker=beat.worker,
         number=number,
         beat=beat,

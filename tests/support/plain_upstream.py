@@ -11,7 +11,7 @@ from typing import Any
 from gateway.call import Call
 from gateway.errors import QueueTimeout
 from gateway.registry.snapshot import FleetView
-from gateway.routing.placement import Ask, Ranking
+from gateway.routing.placement import PlacementRequest, Ranking
 from workers.protocol.events import CallEvent, CallFailed, Failed, Failure, Finished
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import PoolRequest, PoolResult
@@ -122,7 +122,13 @@ class PlainAdmission:
 
     @asynccontextmanager
     async def slot(
-        self, call: Call, avoid: frozenset[str], ask: Ask, priority: int, standing: object, avoid_now: object
+        self,
+        call: Call,
+        avoid: frozenset[str],
+        placement_request: PlacementRequest,
+        priority: int,
+        standing: object,
+        avoid_now: object,
     ) -> AsyncIterator[PlainLease]:
         beats = self.fleet.snapshot.of(call.model)
         beat = next((beat for beat in beats if beat.worker not in avoid), None)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gateway.routing.placement import ANY, Ask
-from gateway.routing.pool import PoolBook
+from gateway.routing.placement import ANY, PlacementRequest
+from gateway.routing.pool import PoolUpdater
 from tests.support.pool import heartbeat
 from workers.protocol.heartbeat import Heartbeat, Load
 from workers.protocol.prefixes import Prefix
@@ -36,16 +36,16 @@ def full(free_in_ms: float, **changes: float) -> Load:
     return busy(slots_busy=4, free_in_ms=free_in_ms, **changes)
 
 
-def prompt(num_bytes: int, heads: Mapping[int, int] | None = None, **wishes: object) -> Ask:
+def prompt(num_bytes: int, heads: Mapping[int, int] | None = None, **wishes: object) -> PlacementRequest:
     """`heads`: digest -> its end; by default none."""
     ends = heads or {}
     ask = {"max_tokens": None, "adapters": frozenset[str](), "slot": ANY} | wishes
-    return Ask(Prefix(tuple(ends), tuple(ends.values()), num_bytes), **ask)  # type: ignore[arg-type]
+    return PlacementRequest(Prefix(tuple(ends), tuple(ends.values()), num_bytes), **ask)  # type: ignore[arg-type]
 
 
-def book_of(workers: Iterable[Heartbeat], heads: Mapping[str, Iterable[int]] | None = None) -> PoolBook:
+def book_of(workers: Iterable[Heartbeat], heads: Mapping[str, Iterable[int]] | None = None) -> PoolUpdater:
     """All heard of now."""
-    book = PoolBook()
+    book = PoolUpdater()
     for there in workers:
         book.join(there, (heads or {}).get(there.worker, ()), now=NOW)
     return book

@@ -30,7 +30,7 @@ from gateway.back_pressure import no_worker, slots_busy
 from gateway.call import Call, Principal
 from gateway.errors import InvalidRequest, NotSupported
 from gateway.relay.relay import WorkerQueries
-from gateway.routing.placement import firsts, located, number_of
+from gateway.routing.placement import find_slot, first_slot_numbers, slot_number
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.queries import (
     SLOTS_PATH,
@@ -96,7 +96,9 @@ class SlotRoutes:
         found = await self._slots.ask(call.model)
         if query_of(scope).get("fail_on_no_slot") and all(info.is_processing for _, infos in found for info in infos):
             raise slots_busy(call.alias)
-        first = dict(zip((beat.boot for beat, _ in found), firsts([beat for beat, _ in found]), strict=True))
+        first = dict(
+            zip((beat.boot for beat, _ in found), first_slot_numbers([beat for beat, _ in found]), strict=True)
+        )
         slots = [slot_object(first[beat.boot], beat, info, principal) for beat, infos in found for info in infos]
         await send_json(send, slots, request_log_of(scope))
 
@@ -131,7 +133,7 @@ def _find_slot(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbe
     """Return the worker of a slot, and the slot's number there. Raises InvalidRequest, NoWorker."""
     if not beats:
         raise no_worker(model)
-    found = located(number, beats)
+    found = find_slot(number, beats)
     if found is None:
         num_slots = sum(beat.slots for beat in beats)
         raise InvalidRequest(f"There is no slot {number} of `{model}`. Send 0 to {num_slots - 1}.", param="id_slot")
@@ -179,7 +181,7 @@ class LiveFleetInfo:
 
     def number_slot(self, model: str, worker: str, slot: int) -> int:
         """Return the slot's number; -1 where the worker is not there any more."""
-        return number_of(worker, slot, self._queries.workers(model))
+        return slot_number(worker, slot, self._queries.workers(model))
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
         """Return the adapters that the call computes with. Raises InvalidRequest, PermissionDenied."""

@@ -59,11 +59,15 @@ class Models:
 
     def _without_aliases(self, permitted: Mapping[str, str]) -> dict[str, str]:
         """Return one name for each model: its own, else the first that the key may use."""
-        firsts: dict[str, str] = {}
+        first_slot_numbers: dict[str, str] = {}
         for name, model in permitted.items():
-            if self._is_alias(name) and (name == model or model not in firsts):
-                firsts[model] = name
-        return {name: model for name, model in permitted.items() if not self._is_alias(name) or firsts[model] == name}
+            if self._is_alias(name) and (name == model or model not in first_slot_numbers):
+                first_slot_numbers[model] = name
+        return {
+            name: model
+            for name, model in permitted.items()
+            if not self._is_alias(name) or first_slot_numbers[model] == name
+        }
 
     async def _cards(self, named: Mapping[str, str], permitted: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the cards of names and the models behind them; of several, the one that would be asked first now.

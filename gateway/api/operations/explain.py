@@ -22,9 +22,9 @@ from gateway.api.request_headers import query_of
 from gateway.call import Call, Principal
 from gateway.errors import StoreUnavailable
 from gateway.registry.snapshot import FleetView
-from gateway.routing.explain import Explanation, Placed
-from gateway.routing.placement import ANYWHERE, MOST_URGENT, Ask, ask_of
-from gateway.routing.retries import Circuits, View
+from gateway.routing.explain import Explanation, RankedWorker
+from gateway.routing.placement import ANYWHERE, MOST_URGENT, PlacementRequest, placement_request_of
+from gateway.routing.retries import Circuits, CircuitStatus
 from gateway.store.queue_inspector import QueuedBid, QueuedTicket, QueueView
 from workers.protocol.heartbeat import Heartbeat
 
@@ -41,7 +41,7 @@ def workers_object(explanation: Explanation, most: int) -> Json:
     }
 
 
-def _worker(placed: Placed) -> Json:
+def _worker(placed: RankedWorker) -> Json:
     return {
         "worker": placed.worker,
         "total_ms": round(placed.total_ms, 1),
@@ -64,7 +64,9 @@ def queue_object(line: QueueView) -> Json:
     return {
         "waiting": line.waiting,
         "settling": line.settling,
-        "by_priority": {str(-urgency): count for urgency, count in sorted(line.by_priority.items(), reverse=True)},
+        "by_priority": {
+            str(-priority_class): count for priority_class, count in sorted(line.by_priority.items(), reverse=True)
+        },
         "by_team": dict(sorted(line.by_team.items(), key=lambda item: (-item[1], item[0]))),
         "head": [_ticket(position, ticket) for position, ticket in enumerate(line.head, 1)],
     }
@@ -95,7 +97,7 @@ def _bid(bid: QueuedBid) -> Json:
     }
 
 
-def circuits_object(workers: Sequence[Heartbeat], views: Mapping[str, View]) -> list[Json]:
+def circuits_object(workers: Sequence[Heartbeat], views: Mapping[str, CircuitStatus]) -> list[Json]:
     """Return the circuits of those workers that have failed lately."""
     return [
         {
@@ -123,7 +125,7 @@ MAX_WORKERS = 64
 
 
 class Explainer(Protocol):
-    def explain(self, model: str, ask: Ask) -> Explanation: ...
+    def explain(self, model: str, request: PlacementRequest) -> Explanation: ...
 
 
 class QueueReader(Protocol):
@@ -153,23 +155,25 @@ class ExplainRoute:
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST":
-            call, ask = await self._read_request(principal, scope, receive)
+            call, request = await self._read_request(principal, scope, receive)
         else:
-            call, ask = self._reader.call(principal, {}, scope), ANYWHERE
-        explanation = self._explainer.explain(call.model, ask)
+            call, request = self._reader.call(principal, {}, scope), ANYWHERE
+        explanation = self._explainer.explain(call.model, request)
         beats = self._fleet.snapshot.workers.get(call.model, ())
         told: dict[str, Any] = {
             "model": call.model,
             "alias": call.alias,
             "fallbacks": list(call.fallbacks),
-            "prompt": {"bytes": ask.prefix.num_bytes, "heads": len(ask.prefix.digests)},
+            "prompt": {"bytes": request.prefix.num_bytes, "heads": len(request.prefix.digests)},
             **workers_object(explanation, MAX_WORKERS),
             "circuits": circuits_object(beats, self._circuits.states(time.monotonic())),
         }
         await self._add_line(told)
         await send_json(send, told, request_log_of(scope))
 
-    async def _read_request(self, principal: Principal, scope: Scope, receive: Receive) -> tuple[Call, Ask]:
+    async def _read_request(
+        self, principal: Principal, scope: Scope, receive: Receive
+    ) -> tuple[Call, PlacementRequest]:
         """Return the call of the chat request in the body, and its placement request. Raises as the chat route does."""
         async with self._reader.intake.open_body(principal, scope, receive) as body:
             asked = await body.decode(lambda raw: self._chat.read(raw, scope))
@@ -180,7 +184,7 @@ class ExplainRoute:
         # Prefix hashes are a team's own: an admin may ask in the place of another team.
         team = query.get("team", call.principal.team)
         contents = self._fleet.snapshot.contents.get(call.model, {})
-        return call, ask_of(replace_struct(request, adapters=uses), team, contents)
+        return call, placement_request_of(replace_struct(request, adapters=uses), team, contents)
 
     async def _add_line(self, told: dict[str, Any]) -> None:
         """Add what Redis knows; null while it is away, which is when one may want to know the rest."""

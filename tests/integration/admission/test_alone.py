@@ -138,7 +138,7 @@ async def test_redis_learns_what_was_placed_without_it(fragile: RedisServer, sta
         everyone += in_line
 
         def known(gateway: Gateway) -> bool:
-            return sum(one.beat.load.slots_busy for one in gateway.fleet.pool("m").standings.values()) == 5
+            return sum(one.beat.load.slots_busy for one in gateway.fleet.pool("m").states.values()) == 5
 
         await until(lambda: known(one) and known(other), 3.0, "both know how busy the workers are")
         if forgets:

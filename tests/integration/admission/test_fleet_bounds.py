@@ -106,8 +106,8 @@ async def test_heads_are_no_longer_than_a_worker_writes_them(
         await fleet.refresh()
     assert of_model(fleet) == ["w1", "w2"]
     pool = fleet.pool("m")
-    assert pool.heads.count(pool.standings["w1"].number) == 0
-    assert pool.heads.count(pool.standings["w2"].number) == MAX_HEADS
+    assert pool.hashes.count(pool.states["w1"].number) == 0
+    assert pool.hashes.count(pool.states["w2"].number) == MAX_HEADS
     assert any("bytes are too many" in record.getMessage() for record in caplog.records)
 
 
@@ -162,7 +162,7 @@ async def test_sealed_news_leave_the_event_loop_to_others(client: redis.asyncio.
         await fleet.refresh()
     assert fleet.snapshot.of("m")[0].version == 40
     pool = fleet.pool("m")
-    assert pool.heads.count(pool.standings["w1"].number) == MAX_HEADS
+    assert pool.hashes.count(pool.states["w1"].number) == MAX_HEADS
     assert longest[0] < LONGEST_TURN_S
 
 
@@ -175,7 +175,7 @@ async def test_news_add_no_more_heads_than_a_worker_may_have(client: redis.async
         await tell(client, record, version, added={(version << 48) + number: 1 for number in range(MAX_HEADS)})
     await fleet.refresh()
     pool = fleet.pool("m")
-    assert pool.heads.count(pool.standings["w1"].number) <= MAX_HEADS
+    assert pool.hashes.count(pool.states["w1"].number) <= MAX_HEADS
 
 
 async def test_news_of_workers_that_are_none_are_kept_for_few(client: redis.asyncio.Redis) -> None:

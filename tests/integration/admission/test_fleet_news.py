@@ -29,10 +29,10 @@ HEADS = {1 << 61: 100, 2: 200, (1 << 64) - 3: 300}
 def heads_of(fleet: Fleet, worker: str = "w1", model: str = "m") -> set[int]:
     """Of all that the tests use."""
     pool = fleet.pool(model)
-    if worker not in pool.standings:
+    if worker not in pool.states:
         return set()
-    number = pool.standings[worker].number
-    named = {head: pool.heads.holders(head) for head in (*HEADS, *range(4, 200))}
+    number = pool.states[worker].number
+    named = {head: pool.hashes.holders(head) for head in (*HEADS, *range(4, 200))}
     return {head for head, who in named.items() if who == number or (not isinstance(who, int) and number in who)}
 
 
@@ -61,7 +61,7 @@ async def test_news_are_known_in_a_moment(client: redis.asyncio.Redis, fleet: Fl
         told_at = time.monotonic()
         await tell(client, W1, version, load=load, added={version: 10}, dropped=(2,))
         took_s.append(await until(lambda load=load: fleet.snapshot.of("m")[0].load == load, 5.0, "heard"))  # type: ignore[misc]
-        assert fleet.pool("m").standings["w1"].heard_at < told_at + 0.1
+        assert fleet.pool("m").states["w1"].heard_at < told_at + 0.1
     assert sorted(took_s)[3] < 0.5, took_s
     (known,) = fleet.snapshot.of("m")
     assert (known.version, known.slots_busy, known.kv_tokens_used) == (14, 2, 900)
@@ -72,7 +72,7 @@ async def test_a_snapshot_that_someone_holds_stays_as_it_was(client: redis.async
     before, pool = fleet.snapshot, fleet.pool("m")
     await tell(client, W1, 8, load=BUSY)
     await until(lambda: fleet.snapshot is not before, 2.0, "heard")
-    assert before.of("m")[0].load == Load() == pool.standings["w1"].beat.load
+    assert before.of("m")[0].load == Load() == pool.states["w1"].beat.load
     assert fleet.pool("m") is not pool
     assert fleet.snapshot is fleet.snapshot
     assert fleet.pool("m") is fleet.pool("m")
@@ -184,8 +184,8 @@ async def test_a_worker_that_only_news_tell_of_is_looked_up(client: redis.asynci
 async def test_a_worker_that_is_gone_takes_its_heads_with_it(client: redis.asyncio.Redis, fleet: Fleet) -> None:
     await vanish(client, W1)
     await fleet.refresh()
-    assert "w1" not in fleet.pool("m").standings
-    assert fleet.pool("m").heads.holders(2) == ()
+    assert "w1" not in fleet.pool("m").states
+    assert fleet.pool("m").hashes.holders(2) == ()
     await beat(client, W1)
     await until(lambda: len(fleet.snapshot.of("m")) == 1, 2.0, "is back")
 

@@ -20,7 +20,7 @@ from gateway.dispatch.request_size import INLINE_CHARS, num_chars
 from gateway.dispatch.slot_search import INLINE_HELD_BYTES, INLINE_TOKENS, SlotSearch
 from gateway.dispatch.suitable_workers import SuitableWorkers
 from gateway.registry.snapshot import FleetSnapshot
-from gateway.routing.placement import Ask, ask_of, ask_of_pooled
+from gateway.routing.placement import PlacementRequest, placement_request_of, placement_request_of_pooled
 from gateway.routing.retries import RetryBudget
 from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.metrics import Metrics
@@ -67,7 +67,7 @@ async def test_the_heads_of_a_long_prompt_are_hashed_on_a_thread() -> None:
         state = state_of(request)
         await search_in(fleet).prepare(state)
         assert (fleet.looked_from[0] != threading.get_ident()) == is_aside
-        assert state.ask == ask_of(request, call().principal.team, {})
+        assert state.placement_request == placement_request_of(request, call().principal.team, {})
 
 
 async def test_the_heads_of_many_messages_or_large_tools_are_hashed_on_a_thread() -> None:
@@ -90,17 +90,17 @@ async def test_the_tokens_of_much_pooled_work_are_counted_on_a_thread(monkeypatc
     """Half a million in seventeen inputs kept the event loop for 25 ms, and were gone through once more to be sent."""
     counted_on = list[int]()
 
-    def counted(asked: PoolRequest) -> Ask:
+    def counted(asked: PoolRequest) -> PlacementRequest:
         counted_on.append(threading.get_ident())
-        return ask_of_pooled(asked)
+        return placement_request_of_pooled(asked)
 
-    monkeypatch.setattr("gateway.dispatch.slot_search.ask_of_pooled", counted)
+    monkeypatch.setattr("gateway.dispatch.slot_search.placement_request_of_pooled", counted)
     for number, is_aside in ((INLINE_TOKENS, False), (INLINE_TOKENS + 1, True)):
         asked = PoolRequest(inputs=("text", tuple(range(number))))
         state = state_of(asked)
         await search_in(WatchedFleet()).prepare(state)
         assert (counted_on.pop() != threading.get_ident()) == is_aside
-        assert state.ask == ask_of_pooled(asked)
+        assert state.placement_request == placement_request_of_pooled(asked)
 
 
 def test_counting_what_is_sent_stops_where_it_is_long() -> None:
@@ -108,7 +108,7 @@ def test_counting_what_is_sent_stops_where_it_is_long() -> None:
     assert INLINE_CHARS < num_chars(long) <= 2 * INLINE_CHARS
 
 
-class Placed(Exception):
+class RankedWorker(Exception):
     """A call has come to its place in the line."""
 
 
@@ -116,14 +116,14 @@ class Admission:
     """Notes what the calls ask for, and places none."""
 
     def __init__(self) -> None:
-        self.asks = list[Ask]()
+        self.asks = list[PlacementRequest]()
 
     def predicted_wait_s(self, model: str) -> float:
         return 0.0
 
-    def slot(self, call: Call, avoid: frozenset[str], ask: Ask, *more: object) -> Any:
-        self.asks.append(ask)
-        raise Placed
+    def slot(self, call: Call, avoid: frozenset[str], placement_request: PlacementRequest, *more: object) -> Any:
+        self.asks.append(placement_request)
+        raise RankedWorker
 
 
 @dataclasses.dataclass
@@ -156,9 +156,9 @@ async def test_a_fallback_with_adapters_has_long_prompts_hashed_on_a_thread(held
     fleet.now = dataclasses.replace(fleet.now, workers={"b": (beat,)})
     fleet.looked_from.clear()
     async with AsyncExitStack() as held:
-        with pytest.raises(Placed):
+        with pytest.raises(RankedWorker):
             await search.slot(state, held)
     uses = (AdapterUse("x", 1.0),)
-    expected = ask_of(replace(state.request, adapters=uses), state.call.principal.team, hashes)
+    expected = placement_request_of(replace(state.request, adapters=uses), state.call.principal.team, hashes)
     assert admission.asks == [expected]
     assert any(thread != threading.get_ident() for thread in fleet.looked_from) == is_aside

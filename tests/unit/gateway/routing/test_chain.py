@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.routing.retries import Outlook, chosen
+from gateway.routing.retries import Outlook, choose_model
 
 BIG, SMALL, TINY = "big", "small", "tiny"
 
@@ -35,7 +35,7 @@ def outlook(model: str, wait_s: float | None) -> Outlook:
 def test_the_first_that_is_ready_in_time_or_else_the_soonest(
     waits: tuple[float | None, ...], patience_s: float, model: str | None
 ) -> None:
-    found = chosen(map(outlook, (BIG, SMALL, TINY), waits), patience_s)
+    found = choose_model(map(outlook, (BIG, SMALL, TINY), waits), patience_s)
     assert (found and found.model) == model
 
 
@@ -44,4 +44,4 @@ def test_those_behind_the_first_that_will_do_are_not_looked_at() -> None:
         yield outlook(BIG, 1)
         raise AssertionError("looked at in vain")
 
-    assert chosen(outlooks(), 2) == outlook(BIG, 1)
+    assert choose_model(outlooks(), 2) == outlook(BIG, 1)

@@ -34,7 +34,7 @@ def opened(at: float = 0.0, luck: float = MIDDLE) -> Circuits:
     """Its circuit has opened at that time, for the first time."""
     known = circuits(luck)
     for _ in range(FAILURES):
-        known.failed(BOOT, at)
+        known.note_failure(BOOT, at)
     return known
 
 
@@ -42,13 +42,13 @@ def admitted(known: Circuits, now: float) -> bool:
     """Whether a call that came now might go there; it does not."""
     call = Caller()
     told = known.admits(BOOT, call, now)
-    known.leaves(call)
+    known.end_trials(call)
     return told
 
 
 def test_failures_in_a_row_open_it_and_the_last_one_tells_for_how_long() -> None:
     known = circuits()
-    assert [known.failed(BOOT, float(at)) for at in range(FAILURES)] == [*[0.0] * (FAILURES - 1), FIRST_PAUSE_S]
+    assert [known.note_failure(BOOT, float(at)) for at in range(FAILURES)] == [*[0.0] * (FAILURES - 1), FIRST_PAUSE_S]
     assert not admitted(known, FAILURES - 1)
     assert known.states(FAILURES - 1)[BOOT].state is State.OPEN
 
@@ -56,24 +56,24 @@ def test_failures_in_a_row_open_it_and_the_last_one_tells_for_how_long() -> None
 def test_a_complete_answer_between_failures_keeps_it_closed() -> None:
     known = circuits()
     for at in range(10 * FAILURES):
-        known.failed(BOOT, at)
+        known.note_failure(BOOT, at)
         if at % (FAILURES - 1) == 0:
-            known.complete(BOOT, at)
+            known.note_completion(BOOT, at)
         assert admitted(known, at)
 
 
 def test_an_answer_that_only_began_does_not() -> None:
     known = circuits()
     for at in range(FAILURES):
-        known.begun(BOOT, at)
-        known.failed(BOOT, at)
+        known.note_begin(BOOT, at)
+        known.note_failure(BOOT, at)
     assert not admitted(known, FAILURES - 1)
 
 
 def test_failures_far_apart_do_not_count_together() -> None:
     known = circuits()
     for number in range(10):
-        assert known.failed(BOOT, number * WINDOW_S / (FAILURES - 1)) == 0.0
+        assert known.note_failure(BOOT, number * WINDOW_S / (FAILURES - 1)) == 0.0
 
 
 def test_after_the_pause_one_call_tries_it() -> None:
@@ -98,27 +98,27 @@ def test_a_call_that_goes_elsewhere_leaves_the_trial_to_the_next() -> None:
     known = opened()
     first, second = Caller(), Caller()
     assert known.admits(BOOT, first, FIRST_PAUSE_S)
-    known.leaves(first, but=BOOT)
+    known.end_trials(first, but=BOOT)
     assert not known.admits(BOOT, second, FIRST_PAUSE_S)
-    known.leaves(first, but="another")
+    known.end_trials(first, but="another")
     assert known.admits(BOOT, second, FIRST_PAUSE_S)
 
 
 def test_an_answer_closes_it_on_trial_and_a_complete_one_for_good() -> None:
     known = opened()
     assert known.admits(BOOT, Caller(), FIRST_PAUSE_S)
-    known.begun(BOOT, FIRST_PAUSE_S)
+    known.note_begin(BOOT, FIRST_PAUSE_S)
     assert admitted(known, FIRST_PAUSE_S)
     assert known.states(FIRST_PAUSE_S)[BOOT].state is State.CLOSED
-    known.complete(BOOT, FIRST_PAUSE_S + 1)
+    known.note_completion(BOOT, FIRST_PAUSE_S + 1)
     assert not known.states(FIRST_PAUSE_S + 1)
-    assert known.failed(BOOT, FIRST_PAUSE_S + 2) == 0.0
+    assert known.note_failure(BOOT, FIRST_PAUSE_S + 2) == 0.0
 
 
 def test_one_failure_on_trial_opens_it_for_twice_as_long() -> None:
     known = opened()
-    known.begun(BOOT, FIRST_PAUSE_S)
-    assert known.failed(BOOT, FIRST_PAUSE_S + 1) == pytest.approx(2 * FIRST_PAUSE_S)
+    known.note_begin(BOOT, FIRST_PAUSE_S)
+    assert known.note_failure(BOOT, FIRST_PAUSE_S + 1) == pytest.approx(2 * FIRST_PAUSE_S)
 
 
 def test_pauses_grow_up_to_a_bound() -> None:
@@ -127,7 +127,7 @@ def test_pauses_grow_up_to_a_bound() -> None:
     for _ in range(10):
         now += pauses[-1]
         assert known.admits(BOOT, Caller(), now)
-        pauses.append(known.failed(BOOT, now))
+        pauses.append(known.note_failure(BOOT, now))
     assert pauses[0] == FIRST_PAUSE_S
     assert pauses[-1] == LONGEST_PAUSE_S
     assert all(after == pytest.approx(min(2 * before, LONGEST_PAUSE_S)) for before, after in pairwise(pauses))
@@ -141,9 +141,9 @@ def test_luck_makes_a_pause_longer_or_shorter(luck: float, factor: float) -> Non
 def test_what_was_asked_for_before_changes_nothing_while_it_is_open() -> None:
     known = opened()
     before = known.states(0.5)
-    assert known.failed(BOOT, 0.5) == 0.0
-    known.begun(BOOT, 0.5)
-    known.complete(BOOT, 0.5)
+    assert known.note_failure(BOOT, 0.5) == 0.0
+    known.note_begin(BOOT, 0.5)
+    known.note_completion(BOOT, 0.5)
     assert known.states(0.5)[BOOT].tried_in_s == before[BOOT].tried_in_s
     assert not admitted(known, 0.5)
 
@@ -151,12 +151,12 @@ def test_what_was_asked_for_before_changes_nothing_while_it_is_open() -> None:
 def test_processes_do_not_share_a_circuit_and_strangers_have_none() -> None:
     known = opened()
     assert known.admits("another", Caller(), 0.0)
-    known.begun("another", 0.0)
-    known.complete("another", 0.0)
+    known.note_begin("another", 0.0)
+    known.note_completion("another", 0.0)
     assert set(known.states(0.0)) == {BOOT}
 
 
 def test_who_is_gone_is_forgotten() -> None:
     known = opened()
-    known.failed("another", FORGOTTEN_S + FIRST_PAUSE_S + 1)
+    known.note_failure("another", FORGOTTEN_S + FIRST_PAUSE_S + 1)
     assert set(known.states(FORGOTTEN_S)) == {"another"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.routing.explain import Explanation, LeftOut, Placed, explain
+from gateway.routing.explain import ExcludedWorker, Explanation, RankedWorker, explain
 from gateway.routing.pool import Pool
 from gateway.routing.rank import rank
 from tests.support.ranked import NOW, Sent, book_of, busy, full, prompt, worker
@@ -12,7 +12,7 @@ from tests.unit.gateway.routing.test_rank_properties import some_scene
 from workers.protocol.heartbeat import PROTOCOL_VERSION
 
 
-def sums(one: Placed) -> list[float]:
+def sums(one: RankedWorker) -> list[float]:
     parts = one.slot_ms, one.backlog_ms, one.prefill_ms, one.adapter_ms, one.cost_ms
     return [one.total_ms - one.burden_ms, one.wait_ms, *parts]
 
@@ -25,8 +25,8 @@ def test_each_term_of_the_sum_is_told() -> None:
         ],
         {"a": [1]},
     )
-    ask = prompt(1000, {1: 900}, adapters=frozenset({"x"}))
-    told = explain(ask, book.pool, Sent({"b": (2, 30.0)}), now=NOW + 0.01)
+    request = prompt(1000, {1: 900}, adapters=frozenset({"x"}))
+    told = explain(request, book.pool, Sent({"b": (2, 30.0)}), now=NOW + 0.01)
     first, second = told.ranked
     assert sums(first) == pytest.approx([1540, 1240, 1240, 0, 100, 200, 300])
     assert (first.worker, first.cached_tokens, first.uncached_tokens) == ("a", 900, 100)
@@ -49,25 +49,25 @@ def test_who_is_left_out_is_told_why() -> None:
             worker("good", adapters=("x", "y")),
         ]
     )
-    ask = prompt(1000, adapters=frozenset({"y", "x"}))
-    told = explain(ask, book.pool, Sent(), now=NOW, avoid=frozenset({"bad"}))
+    request = prompt(1000, adapters=frozenset({"y", "x"}))
+    told = explain(request, book.pool, Sent(), now=NOW, avoid=frozenset({"bad"}))
     assert [placed.worker for placed in told.ranked] == ["good"]
     assert told.left_out == (
-        LeftOut("bad", "this call has failed there"),
-        LeftOut("odd", f"it speaks protocol 99, this gateway {PROTOCOL_VERSION}"),
-        LeftOut("plain", "it has no adapter x, y"),
-        LeftOut("small", "the call needs at least 750 tokens of context, it has 500"),
-        LeftOut("tired", "it is draining"),
+        ExcludedWorker("bad", "this call has failed there"),
+        ExcludedWorker("odd", f"it speaks protocol 99, this gateway {PROTOCOL_VERSION}"),
+        ExcludedWorker("plain", "it has no adapter x, y"),
+        ExcludedWorker("small", "the call needs at least 750 tokens of context, it has 500"),
+        ExcludedWorker("tired", "it is draining"),
     )
     slotted = explain(prompt(5, slot=4), book.pool, Sent(), now=NOW)
     assert [placed.worker for placed in slotted.ranked] == ["good"]
-    assert LeftOut("bad", "the call asked for a slot of good") in slotted.left_out
+    assert ExcludedWorker("bad", "the call asked for a slot of good") in slotted.left_out
 
 
 def test_what_no_worker_has_is_waived() -> None:
     book = book_of([worker("a", n_ctx=500), worker("b", n_ctx=500, draining=True)])
-    ask = prompt(1000, adapters=frozenset({"x"}), slot=6)
-    told = explain(ask, book.pool, Sent(), now=NOW, avoid=frozenset({"a"}))
+    request = prompt(1000, adapters=frozenset({"x"}), slot=6)
+    told = explain(request, book.pool, Sent(), now=NOW, avoid=frozenset({"a"}))
     assert told.waived == ("slot", "context", "adapters", "avoided")
     assert [placed.worker for placed in told.ranked] == ["a"]
 
@@ -75,17 +75,17 @@ def test_what_no_worker_has_is_waived() -> None:
 def test_nobody_is_there() -> None:
     assert explain(prompt(5), Pool(), Sent(), now=NOW) == Explanation()
     pool = book_of([worker("a", draining=True)]).pool
-    assert explain(prompt(5), pool, Sent(), now=NOW) == Explanation((), (LeftOut("a", "it is draining"),))
+    assert explain(prompt(5), pool, Sent(), now=NOW) == Explanation((), (ExcludedWorker("a", "it is draining"),))
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_it_tells_what_the_ranking_does(seed: int) -> None:
     scene = some_scene(seed, (1.0,))
-    ranking = rank(scene.ask, scene.pool, scene.sent, now=NOW, avoid=scene.avoid)
-    told = explain(scene.ask, scene.pool, scene.sent, now=NOW, avoid=scene.avoid)
+    ranking = rank(scene.request, scene.pool, scene.sent, now=NOW, avoid=scene.avoid)
+    told = explain(scene.request, scene.pool, scene.sent, now=NOW, avoid=scene.avoid)
     assert [bid.total_ms for bid in ranking.bids] == [one.total_ms for one in told.ranked[: len(ranking.bids)]]
     by_worker = {one.worker: one for one in told.ranked}
     for bid in ranking.bids:
         one = by_worker[bid.worker]
         assert (one.wait_ms, one.cost_ms, one.cached_tokens) == (bid.wait_ms, bid.cost_ms, bid.cached_tokens)
-    assert {*by_worker, *(one.worker for one in told.left_out)} == set(scene.pool.standings)
+    assert {*by_worker, *(one.worker for one in told.left_out)} == set(scene.pool.states)

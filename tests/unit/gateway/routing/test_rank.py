@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from gateway.routing.cost import Recent
-from gateway.routing.placement import MAX_BIDS, Ask, Ranking
-from gateway.routing.pool import Pool, PoolBook
+from gateway.routing.cost import RecentPlacements
+from gateway.routing.placement import MAX_BIDS, PlacementRequest, Ranking
+from gateway.routing.pool import Pool, PoolUpdater
 from gateway.routing.rank import rank
 from tests.support.ranked import MEASURED, NOW, Sent, book_of, busy, full, prompt, worker
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Load
@@ -17,9 +17,14 @@ NOBODY: frozenset[str] = frozenset()
 
 
 def ranked(
-    book: PoolBook, ask: Ask, recent: Recent | None = None, *, queued: int = 0, avoid: frozenset[str] = NOBODY
+    book: PoolUpdater,
+    request: PlacementRequest,
+    recent: RecentPlacements | None = None,
+    *,
+    queued: int = 0,
+    avoid: frozenset[str] = NOBODY,
 ) -> Ranking:
-    return rank(ask, book.pool, recent or Sent(), now=NOW, queued=queued, avoid=avoid)
+    return rank(request, book.pool, recent or Sent(), now=NOW, queued=queued, avoid=avoid)
 
 
 def order(ranking: Ranking) -> list[str]:
@@ -145,13 +150,13 @@ def test_what_is_computed_twice_costs_others() -> None:
 
 
 def test_an_adapter_that_is_not_in_memory_costs_its_loading() -> None:
-    there = [
+    state = [
         worker("a", adapters=("x", "y"), adapters_resident=("x",), adapter_load_ms=200.0),
         worker("b", adapters=("x", "y"), adapter_load_ms=300.0),
         worker("c", adapters=("x", "y"), adapters_resident=("x", "y")),
         worker("d", adapters=("x",)),
     ]
-    ranking = ranked(book_of(there), prompt(50, adapters=frozenset({"x", "y"})))
+    ranking = ranked(book_of(state), prompt(50, adapters=frozenset({"x", "y"})))
     assert totals(ranking) == {"c": 50, "a": 250, "b": 650}
 
 
@@ -217,12 +222,12 @@ def test_there_are_so_many_bids_and_one_for_all_others() -> None:
 
 def test_who_would_not_do_is_named_beside_those_elsewhere() -> None:
     many = [worker(f"w{n:02}", adapters=("x",)) for n in range(20)]
-    lacking = [worker(f"l{n:02}") for n in range(70)]
-    ask = prompt(9, adapters=frozenset({"x"}))
-    assert ranked(book_of([*many, *lacking[:3]]), ask).left_out == {"l00", "l01", "l02"}
-    assert ranked(book_of(many), ask, avoid=frozenset({"w03", "gone"})).left_out == {"w03"}
-    assert ranked(book_of(many), ask).left_out == NOBODY
-    too_many = ranked(book_of([*many, *lacking]), ask)
+    unmet_by = [worker(f"l{n:02}") for n in range(70)]
+    request = prompt(9, adapters=frozenset({"x"}))
+    assert ranked(book_of([*many, *unmet_by[:3]]), request).left_out == {"l00", "l01", "l02"}
+    assert ranked(book_of(many), request, avoid=frozenset({"w03", "gone"})).left_out == {"w03"}
+    assert ranked(book_of(many), request).left_out == NOBODY
+    too_many = ranked(book_of([*many, *unmet_by]), request)
     assert (too_many.elsewhere, too_many.left_out, len(too_many.bids)) == (None, NOBODY, MAX_BIDS)
 
 
@@ -237,8 +242,8 @@ def test_equals_take_turns_evenly(count: int) -> None:
 def test_equals_that_have_the_prompt_take_turns(count: int) -> None:
     names = [f"w{n}" for n in range(count)]
     pool = book_of([worker(name) for name in [*names, "cold"]], {name: [1] for name in names}).pool
-    ask = prompt(500, {1: 400})
-    first = Counter(rank(ask, pool, Sent(), now=NOW, turn=turn).bids[0].worker for turn in range(count * 5))
+    request = prompt(500, {1: 400})
+    first = Counter(rank(request, pool, Sent(), now=NOW, turn=turn).bids[0].worker for turn in range(count * 5))
     assert set(first) == set(names)
     assert max(first.values()) <= 2 * 5  # who stands behind the one that has it not gets its turns as well
 
@@ -281,9 +286,9 @@ def test_a_prompt_is_no_longer_on_a_worker_that_has_seen_longer_words() -> None:
 def test_a_record_is_no_older_than_the_news_that_it_knows() -> None:
     book = book_of([worker("a", load=busy(slots_busy=1))])
     book.renew(worker("a", load=busy(slots_busy=2)), now=NOW - 0.5)
-    assert book.pool.standings["a"].heard_at == NOW
+    assert book.pool.states["a"].heard_at == NOW
     book.renew(worker("a", load=busy(slots_busy=3)), now=NOW + 0.5)
-    assert book.pool.standings["a"].heard_at == NOW + 0.5
+    assert book.pool.states["a"].heard_at == NOW + 0.5
 
 
 def test_a_prompt_beyond_the_context_asks_for_no_more_cells_than_a_context_has() -> None:

@@ -19,7 +19,7 @@ def test_a_quiet_model_may_try_some_again_and_no_more() -> None:
 def test_a_share_of_the_calls_may(share: float) -> None:
     budget = RetryBudget(share)
     for number in range(1000):
-        budget.called("m", number / 1000)
+        budget.count_call("m", number / 1000)
     assert taken(budget, 5000, 1.0) == FLOOR + share * 1000
 
 
@@ -29,7 +29,7 @@ def test_a_storm_is_bounded_however_long_it_lasts() -> None:
     calls = retries = 0
     for now in range(100):
         for _ in range(50):
-            budget.called("m", now)
+            budget.count_call("m", now)
             calls += 1
             retries += taken(budget, 3, now)
     assert retries <= 0.2 * calls + FLOOR * (100 / BUDGET_WINDOW_S + 1)

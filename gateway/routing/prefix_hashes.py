@@ -1,7 +1,7 @@
-"""The index of prefix hashes (heads): which workers of a pool have which prefix cached. A gateway's one large table.
+"""The index of prefix hashes: which workers of a pool have which prefix cached. It is a gateway's one large table.
 
-Workers are numbers here (`pool.Standing.number`). Most heads are one worker's, which costs a dictionary's entry and
-the hash itself. Lengths of prefixes are not kept: a hash's place in the prompt that is asked about tells its length.
+Workers are numbers here (`WorkerState.number`). Most hashes have one holder, which costs an entry of a dictionary and
+the hash itself. Lengths of prefixes are not kept: the place of a hash in a prompt tells its length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Holders = int | tuple[int, ...] | set[int]
 FEW = 8
 """Most holders that are kept as a tuple; more are a set. A set of two takes four times the memory."""
 SHARDS = 256
-"""A dictionary of millions of entries stops everything for a tenth of a second when it grows; small ones do not."""
+"""A dictionary of millions of entries blocks the process for a tenth of a second when it grows; small ones do not."""
 _BITS = 60
 """Bits kept of a hash: Python keeps 60 bits in 32 bytes, 64 in 48. A collision only makes an estimate too good."""
 _MASK = (1 << _BITS) - 1
@@ -23,12 +23,15 @@ _SHARD = _BITS - 8
 """The highest bits tell the shard, since dictionaries go by the lowest."""
 _LEAST_LOG = 64
 _WRITTEN_ANEW = 6
-"""A shard is written anew when one in so many of its entries has been replaced. A dictionary that loses as many entries
-as it gains grows to twice its size otherwise, once its spare room is used up."""
+"""A shard is copied when one in so many of its entries has been replaced: a dictionary that loses as many entries as
+it gains would grow to twice its size, once its spare room is used up."""
 
 
-class HeadIndex:
-    """Maps a head to its holders, and a worker to its heads: a log, tidied when a third is old. For one thread."""
+class PrefixHashIndex:
+    """Maps a prefix hash to its holders, and a worker to its hashes. For one thread.
+
+    The hashes of a worker are a log, in which dropped ones stay until they are a third of it.
+    """
 
     def __init__(self) -> None:
         self._shards: list[dict[int, Holders]] = [{} for _ in range(SHARDS)]
@@ -38,28 +41,28 @@ class HeadIndex:
         """Entries dropped since a shard was written anew; the shards take turns."""
         self._turn = 0
 
-    def holders(self, head: int) -> Holders:
-        """Return the holders of a head; `()`: none. A set is the index's own: read it at once, never change it."""
-        key = head & _MASK
+    def holders(self, prefix_hash: int) -> Holders:
+        """Return the holders of a prefix hash. A set is the index's own: read it at once, never change it."""
+        key = prefix_hash & _MASK
         return self._shards[key >> _SHARD].get(key, ())
 
-    def levels(self, heads: Sequence[int]) -> list[tuple[int, Holders]]:
-        """Return places in `heads` (one prompt's, shallow to deep) with their holders, deepest first: those that more
-        workers have than have the next one. A worker that has a head has all before it, so heads between two that
-        equally many have are not looked up.
+    def levels(self, hashes: Sequence[int]) -> list[tuple[int, Holders]]:
+        """Return the places in `hashes`, those of one prompt from shallow to deep, at which the number of holders
+        changes, deepest first and with their holders. A worker that has a prefix has all shorter ones of the prompt, so
+        hashes between two with equally many holders are not looked up.
         """
-        if not heads:
+        if not hashes:
             return []
         found: dict[int, tuple[int, Holders]] = {}
-        last = len(heads) - 1
+        last = len(hashes) - 1
         spans = [(0, last)]
         for place in {0, last}:
-            found[place] = self._sized(heads[place])
+            found[place] = self._sized(hashes[place])
         while spans:
             low, high = spans.pop()
             if high - low > 1 and found[low][0] != found[high][0]:
                 middle = (low + high) // 2
-                found[middle] = self._sized(heads[middle])
+                found[middle] = self._sized(hashes[middle])
                 spans += (low, middle), (middle, high)
         levels, most = [], 0
         for place in sorted(found, reverse=True):
@@ -69,19 +72,19 @@ class HeadIndex:
                 levels.append((place, holders))
         return levels
 
-    def _sized(self, head: int) -> tuple[int, Holders]:
-        key = head & _MASK
+    def _sized(self, prefix_hash: int) -> tuple[int, Holders]:
+        key = prefix_hash & _MASK
         holders = self._shards[key >> _SHARD].get(key, ())
         return 1 if isinstance(holders, int) else len(holders), holders
 
     def count(self, number: int) -> int:
-        """Return the number of heads that the worker has."""
+        """Return the number of prefix hashes that the worker has."""
         return self._counts.get(number, 0)
 
-    def add(self, number: int, heads: Iterable[int]) -> None:
+    def add(self, number: int, hashes: Iterable[int]) -> None:
         log, shards, added = self._logs.setdefault(number, array("Q")), self._shards, 0
-        for head in heads:
-            key = head & _MASK
+        for prefix_hash in hashes:
+            key = prefix_hash & _MASK
             shard = shards[key >> _SHARD]
             size = len(shard)
             there = shard.setdefault(key, number)  # a look at a large table is what costs here
@@ -95,11 +98,11 @@ class HeadIndex:
         if len(log) > _LEAST_LOG + self._counts[number] * 3 // 2:
             self._tidy(number)
 
-    def drop(self, number: int, heads: Iterable[int]) -> None:
-        """Remove heads of a worker; those that it does not have are ignored."""
+    def drop(self, number: int, hashes: Iterable[int]) -> None:
+        """Remove prefix hashes of a worker; those that it does not have are ignored."""
         shards, dropped = self._shards, 0
-        for head in heads:
-            key = head & _MASK
+        for prefix_hash in hashes:
+            key = prefix_hash & _MASK
             shard = shards[key >> _SHARD]
             there = shard.pop(key, None)
             if there == number:
@@ -110,12 +113,12 @@ class HeadIndex:
         self._write_anew(dropped)
 
     def forget(self, number: int) -> None:
-        """Remove all heads of a worker."""
+        """Remove all prefix hashes of a worker."""
         self.drop(number, self._logs.pop(number, ()))
         self._counts.pop(number, None)
 
     def _write_anew(self, dropped: int) -> None:
-        """Write as many shards anew as are due after `dropped` more heads went."""
+        """Copy as many shards as are due after `dropped` more hashes were removed."""
         self._dropped += dropped
         while self._dropped > (due := len(self._shards[self._turn]) // _WRITTEN_ANEW + 1):
             self._dropped -= due
@@ -125,7 +128,7 @@ class HeadIndex:
             self._turn = (self._turn + 1) % SHARDS
 
     def _tidy(self, number: int) -> None:
-        """Rewrite a worker's log: a head that was dropped and came back stands there twice."""
+        """Rewrite a worker's log: a hash that was dropped and came back stands in it twice."""
         live = {key for key in self._logs[number] if _has(self._shards[key >> _SHARD].get(key, ()), number)}
         self._logs[number] = array("Q", live)
 
