@@ -38,7 +38,7 @@ class Places(Protocol):
         ...
 
     @property
-    def alone_for(self) -> frozenset[str]: ...
+    def degraded_models(self) -> frozenset[str]: ...
 
     @property
     def redis_up(self) -> bool: ...
@@ -113,9 +113,9 @@ class GaugeCollector:
         self._metrics.announce(models)
         self._update_queue(models, aside)
         self._update_fleet(models)
-        alone_for, places = self._places.alone_for, self._places
+        degraded_models, places = self._places.degraded_models, self._places
         now.leases.replace({model: places.in_flight(model) for model in models})
-        now.without_redis.replace({model: model in alone_for for model in models})
+        now.without_redis.replace({model: model in degraded_models for model in models})
         now.circuits.replace(self._aside.left_alone())
         now.redis_up.set(places.redis_up)
         now.stopping.set(self._stopping())

@@ -1,6 +1,6 @@
 """Ours: the gateway's ranking over the workers' news, and the line in a real Redis, in simulated time.
 
-Everything that decides is the project's: `PoolUpdater`, `rank`, `Line`, `offers_of`, and `Store` with its scripts.
+Everything that decides is the project's: `PoolUpdater`, `rank`, `LocalQueue`, `offers_of`, and `Store` with scripts.
 What a gateway does with them in its loops is done here at the same intervals, but of simulated time: news are told at
 most every 0.2 s and read every 0.2 s, tickets are re-read with fresh bids every second. Redis has its own clock, so
 nothing may expire; deadlines are told anew with each re-reading.
@@ -20,8 +20,8 @@ import redis.asyncio
 from benchmarks.routing_sim.floor import Floor
 from benchmarks.routing_sim.machine import Job, Machine
 from benchmarks.routing_sim.reports import MODEL, Reporter, machine_number, prefix_of
-from gateway.admission.local_queue import Line, Patience, Waiter
-from gateway.admission.placing import offers_of
+from gateway.admission.local_queue import LocalQueue, Waiter, WaitLimits
+from gateway.admission.ranker import offers_of
 from gateway.admission.upkeep import REFRESHED, REREAD_AT_ONCE
 from gateway.routing.placement import PlacementRequest, Ranking
 from gateway.routing.pool import PoolUpdater
@@ -40,7 +40,7 @@ class Desk:
     def __init__(self, number: int) -> None:
         self.id = f"g{number}"
         self.book = PoolUpdater()
-        self.line = Line()
+        self.line = LocalQueue()
         self.jobs: dict[str, Job] = {}
         """By ticket or lease."""
         self.leases: dict[int, tuple[Lease, Order]] = {}
@@ -52,7 +52,7 @@ class Desk:
             self.book.pool,
             self.line.placements(MODEL),
             now=now,
-            queued=self.line.in_line(MODEL) if ahead is None else ahead,
+            queued=self.line.num_queued(MODEL) if ahead is None else ahead,
             turn=next(self._turns),
         )
 
@@ -106,11 +106,11 @@ class Paddock:
         request = PlacementRequest(prefix=prefix_of(arrival), max_tokens=None)
         ranking = desk.rank(request, now)
         order = Order(f"c{job.number}", arrival.team, ranking.charge / self._weights.get(arrival.team, 1.0))
-        patience = Patience(now, served=True, queue_deadline=inf, start_deadline=inf)
-        waiter = Waiter(order, MODEL, request, frozenset(), patience, job.due_at, ranking, Offers())
+        wait_limits = WaitLimits(now, served=True, queue_deadline=inf, start_deadline=inf)
+        waiter = Waiter(order, MODEL, request, frozenset(), wait_limits, job.due_at, ranking, Offers())
         waiter.offers = _offers(waiter, now)
         desk.jobs[order.id] = job
-        desk.line.enter(waiter)
+        desk.line.add(waiter)
         desk.line.aim(waiter)
         answer = await self._store.acquire(
             desk.id,
@@ -125,7 +125,7 @@ class Paddock:
             case Lease():
                 self._start(desk, waiter, answer, now)
             case Filed():
-                desk.line.filed(waiter, answer)
+                desk.line.note_filed(waiter, answer)
             case _:
                 raise AssertionError(f"a line without bounds is full: {answer}")
         await self._granted(now)
@@ -135,7 +135,7 @@ class Paddock:
         self._changed(self.floor.machines[job.machine], now)
         desk = self._desks[job.number % len(self._desks)]
         lease, order = desk.leases.pop(job.number)
-        desk.line.let_go(lease, now)
+        desk.line.remove_lease(lease, now)
         await self._store.release(desk.id, lease, job.took / self._weights.get(order.team, 1.0))
         await self._granted(now)
 
@@ -167,8 +167,8 @@ class Paddock:
 
     async def _reread(self, desk: Desk, now: float) -> None:
         desk.line.tidy(now)
-        waiters = desk.line.in_order(MODEL)
-        desk.line.heard(MODEL, await self._store.redis.zcard(keys.queue(MODEL)))
+        waiters = desk.line.filed_waiters(MODEL)
+        desk.line.set_num_queued(MODEL, await self._store.redis.zcard(keys.queue(MODEL)))
         for first in range(0, len(waiters), REREAD_AT_ONCE):
             some = waiters[first : first + REREAD_AT_ONCE]
             tickets = []
@@ -204,9 +204,9 @@ class Paddock:
 
     def _start(self, desk: Desk, waiter: Waiter, lease: Lease, now: float) -> None:
         job = desk.jobs.pop(waiter.id)
-        desk.line.leave(waiter)
+        desk.line.remove(waiter)
         prefill_ms = next((bid.cost_ms for bid in waiter.ranking.bids if bid.worker == lease.at.worker), 0.0)
-        desk.line.hold(lease, now, prefill_ms)
+        desk.line.add_lease(lease, now, prefill_ms)
         desk.leases[job.number] = lease, waiter.order
         self.floor.start(job, machine_number(lease.at.worker), now)
 

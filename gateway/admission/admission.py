@@ -17,10 +17,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.admission.degraded import Alone
-from gateway.admission.local_queue import Line, Patience, Waiter
-from gateway.admission.placing import Placing
-from gateway.admission.slot_share import Roll
+from gateway.admission.degraded import DegradedPlacement
+from gateway.admission.local_queue import LocalQueue, Waiter, WaitLimits
+from gateway.admission.ranker import Ranker
+from gateway.admission.slot_share import GatewayRing
 from gateway.admission.upkeep import Upkeep
 from gateway.back_pressure import no_slot_in_time, no_worker_in_time, queue_full, stopping
 from gateway.call import Call
@@ -34,17 +34,15 @@ from gateway.telemetry.answer_log import QueuePosition
 from workers.protocol import keys
 from workers.protocol.heartbeat import WorkerAddress
 
-__all__ = ["Admission", "Held", "Lease"]
-
 log = logging.getLogger(__name__)
 
-SEAT_AFTER_S = 2 * keys.GATEWAY_INTERVAL_S
+KNOWN_AFTER_S = 2 * keys.GATEWAY_INTERVAL_S
 """Seconds on the list of gateways after which a gateway is known to all others."""
 MISSED_S = 1.5 * keys.GATEWAY_INTERVAL_S
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldSlot:
     """A slot that a call holds, for the time of a block or until it is given back."""
 
     lease: Lease
@@ -71,7 +69,7 @@ class Held:
         return self.lease.overtaken
 
 
-def _unheard(model: str, why: str, count: int) -> None:
+def _ignore_lost_leases(model: str, why: str, count: int) -> None:
     """Ignore leases that ended otherwise than by their call."""
 
 
@@ -89,11 +87,11 @@ class Admission:
         ticket_ttl_s: float = keys.TICKET_TTL_S,
         renew_s: float = keys.LEASE_RENEW_S,
         sweep_s: float = keys.SWEEP_INTERVAL_S,
-        seat_after_s: float = SEAT_AFTER_S,
-        lost: Callable[[str, str, int], None] = _unheard,
+        known_after_s: float = KNOWN_AFTER_S,
+        lost: Callable[[str, str, int], None] = _ignore_lost_leases,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`max_queue` bounds one model's queue; `max_queue_per_team` is the same unless given. `seat_after_s`:
+        """`max_queue` bounds one model's queue; `max_queue_per_team` is the same unless given. `known_after_s`:
         how long the others must have known this gateway before it places calls without Redis. `lost` is called for
         leases that ended otherwise than by their call: the model, why (`of_gateway.LEASE_ENDS`), and how many.
         """
@@ -102,20 +100,22 @@ class Admission:
         self._gateway = gateway_id
         self._max_queue = max_queue
         self._max_team_queue = max_queue if max_queue_per_team is None else max_queue_per_team
-        self._line = Line()
-        self._placing = Placing(fleet, self._line)
-        self._roll = Roll(gateway_id, seat_after_s, MISSED_S)
-        self._alone = Alone(self._line, fleet, self._roll, max_queue=max_queue, max_team_queue=self._max_team_queue)
+        self._queue = LocalQueue()
+        self._ranker = Ranker(fleet, self._queue)
+        self._ring = GatewayRing(gateway_id, known_after_s, MISSED_S)
+        self._degraded = DegradedPlacement(
+            self._queue, fleet, self._ring, max_queue=max_queue, max_team_queue=self._max_team_queue
+        )
         self._closed = False
         fleet.listen(lambda _: self._fleet_changed())
         self._upkeep = Upkeep(
             store,
             fleet,
             gateway_id,
-            self._line,
-            self._placing,
-            self._alone,
-            self._roll,
+            self._queue,
+            self._ranker,
+            self._degraded,
+            self._ring,
             ticket_ttl_s=ticket_ttl_s,
             renew_s=renew_s,
             sweep_s=sweep_s,
@@ -125,10 +125,10 @@ class Admission:
 
     def _fleet_changed(self) -> None:
         now, served = time.monotonic(), dict[str, bool]()
-        for waiter in self._line.waiters.values():
+        for waiter in self._queue.waiters.values():
             model = waiter.model
             if model not in served:
-                served[model] = bool(self._placing.num_slots(model))
+                served[model] = bool(self._ranker.num_slots(model))
             waiter.turn(now, served=served[model])
 
     async def run(self) -> None:
@@ -136,14 +136,14 @@ class Admission:
         await self._upkeep.run()
 
     @property
-    def can_be_alone(self) -> bool:
+    def can_place_degraded(self) -> bool:
         """Whether calls can be placed while Redis is away: this gateway knows its share of the slots."""
-        return self._alone.has_share
+        return self._degraded.has_share
 
     @property
-    def alone_for(self) -> frozenset[str]:
+    def degraded_models(self) -> frozenset[str]:
         """Models whose calls are placed without Redis now."""
-        return self._alone.models
+        return self._degraded.models
 
     @property
     def redis_up(self) -> bool:
@@ -152,33 +152,33 @@ class Admission:
 
     def takes_writes(self, model: str) -> bool:
         """Return whether Redis takes writes of a model's keys, as far as this gateway's own writes show."""
-        return self._upkeep.redis_up and not self._alone.is_away(model)
+        return self._upkeep.redis_up and not self._degraded.is_degraded(model)
 
     @property
     def models(self) -> set[str]:
         """Models of which calls wait or hold slots here."""
-        return self._line.models()
+        return self._queue.models()
 
     def oldest_wait_s(self) -> dict[str, float]:
         """Return model -> seconds that the first of its calls here has waited; models without any are not in it."""
         now = time.monotonic()
-        return {model: now - since for model, since in self._line.oldest().items()}
+        return {model: now - since for model, since in self._queue.oldest_waits().items()}
 
     def waiting(self, model: str) -> int:
         """Return the number of calls of this process that wait for a slot of the model."""
-        return self._line.waiting(model)
+        return self._queue.num_waiting(model)
 
     def in_flight(self, model: str) -> int:
         """Return the number of calls of this process that hold a slot of the model."""
-        return self._line.in_flight(model)
+        return self._queue.num_in_flight(model)
 
     def explain(self, model: str, request: PlacementRequest) -> Explanation:
         """Return how a call that came now would be placed. Takes no slot."""
-        return self._placing.explain(model, request)
+        return self._ranker.explain(model, request)
 
     def predicted_wait_s(self, model: str) -> float:
         """Return the seconds that a call that came now would wait for a slot of the model."""
-        queue = self._placing.queue_state(model)
+        queue = self._ranker.queue_state(model)
         return queue.predicted_wait_s(queue.num_waiting) if queue.num_waiting else 0.0
 
     def slot(
@@ -189,7 +189,7 @@ class Admission:
         priority: int = 0,
         queue_position: QueuePosition | None = None,
         avoid_now: Callable[[], frozenset[str]] | None = None,
-    ) -> AbstractAsyncContextManager[Held]:
+    ) -> AbstractAsyncContextManager[HeldSlot]:
         """Hold a slot for the time of the block. The call waits for it until `call.queue_deadline`, or while its model
         has no worker until `call.start_deadline`.
 
@@ -203,14 +203,14 @@ class Admission:
         return self._slot(call, waiter, queue_position or QueuePosition())
 
     @asynccontextmanager
-    async def _slot(self, call: Call, waiter: Waiter, queue_position: QueuePosition) -> AsyncIterator[Held]:
+    async def _slot(self, call: Call, waiter: Waiter, queue_position: QueuePosition) -> AsyncIterator[HeldSlot]:
         asked_at = time.monotonic()
         taken = await self._admit(waiter, call, queue_position)
         now = time.monotonic()
         team, weight = waiter.order.team, waiter.order.weight
         lease = replace(taken, queue_ms=(now - asked_at) * 1000, team=team, weight=weight)
-        self._line.hold(lease, now, _prefill_ms(waiter.ranking, lease.at.worker))
-        held = Held(lease, waiter.ranking, call.principal.weight, self._give_back)
+        self._queue.add_lease(lease, now, _prefill_ms(waiter.ranking, lease.at.worker))
+        held = HeldSlot(lease, waiter.ranking, call.principal.weight, self._give_back)
         try:
             yield held
         finally:
@@ -218,93 +218,93 @@ class Admission:
 
     def _give_back(self, lease: Lease, share: float | None) -> None:
         """Give a slot back, once. `share`: what its call took, virtual tokens."""
-        lease = self._line.held.get(lease.id, lease)  # it may have got its fencing token since
-        if not self._line.let_go(lease, time.monotonic()):
+        lease = self._queue.held.get(lease.id, lease)  # it may have got its fencing token since
+        if not self._queue.remove_lease(lease, time.monotonic()):
             return
-        if self._alone.is_away(lease.at.model) or lease.fence == UNFENCED:
+        if self._degraded.is_degraded(lease.at.model) or lease.fence == UNFENCED:
             self._withdraw(lease.at.model, lease.id)
         else:
-            lost = partial(self._alone.unheard, lease.at.model, lease.id)
+            lost = partial(self._degraded.note_undelivered, lease.at.model, lease.id)
             self._store.post_release(self._gateway, lease, share, lost)
-        self._alone.offer(lease.at.model)
+        self._degraded.offer(lease.at.model)
 
     def _withdraw(self, model: str, id: str) -> None:
         """Withdraw an id from Redis, whatever it is by now: a ticket, a grant or a lease."""
-        if self._alone.is_away(model):
-            self._alone.ended(model, id)
+        if self._degraded.is_degraded(model):
+            self._degraded.note_ended(model, id)
         else:
-            self._store.post_withdraw(self._gateway, model, id, partial(self._alone.unheard, model, id))
+            self._store.post_withdraw(self._gateway, model, id, partial(self._degraded.note_undelivered, model, id))
 
     def _waiter(self, call: Call, avoid: frozenset[str], request: PlacementRequest, priority: int) -> Waiter:
-        ranking = self._placing.rank(call.model, request, avoid)
+        ranking = self._ranker.rank(call.model, request, avoid)
         team, weight = call.principal.team, call.principal.weight
         order = Order(secrets.token_hex(8), team, ranking.charge / weight, priority_class(priority), weight)
         begin_by = time.monotonic() + call.begin_by - time.time() if call.begin_by else 0.0
-        offers = self._placing.offers(ranking, begin_by)
-        now, served = time.monotonic(), bool(self._placing.num_slots(call.model))
+        offers = self._ranker.offers(ranking, begin_by)
+        now, served = time.monotonic(), bool(self._ranker.num_slots(call.model))
         start_deadline = call.start_deadline or call.queue_deadline
-        patience = Patience(now, served=served, queue_deadline=call.queue_deadline, start_deadline=start_deadline)
-        return Waiter(order, call.model, request, avoid, patience, begin_by, ranking, offers)
+        wait_limits = WaitLimits(now, served=served, queue_deadline=call.queue_deadline, start_deadline=start_deadline)
+        return Waiter(order, call.model, request, avoid, wait_limits, begin_by, ranking, offers)
 
     async def _admit(self, waiter: Waiter, call: Call, queue_position: QueuePosition) -> Lease:
         if self._closed:
             raise stopping()
         taken = None
-        self._line.enter(waiter)
+        self._queue.add(waiter)
         try:
             async with asyncio.timeout(max(0.0, waiter.deadline - time.monotonic())) as waiter.timer:
                 while taken is None:
-                    taken = await self._ask(waiter, queue_position) or await self._wait(waiter)
+                    taken = await self._request_slot(waiter, queue_position) or await self._wait(waiter)
         except TimeoutError:
-            raise self._timed_out(call, waiter) from None
+            raise self._timeout_error(call, waiter) from None
         finally:
             queue_position.served()
             waiter.timer = None  # it refers to the task, and so to every frame of a call that was cut off
-            self._line.leave(waiter)
+            self._queue.remove(waiter)
             if not self._closed:
-                self._forget(waiter, taken)
+                self._give_back_rest(waiter, taken)
         if self._closed:
             raise stopping()
         return taken
 
-    def _forget(self, waiter: Waiter, taken: Lease | None) -> None:
+    def _give_back_rest(self, waiter: Waiter, taken: Lease | None) -> None:
         """Give back what a call that waits no more has got beside `taken`: a ticket or lease in Redis, a slot here."""
         model, local = waiter.model, waiter.local
         if waiter.asked and (taken is None or taken is local):
             # Whatever ended the wait, Redis may have it queued, granted or even leased by now.
             self._withdraw(model, waiter.id)
         if local is not None and taken is not local:
-            self._alone.offer(model)
+            self._degraded.offer(model)
 
-    async def _ask(self, waiter: Waiter, queue_position: QueuePosition) -> Lease | None:
+    async def _request_slot(self, waiter: Waiter, queue_position: QueuePosition) -> Lease | None:
         """Return a slot that is free now, or None once the call is queued: in Redis, or without Redis here. Raises
         QueueFull, StoreUnavailable.
         """
-        self._line.aim(waiter)  # calls that are ranked meanwhile are to count it
+        self._queue.aim(waiter)  # calls that are ranked meanwhile are to count it
         answer = await self._acquire(waiter)
         match answer:
             case None:
-                self._alone.enter(waiter)
+                self._degraded.place(waiter)
                 if waiter.local is None:
-                    ahead = self._alone.ahead_of(waiter)
-                    wait_s = self._alone.queue_state(waiter.model).predicted_wait_s(ahead)
-                    queue_position.waits(ahead + 1, wait_s, for_worker=not self._placing.num_slots(waiter.model))
+                    ahead = self._degraded.ahead_of(waiter)
+                    wait_s = self._degraded.queue_state(waiter.model).predicted_wait_s(ahead)
+                    queue_position.waits(ahead + 1, wait_s, for_worker=not self._ranker.num_slots(waiter.model))
                 return None
             case Lease():
                 return answer
             case Filed():
                 waiter.queue_position = queue_position
-                self._line.filed(waiter, answer)
-                self._upkeep.tell(waiter)
-                self._upkeep.waits(waiter)
+                self._queue.note_filed(waiter, answer)
+                self._upkeep.tell_position(waiter)
+                self._upkeep.check_for_loan_soon(waiter)
                 return None
             case QueueLimitReached():
                 waiter.asked = False
-                raise self._full(waiter, answer)
+                raise self._queue_full_error(waiter, answer)
 
     async def _acquire(self, waiter: Waiter) -> Lease | Filed | QueueLimitReached | None:
         """Ask Redis for a slot. None: Redis is away."""
-        if self._alone.is_away(waiter.model):
+        if self._degraded.is_degraded(waiter.model):
             return None
         waiter.asked = True
         answer = None
@@ -319,15 +319,15 @@ class Admission:
                 max_team_queue=self._max_team_queue,
             )
         except StoreUnavailable:
-            self._alone.lost(waiter.model)
+            self._degraded.start(waiter.model)
         return None if self._is_void(waiter) else answer
 
     def _is_void(self, waiter: Waiter) -> bool:
         """Return whether the answer of Redis must be dropped: it went away before it answered, and gateways have placed
         calls without it. What it may have done for the call is withdrawn before it is asked again.
         """
-        if self._alone.is_away(waiter.model):
-            self._alone.ended(waiter.model, waiter.id)
+        if self._degraded.is_degraded(waiter.model):
+            self._degraded.note_ended(waiter.model, waiter.id)
             return True
         return False
 
@@ -338,7 +338,7 @@ class Admission:
             waiter.woken.clear()
             if self._closed:
                 raise stopping()
-            if waiter.local is not None or self._alone.is_away(waiter.model):
+            if waiter.local is not None or self._degraded.is_degraded(waiter.model):
                 continue
             if waiter.filed is None:
                 return None
@@ -346,28 +346,28 @@ class Admission:
             try:
                 taken = await self._store.claim(self._gateway, waiter.model, waiter.id, waiter.offers)
             except StoreUnavailable:
-                self._alone.lost(waiter.model)
+                self._degraded.start(waiter.model)
             if not self._is_void(waiter) and taken is not None:
                 return taken
         return waiter.local
 
-    def _full(self, waiter: Waiter, line: QueueLimitReached) -> QueueFull:
-        queue = self._placing.queue_state(waiter.model, line.waiting)
+    def _queue_full_error(self, waiter: Waiter, line: QueueLimitReached) -> QueueFull:
+        queue = self._ranker.queue_state(waiter.model, line.waiting)
         if line.of_team:
             return queue_full(queue, self._max_team_queue, waiter.order.team)
         return queue_full(queue, self._max_queue)
 
-    def _timed_out(self, call: Call, waiter: Waiter) -> QueueTimeout:
+    def _timeout_error(self, call: Call, waiter: Waiter) -> QueueTimeout:
         waited_s = time.monotonic() - call.received_at
-        if not waiter.patience.served:
+        if not waiter.wait_limits.served:
             return no_worker_in_time(call.model, waited_s)
-        queue = self._placing.queue_state(call.model)
-        return no_slot_in_time(queue, waited_s, is_degraded=self._alone.is_away(call.model))
+        queue = self._ranker.queue_state(call.model)
+        return no_slot_in_time(queue, waited_s, is_degraded=self._degraded.is_degraded(call.model))
 
     async def close(self) -> None:
         """Give back everything: waiting calls end with Stopping, leases are released, the heartbeat is removed."""
         self._closed = True
-        for waiter in self._line.waiters.values():
+        for waiter in self._queue.waiters.values():
             waiter.woken.set()
         await self._upkeep.give_back()
         await self._store.close()

@@ -14,8 +14,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gateway.admission.local_queue import Line, Waiter
-from gateway.admission.slot_share import Roll, Seat
+from gateway.admission.local_queue import LocalQueue, Waiter
+from gateway.admission.slot_share import GatewayRing, SlotShare
 from gateway.back_pressure import QueueState, degraded_queue_full, store_unavailable
 from gateway.registry.fleet import Fleet
 from gateway.routing.worker_state import NOT_KNOWN
@@ -23,8 +23,8 @@ from gateway.store.client import UNFENCED, Lease
 
 log = logging.getLogger(__name__)
 
-LOAN_AFTER_S = 0.5
-"""Seconds that a call waits before its team, which has no slot, is lent one."""
+LEND_AFTER_S = 0.5
+"""Seconds that a call waits before its team is lent a slot, if it has none."""
 
 MOST_ENDED = 16_384
 """Most ended ids per model that are kept to tell Redis: those of some seconds. Earlier ones have expired there."""
@@ -34,86 +34,88 @@ LINGER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Others:
-    """Slots that other gateways held when Redis went away, maybe more of a worker's than their share."""
+class _OthersSlots:
+    """The slots that other gateways held when Redis went away; they may be more than those gateways' shares."""
 
     busy: Counter[str]
     until: float
-    """time.monotonic() after which they count no more. If they still run, the worker queues what is too much."""
+    """time.monotonic() after which these calls count as over. If they still run, the worker queues further ones."""
 
     def now(self, now: float) -> Counter[str]:
         return self.busy if now < self.until else Counter()
 
 
-class Alone:
+class DegradedPlacement:
     """Degraded placement of one gateway process. It never calls Redis or waits: it sets `Waiter.local` and wakes."""
 
-    def __init__(self, line: Line, fleet: Fleet, roll: Roll, *, max_queue: int, max_team_queue: int) -> None:
-        self._line = line
+    def __init__(
+        self, queue: LocalQueue, fleet: Fleet, ring: GatewayRing, *, max_queue: int, max_team_queue: int
+    ) -> None:
+        self._queue = queue
         self._fleet = fleet
-        self._roll = roll
+        self._ring = ring
         self._max_queue = max_queue
         self._max_team_queue = max_team_queue
-        self._away: dict[str, float] = {}
+        self._degraded_since: dict[str, float] = {}
         """Model that is without Redis -> since when, time.monotonic()."""
-        self._others: dict[str, _Others] = {}
+        self._others: dict[str, _OthersSlots] = {}
         self._ended: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MOST_ENDED))
 
-    def is_away(self, model: str) -> bool:
+    def is_degraded(self, model: str) -> bool:
         """Return whether the model's calls are placed without Redis now."""
-        return model in self._away
+        return model in self._degraded_since
 
-    def away_since(self, model: str) -> float:
+    def degraded_since(self, model: str) -> float:
         """Return time.monotonic() since which a model is without Redis."""
-        return self._away[model]
+        return self._degraded_since[model]
 
     @property
     def models(self) -> frozenset[str]:
         """Models that are without Redis now."""
-        return frozenset(self._away)
+        return frozenset(self._degraded_since)
 
     @property
     def has_share(self) -> bool:
         """Whether this gateway knows which slots are its own."""
-        return self._roll.seat() is not None
+        return self._ring.share() is not None
 
-    def lost(self, model: str) -> None:
-        """Place the model's calls without Redis from now on, after a failed request: waiting calls get the share."""
-        if model not in self._away:
-            self._away[model] = time.monotonic()
+    def start(self, model: str) -> None:
+        """Place the model's calls without Redis from now on, after a failed request, the waiting ones included."""
+        if model not in self._degraded_since:
+            self._degraded_since[model] = time.monotonic()
             self._others[model] = self._held_by_others(model)
             told = "placing calls on this gateway's share of the slots" if self.has_share else "nothing can be placed"
             log.warning("Redis does not take requests for model %s: %s", model, told)
             self.offer(model)
 
-    def back(self, model: str) -> None:
-        """Go back to Redis, which knows what this gateway holds: the model's waiting calls may ask there again."""
-        if model in self._away:
-            del self._away[model]
+    def stop(self, model: str) -> None:
+        """Let the model's calls ask Redis again, which has been told what this gateway holds."""
+        if model in self._degraded_since:
+            del self._degraded_since[model]
             log.info("Redis takes requests for model %s again", model)
 
-    def ended(self, model: str, id: str) -> None:
-        """Remember a ticket or lease that is over while Redis is away, to tell it when it is back."""
+    def note_ended(self, model: str, id: str) -> None:
+        """Remember a ticket or lease that ended while Redis is away, to withdraw it later."""
         self._ended[model].append(id)
 
-    def unheard(self, model: str, id: str) -> None:
-        """Remember one that Redis was told of in vain, and begin to do without Redis."""
-        self.ended(model, id)
-        self.lost(model)
+    def note_undelivered(self, model: str, id: str) -> None:
+        """Remember an ended ticket or lease of which the message to Redis failed, and do without Redis from now on."""
+        self.note_ended(model, id)
+        self.start(model)
 
-    def keep_ended(self, model: str, ids: list[str]) -> None:
-        """Put back ended ids, since Redis still can't be told."""
+    def restore_ended(self, model: str, ids: list[str]) -> None:
+        """Put back the ended ids that `take_ended` returned, since Redis could not be told."""
         self._ended[model] += ids
 
     def take_ended(self, model: str) -> list[str]:
         return list(self._ended.pop(model, ()))
 
-    def enter(self, waiter: Waiter) -> None:
-        """Give a call that can't ask Redis a slot of the share, or let it wait for one. Raises StoreUnavailable,
-        QueueFull.
+    def place(self, waiter: Waiter) -> None:
+        """Give a slot of this gateway's share to a call that can't ask Redis, or let it wait for one. Raises
+        StoreUnavailable, QueueFull.
         """
-        seat = self._roll.seat()
-        if seat is None:
+        share = self._ring.share()
+        if share is None:
             raise store_unavailable("this gateway does not know yet which slots are its own meanwhile")
         # The model's first worker, and Redis, may come.
         starts = all(beat.draining for beat in self._fleet.snapshot.of(waiter.model))
@@ -121,22 +123,22 @@ class Alone:
             raise store_unavailable(f"none of the slots of model {waiter.model!r} is this gateway's share meanwhile")
         self.offer(waiter.model)
         if waiter.local is None:
-            self._check_bounds(waiter, seat)
+            self._check_bounds(waiter, share)
 
     def num_slots(self, model: str) -> int:
         """Return the number of the model's slots in this gateway's share."""
-        seat = self._roll.seat()
-        if seat is None:
+        share = self._ring.share()
+        if share is None:
             return 0
         beats = self._fleet.snapshot.of(model)
-        return sum(seat.slots_of(beat.worker, beat.slots) for beat in beats if not beat.draining)
+        return sum(share.slots_of(beat.worker, beat.slots) for beat in beats if not beat.draining)
 
     def queue_state(self, model: str) -> QueueState:
         """Return the state of the model's queue, for this gateway's share of the slots."""
-        return self._line.state(model, self.num_slots(model))
+        return self._queue.state(model, self.num_slots(model))
 
     def ahead_of(self, waiter: Waiter) -> int:
-        """Return the number of this gateway's calls before it: those of higher classes, and earlier ones of its own."""
+        """Return how many calls of this gateway are ahead: those of higher classes and earlier ones of its class."""
         ahead, its_class, came = 0, waiter.order.priority, False
         for other in self._waiting(waiter.model):
             came = came or other is waiter
@@ -145,10 +147,10 @@ class Alone:
 
     def offer(self, model: str) -> None:
         """Give free slots of the share to waiting calls, while Redis is away."""
-        seat = self._roll.seat()
-        if seat is None or model not in self._away:
+        share = self._ring.share()
+        if share is None or model not in self._degraded_since:
             return
-        free = self._free(model, seat)
+        free = self._free(model, share)
         for waiter in _by_class(self._waiting(model)) if free else ():
             if not free:
                 break
@@ -160,20 +162,20 @@ class Alone:
             free[lease.at.worker] -= 1
             if free[lease.at.worker] <= 0:
                 del free[lease.at.worker]
-        self._lend(model, seat)
+        self._lend_slots(model, share)
 
-    def _lend(self, model: str, seat: Seat) -> None:
-        """Lend a place beyond the slots to each team that waits without any while others have all, as Redis does."""
+    def _lend_slots(self, model: str, share: SlotShare) -> None:
+        """Lend a slot beyond those of a worker to each team that waits and has none, as Redis does."""
         now = time.monotonic()
-        holders = {lease.team for lease in self._line.leases_of(model)}
-        holders |= {w.order.team for w in self._line.waiters.values() if w.model == model and w.local is not None}
-        waiting = [w for w in self._waiting(model) if w.order.team not in holders and now - w.since >= LOAN_AFTER_S]
+        holders = {lease.team for lease in self._queue.leases_of(model)}
+        holders |= {w.order.team for w in self._queue.waiters.values() if w.model == model and w.local is not None}
+        waiting = [w for w in self._waiting(model) if w.order.team not in holders and now - w.since >= LEND_AFTER_S]
         if not waiting:
             return
         held, beyond = self._held(model), Counter[str]()
         for beat in self._fleet.snapshot.of(model):
-            lent = max(0, held[beat.worker] - seat.slots_of(beat.worker, beat.slots))
-            left = seat.slots_of(beat.worker, beat.overdraft) - lent
+            lent = max(0, held[beat.worker] - share.slots_of(beat.worker, beat.slots))
+            left = share.slots_of(beat.worker, beat.overdraft) - lent
             if left > 0 and held[beat.worker] and not beat.draining:
                 beyond[beat.worker] = left
         for waiter in _by_class(waiting):
@@ -187,34 +189,34 @@ class Alone:
                 beyond[lease.at.worker] -= 1
                 beyond = +beyond
 
-    def _free(self, model: str, seat: Seat) -> Counter[str]:
+    def _free(self, model: str, share: SlotShare) -> Counter[str]:
         """Return worker -> slots of the share that no call here holds, for workers with any."""
         held, others = self._held(model), self._others[model].now(time.monotonic())
         free = Counter[str]()
         for beat in self._fleet.snapshot.of(model):
-            usable = min(seat.slots_of(beat.worker, beat.slots), beat.slots - others[beat.worker])
+            usable = min(share.slots_of(beat.worker, beat.slots), beat.slots - others[beat.worker])
             left = usable - held[beat.worker]
             if left > 0 and not beat.draining:
                 free[beat.worker] = left
         return free
 
     def _held(self, model: str) -> Counter[str]:
-        held = Counter(lease.at.worker for lease in self._line.leases_of(model))
-        held.update(w.local.at.worker for w in self._line.waiters.values() if w.model == model and w.local is not None)
+        held = Counter(lease.at.worker for lease in self._queue.leases_of(model))
+        held.update(w.local.at.worker for w in self._queue.waiters.values() if w.model == model and w.local is not None)
         return held
 
-    def _held_by_others(self, model: str) -> _Others:
+    def _held_by_others(self, model: str) -> _OthersSlots:
         mine, beats = self._held(model), [one.beat for one in self._fleet.pool(model).states.values()]
         busy = Counter({beat.worker: max(0, beat.load.slots_busy - mine[beat.worker]) for beat in beats})
         hold_ms = max((beat.load.hold_ms for beat in beats), default=0.0) or NOT_KNOWN.hold_ms
-        return _Others(busy, time.monotonic() + LINGER * hold_ms / 1000)
+        return _OthersSlots(busy, time.monotonic() + LINGER * hold_ms / 1000)
 
     def _waiting(self, model: str) -> Iterator[Waiter]:
         """Yield the model's calls that have no slot yet, in the order in which they came."""
-        return (w for w in self._line.waiters.values() if w.model == model and w.local is None)
+        return (w for w in self._queue.waiters.values() if w.model == model and w.local is None)
 
     def _lease(self, waiter: Waiter, free: Counter[str]) -> Lease | None:
-        """Return a lease on the best worker with a free slot that would do; None where none would."""
+        """Return a lease on the best suitable worker with a free slot; None if there is none."""
         for worker, kv_tokens in _wanted(waiter, free):
             beat = next((beat for beat in self._fleet.snapshot.of(waiter.model) if beat.worker == worker), None)
             if beat is not None:
@@ -222,7 +224,7 @@ class Alone:
                 return Lease(id, UNFENCED, beat.at, kv_tokens)
         return None
 
-    def _check_bounds(self, waiter: Waiter, seat: Seat) -> None:
+    def _check_bounds(self, waiter: Waiter, share: SlotShare) -> None:
         own = waiter.order.team
         teams = Counter(other.order.team for other in self._waiting(waiter.model) if other is not waiter)
         bounds = (
@@ -230,8 +232,8 @@ class Alone:
             (teams[own], self._max_team_queue, "max_queue_per_team", own),
         )
         for waiting, bound, setting, team in bounds:
-            if waiting >= seat.part_of(bound):
-                raise degraded_queue_full(waiter.model, waiting, seat.part_of(bound), setting, team)
+            if waiting >= share.part_of(bound):
+                raise degraded_queue_full(waiter.model, waiting, share.part_of(bound), setting, team)
 
 
 def _by_class(waiting: Iterable[Waiter]) -> list[Waiter]:
@@ -240,7 +242,7 @@ def _by_class(waiting: Iterable[Waiter]) -> list[Waiter]:
 
 
 def _wanted(waiter: Waiter, free: Counter[str]) -> Iterator[tuple[str, int]]:
-    """Yield the workers with a free slot that would do for the call, best first, and its predicted KV tokens there."""
+    """Yield the suitable workers with a free slot, best first, each with the KV tokens predicted for the call."""
     ranking = waiter.ranking
     for bid in ranking.bids:
         if bid.worker in free:

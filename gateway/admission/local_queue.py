@@ -1,9 +1,4 @@
-"""The local queue of one gateway process: its waiting calls and its leases. Memory only, no Redis.
-
-Counts the calls that this gateway has placed at each worker lately, or is about to: news can't include them yet.
-
-The two wait limits of a call: one clock runs while its model has workers, another while it has none. Pure.
-"""
+"""The local queue of one gateway process: its waiting calls, its leases and its recent placements. No Redis."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ REMEMBERED_S = 2.0
 
 
 @dataclass(slots=True)
-class _Lately:
+class _RecentMoves:
     """The recent moves at one worker, in order: time.monotonic(), 1 placed or -1 given back, predicted prefill ms."""
 
     moves: deque[tuple[float, int, float]] = field(default_factory=deque)
@@ -33,10 +28,10 @@ class _Lately:
 
 
 class PlacementLog:
-    """The recent placements of one model. `gateway.routing.rank` calls `since` some dozens of times per call."""
+    """The recent placements of one model, for `gateway.routing.rank`, which calls `since` dozens of times per call."""
 
     def __init__(self) -> None:
-        self._workers: dict[str, _Lately] = {}
+        self._workers: dict[str, _RecentMoves] = {}
         self._aims: dict[str, tuple[str, float]] = {}
         """Ticket -> the worker that suits it best, and its predicted prefill there, ms."""
 
@@ -47,28 +42,28 @@ class PlacementLog:
         self._note(worker, now, -1, 0.0)
 
     def aim(self, ticket: str, worker: str, prefill_ms: float) -> None:
-        """Note that a call waits, best of all for this worker: later calls count it as before them there."""
+        """Note that a call waits and prefers this worker: later calls count it as ahead of them there."""
         self.forget(ticket)
         self._aims[ticket] = worker, prefill_ms
-        lately = self._of(worker)
-        lately.num_aimed += 1
-        lately.aimed_ms += prefill_ms
+        recent = self._of(worker)
+        recent.num_aimed += 1
+        recent.aimed_ms += prefill_ms
 
     def forget(self, ticket: str) -> None:
         """Remove a ticket that waits no more."""
         aim = self._aims.pop(ticket, None)
         if aim is not None:
-            lately = self._of(aim[0])
-            lately.num_aimed -= 1
-            lately.aimed_ms = lately.aimed_ms - aim[1] if lately.num_aimed else 0.0
+            recent = self._of(aim[0])
+            recent.num_aimed -= 1
+            recent.aimed_ms = recent.aimed_ms - aim[1] if recent.num_aimed else 0.0
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
         """Return the calls placed after `at` less those given back, plus those that wait; and their prefill, ms."""
-        lately = self._workers.get(worker)
-        if lately is None:
+        recent = self._workers.get(worker)
+        if recent is None:
             return 0, 0.0
-        num, ms = lately.num_aimed, lately.aimed_ms
-        for when, change, prefill_ms in reversed(lately.moves):
+        num, ms = recent.num_aimed, recent.aimed_ms
+        for when, change, prefill_ms in reversed(recent.moves):
             if when <= at:
                 break
             num += change
@@ -77,14 +72,14 @@ class PlacementLog:
 
     def tidy(self, now: float) -> None:
         """Forget workers that nothing was sent to lately."""
-        for worker, lately in list(self._workers.items()):
-            while lately.moves and lately.moves[0][0] < now - REMEMBERED_S:
-                lately.moves.popleft()
-            if not lately.moves and not lately.num_aimed:
+        for worker, recent in list(self._workers.items()):
+            while recent.moves and recent.moves[0][0] < now - REMEMBERED_S:
+                recent.moves.popleft()
+            if not recent.moves and not recent.num_aimed:
                 del self._workers[worker]
 
-    def _of(self, worker: str) -> _Lately:
-        return self._workers.setdefault(worker, _Lately())
+    def _of(self, worker: str) -> _RecentMoves:
+        return self._workers.setdefault(worker, _RecentMoves())
 
     def _note(self, worker: str, now: float, change: int, prefill_ms: float) -> None:
         moves = self._of(worker).moves
@@ -93,9 +88,9 @@ class PlacementLog:
             moves.popleft()
 
 
-class Patience:
-    """The wait limits of one call. Each clock stands still while the other one runs, so that workers that come and go
-    end no wait early, and make none endless. Times are time.monotonic().
+class WaitLimits:
+    """The two wait limits of one call: one clock runs while its model has workers, the other while it has none. So
+    workers that come and go neither end a wait early nor make it endless. Times are time.monotonic().
     """
 
     __slots__ = ("_other_s", "deadline", "served")
@@ -109,7 +104,7 @@ class Patience:
         self._other_s = (start_deadline if served else queue_deadline) - now
 
     def turn(self, now: float, *, served: bool) -> bool:
-        """Set whether the model has workers, and switch clocks if that is new. Return whether it is."""
+        """Set whether the model has workers, and switch clocks if that has changed. Return whether it has."""
         if served == self.served:
             return False
         self.served = served
@@ -126,7 +121,7 @@ class Waiter:
     request: PlacementRequest
     avoid: frozenset[str]
     """Workers that have failed it; used only if no other lives."""
-    patience: Patience
+    wait_limits: WaitLimits
     begin_by: float
     """time.monotonic() by which the caller wants the first token; 0: none is named."""
     ranking: Ranking
@@ -138,11 +133,11 @@ class Waiter:
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a grant may be there to claim, and when this gateway stops."""
     queue_position: QueuePosition | None = None
-    """The object that is told its queue position, once it waits."""
+    """Set to the call's position while it is queued in Redis."""
     asked: bool = False
-    """Whether Redis was asked, so that it may have it queued, granted or even leased."""
+    """Whether Redis was asked: the call may be queued, granted or even leased there."""
     local: Lease | None = None
-    """A slot that it got without Redis, to be taken."""
+    """A slot that it was given without Redis and has not taken yet."""
     since: float = field(default_factory=time.monotonic)
     """time.monotonic() when it came."""
 
@@ -156,11 +151,11 @@ class Waiter:
     @property
     def deadline(self) -> float:
         """time.monotonic() after which it stops waiting, if its model keeps or keeps lacking workers."""
-        return self.patience.deadline
+        return self.wait_limits.deadline
 
     def turn(self, now: float, *, served: bool) -> None:
-        """Note whether its model has workers that take calls (`served`); if that is new, move the end of its wait."""
-        if self.patience.turn(now, served=served) and self.timer is not None and not self.timer.expired():
+        """Note whether its model has workers that take calls; if that has changed, move the end of the wait."""
+        if self.wait_limits.turn(now, served=served) and self.timer is not None and not self.timer.expired():
             self.timer.reschedule(asyncio.get_running_loop().time() + max(0.0, self.deadline - now))
 
 
@@ -177,27 +172,27 @@ class HoldTime:
         self.mean_s += self.WEIGHT * (held_s - self.mean_s)
 
 
-class Line:
+class LocalQueue:
     """The local queue: waiters and leases of this process, by model, and its recent placements."""
 
     def __init__(self) -> None:
         self.waiters: dict[str, Waiter] = {}
         self.held: dict[str, Lease] = {}
         self._held_since: dict[str, float] = {}
-        self._waiting: Counter[str] = Counter()
-        self._in_flight: Counter[str] = Counter()
+        self._num_waiting: Counter[str] = Counter()
+        self._num_in_flight: Counter[str] = Counter()
         self._placements: defaultdict[str, PlacementLog] = defaultdict(PlacementLog)
         self._hold_times: dict[str, HoldTime] = {}
-        self._in_line: Counter[str] = Counter()
+        self._num_queued: Counter[str] = Counter()
 
-    def enter(self, waiter: Waiter) -> None:
+    def add(self, waiter: Waiter) -> None:
         self.waiters[waiter.id] = waiter
-        self._waiting[waiter.model] += 1
+        self._num_waiting[waiter.model] += 1
 
-    def filed(self, waiter: Waiter, filed: Filed) -> None:
+    def note_filed(self, waiter: Waiter, filed: Filed) -> None:
         waiter.filed = filed
         # An urgent call has a low position, but those behind it still wait.
-        self._in_line[waiter.model] = max(self._in_line[waiter.model], filed.position)
+        self._num_queued[waiter.model] = max(self._num_queued[waiter.model], filed.position)
         self.aim(waiter)
 
     def aim(self, waiter: Waiter) -> None:
@@ -206,50 +201,50 @@ class Line:
             best = waiter.ranking.bids[0]
             self._placements[waiter.model].aim(waiter.id, best.worker, best.cost_ms)
 
-    def leave(self, waiter: Waiter) -> None:
+    def remove(self, waiter: Waiter) -> None:
         if self.waiters.pop(waiter.id, None) is not None:
-            self._waiting[waiter.model] -= 1
+            self._num_waiting[waiter.model] -= 1
             self._placements[waiter.model].forget(waiter.id)
 
-    def has(self, waiter: Waiter) -> bool:
+    def is_waiting(self, waiter: Waiter) -> bool:
         """Return whether a call still waits."""
         return self.waiters.get(waiter.id) is waiter
 
-    def of(self, model: str) -> list[Waiter]:
+    def waiters_of(self, model: str) -> list[Waiter]:
         """Return the model's waiters in the order in which they came."""
         return [waiter for waiter in self.waiters.values() if waiter.model == model]
 
-    def in_order(self, model: str) -> list[Waiter]:
+    def filed_waiters(self, model: str) -> list[Waiter]:
         """Return the model's waiters that are queued in Redis, the next one first."""
         filed = [waiter for waiter in self.waiters.values() if waiter.model == model and waiter.filed is not None]
         return sorted(filed, key=_rank)
 
-    def hold(self, lease: Lease, now: float, prefill_ms: float) -> None:
+    def add_lease(self, lease: Lease, now: float, prefill_ms: float) -> None:
         self.held[lease.id] = lease
         self._held_since[lease.id] = now
-        self._in_flight[lease.at.model] += 1
+        self._num_in_flight[lease.at.model] += 1
         self._placements[lease.at.model].placed(lease.at.worker, now, prefill_ms)
 
-    def fenced(self, id: str, fence: int) -> None:
+    def set_fence(self, id: str, fence: int) -> None:
         """Set the fencing token of a lease."""
         if id in self.held:
             self.held[id] = replace(self.held[id], fence=fence)
 
-    def let_go(self, lease: Lease, now: float) -> bool:
+    def remove_lease(self, lease: Lease, now: float) -> bool:
         """Remove a lease. Return False when it was not held any more."""
         if self.held.pop(lease.id, None) is None:
             return False
-        self._in_flight[lease.at.model] -= 1
+        self._num_in_flight[lease.at.model] -= 1
         self._hold_times.setdefault(lease.at.model, HoldTime()).add(now - self._held_since.pop(lease.id))
         self._placements[lease.at.model].given_back(lease.at.worker, now)
         return True
 
-    def waiting(self, model: str) -> int:
-        return self._waiting[model]
+    def num_waiting(self, model: str) -> int:
+        return self._num_waiting[model]
 
-    def oldest(self) -> dict[str, float]:
+    def oldest_waits(self) -> dict[str, float]:
         """Return model -> time.monotonic() since which the first of its calls has waited."""
-        models = {model for model, number in self._waiting.items() if number > 0}
+        models = {model for model, number in self._num_waiting.items() if number > 0}
         found: dict[str, float] = {}
         for waiter in self.waiters.values():  # in the order in which they came
             if len(found) == len(models):
@@ -257,15 +252,15 @@ class Line:
             found.setdefault(waiter.model, waiter.since)
         return found
 
-    def in_flight(self, model: str) -> int:
-        return self._in_flight[model]
+    def num_in_flight(self, model: str) -> int:
+        return self._num_in_flight[model]
 
-    def in_line(self, model: str) -> int:
-        """Return the number of calls of all gateways that wait for the model, as last heard; 0 where none here does."""
-        return self._in_line[model] if self._waiting[model] else 0
+    def num_queued(self, model: str) -> int:
+        """Return how many calls of all gateways wait for the model, as last read; 0 if none of this gateway does."""
+        return self._num_queued[model] if self._num_waiting[model] else 0
 
-    def heard(self, model: str, waiting: int) -> None:
-        self._in_line[model] = waiting
+    def set_num_queued(self, model: str, waiting: int) -> None:
+        self._num_queued[model] = waiting
 
     def placements(self, model: str) -> PlacementLog:
         return self._placements[model]
@@ -277,7 +272,7 @@ class Line:
     def state(self, model: str, num_slots: int, num_waiting: int | None = None) -> QueueState:
         """Return the state of the model's queue. `num_waiting`: the calls in it; None: as last heard."""
         hold_s = self._hold_times.get(model, HoldTime()).mean_s
-        return QueueState(model, num_slots, self.in_line(model) if num_waiting is None else num_waiting, hold_s)
+        return QueueState(model, num_slots, self.num_queued(model) if num_waiting is None else num_waiting, hold_s)
 
     def models(self) -> set[str]:
         """Return the models with calls that wait or hold slots here."""

@@ -13,8 +13,8 @@ from zlib import crc32
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """One gateway's place in the sorted list of all gateways, which decides its share of slots."""
+class SlotShare:
+    """One gateway's share of the slots, by its place in the sorted list of all gateways."""
 
     number: int
     num_gateways: int
@@ -29,10 +29,10 @@ class Seat:
         return -(-bound // self.num_gateways)
 
 
-class Roll:
+class GatewayRing:
     """The list of gateways (the ring) as this one last saw it.
 
-    A gateway that has just joined has no seat: the others may not know it yet, and would take its slots for theirs.
+    A gateway that has just joined has no share: the others may not know it yet, and would take its slots for theirs.
     """
 
     def __init__(self, gateway: str, settle_s: float, missed_s: float) -> None:
@@ -47,8 +47,8 @@ class Roll:
         self._seen_at = 0.0
         self._missed_at = -math.inf
 
-    def seen(self, silent_s: Mapping[str, float], *, stayed: bool, now: float) -> None:
-        """Take in the list. `silent_s`: id of each live gateway, this one included -> seconds since its heartbeat.
+    def update(self, silent_s: Mapping[str, float], *, stayed: bool, now: float) -> None:
+        """Set the list. `silent_s`: id of each live gateway, this one included -> seconds since its heartbeat.
         `stayed`: this one was on the list already. `now`: time.monotonic().
         """
         if not stayed or not self._ids:
@@ -66,7 +66,8 @@ class Roll:
         """Return whether other gateways may have been without Redis too, as this one was since time.monotonic()."""
         return self._missed_at >= since - self._missed_s
 
-    def seat(self) -> Seat | None:
+    def share(self) -> SlotShare | None:
+        """Return this gateway's share of the slots; None while the others may not know this gateway."""
         if self._gateway not in self._ids or self._seen_at - self._joined_at < self._settle_s:
             return None
-        return Seat(self._ids.index(self._gateway), len(self._ids))
+        return SlotShare(self._ids.index(self._gateway), len(self._ids))

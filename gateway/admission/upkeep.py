@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from gateway.admission.degraded import Alone
-from gateway.admission.local_queue import Line, Waiter
-from gateway.admission.placing import Placing
-from gateway.admission.slot_share import Roll
+from gateway.admission.degraded import DegradedPlacement
+from gateway.admission.local_queue import LocalQueue, Waiter
+from gateway.admission.ranker import Ranker
+from gateway.admission.slot_share import GatewayRing
 from gateway.errors import StoreUnavailable
 from gateway.registry.fleet import Fleet
 from gateway.store.channel import GatewayHeartbeats, follow
@@ -30,29 +30,29 @@ log = logging.getLogger(__name__)
 SHORTEST_TTL_S = 0.05
 
 REFRESHED = 64
-"""Tickets per model whose bids are made anew each round: the front of the queue, which slots are offered to."""
-LOAN_AFTER_S = 0.3
-"""Seconds after which a new ticket is looked at again, since it may be owed a loan (lua/shared_overdraft.lua)."""
+"""Tickets per model whose bids are made anew each round: those at the front, which get the next slots."""
+LOAN_CHECK_AFTER_S = 0.3
+"""Seconds from a new ticket to the sweep that may lend its team a slot (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
 """Most tickets per run of the script: a longer run would hold other callers up."""
 ASKING_AT_ONCE = 64
-"""Most waiting calls that ask a Redis that is back at the same time: where it goes away again, all of them turn to this
-gateway's share in one turn of the event loop."""
+"""Most waiting calls that ask Redis at once when it is back: if it goes away again, all of them turn to this gateway's
+share in one turn of the event loop."""
 ASKED_POLL_S = 0.002
 
 
 class Upkeep:
-    """The loops behind `Admission`; shares its `Line`."""
+    """The loops behind `Admission`; shares its `LocalQueue`."""
 
     def __init__(
         self,
         store: Store,
         fleet: Fleet,
         gateway_id: str,
-        line: Line,
-        placing: Placing,
-        alone: Alone,
-        roll: Roll,
+        queue: LocalQueue,
+        ranker: Ranker,
+        degraded: DegradedPlacement,
+        ring: GatewayRing,
         *,
         ticket_ttl_s: float,
         renew_s: float,
@@ -66,10 +66,10 @@ class Upkeep:
         self._store = store
         self._fleet = fleet
         self._gateway = gateway_id
-        self._line = line
-        self._placing = placing
-        self._alone = alone
-        self._roll = roll
+        self._queue = queue
+        self._ranker = ranker
+        self._degraded = degraded
+        self._ring = ring
         self._book = GatewayHeartbeats(store.redis, gateway_id, unreadable=unreadable)
         self._ticket_ttl_s = ticket_ttl_s
         self._renew_s = renew_s
@@ -90,35 +90,35 @@ class Upkeep:
     async def run(self) -> None:
         channel = keys.grants_channel(self._gateway)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follow(self._store.redis, channel, self._granted, self._back))
+            tasks.create_task(follow(self._store.redis, channel, self._on_grant, self._on_subscribed))
             tasks.create_task(self._repeat(self._beat, keys.GATEWAY_INTERVAL_S, asyncio.Event()))
             tasks.create_task(self._repeat(self._renew, self._renew_s, self._renew_now))
             tasks.create_task(self._repeat(self._reread, self._sweep_s, self._reread_now))
             tasks.create_task(self._repeat(self._sweep, self._sweep_s, self._sweep_now))
 
     def ticket_ttl(self, waiter: Waiter) -> float:
-        """Return the lifetime in seconds of its ticket between two re-reads: never past the moment it stops waiting."""
+        """Return the seconds for which a ticket lives without being re-read, at most as long as its call waits."""
         return max(SHORTEST_TTL_S, min(self._ticket_ttl_s, waiter.deadline - time.monotonic()))
 
-    def waits(self, waiter: Waiter) -> None:
-        """Schedule a sweep for a new ticket, for when it may be owed a loan, where workers lend beyond their slots."""
+    def check_for_loan_soon(self, waiter: Waiter) -> None:
+        """Schedule a sweep for when a new ticket may be lent a slot, if workers lend beyond their slots."""
         if self._loans is None and any(beat.overdraft for beat in self._fleet.snapshot.of(waiter.model)):
-            self._loans = asyncio.get_running_loop().call_later(LOAN_AFTER_S, self._lend)
+            self._loans = asyncio.get_running_loop().call_later(LOAN_CHECK_AFTER_S, self._check_for_loan)
 
-    def _lend(self) -> None:
+    def _check_for_loan(self) -> None:
         self._loans = None
         self._sweep_now.set()
 
     async def give_back(self) -> None:
-        """Withdraw every ticket and lease of this process and remove its heartbeat. An absent Redis is no error."""
+        """Withdraw every ticket and lease of this process and remove its heartbeat. Raises nothing if Redis is away."""
         self._over = True
         ids: dict[str, list[str]] = {}
-        for waiter in self._line.waiters.values():
+        for waiter in self._queue.waiters.values():
             ids.setdefault(waiter.model, []).append(waiter.id)
             waiter.filed = None  # nothing to re-read any more
-        for lease in list(self._line.held.values()):
+        for lease in list(self._queue.held.values()):
             ids.setdefault(lease.at.model, []).append(lease.id)
-            self._line.let_go(lease, time.monotonic())
+            self._queue.remove_lease(lease, time.monotonic())
         with suppress(StoreUnavailable, *NO_ANSWER):
             for model, given_up in ids.items():
                 await self._store.withdraw(self._gateway, model, given_up)
@@ -147,32 +147,32 @@ class Upkeep:
             raise
         self.redis_up = True
         if gateways is not None:
-            self._roll.seen(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
+            self._ring.update(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
 
-    async def _meet(self) -> None:
-        """Read which other gateways were without Redis. That may fail: on a Cluster the list is on another node."""
+    async def _refresh_ring(self) -> None:
+        """Read which other gateways were without Redis, if possible: on a Cluster the list is on another node."""
         with suppress(*NO_ANSWER):
             await self._beat()
 
-    def _back(self) -> None:
+    def _on_subscribed(self) -> None:
         """Run all loops after a new subscription: grants may have been missed, a restarted Redis may have lost all."""
         self._renew_now.set()
         self._reread_now.set()
         self._sweep_now.set()
 
-    def _granted(self, message: bytes) -> None:
-        waiter = self._line.waiters.get(message.decode(errors="replace"))
+    def _on_grant(self, message: bytes) -> None:
+        waiter = self._queue.waiters.get(message.decode(errors="replace"))
         if waiter is not None:
             waiter.woken.set()
 
-    async def _each(self, models: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
-        """Do the work for all models at once: on a Cluster, Redis may be away for some of them. Raises one's error."""
+    async def _for_each(self, models: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+        """Do the work for all models at once: on a Cluster, Redis may be away for some. Raises the error of one."""
 
         async def try_one(model: str) -> StoreUnavailable | None:
             try:
                 await work(model)
             except StoreUnavailable as error:
-                self._alone.lost(model)
+                self._degraded.start(model)
                 return error
             return None
 
@@ -181,29 +181,29 @@ class Upkeep:
                 raise error
 
     async def _renew(self) -> None:
-        models = [model for model in self._line.models() if not self._alone.is_away(model)]
-        await self._each(models, self._renew_one)
+        models = [model for model in self._queue.models() if not self._degraded.is_degraded(model)]
+        await self._for_each(models, self._renew_one)
 
     async def _renew_one(self, model: str) -> None:
-        crowded = await self._renewed(model) if self._line.leases_of(model) else frozenset()
-        if not self._alone.is_away(model):  # else the answer is late, and about what was held before
+        crowded = await self._renew_leases(model) if self._queue.leases_of(model) else frozenset()
+        if not self._degraded.is_degraded(model):  # else the answer is late, and about what was held before
             self._note_crowded(model, crowded)
 
-    async def _renewed(self, model: str, *, was_away: bool = False) -> frozenset[str]:
+    async def _renew_leases(self, model: str, *, was_away: bool = False) -> frozenset[str]:
         """Renew the leases of a model, and return those that Redis has no slot left for."""
-        leases = self._line.leases_of(model)
-        together = was_away and self._roll.others_were_away(self._alone.away_since(model))
+        leases = self._queue.leases_of(model)
+        together = was_away and self._ring.others_were_away(self._degraded.degraded_since(model))
         renewed = await self._store.renew(self._gateway, model, leases, was_away=was_away, settle=together)
         for id, fence in renewed.fences.items():
-            self._line.fenced(id, fence)
+            self._queue.set_fence(id, fence)
         for lease in leases:
-            if lease.id in renewed.void and self._line.let_go(lease, time.monotonic()):
+            if lease.id in renewed.void and self._queue.remove_lease(lease, time.monotonic()):
                 log.warning("lease %s on worker %s is void: the process it was for is gone", lease.id, lease.at.worker)
                 self._lost(model, VOID, 1)
-        return renewed.crowded & self._line.held.keys()
+        return renewed.crowded & self._queue.held.keys()
 
     def _note_crowded(self, model: str, crowded: frozenset[str]) -> None:
-        """Log and count the crowded leases that are new; all are tried again at every sweep."""
+        """Log and count the crowded leases that are new. Each sweep tries to renew all of them."""
         if new := crowded - self._crowded.get(model, frozenset()):
             log.warning("%d leases of %s were lost and their slots are taken", len(new), model)
             self._lost(model, CROWDED, len(new))
@@ -213,54 +213,54 @@ class Upkeep:
 
     async def _recover(self, model: str) -> None:
         """Go back to Redis if it answers: tell it what is held here and what is over before asking it for slots."""
-        crowded = await self._renewed(model, was_away=True)
+        crowded = await self._renew_leases(model, was_away=True)
         await self._withdraw_ended(model)
         if crowded:  # ended leases may have taken the slots
-            crowded = await self._renewed(model)
+            crowded = await self._renew_leases(model)
             await self._withdraw_ended(model)
         self._note_crowded(model, crowded)
-        self._alone.back(model)
+        self._degraded.stop(model)
         self._reread_now.set()
         await self._ask_again(model)
 
     async def _ask_again(self, model: str) -> None:
         """Have the model's waiting calls ask Redis, a few at a time, until all have or it is away again."""
-        waiters = self._line.of(model)
+        waiters = self._queue.waiters_of(model)
         for first in range(0, len(waiters), ASKING_AT_ONCE):
             asking = waiters[first : first + ASKING_AT_ONCE]
             for waiter in asking:
                 waiter.woken.set()
-            while any(waiter.filed is None and self._line.has(waiter) for waiter in asking):
-                if self._alone.is_away(model):
+            while any(waiter.filed is None and self._queue.is_waiting(waiter) for waiter in asking):
+                if self._degraded.is_degraded(model):
                     return
                 raise_if_cancelled()
                 await asyncio.sleep(ASKED_POLL_S)  # the calls' own tasks ask
 
     async def _withdraw_ended(self, model: str) -> None:
-        """Tell Redis which ids are over, until none is left to tell."""
-        while ended := self._alone.take_ended(model):
+        """Withdraw from Redis the ids that ended while it was away, until none is left."""
+        while ended := self._degraded.take_ended(model):
             try:
                 await self._store.withdraw(self._gateway, model, ended)
             except StoreUnavailable:
-                self._alone.keep_ended(model, ended)
+                self._degraded.restore_ended(model, ended)
                 raise
 
     async def _reread(self) -> None:
-        self._line.tidy(time.monotonic())
-        models = [model for model in self._line.models() if not self._alone.is_away(model)]
-        await self._each(models, self._reread_all)
+        self._queue.tidy(time.monotonic())
+        models = [model for model in self._queue.models() if not self._degraded.is_degraded(model)]
+        await self._for_each(models, self._reread_all)
 
     async def _reread_all(self, model: str) -> None:
-        waiters = self._line.in_order(model)
+        waiters = self._queue.filed_waiters(model)
         for first in range(0, len(waiters), REREAD_AT_ONCE):
             await self._reread_some(model, waiters[first : first + REREAD_AT_ONCE], refresh=first == 0)
 
     async def _reread_some(self, model: str, waiters: Sequence[Waiter], *, refresh: bool) -> None:
         # Earlier batches took time: a call that has left the queue meanwhile would be put into it anew.
-        waiters = [waiter for waiter in waiters if self._line.has(waiter)]
+        waiters = [waiter for waiter in waiters if self._queue.is_waiting(waiter)]
         tickets = []
         for at, waiter in enumerate(waiters):
-            offers = self._placing.refresh(waiter) if refresh and at < REFRESHED else None
+            offers = self._ranker.refresh(waiter) if refresh and at < REFRESHED else None
             if waiter.filed is not None:
                 tickets.append(Ticket(waiter.order, waiter.filed, self.ticket_ttl(waiter), offers))
         positions = await self._store.reread(self._gateway, model, tickets)
@@ -268,30 +268,30 @@ class Upkeep:
             position = positions.get(waiter.id, 0)
             if position == 0:
                 waiter.woken.set()
-            elif waiter.filed is not None and self._line.has(waiter):
+            elif waiter.filed is not None and self._queue.is_waiting(waiter):
                 waiter.filed = replace(waiter.filed, position=position)
-                self.tell(waiter)
+                self.tell_position(waiter)
 
-    def tell(self, waiter: Waiter) -> None:
-        """Tell the call's `queue_position` its queue position and predicted wait."""
+    def tell_position(self, waiter: Waiter) -> None:
+        """Set the call's `queue_position` to its position and predicted wait of now."""
         if waiter.queue_position is not None and waiter.filed is not None:
             ahead = waiter.filed.position - 1
-            queue = self._placing.queue_state(waiter.model)
+            queue = self._ranker.queue_state(waiter.model)
             wait_s = queue.predicted_wait_s(ahead)
             waiter.queue_position.waits(waiter.filed.position, wait_s, for_worker=not queue.num_slots)
 
     async def _sweep(self) -> None:
-        if self._alone.models:
-            await self._meet()
+        if self._degraded.models:
+            await self._refresh_ring()
         urgent, self._urgent = self._urgent, False
         pause_s = 0.0 if urgent else self._sweep_s / 2
 
         async def sweep(model: str) -> None:
-            if self._alone.is_away(model):
-                self._alone.offer(model)  # some have waited for so long by now that they are owed a loan
+            if self._degraded.is_degraded(model):
+                self._degraded.offer(model)  # some have waited for so long by now that they are owed a loan
                 await self._recover(model)
             swept = await self._store.sweep(self._gateway, model, pause_s=pause_s)
-            self._line.heard(model, swept.waiting)
+            self._queue.set_num_queued(model, swept.waiting)
             if swept.leases_freed:
                 self._lost(model, EXPIRED, swept.leases_freed)
             if swept.leases_freed or swept.tickets_dropped:
@@ -299,7 +299,7 @@ class Upkeep:
             if model in self._crowded:  # before Redis has settled and grants what has come free
                 await self._renew_one(model)
 
-        await self._each(sorted(self._fleet.snapshot.models | self._line.models() | self._alone.models), sweep)
+        await self._for_each(sorted(self._fleet.snapshot.models | self._queue.models() | self._degraded.models), sweep)
 
     def _fleet_changed(self) -> None:
         self._urgent = True

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.admission import SEAT_AFTER_S
+from gateway.admission.admission import KNOWN_AFTER_S
 from gateway.store.client import connect
 from gateway.store.integrity import check_integrity
 from tests.fault.rest import at_rest
@@ -50,7 +50,7 @@ async def test_calls_go_on_without_redis_and_no_slot_is_used_twice() -> None:
         flags = ("--step-ms", "10", "--tokens", "1000")
         workers = [stack.fake_worker(MODEL, *flags, slots=SLOTS) for _ in range(2)]
         gateways = [stack.gateway(), stack.gateway()]
-        await asyncio.sleep(SEAT_AFTER_S + 2 * keys.GATEWAY_INTERVAL_S)
+        await asyncio.sleep(KNOWN_AFTER_S + 2 * keys.GATEWAY_INTERVAL_S)
         most = Counter[str]()
         watching = asyncio.create_task(watch(workers, most))
         async with (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 import redis
 
-from gateway.admission.admission import SEAT_AFTER_S
+from gateway.admission.admission import KNOWN_AFTER_S
 from tests.fault.rest import at_rest
 from tests.support.caller import Caller, calling
 from tests.support.scrape import Scrape
@@ -91,7 +91,7 @@ async def fleet() -> AsyncIterator[tuple[Stack, Caller]]:
         flags = ("--step-ms", "5", "--tokens", "1000000", "--ctx", "1000000")
         stack.fake_worker(MODEL, *flags, worker_id=WORKER, slots=16)
         gateway = stack.gateway(queue_timeout_s=QUEUE_TIMEOUT_S)
-        await asyncio.sleep(SEAT_AFTER_S + 2 * keys.GATEWAY_INTERVAL_S)
+        await asyncio.sleep(KNOWN_AFTER_S + 2 * keys.GATEWAY_INTERVAL_S)
         async with calling(gateway.url, stack.key, MODEL) as caller:
             yield stack, caller
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.admission import SEAT_AFTER_S
+from gateway.admission.admission import KNOWN_AFTER_S
 from tests.fault.rest import at_rest
 from tests.support.busy_machine import sampled
 from tests.support.caller import Caller, Stream, calling
@@ -144,7 +144,7 @@ async def fleet() -> AsyncIterator[tuple[Stack, list[Caller]]]:
     with Stack() as stack:
         stack.fake_worker(MODEL, "--step-ms", "10", "--tokens", "1000000", "--ctx", "1000000", slots=64)
         gateways = [stack.gateway(queue_timeout_s=5), stack.gateway(queue_timeout_s=5)]
-        await asyncio.sleep(SEAT_AFTER_S + 2 * keys.GATEWAY_INTERVAL_S)
+        await asyncio.sleep(KNOWN_AFTER_S + 2 * keys.GATEWAY_INTERVAL_S)
         urls = [(gateway.url, stack.key, MODEL) for gateway in gateways]
         async with calling(*urls[0]) as one, calling(*urls[1]) as other:
             yield stack, [one, other]

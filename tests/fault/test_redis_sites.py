@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.admission.admission import SEAT_AFTER_S
+from gateway.admission.admission import KNOWN_AFTER_S
 from tests.fault.rest import at_rest
 from tests.support.caller import Caller, calling, seen
 from tests.support.redis_fleet import ClusterFleet, SentinelFleet
@@ -61,7 +61,7 @@ async def test_a_cluster_whose_models_lie_on_different_masters() -> None:
         for name in names.values():
             stack.fake_worker(name, "--step-ms", "5", "--tokens", str(TOKENS), slots=2, wait=False)
         gateway = stack.gateway()
-        await asyncio.sleep(SEAT_AFTER_S + keys.GATEWAY_INTERVAL_S)
+        await asyncio.sleep(KNOWN_AFTER_S + keys.GATEWAY_INTERVAL_S)
         async with AsyncExitStack() as opened:
             callers = [await opened.enter_async_context(calling(gateway.url, stack.key, n)) for n in names.values()]
             for caller in callers:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from gateway.admission.admission import SEAT_AFTER_S
+from gateway.admission.admission import KNOWN_AFTER_S
 from tests.fault.scene import SHORT, staged
 from tests.support.stack import Stack
 
@@ -16,7 +16,7 @@ from tests.support.stack import Stack
 async def test_killed(stack: Stack, away_s: float) -> None:
     """It comes back empty: leases and tickets are written anew by those who hold them."""
     async with staged(stack) as scene:
-        await asyncio.sleep(SEAT_AFTER_S)  # until each gateway knows which slots are its own without Redis
+        await asyncio.sleep(KNOWN_AFTER_S)  # until each gateway knows which slots are its own without Redis
         await scene.all_phases()
         scene.redis_down = True
         await asyncio.to_thread(stack.redis.kill)

@@ -76,9 +76,9 @@ class AdmissionState(Protocol):
     """The part of admission that `Ready` asks."""
 
     @property
-    def can_be_alone(self) -> bool: ...
+    def can_place_degraded(self) -> bool: ...
     @property
-    def alone_for(self) -> frozenset[str]: ...
+    def degraded_models(self) -> frozenset[str]: ...
     @property
     def redis_up(self) -> bool: ...
 
@@ -122,7 +122,7 @@ class Ready:
         missing = []
         # A Redis that answers pings may refuse to write all the same.
         takes = self._admission.redis_up and await self._redis_answers.ask()
-        if not takes and not self._admission.can_be_alone:
+        if not takes and not self._admission.can_place_degraded:
             missing.append("Redis does not answer, or takes no writes (check PADDOCK_REDIS_URL, and its log)")
         snapshot = self._fleet.snapshot
         num_workers = sum(not beat.draining for beats in snapshot.workers.values() for beat in beats)
@@ -138,8 +138,8 @@ class Ready:
         body = {"status": "ready", "workers": num_workers, "models": models}
         if without := sorted(self._models.difference(models)):
             body["without_workers"] = without
-        if alone_for := (self._admission.alone_for if takes else frozenset(models)):
-            body |= {"status": "degraded", "without_redis": sorted(alone_for)}
+        if degraded_models := (self._admission.degraded_models if takes else frozenset(models)):
+            body |= {"status": "degraded", "without_redis": sorted(degraded_models)}
         await send_json(send, body, request_log_of(scope))
 
     async def _find_awaited(self) -> list[str]:

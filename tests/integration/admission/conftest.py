@@ -31,7 +31,7 @@ class Lifetimes:
     renew_s: float = 0.3
     sweep_s: float = 0.15
     timeout_s: float = 2.0
-    seat_after_s: float = 2.0
+    known_after_s: float = 2.0
     settle_s: float = 0.3
 
 
@@ -77,7 +77,7 @@ async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives
         ticket_ttl_s=lives.ticket_ttl_s,
         renew_s=lives.renew_s,
         sweep_s=lives.sweep_s,
-        seat_after_s=lives.seat_after_s,
+        known_after_s=lives.known_after_s,
         lost=lambda *told: lost.append(told),
     )
     await fleet.refresh()

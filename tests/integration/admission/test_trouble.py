@@ -65,7 +65,7 @@ async def test_a_lost_message_costs_one_rereading(client: redis.asyncio.Redis, s
     waiter = Guest(one)
     await in_line(client, 1)
     # A release by hand, with the gateway's subscription cut off just before: nobody hears the announcement.
-    (lease,) = one.admission._line.held.values()
+    (lease,) = one.admission._queue.held.values()
     assert await client.client_kill_filter(_type="pubsub")
     channel = keys.grants_channel("g1")
     assert await client.pubsub_numsub(channel) == [(channel.encode(), 0)]

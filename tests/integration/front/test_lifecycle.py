@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from gateway.access.records import AccessRecord, digest, open_record, seal_record
-from gateway.admission.admission import SEAT_AFTER_S
+from gateway.admission.admission import KNOWN_AFTER_S
 from tests.support.caller import calling
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until
@@ -129,7 +129,7 @@ async def _redis_comes_and_goes(own: Stack, process: Process, key: str) -> None:
     """A stream goes on, new calls work, `/ready` says how, an empty Redis gets the first key again."""
     worker = own.fake_worker("m", "--step-ms", "20", "--tokens", "200")
     await _ready(process)
-    await asyncio.sleep(SEAT_AFTER_S + keys.GATEWAY_INTERVAL_S)  # then all three gateways know one another
+    await asyncio.sleep(KNOWN_AFTER_S + keys.GATEWAY_INTERVAL_S)  # then all three gateways know one another
     async with calling(process.url, key, "m") as asking, asking.stream() as stream:
         await stream.until_text()
         own.redis.kill()

@@ -32,7 +32,7 @@ class Line:
 
     waits: Mapping[str, float] = field(default_factory=lambda: {"m": 4.0, "empty": 9.0})
     models: tuple[str, ...] = ("m", "empty")
-    alone_for: frozenset[str] = frozenset({"m"})
+    degraded_models: frozenset[str] = frozenset({"m"})
     redis_up: bool = False
 
     def waiting(self, model: str) -> int:

@@ -12,8 +12,8 @@ import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
-from gateway.admission.admission import Held
-from gateway.admission.slot_share import Seat
+from gateway.admission.admission import HeldSlot
+from gateway.admission.slot_share import SlotShare
 from gateway.admission.upkeep import ASKING_AT_ONCE
 from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
 from gateway.store.client import connect
@@ -28,7 +28,7 @@ from tests.support.waiting import until
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat
 
-SEATED = Lifetimes(seat_after_s=0.0, settle_s=4.0)
+SEATED = Lifetimes(known_after_s=0.0, settle_s=4.0)
 """Nothing is granted until both gateways are surely back."""
 WORKERS = (heartbeat("w1", slots=3), heartbeat("w2", slots=2))
 
@@ -66,8 +66,8 @@ async def beating(
             await asyncio.gather(going, return_exceptions=True)
 
 
-def seat(gateway: Gateway) -> Seat | None:
-    return gateway.admission._roll.seat()
+def seat(gateway: Gateway) -> SlotShare | None:
+    return gateway.admission._ring.share()
 
 
 async def two(
@@ -79,7 +79,7 @@ async def two(
         await start_on(server.url, "g2", lives=lives, **options),
     )
     for number, gateway in enumerate(pair):
-        await until(lambda n=number, g=gateway: seat(g) == Seat(n, 2), 3.0, "seated")  # type: ignore[misc]
+        await until(lambda n=number, g=gateway: seat(g) == SlotShare(n, 2), 3.0, "seated")  # type: ignore[misc]
         await until(lambda g=gateway: len(g.fleet.snapshot.of("m")) == workers, 2.0, "saw")  # type: ignore[misc]
     return pair
 
@@ -116,7 +116,7 @@ async def test_each_gateway_uses_its_share_and_no_more(fragile: RedisServer, sta
         await asyncio.sleep(0.3)
         assert on(everyone) == {"w1": 3, "w2": 2}
         for number, mine in enumerate(guests):
-            share = {worker.worker: Seat(number, 2).slots_of(worker.worker, worker.slots) for worker in WORKERS}
+            share = {worker.worker: SlotShare(number, 2).slots_of(worker.worker, worker.slots) for worker in WORKERS}
             assert on(mine) == {worker: slots for worker, slots in share.items() if slots}
         # What comes free goes to a call of the same gateway.
         waiting = [guest for guest in guests[0] if not guest.served]
@@ -151,7 +151,9 @@ async def test_redis_learns_what_was_placed_without_it(fragile: RedisServer, sta
         most = Counter[str]()
         watching = asyncio.create_task(watch(everyone, most))
         # Those who hang on a Redis that does not answer are given up after two seconds each.
-        await until(lambda: {"m"} == one.admission.alone_for == other.admission.alone_for, 5.0, "both are alone")
+        await until(
+            lambda: {"m"} == one.admission.degraded_models == other.admission.degraded_models, 5.0, "both are alone"
+        )
         await before[2].go()
         await before[3].go()
         await asyncio.sleep(0.3)
@@ -159,7 +161,7 @@ async def test_redis_learns_what_was_placed_without_it(fragile: RedisServer, sta
             fragile.start()
         else:
             fragile.resume()
-        await until(lambda: not one.admission.alone_for | other.admission.alone_for, 4.0, "both are back")
+        await until(lambda: not one.admission.degraded_models | other.admission.degraded_models, 4.0, "both are back")
         await until(lambda: len(served(everyone)) == 5, 10.0, "all slots are taken again")
         for _ in range(100):
             await check_integrity(client, "m")
@@ -182,7 +184,7 @@ async def test_slots_that_a_hung_redis_gives_when_it_goes_on_are_not_taken(
     fragile: RedisServer, start_on: Start
 ) -> None:
     """It knows of none that gateways have placed meanwhile, and was asked for these before they gave it up."""
-    rarely = Lifetimes(seat_after_s=0.0, settle_s=4.0, sweep_s=1.0)  # it answers before it hears what was placed
+    rarely = Lifetimes(known_after_s=0.0, settle_s=4.0, sweep_s=1.0)  # it answers before it hears what was placed
     async with beating(fragile, [heartbeat("w1", slots=2)]) as client:
         one, other = await two(fragile, start_on, workers=1, lives=rarely)
         holders = [Guest(one), Guest(other)]
@@ -192,14 +194,16 @@ async def test_slots_that_a_hung_redis_gives_when_it_goes_on_are_not_taken(
             await guest.go()
         await asyncio.sleep(0.1)
         asked = [Guest(one), Guest(one)]  # behind what ends the wait for Redis
-        await until(lambda: {"m"} == one.admission.alone_for == other.admission.alone_for, 5.0, "both are alone")
+        await until(
+            lambda: {"m"} == one.admission.degraded_models == other.admission.degraded_models, 5.0, "both are alone"
+        )
         placed = Guest(other)
         await until(lambda: placed.served, 1.0, "it is placed on the other one's share")
         everyone = [*asked, placed]
         most = Counter[str]()
         watching = asyncio.create_task(watch(everyone, most))
         fragile.resume()
-        await until(lambda: not one.admission.alone_for | other.admission.alone_for, 6.0, "both are back")
+        await until(lambda: not one.admission.degraded_models | other.admission.degraded_models, 6.0, "both are back")
         await until(lambda: len(served(everyone)) == 2, 1.0, "the share of the first one is taken")
         await placed.go()
         await until(lambda: all(guest.served for guest in asked), 6.0, "Redis gives what is free")
@@ -232,7 +236,7 @@ async def until_gone(client: redis.asyncio.Redis) -> None:
 async def test_who_waits_longer_goes_first_but_for_its_class(fragile: RedisServer, start_on: Start) -> None:
     async with beating(fragile, [heartbeat("w1", slots=1)]):
         one = await start_on(fragile.url, "g1", lives=SEATED)
-        await until(lambda: seat(one) == Seat(0, 1) and bool(one.fleet.snapshot.of("m")), 2.0, "seated")
+        await until(lambda: seat(one) == SlotShare(0, 1) and bool(one.fleet.snapshot.of("m")), 2.0, "seated")
         fragile.kill()
         order: list[int] = []
 
@@ -260,7 +264,7 @@ async def test_who_waits_longer_goes_first_but_for_its_class(fragile: RedisServe
         assert order[2] < order[3]
 
 
-async def stay(slot: AbstractAsyncContextManager[Held]) -> None:
+async def stay(slot: AbstractAsyncContextManager[HeldSlot]) -> None:
     async with slot:
         await asyncio.Event().wait()
 
@@ -269,7 +273,7 @@ async def test_bounds_of_the_line_are_shared_as_well(fragile: RedisServer, start
     async with beating(fragile, WORKERS):
         one, _ = await two(fragile, start_on, max_queue=3)
         fragile.kill()
-        share = sum(Seat(0, 2).slots_of(worker.worker, worker.slots) for worker in WORKERS)
+        share = sum(SlotShare(0, 2).slots_of(worker.worker, worker.slots) for worker in WORKERS)
         guests = [Guest(one) for _ in range(share + 2)]
         await until(lambda: one.admission.waiting("m") == 2, 2.0, "two of them wait")
         with pytest.raises(QueueFull, match="whose part of max_queue is 2 while Redis is away"):
@@ -286,8 +290,8 @@ async def test_a_gateway_that_has_no_share_says_why(fragile: RedisServer, start_
     leaving = heartbeat("w2", model="leaving", draining=True)
     async with beating(fragile, [heartbeat("w1", slots=1), leaving]):
         pair = await two(fragile, start_on, workers=1)
-        late = await start_on(fragile.url, "g3", lives=Lifetimes(seat_after_s=60.0))
-        await until(lambda: seat(pair[0]) == Seat(0, 3), 3.0, "the third is known")
+        late = await start_on(fragile.url, "g3", lives=Lifetimes(known_after_s=60.0))
+        await until(lambda: seat(pair[0]) == SlotShare(0, 3), 3.0, "the third is known")
         fragile.kill()
         outcomes = []
         for gateway in (*pair, late):
@@ -332,7 +336,7 @@ async def test_when_redis_is_back_calls_ask_it_a_few_at_a_time(fragile: RedisSer
     """Where it goes away again at once, all that have asked turn to the share in one turn of the event loop."""
     async with beating(fragile, WORKERS):
         gateway = await start_on(fragile.url, "g1", lives=SEATED)
-        await until(lambda: seat(gateway) == Seat(0, 1), 3.0, "seated")
+        await until(lambda: seat(gateway) == SlotShare(0, 1), 3.0, "seated")
         await until(lambda: len(gateway.fleet.snapshot.of("m")) == 2, 2.0, "saw")
         fragile.kill()
         guests = [Guest(gateway) for _ in range(5 + 3 * ASKING_AT_ONCE)]
@@ -357,5 +361,7 @@ async def test_when_redis_is_back_calls_ask_it_a_few_at_a_time(fragile: RedisSer
         assert most == ASKING_AT_ONCE
         # When it stays, all have asked in the end.
         gateway.store.acquire = acquire  # type: ignore[method-assign]
-        await until(lambda: all(waiter.filed for waiter in gateway.admission._line.of("m")), 10.0, "all are in line")
+        await until(
+            lambda: all(waiter.filed for waiter in gateway.admission._queue.waiters_of("m")), 10.0, "all are in line"
+        )
         assert gateway.admission.waiting("m") == 3 * ASKING_AT_ONCE

@@ -1,7 +1,4 @@
-"""Ranks the workers for new calls, and again for those that wait.
-
-Turns a call's ranking into the offers of its ticket. Pure.
-"""
+"""Ranks the workers for new calls and for those that wait, and turns a ranking into the offers of a ticket."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from gateway.admission.local_queue import Line, Waiter
+from gateway.admission.local_queue import LocalQueue, Waiter
 from gateway.back_pressure import QueueState
 from gateway.registry.fleet import Fleet
 from gateway.routing.explain import Explanation, explain
@@ -18,16 +15,16 @@ from gateway.routing.rank import rank
 from gateway.store.client import Offer, Offers
 
 NOBODY_ELSE_MS = 60_000.0
-"""Cost of not getting a worker where no other would do."""
+"""Cost of not getting a worker if no other is suitable."""
 
-ANY = Offer("", 0.0, NOBODY_ELSE_MS, 0)
-"""The offer of a call that no worker can be ranked for now: it takes the first that comes."""
+ANY_WORKER = Offer("", 0.0, NOBODY_ELSE_MS, 0)
+"""The offer of a call for which no worker can be ranked now: it takes the first one that comes."""
 
 
 def offers_of(ranking: Ranking, begin_within_ms: float = 0.0) -> Offers:
     """Return the offers of a ticket for a ranking. `begin_within_ms` as in `Offers`."""
     if not ranking.bids:
-        return Offers(elsewhere=ANY, begin_within_ms=begin_within_ms, hold_ms=ranking.hold_ms)
+        return Offers(elsewhere=ANY_WORKER, begin_within_ms=begin_within_ms, hold_ms=ranking.hold_ms)
     everywhere = [*ranking.bids] if ranking.elsewhere is None else [*ranking.bids, ranking.elsewhere]
     best = sorted(everywhere, key=lambda bid: bid.total_ms)[:2]
     take = ranking.take
@@ -48,15 +45,15 @@ def _offer(bid: Bid, best: Sequence[Bid]) -> Offer:
 
 
 MISSED_MS = 1.0
-"""A deadline with less than this left counts as none, so that one that is over delays no other call's."""
+"""A deadline with less time left counts as none, so that one that has passed delays no other call."""
 
 
-class Placing:
+class Ranker:
     """Ranks calls by the fleet as it is now and this gateway's recent placements."""
 
-    def __init__(self, fleet: Fleet, line: Line) -> None:
+    def __init__(self, fleet: Fleet, queue: LocalQueue) -> None:
         self._fleet = fleet
-        self._line = line
+        self._queue = queue
         self._turns = itertools.count()
 
     def rank(self, model: str, request: PlacementRequest, avoid: frozenset[str], ahead: int | None = None) -> Ranking:
@@ -64,9 +61,9 @@ class Placing:
         return rank(
             request,
             self._fleet.pool(model),
-            self._line.placements(model),
+            self._queue.placements(model),
             now=time.monotonic(),
-            queued=self._line.in_line(model) if ahead is None else ahead,
+            queued=self._queue.num_queued(model) if ahead is None else ahead,
             avoid=avoid,
             turn=next(self._turns),
         )
@@ -76,9 +73,9 @@ class Placing:
         return explain(
             request,
             self._fleet.pool(model),
-            self._line.placements(model),
+            self._queue.placements(model),
             now=time.monotonic(),
-            queued=self._line.in_line(model),
+            queued=self._queue.num_queued(model),
         )
 
     def offers(self, ranking: Ranking, begin_by: float) -> Offers:
@@ -88,13 +85,13 @@ class Placing:
 
     def refresh(self, waiter: Waiter) -> Offers:
         """Rank a waiting call anew, and return its offers of now."""
-        self._line.placements(waiter.model).forget(waiter.id)  # it is not counted as before itself
+        self._queue.placements(waiter.model).forget(waiter.id)  # it is not counted as before itself
         ahead = waiter.filed.position - 1 if waiter.filed is not None else None
         if waiter.avoid_now is not None:
             waiter.avoid = waiter.avoid_now()
         waiter.ranking = self.rank(waiter.model, waiter.request, waiter.avoid, ahead)
         waiter.offers = self.offers(waiter.ranking, waiter.begin_by)
-        self._line.aim(waiter)
+        self._queue.aim(waiter)
         return waiter.offers
 
     def num_slots(self, model: str) -> int:
@@ -103,4 +100,4 @@ class Placing:
 
     def queue_state(self, model: str, num_waiting: int | None = None) -> QueueState:
         """Return the state of the model's queue. `num_waiting`: the calls in it; None: as last heard."""
-        return self._line.state(model, self.num_slots(model), num_waiting)
+        return self._queue.state(model, self.num_slots(model), num_waiting)
