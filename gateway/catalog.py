@@ -16,7 +16,7 @@ from gateway.call import Principal
 from gateway.errors import InvalidRequest, ModelNotFound, NotSupported, PermissionDenied, Unavailable
 from workers.models.catalog import AliasChain, Catalog, Defaults, Job, Target
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
-from workers.protocol.requests import GenerateRequest, Infill
+from workers.protocol.requests import GenerateRequest, Infill, Prompt
 
 KIND_OF: dict[Job, WorkerKind] = {"chat": "generate", "embed": "embed", "rerank": "rank", "infill": "generate"}
 JOB_OF: dict[WorkerKind, Job] = {"generate": "chat", "embed": "embed", "rank": "rerank"}
@@ -145,7 +145,7 @@ def _opening_texts(request: GenerateRequest) -> Iterator[str]:
                 return
 
 
-def _parts(prompt: str | tuple[int | str, ...]) -> tuple[int | str, ...]:
+def _parts(prompt: Prompt) -> Sequence[int | str]:
     """Return the parts that identify a prompt: all of them, or those at both ends and their number."""
     if isinstance(prompt, str):
         return (prompt,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.queries import Detokenize, Render, Tokenize
-from workers.protocol.requests import GenerateRequest, Message, Submit
+from workers.protocol.requests import GenerateRequest, Message, Prompt, Submit
 
 INLINE_CHARS = 256 << 10
 """Characters of all texts of a message up to which it counts as short: encoding takes a millisecond or so."""
@@ -86,7 +87,7 @@ def _of_value(*values: Any) -> int:
     return number
 
 
-def _of_parts(parts: Iterable[str | tuple[int | str, ...]]) -> int:
+def _of_parts(parts: Iterable[Prompt]) -> int:
     """Return about how many characters these have together; counting stops where they are long already."""
     number = 0
     for part in parts:
@@ -96,11 +97,11 @@ def _of_parts(parts: Iterable[str | tuple[int | str, ...]]) -> int:
     return number
 
 
-def _of_part(part: str | tuple[int | str, ...]) -> int:
+def _of_part(part: Prompt) -> int:
     if isinstance(part, str):
         return len(part)
     number = TOKEN_CHARS * len(part)
-    if number > INLINE_CHARS:
+    if number > INLINE_CHARS or isinstance(part, array):
         return number
     # This takes half a millisecond for as many tokens as get here; `isinstance` takes ten times as long.
     return number + sum([len(one) for one in part if one.__class__ is str])

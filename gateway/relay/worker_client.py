@@ -29,7 +29,7 @@ from gateway.dispatch.request_size import INLINE_CHARS, num_chars
 from gateway.dispatch.slot_search import TeamTurns, Turn
 from workers.protocol.control import access_token, proof
 from workers.protocol.events import CallFailed, Failure, FailureCode
-from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH, json_parts
+from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH, encode, json_parts
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import POOL_PATH
 from workers.protocol.queries import DETOKENIZE_PATH, RENDER_PATH, TOKENIZE_PATH
@@ -38,8 +38,6 @@ from workers.protocol.requests import MAX_PROMPT_CHARS, Accepted, Cancel, Submit
 AT_ONCE = 2
 """Most long messages under way to one worker."""
 SLICE_BYTES = 128 << 10
-
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class Payloads:
         `known_bytes`: size of its conversation, tools included, where that has been counted already.
         """
         if message is None or (known_bytes <= INLINE_CHARS and num_chars(message) <= INLINE_CHARS):
-            yield Payload(None if message is None else _encode(message), {})
+            yield Payload(None if message is None else encode(message), {})
             return
         team: str = getattr(message, "tenant", "")
         turn = await self._turns.enter(team)
@@ -206,7 +204,7 @@ class WorkerClient:
         try:
             async with self._session.post(
                 self._at.url + CANCEL_PATH,
-                data=_encode(Cancel(self._gateway_id, tuple(calls))),
+                data=encode(Cancel(self._gateway_id, tuple(calls))),
                 headers=self._headers,
                 timeout=_timeout(CANCEL_TIMEOUT_S),
                 allow_redirects=False,

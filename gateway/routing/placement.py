@@ -6,6 +6,7 @@ With one worker these are its own slot numbers. They change when workers come an
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -82,10 +83,15 @@ def placement_request_of_pooled(request: PoolRequest) -> PlacementRequest:
     return PlacementRequest(Prefix((), (), num_bytes + len(request.query or "") * len(request.inputs)), max_tokens=0)
 
 
+TOKEN_BYTES = 4
+
+
 def _num_bytes(one: PoolInput) -> int:
     if isinstance(one, str):
         return len(one)
-    return sum(len(part) if isinstance(part, str) else 4 for part in one)
+    if isinstance(one, array):
+        return TOKEN_BYTES * len(one)
+    return sum(len(part) if isinstance(part, str) else TOKEN_BYTES for part in one)
 
 
 class Bid(msgspec.Struct, frozen=True):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 
-import msgspec
-
 from gateway.call import Answer, Call
 from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.request_log import ids_of
 from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Text, ToolCallDelta
+from workers.protocol.framing import encode
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import GenerateRequest
 
@@ -27,8 +26,6 @@ WARNING = (
     "prompts and answers are written into the log, at level info (log_prompts): whoever may read it reads what every "
     "team asks; unset it when you have seen enough"
 )
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Heard:
@@ -145,9 +142,9 @@ class Excerpt:
 
 def _asked(request: GenerateRequest | PoolRequest) -> str:
     if isinstance(request, PoolRequest):
-        return _encode([request.query, *request.inputs] if request.query is not None else request.inputs).decode()
+        return encode([request.query, *request.inputs] if request.query is not None else request.inputs).decode()
     if request.messages:
-        return _encode(request.messages).decode()
+        return encode(request.messages).decode()
     if isinstance(request.prompt, str):
         return request.prompt
-    return _encode(request.infill or request.prompt).decode()
+    return encode(request.infill or request.prompt).decode()

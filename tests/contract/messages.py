@@ -109,7 +109,7 @@ SAMPLED_SUBMIT = Submit(
     gateway="gw-1",
     call=9,
     request=GenerateRequest(
-        prompt=(1, 277, 15),
+        prompt=[1, 277, 15],
         sampling=Sampling(
             dynatemp_range=0.5,
             dry_multiplier=0.8,
@@ -225,7 +225,7 @@ POOL_REQUEST = PoolRequest(
     tenant="team-a",
     request_id="req-2",
 )
-SMALLEST_POOL_REQUEST = PoolRequest(inputs=("hi", (101, 7592, 102)))
+SMALLEST_POOL_REQUEST = PoolRequest(inputs=("hi", [101, 7592, 102]))
 POOL_RESULT = PoolResult(
     pooling="mean", width=2, rows=(1, 1), num_tokens=(4, 3), vectors=struct.pack("<4f", 0.6, -0.8, 1.0, 0.0)
 )
@@ -281,7 +281,7 @@ MESSAGES = {
         id_slot=1, filename="chat.bin", n_restored=1745, n_read=14309796, timings=RestoreTimings(42.5)
     ),
     "slot_erased.json": SlotErased(id_slot=1, n_erased=1745),
-    "tokenize.json": Tokenize(content=("Köln", 15), add_special=True, parse_special=False, with_pieces=True),
+    "tokenize.json": Tokenize(content=["Köln", 15], add_special=True, parse_special=False, with_pieces=True),
     "tokenize_smallest.json": Tokenize(content="hi"),
     "tokenized.json": Tokenized(ids=packed((1, 313)), pieces=(b"<s>", b"\xc3")),
     "tokenized_bare.json": Tokenized(ids=packed((1, 313))),

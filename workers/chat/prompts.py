@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Protocol
+from typing import Protocol, cast
 
 from workers.chat.conversation import UNSET, Conversation, conversation_of
 from workers.chat.infill import InfillPrompts
@@ -191,6 +191,8 @@ class Prompts:
         """
         if isinstance(prompt, str):
             return self._tokenizer.tokenize(prompt, add_special=add_special, parse_special=parse_special, most=most)
+        if set(map(type, prompt)) == {int}:
+            return self._ids(cast("Sequence[int]", prompt))
         tokens = array("q")
         patience = Patience(num_chars(prompt))
         for position, part in enumerate(prompt):
@@ -233,6 +235,16 @@ class Prompts:
             return list(self._tokenizer.tokenize(text, add_special=False, parse_special=parse_special))
 
         return self._infill.tokens(infill, tokenize, lambda text: tokenize(text, parse_special=True))
+
+    def _ids(self, prompt: Sequence[int]) -> Sequence[int]:
+        """Return a prompt of nothing but tokens: one by one, 30,000 of them take the interpreter for 6 ms.
+
+        Raises CallFailed.
+        """
+        if min(prompt) < 0 or max(prompt) >= self._num_tokens:
+            for position, token in enumerate(prompt):
+                self._checked(token, position)
+        return array("q", prompt)
 
     def _checked(self, token: int, position: int) -> int:
         """Return the token. Raises CallFailed where the vocabulary has none of its number."""

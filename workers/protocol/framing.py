@@ -12,6 +12,7 @@ and, since the lock is free then, other threads.
 from __future__ import annotations
 
 import base64
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import isfinite
@@ -125,6 +126,8 @@ RUN_ITEMS = 1024
 """Most items of a list or an object that are looked at together."""
 ITEM_CHARS = 6
 """Characters that a number, a name or a bracket counts for."""
+RUN_NUMBERS = 8192
+"""Numbers of an array that are encoded in one call."""
 BASE64_GROUP = 3
 """Bytes in a group of base64: texts of whole groups can be joined."""
 
@@ -133,7 +136,16 @@ _PLACE = b"\0"
 _TEXTS = frozenset({str, bytes})
 _SIMPLE = frozenset({str, bytes, int, float, bool, type(None)})
 
-_encode = msgspec.json.Encoder().encode
+
+def _listed(value: Any) -> list[Any]:
+    """Return an array as a list: in JSON they are alike."""
+    if isinstance(value, array):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no JSON")
+
+
+encode = msgspec.json.Encoder(enc_hook=_listed).encode
+"""Encodes every message in one call. Raises TypeError."""
 
 
 def json_parts(message: Any) -> Iterator[bytes]:
@@ -174,6 +186,8 @@ def is_long(message: Any) -> bool:
                     return True
                 inner += one
                 inner += one.values() if isinstance(one, dict) else ()
+            elif isinstance(one, array):
+                left -= ITEM_CHARS * len(one)
         left -= ITEM_CHARS * len(inner)
         if left < 0:
             return True
@@ -183,11 +197,13 @@ def is_long(message: Any) -> bool:
 
 def _parts(value: Any) -> Iterator[bytes]:
     if not is_long(value):
-        yield _encode(value)
+        yield encode(value)
     elif isinstance(value, str):
         yield from _text(value)
     elif isinstance(value, bytes):
         yield from base64_parts((value,))
+    elif isinstance(value, array):
+        yield from _numbers(value)
     elif isinstance(value, list | tuple):
         yield from _in_runs(b"[", value, _items, b"]")
     elif isinstance(value, dict):
@@ -196,21 +212,28 @@ def _parts(value: Any) -> Iterator[bytes]:
         long = {name: field for name in value.__struct_fields__ if is_long(field := getattr(value, name))}
         yield from _struct(value, {name: _parts(field) for name, field in long.items()})
     else:
-        yield _encode(value)
+        yield encode(value)
 
 
 def _text(text: str) -> Iterator[bytes]:
     """Yield a text in parts; a character's JSON does not depend on those beside it."""
     yield b'"'
     for start in range(0, len(text), PART_CHARS):
-        yield _encode(text[start : start + PART_CHARS])[1:-1]
+        yield encode(text[start : start + PART_CHARS])[1:-1]
     yield b'"'
+
+
+def _numbers(numbers: array[Any]) -> Iterator[bytes]:
+    yield b"["
+    for start in range(0, len(numbers), RUN_NUMBERS):
+        yield (b"," if start else b"") + encode(numbers[start : start + RUN_NUMBERS])[1:-1]
+    yield b"]"
 
 
 def _struct(message: msgspec.Struct, fields: Mapping[str, Iterator[bytes]]) -> Iterator[bytes]:
     names = [name for name in message.__struct_fields__ if name in fields]
     marked = msgspec.structs.replace(message, **dict.fromkeys(names, msgspec.Raw(_PLACE)))
-    first, *others = _encode(marked).split(_PLACE)
+    first, *others = encode(marked).split(_PLACE)
     yield first
     for name, part in zip(names, others, strict=True):
         yield from fields[name]
@@ -233,7 +256,7 @@ def _in_runs(
 
 def _items(run: Sequence[Any]) -> Iterator[bytes]:
     if not is_long(run):
-        yield _encode(run)[1:-1]
+        yield encode(run)[1:-1]
     elif len(run) == 1:
         yield from _parts(run[0])
     else:
@@ -242,7 +265,7 @@ def _items(run: Sequence[Any]) -> Iterator[bytes]:
 
 def _members(run: Sequence[tuple[str, Any]]) -> Iterator[bytes]:
     if not is_long(run):
-        yield _encode(dict(run))[1:-1]
+        yield encode(dict(run))[1:-1]
     elif len(run) == 1:
         ((name, value),) = run
         yield from _parts(name)

@@ -6,6 +6,7 @@ with a `Failure`. No results are kept: repeating a request computes it anew. Clo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -14,7 +15,7 @@ POOL_PATH = "/v1/pool"
 
 PoolKind = Literal["embed", "rank"]
 
-PoolInput = str | tuple[int | str, ...]
+PoolInput = str | Sequence[int | str]
 
 
 class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

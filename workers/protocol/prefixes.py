@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import cast
+from typing import Any
 
 import msgspec
 
-from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, ToolCall
+from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, Prompt, ToolCall
 
 BLOCK_BYTES = 1024
 """Bytes between two heads of a long text, at the beginning of a conversation: about 256 tokens."""
@@ -113,11 +113,11 @@ def _texts(request: GenerateRequest) -> Iterator[bytes]:
             yield _message(message)
 
 
-def _prompt(prompt: str | tuple[int | str, ...]) -> Iterator[bytes]:
+def _prompt(prompt: Prompt) -> Iterator[bytes]:
     # As one text, so that a prompt that goes on with the answer has the heads of this one.
-    parts = (prompt,) if isinstance(prompt, str) else prompt
-    if sys.byteorder == "little" and set(map(type, parts)) == {int}:
-        yield array("i", cast("tuple[int, ...]", parts)).tobytes()
+    parts: Sequence[Any] = (prompt,) if isinstance(prompt, str) else prompt
+    if sys.byteorder == "little" and (isinstance(parts, array) or set(map(type, parts)) == {int}):
+        yield array("i", parts).tobytes()
         return
     yield b"".join(
         part.encode() if isinstance(part, str) else part.to_bytes(4, "little", signed=True) for part in parts

@@ -36,7 +36,7 @@ from msgspec import Meta
 
 from workers.protocol.framing import read_float
 from workers.protocol.heartbeat import ModelFacts, WorkerKind
-from workers.protocol.requests import AdapterUse, GenerateRequest, Name, Sampling
+from workers.protocol.requests import AdapterUse, GenerateRequest, Name, Prompt, Sampling
 
 TOKENIZE_PATH = "/v1/tokenize"
 DETOKENIZE_PATH = "/v1/detokenize"
@@ -54,8 +54,8 @@ MAX_PIECES = 131_072
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of `POST /v1/tokenize`. Defaults are those of llama-server's `/tokenize`."""
 
-    content: str | tuple[int | str, ...]
-    """Text, or texts and tokens in turn; tokens are taken as they are."""
+    content: Prompt
+    """Tokens are taken as they are."""
     add_special: bool = False
     """Whether to add the tokens that the model begins or ends every text with."""
     parse_special: bool = True

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import re
 from array import array
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 from starlette.types import Receive, Scope
 
 from gateway.api.intake.decoding import let_loop_run
@@ -30,17 +32,17 @@ MAX_FIELDS = 1000
 
 OnPart = Callable[[bytes, int], Awaitable[None]]
 
-
-class Numbers(list[int]):
-    """Integers of an array of arrays, each value one object: a million tokens take 8 MB so, and 40 MB otherwise."""
-
-
+MAX_TOKEN = 2**31 - 1
 LONG_BYTES = 64 << 10
 """Bytes from which on a body is decoded in parts, and an array of arrays of it an array at a time."""
+
+PACKED_BYTES = 256
+"""Bytes from which on an array of tokens within an array is decoded as such. A bias is a short array of numbers."""
 
 _ARRAYS = re.compile(rb"\s*\[\s*\[")
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_tokens = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=MAX_TOKEN)]]).decode
 decode_json = msgspec.json.Decoder(float_hook=read_float).decode
 """Decodes every body. Raises msgspec.DecodeError, UnicodeDecodeError, RecursionError."""
 
@@ -137,17 +139,26 @@ def _value(raw: msgspec.Raw) -> Any:
         return decode_json(data)
     values = []
     for item in _decode_items(data):
-        values.append(_share_numbers(decode_json(item)))
+        values.append(_item(item))
         let_loop_run()
     return values
 
 
-def _share_numbers(value: Any) -> Any:
-    """Return an array of integers as `Numbers`, anything else as it is."""
-    if not isinstance(value, list) or set(map(type, value)) != {int}:
-        return value
-    known: dict[int, int] = {}
-    return Numbers(map(known.setdefault, value, value))
+def _item(raw: msgspec.Raw) -> Any:
+    """Return tokens as `packed` does, and what is anything else as it is."""
+    if len(memoryview(raw)) > PACKED_BYTES:
+        with suppress(msgspec.ValidationError):
+            return array("i", _decode_tokens(raw))
+    return decode_json(raw)
+
+
+def packed(items: Sequence[Any]) -> array[int] | None:
+    """Return token ids as an array, four bytes each; None where not all items are tokens."""
+    if isinstance(items, array):
+        return items
+    if set(map(type, items)) != {int} or min(items) < 0 or max(items) > MAX_TOKEN:
+        return None
+    return array("i", items)
 
 
 def _too_large(size: str, limit: int) -> BodyTooLarge:

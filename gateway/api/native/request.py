@@ -24,14 +24,14 @@ from gateway.api.parameters.options import (
     repeat_request,
     share_prompt_chars,
 )
-from gateway.api.parameters.prompts import Prompt, read_prompts
+from gateway.api.parameters.prompts import read_prompts
 from gateway.api.parameters.response_format import read_constraint
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.unsupported import read_body
 from gateway.api.request_headers import named_model
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
-from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Notice
+from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Notice, Prompt
 
 
 def read_native_prompts(given: Any, path: str = "prompt") -> tuple[Prompt, ...]:

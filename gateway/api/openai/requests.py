@@ -30,14 +30,14 @@ from gateway.api.parameters.options import (
     repeat_request,
     share_prompt_chars,
 )
-from gateway.api.parameters.prompts import Prompt, read_prompts
+from gateway.api.parameters.prompts import read_prompts
 from gateway.api.parameters.response_format import drop_beside_tools, read_constraint
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.thinking import other_words, read_template_values, read_thinking
 from gateway.api.parameters.unsupported import read_body
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
-from workers.protocol.requests import MAX_PROMPT_CHARS, GenerateRequest, Infill, Thinking
+from workers.protocol.requests import MAX_PROMPT_CHARS, GenerateRequest, Infill, Prompt, Thinking
 
 
 def read_max_tokens(given: dict[str, int | None]) -> int | None:

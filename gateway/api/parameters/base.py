@@ -5,6 +5,7 @@ An error names the parameter by its path, what was sent and what to send.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -154,7 +155,7 @@ def nesting_error() -> InvalidRequest:
 
 def quote(value: Any) -> str:
     """Return a value for an error message: short, and never more than the caller sent in one place."""
-    if isinstance(value, dict | list):
+    if isinstance(value, dict | list | array):
         return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 256:
         return "a number of more than 70 digits"

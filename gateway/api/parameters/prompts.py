@@ -9,19 +9,19 @@ its tests of embeddings.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
-from gateway.api.intake.body import Numbers
+from gateway.api.intake.body import MAX_TOKEN, packed
 from gateway.api.intake.decoding import let_loop_run
 from gateway.api.parameters.base import quote
 from gateway.api.parameters.messages import MEDIA
 from gateway.errors import InvalidRequest, NotSupported
 from workers.protocol.pooled import PoolInput
+from workers.protocol.requests import Prompt
 
 MAX_PROMPTS = 128
-MAX_TOKEN = 2**31 - 1
-
-Prompt = str | tuple[int | str, ...]
 
 FORMS = "a string, an array of tokens, or an array of such prompts"
 
@@ -48,29 +48,15 @@ def read_prompts(value: Any, path: str = "prompt") -> tuple[Prompt, ...]:
 def _one(value: Any, path: str) -> Prompt:
     if isinstance(value, str):
         return value
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list | array) or not value:
         given = "an empty array" if value == [] else quote(value)
         raise InvalidRequest(f"`{path}` is {given}. Send a string or an array of tokens.", param=path)
     return read_tokens(value, path)
 
 
-def shared_ids(items: list[Any]) -> tuple[int, ...] | None:
-    """Return token ids, in which equal numbers are one object; None where not all items are tokens.
-
-    A million of them take 8 MB so, and 40 MB as they were decoded.
-    """
-    are_shared = isinstance(items, Numbers)
-    if not are_shared and set(map(type, items)) != {int}:
-        return None
-    if min(items) < 0 or max(items) > MAX_TOKEN:
-        return None
-    known: dict[int, int] = {}
-    return tuple(items if are_shared else map(known.setdefault, items, items))
-
-
-def read_tokens(items: list[Any], path: str) -> tuple[int | str, ...]:
-    """Return tokens, and texts between them. Raises InvalidRequest."""
-    ids = shared_ids(items)
+def read_tokens(items: Sequence[Any], path: str) -> Sequence[int | str]:
+    """Return tokens as an array; where there are texts between them, both as they came. Raises InvalidRequest."""
+    ids = packed(items)
     let_loop_run()
     if ids is not None:
         return ids
@@ -108,7 +94,7 @@ def _one_input(value: Any, path: str) -> PoolInput:
         return value
     if isinstance(value, dict):
         return _of_object(value, path)
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list | array) or not value:
         given = "an empty array" if value == [] else quote(value)
         raise InvalidRequest(f"`{path}` is {given}. Send {INPUT_FORMS}.", param=path)
     return read_tokens(value, path)

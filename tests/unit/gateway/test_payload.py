@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from array import array
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ def submit(**fields: object) -> Submit:
         (submit(prompt="abc"), 3),
         (submit(prompt=(1, 2)), 12),
         (submit(prompt=(1, "abc")), 15),
+        (Submit(gateway="g", call=1, request=GenerateRequest(prompt=array("i", [1, 2])), tenant="t"), 12),
         (submit(messages=[{"role": "user", "content": "abc"}, {"role": "assistant"}]), 3 + 2 * ENTRY_CHARS),
         (submit(messages=[{"role": "assistant", "reasoning": "ab", "tool_calls": [CALL]}]), 8 + 2 * ENTRY_CHARS),
         (submit(messages=[{"role": "tool", "name": "f", "tool_call_id": "abcd", "content": "e"}]), 6 + ENTRY_CHARS),
@@ -120,19 +122,21 @@ class Counted:
         submit(messages=[{"role": "user", "content": "h\u00e9\n" * (2 << 20)}]),
         submit(messages=[{"role": "user", "content": "x" * 1000}] * 8_000),
         submit(prompt=tuple(range(1_000_000))),
+        Submit(gateway="g", call=1, request=GenerateRequest(prompt=array("i", range(1_000_000))), tenant="t"),
         PoolRequest(inputs=("x" * (8 << 20),)),
         Tokenize(content="x" * (8 << 20)),
     ],
 )
 async def test_no_call_encodes_megabytes(message: msgspec.Struct, monkeypatch: pytest.MonkeyPatch) -> None:
     """One call holds the interpreter's lock until it returns: 32 MiB of a conversation made gaps of 135 ms."""
-    counted = Counted(msgspec.json.encode)
-    monkeypatch.setattr("gateway.relay.worker_client._encode", counted)
-    monkeypatch.setattr(framing, "_encode", counted)
+    encode = framing.encode
+    counted = Counted(encode)
+    monkeypatch.setattr("gateway.relay.worker_client.encode", counted)
+    monkeypatch.setattr(framing, "encode", counted)
     async with Payloads().of(message) as payload:
         assert isinstance(payload.data, AsyncIterator)
         whole = b"".join([piece async for piece in payload.data])
-    assert whole == msgspec.json.encode(message)
+    assert whole == encode(message)
     assert payload.headers == {"Content-Length": str(len(whole))}
     assert counted.most < 1 << 20
     assert counted.num > 8

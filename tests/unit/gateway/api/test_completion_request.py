@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Any
 
 import pytest
@@ -30,10 +31,10 @@ def test_the_smallest_request() -> None:
     ("prompt", "prompts"),
     [
         ("", ("",)),
-        ([1, 2], ((1, 2),)),
+        ([1, 2], (array("i", [1, 2]),)),
         (["a", "b"], ("a", "b")),
-        ([[1], [2, 3]], ((1,), (2, 3))),
-        (["a", [1, 2]], ("a", (1, 2))),
+        ([[1], [2, 3]], (array("i", [1]), array("i", [2, 3]))),
+        (["a", [1, 2]], ("a", array("i", [1, 2]))),
         ([1, "a", 2], ((1, "a", 2),)),
         ([["a", 1], ["b"]], (("a", 1), ("b",))),
     ],

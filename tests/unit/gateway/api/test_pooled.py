@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from array import array
 from typing import Any
 
 import pytest
@@ -49,9 +50,9 @@ async def ranked(result: PoolResult, **parameters: Any) -> Any:
     [
         ("a", ("a",)),
         (["a", "b"], ("a", "b")),
-        ([1, 2], ((1, 2),)),
-        ([[1], [2, 3]], ((1,), (2, 3))),
-        (["a", [1]], ("a", (1,))),
+        ([1, 2], (array("i", [1, 2]),)),
+        ([[1], [2, 3]], (array("i", [1]), array("i", [2, 3]))),
+        (["a", [1]], ("a", array("i", [1]))),
         ("", ("",)),
         (["a", ""], ("a", "")),
         ([1, "a", 2], ((1, "a", 2),)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Any
 
 import pytest
@@ -43,10 +44,10 @@ def test_the_model_is_named_in_the_body_or_behind_the_question_mark() -> None:
     ("prompt", "prompts"),
     [
         ("text", ["text"]),
-        ([1, 2], [(1, 2)]),
+        ([1, 2], [array("i", [1, 2])]),
         ([1, "a", 2], [(1, "a", 2)]),
         (["a", "b"], ["a", "b"]),
-        ([[1, "a"], [3], "b", {"prompt_string": "c"}], [(1, "a"), (3,), "b", "c"]),
+        ([[1, "a"], [3], "b", {"prompt_string": "c"}], [(1, "a"), array("i", [3]), "b", "c"]),
         ({"prompt_string": "c"}, ["c"]),
     ],
 )

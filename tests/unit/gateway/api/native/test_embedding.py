@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from array import array
 from typing import Any
 
 import pytest
@@ -27,8 +28,8 @@ def read(**body: Any) -> EmbeddingRequest:
     [
         ({"content": "a"}, ("a",)),
         ({"input": ["a", "b"]}, ("a", "b")),
-        ({"content": [1, 2]}, ((1, 2),)),
-        ({"content": [[1, 2], "a"]}, ((1, 2), "a")),
+        ({"content": [1, 2]}, (array("i", [1, 2]),)),
+        ({"content": [[1, 2], "a"]}, (array("i", [1, 2]), "a")),
         ({"content": [1, "a"]}, ((1, "a"),)),
         ({"content": ""}, ("",)),
     ],
