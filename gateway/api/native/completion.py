@@ -136,25 +136,31 @@ class _Stream:
 
 class WholeWriter:
     def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog, fleet: FleetInfo) -> None:
-        self._answers = [
-            _Whole(Answer(number, asked, call, request_log, fleet)) for number in range(len(asked.requests))
-        ]
+        def make(number: int) -> _Whole:
+            return _Whole(Answer(number, asked, call, request_log, fleet))
+
+        self._make = make
+        self._is_single = len(asked.requests) == 1
+        self._answers: dict[int, _Whole] = {}
+        """Those that have begun."""
 
     def add(self, events: list[CallEvent], choice: int) -> None:
-        answer = self._answers[choice]
+        answer = self._answers.get(choice)
+        if answer is None:
+            answer = self._answers[choice] = self._make(choice)
         for event in events:
             answer.add(event)
 
     def parts(self) -> Iterator[bytes]:
         """Yield the object or the array as JSON, some answers at a time: each has its settings, which may be long."""
-        if len(self._answers) == 1:
+        if self._is_single:
             return in_parts(self._answers[0].object())
         return gathered(self._array())
 
     def _array(self) -> Iterator[bytes]:
-        for number, answer in enumerate(self._answers):
+        for number in sorted(self._answers):
             yield b"," if number else b"["
-            yield from in_parts(answer.object())
+            yield from in_parts(self._answers[number].object())
         yield b"]"
 
 

@@ -234,12 +234,12 @@ class WholeWriter:
     def __init__(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> None:
         self._model = call.alias
         self._request_log = request_log
-        self._whole = WholeChoices(
-            [
-                _WholeChoice(one, Verbose(one, wanted=asked.verbose, stream=False), as_function=asked.as_function)
-                for one in asked.requests
-            ]
-        )
+
+        def choice(number: int) -> _WholeChoice:
+            one = asked.requests[number]
+            return _WholeChoice(one, Verbose(one, wanted=asked.verbose, stream=False), as_function=asked.as_function)
+
+        self._whole = WholeChoices(choice, len(asked.requests))
 
     def add(self, events: list[CallEvent], choice: int) -> None:
         self._whole.add(events, choice)

@@ -133,17 +133,13 @@ class CompletionWhole:
         self._model = call.alias
         self._request_log = request_log
         self._num_prompts = len(asked.prompts)
-        self._whole = WholeChoices(
-            [
-                _WholeChoice(
-                    one,
-                    Echo(asked, number),
-                    Probabilities(asked, one),
-                    Verbose(one, wanted=asked.verbose, stream=False),
-                )
-                for number, one in enumerate(asked.requests)
-            ]
-        )
+
+        def choice(number: int) -> _WholeChoice:
+            one = asked.requests[number]
+            verbose = Verbose(one, wanted=asked.verbose, stream=False)
+            return _WholeChoice(one, Echo(asked, number), Probabilities(asked, one), verbose)
+
+        self._whole = WholeChoices(choice, len(asked.requests))
 
     def add(self, events: list[CallEvent], choice: int) -> None:
         self._whole.add(events, choice)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -88,18 +88,28 @@ ChoiceT = TypeVar("ChoiceT", bound=Choice)
 class WholeChoices(Generic[ChoiceT]):
     """Collects all answers to one request from the events."""
 
-    def __init__(self, choices: Sequence[ChoiceT]) -> None:
-        self.choices = choices
+    def __init__(self, make: Callable[[int], ChoiceT], number: int) -> None:
+        """`make` makes the collector of an answer, which is done when its first event comes: a hundred may wait."""
+        self._make = make
+        self._number = number
+        self._made: dict[int, ChoiceT] = {}
+
+    @property
+    def choices(self) -> list[ChoiceT]:
+        """Return the collectors of the answers that have begun, in the answers' order."""
+        return [self._made[number] for number in sorted(self._made)]
 
     def add(self, events: list[CallEvent], choice: int) -> None:
-        collected = self.choices[choice]
+        collected = self._made.get(choice)
+        if collected is None:
+            collected = self._made[choice] = self._make(choice)
         for event in events:
             collected.add(event)
 
     @property
     def ends(self) -> list[Finished]:
         ends = [choice.end for choice in self.choices if choice.end is not None]
-        if len(ends) < len(self.choices):
+        if len(ends) < self._number:
             raise ValueError("an answer has no end")
         return ends
 

@@ -98,7 +98,7 @@ async def test_only_the_first_answer_to_a_prompt_goes_through_it_each_prompt_in_
     prompts = [Looked((1, "", number)) for number in range(4)]
     for prompt in prompts:
         prompt.turns = []
-    requests = [GenerateRequest(prompt=prompt) for prompt in prompts for _ in range(32)]
+    requests = [GenerateRequest(prompt=prompt) for prompt in prompts for _ in range(MAX_BESIDE // 4)]
 
     async def beat() -> None:
         while True:
@@ -110,6 +110,39 @@ async def test_only_the_first_answer_to_a_prompt_goes_through_it_each_prompt_in_
         beating.cancel()
     turns = [turn for prompt in prompts for turn in prompt.turns]
     assert len(turns) == len(set(turns)) == len(prompts)
+
+
+async def test_answers_that_wait_for_others_have_no_task_yet() -> None:
+    """Those of twenty requests with a hundred prompts were 90,000 objects, which one collection took 60 ms for."""
+    before = len(asyncio.all_tasks())
+    requests = [GenerateRequest(prompt=str(number)) for number in range(3 * MAX_BESIDE)]
+    corridor = Corridor()
+    async with answers(cast(Pipeline, corridor), call(patience_s=5.0), requests, RequestLog("id", "POST", "/")):
+        assert len(asyncio.all_tasks()) - before <= MAX_BESIDE + corridor.open
+
+
+async def test_answers_under_way_are_cancelled_one_in_a_turn_of_the_loop() -> None:
+    """The callers of twenty requests with a hundred prompts each left: all at once, that kept the loop for 120 ms."""
+    corridor, ends = Corridor(), [0]
+    requests = [GenerateRequest(prompt=str(number)) for number in range(MAX_BESIDE)]
+
+    async def leave() -> None:
+        async with answers(cast(Pipeline, corridor), call(patience_s=5.0), requests, RequestLog("id", "POST", "/")):
+            begun.set()
+            await asyncio.Event().wait()
+
+    begun = asyncio.Event()
+    leaving = asyncio.create_task(leave())
+    await begun.wait()
+    leaving.cancel()
+    before = corridor.open
+    assert before > MAX_BESIDE // 2
+    while not leaving.done():
+        await asyncio.sleep(0)
+        ends.append(before - corridor.open)
+        before = corridor.open
+    assert corridor.open == 0
+    assert max(ends) <= 2
 
 
 async def test_later_turns_wait_as_long_for_a_slot_as_the_first() -> None:
