@@ -58,7 +58,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
     # fmt: off
     UVICORN_PARTS: ClassVar[tuple[str, ...]] = (
         "close_sent", "close_timeout", "close_timer", "conn", "connection_lost", "data_received", "frames",
-        "handle_cont", "handle_parser_exception", "handle_ping", "handshake_complete",
+        "handle_bytes", "handle_cont", "handle_parser_exception", "handle_ping", "handle_text", "handshake_complete",
         "handshake_initiated", "keepalive_timeout", "loop", "on_task_complete", "pause_writing",
         "read_paused", "receive", "resume_writing", "send_receive_event_to_app", "shutdown", "transport",
         "writable",
@@ -122,9 +122,20 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
         self._server.messages.ended(self)
         super().send_receive_event_to_app()
 
+    # The parser knows a connection's last frame until the next one comes, so each is emptied: its bytes are taken.
+
+    def handle_text(self, event: Frame) -> None:
+        super().handle_text(event)
+        event.data = b""
+
+    def handle_bytes(self, event: Frame) -> None:
+        super().handle_bytes(event)
+        event.data = b""
+
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) < MAX_FRAGMENTS:
             super().handle_cont(event)
+            event.data = b""
         elif not self.close_sent:
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"a message has more than {MAX_FRAGMENTS} fragments")
             self.handle_parser_exception()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from gateway.api.http.websocket_protocol import WebSocketProtocol, refusal_body
 from tests.support.waiting import until
@@ -46,7 +47,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": "websocket.close"})
             return
     while (event := await receive())["type"] == "websocket.receive":
-        await send({"type": "websocket.send", "text": str(len(event["text"]))})
+        await send({"type": "websocket.send", "text": str(len(event["text"] if "text" in event else event["bytes"]))})
 
 
 SERVERS: list[HttpServer] = []
@@ -106,6 +107,17 @@ async def test_the_message_that_began_first_makes_room(port: int) -> None:
         assert await second[0].readexactly(8) == b"\x81\x06200000"
     for _, writer in (first, second, third):
         writer.transport.abort()
+
+
+@pytest.mark.parametrize("first", [b"\x81", b"\x82", b"\x01"], ids=["text", "bytes", "fragments"])
+async def test_an_idle_socket_holds_nothing_of_its_last_message(port: int, first: bytes) -> None:
+    """Its parser kept the last frame: sixty sockets held 420 MB that nothing counted."""
+    reader, writer = await opened(port)
+    writer.write(first + frame(200_000)[1:] + (b"\x80" + frame(50_000)[1:] if first == b"\x01" else b""))
+    async with asyncio.timeout(5):
+        assert await reader.readexactly(8) == (b"\x81\x06250000" if first == b"\x01" else b"\x81\x06200000")
+    assert max((len(one.data) for one in gc.get_objects() if type(one) is Frame), default=0) < 100
+    writer.transport.abort()
 
 
 async def test_a_flood_of_small_frames_leaves_turns_to_others(port: int) -> None:
