@@ -16,6 +16,7 @@ from tests.security.trial import Bounds, try_attacks, undisturbed
 SHORT = Bounds(added_gap_s=1.0, ttft_factor=4.0, ttft_noise_s=2.0)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.serial)], ids=["demo", "wide"])
 async def test_an_area_takes_nothing_from_others(wide: bool) -> None:
     with attacked_fleet(wide=wide) as (target, pids):

@@ -90,9 +90,9 @@ class Said:
 def test_what_may_become_a_call_is_text_when_it_is_long(name: str, head: str) -> None:
     """All of it left as one event at the end, megabytes, and each token took longer than the last."""
     said = Said(name)
-    start = time.perf_counter()
+    start = time.thread_time()
     said.feed(head, *[TOKEN] * NUM_TOKENS)
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
     said.check_bounds()
     assert said.finish() == (head + TOKEN * NUM_TOKENS, "")
 
@@ -128,9 +128,9 @@ def test_other_members_of_a_call_that_has_begun_are_of_any_length() -> None:
 @pytest.mark.parametrize("name", VALUES)
 def test_a_long_value_that_is_no_json_leaves_as_a_string_while_it_comes(name: str, key: str) -> None:
     said, (head, end) = Said(name), VALUES[name]
-    start = time.perf_counter()
+    start = time.thread_time()
     said.feed(head.format(key), *[TOKEN] * NUM_TOKENS)
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
     said.check_bounds()
     said.feed(end)
     text, arguments = said.finish()
@@ -140,9 +140,9 @@ def test_a_long_value_that_is_no_json_leaves_as_a_string_while_it_comes(name: st
 @pytest.mark.parametrize("name", VALUES)
 def test_a_long_list_stays_one_and_leaves_while_it_comes(name: str) -> None:
     said, (head, end), listed = Said(name), VALUES[name], [TOKEN] * NUM_TOKENS
-    start = time.perf_counter()
+    start = time.thread_time()
     said.feed(head.format("listed"), "\n[", *[f'"{TOKEN}", '] * (NUM_TOKENS - 1), f'"{TOKEN}"] ')
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
     said.check_bounds()
     said.feed(end)
     text, arguments = said.finish()
@@ -187,8 +187,8 @@ def test_names_of_many_tools_are_looked_up_and_not_compiled() -> None:
 
     def seconds(turn: int) -> float:
         ask = Ask(tools=tuple(tool(f"{turn}{number:062}") for number in range(128)))
-        began = time.perf_counter()
+        began = time.thread_time()
         parser_of(family("functionary-v3.2"), ask)
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     assert min(map(seconds, range(5))) < 0.002

@@ -41,18 +41,18 @@ def test_brackets_in_texts_and_comments_do_not_count(text: str) -> None:
 @pytest.mark.parametrize("sign", ["[", '"', "[\\", '"\\', '["', "{", "(["])
 def test_what_has_no_end_is_read_once(sign: str) -> None:
     """Looking for each one's end anew held the interpreter, and every stream, for minutes."""
-    start = time.perf_counter()
+    start = time.thread_time()
     with contextlib.suppress(Unusable):
         check(sign * (MAX_BYTES // len(sign)))
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
 
 
 @pytest.mark.parametrize("begun", ["{", "{1,"])
 def test_repetitions_without_an_end_are_read_once(begun: str) -> None:
     """Every way to share the digits between two numbers was tried: half a minute, with every thread at rest."""
-    start = time.perf_counter()
+    start = time.thread_time()
     check(f'root ::= "a"{begun}' + "1" * (MAX_BYTES - 100))
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
 
 
 def test_grammars_that_name_tokens() -> None:

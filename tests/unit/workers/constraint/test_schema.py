@@ -110,9 +110,9 @@ def test_parts_that_refer_to_each_other_are_not_compared_for_ever() -> None:
     names = [f"p{n}" for n in range(6)]
     one = {"type": "object", "properties": {name: {"$ref": "#/$defs/one"} for name in names}, "required": names}
     schema = {"$defs": {"one": one}, "oneOf": [{"$ref": "#/$defs/one"}, one]}
-    start = time.perf_counter()
+    start = time.thread_time()
     assert "oneOf" in enforceable(schema)
-    assert time.perf_counter() - start < 5
+    assert time.thread_time() - start < 5
 
 
 def test_formats_of_numbers_are_bounds() -> None:
@@ -245,9 +245,9 @@ def test_long_lists_of_values_are_looked_at_once() -> None:
     listed = "[" + "".join(values) * 12_000 + "5]"
     arrays = ",".join(['{"type":"array","uniqueItems":true,"items":{"$ref":"#/$defs/e"}}'] * 2000)
     text = f'{{"$defs":{{"e":{{"enum":{listed}}}}},"type":"array","prefixItems":[{arrays}]}}'
-    start = time.perf_counter()
+    start = time.thread_time()
     made = enforceable(parse(text))
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
     assert made["prefixItems"][-1]["maxItems"] == 6
 
 
@@ -255,9 +255,9 @@ def test_long_lists_of_values_are_compared_within_bounds() -> None:
     lists = [{"enum": [f"{first}{number}" for number in range(8000)]} for first in "ab"]
     parts = [{"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}] * 2000
     schema = {"$defs": dict(zip("ab", lists, strict=True)), "type": "array", "prefixItems": parts}
-    start = time.perf_counter()
+    start = time.thread_time()
     enforceable(schema)
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
 
 
 def same(number: int, names: list[str], schema: dict[str, Any]) -> dict[str, Any]:

@@ -87,10 +87,10 @@ def test_long_triggers_on_a_large_vocabulary_take_milliseconds() -> None:
     pieces = [b"".join(chance.choices(letters, k=chance.randrange(1, 12))) for _ in range(150_000)]
     index = PieceIndex(Pieces(pieces))
     texts = ["a" * (113 + n) + chance.choice("bcd") for n in range(15)] + ["a"]
-    start = time.perf_counter()
+    start = time.thread_time()
     triggers = Triggers(texts, index)
     for length in range(2 * MAX_KNOWN):
         triggers.permitted(b"a" * (length % 100))
-    assert time.perf_counter() - start < 3  # comparing each piece with each end took 49 s
+    assert time.thread_time() - start < 3  # comparing each piece with each end took 49 s
     wanted = plainly_ruled_out([text.encode() for text in texts[-1:]], pieces[:2000], b"")
     assert left_out(triggers.permitted(b""), len(pieces)) & set(range(2000)) >= wanted
