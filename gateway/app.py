@@ -56,8 +56,8 @@ from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.pipeline import Pipeline
 from gateway.gauges import GaugeCollector
+from gateway.registry.desired_models import DesiredModels
 from gateway.registry.fleet import Fleet, FleetSnapshot
-from gateway.registry.model_wishes import ModelWishes
 from gateway.registry.snapshot import FirstWorkers
 from gateway.relay.relay import Relay, WorkerQueries
 from gateway.resume.recordings import Recordings
@@ -284,15 +284,15 @@ def _handlers(
     pings = Pings(settings.ping_interval_s, settings.ping == "event")
     resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)
     calls = CallHandlers(pipeline, intake, pings, resumable, core.queries)
-    reader, model_wishes, chat = RequestReader(pipeline, intake), ModelWishes(redis), ChatDialect()
-    listing = Models(names, fleet, model_wishes)
+    reader, desired_models, chat = RequestReader(pipeline, intake), DesiredModels(redis), ChatDialect()
+    listing = Models(names, fleet, desired_models)
     models = partial(answer_models, listing.show, ModelInfos(names, fleet).show)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)
     responses = ResponseRecords(redis, settings.response_ttl_s, settings.responses_bytes_per_team)
     enabled = EnabledRoutes(settings.slots_endpoint, settings.metrics_endpoint)
     circuits, queues = core.dispatcher.workers.circuits, QueueInspector(redis)
-    ready = Ready(redis, fleet, core.admission, core.is_leaving, names.models, core.first, model_wishes)
+    ready = Ready(redis, fleet, core.admission, core.is_leaving, names.models, core.first, desired_models)
     return {
         "chat": calls.generate(chat),
         "chat_input_tokens": calls.count_tokens(read_chat_prompt, INPUT_TOKENS),
@@ -313,7 +313,7 @@ def _handlers(
         "explain": ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, queues, chat).answer,
         "metrics": MetricsPage(core.metrics.registry, core.gauges.update).answer,
         "targets": Targets(fleet).answer,
-        **native_handlers(calls, reader, fleet, core.desired_adapters, model_wishes, chat, enabled),
+        **native_handlers(calls, reader, fleet, core.desired_adapters, desired_models, chat, enabled),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
     }
 

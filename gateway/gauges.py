@@ -102,7 +102,7 @@ class GaugeCollector:
             came=lambda model: starts.labels(model).inc(),
             went=lambda model, how: losses.labels(model, how).inc(),
         )
-        self._fleet.listen(turnover.changed)
+        self._fleet.listen(turnover.update)
         await watch_loop(self._metrics.loop_lag.observe)
 
     def update(self) -> None:

@@ -11,8 +11,8 @@ from contextlib import aclosing, suppress
 import redis.asyncio
 
 from gateway.adapters.names import Contents
-from gateway.registry.census import Census
-from gateway.registry.records import MOST_STRANGE_BYTES, NewsReader, Records, WorkerKey
+from gateway.registry.fleet_state import FleetState
+from gateway.registry.records import MOST_STRANGE_BYTES, NewsReader, RecordReader, WorkerKey
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.routing.pool import Pool
 from gateway.store.channel import follow
@@ -28,16 +28,16 @@ RECORD_S = 0.003
 """Least seconds between two readings of all records, per worker: reading takes a hundredth of a core."""
 WORK_REST = 10
 """Least seconds between two such readings, per second of work: what others have written takes a tenth of a core."""
-HURRY = 0.1
-"""The part of either after which all records may be read again because somebody says so, which any worker may."""
-MOST_TOLD = 1024
-"""Most workers whose announced records are read one by one; with more all are read."""
-HEALED_AT_ONCE = 16
-"""Most workers whose heads are read between two readings of news: a few thousand heads each, some ms together."""
+URGENT_SHARE = 0.1
+"""The share of either after which all records may be read again where an announcement asks for it; any worker may."""
+MAX_ANNOUNCED = 1024
+"""Most announced workers whose records alone are read; where there are more, all records are."""
+RESYNCED_AT_ONCE = 16
+"""Most workers whose prefix hashes are read between two readings of news: a few thousand each, some ms together."""
 PATIENCE_S = 2 * keys.HEARTBEAT_INTERVAL_S
 """Seconds for which the last snapshot is kept when Redis has lost its data: every live worker beats within them."""
 BEFORE_S = 0.02
-"""Seconds that a call takes to reach a worker: one placed less than this before a worker's news is not in them."""
+"""Seconds that a call takes to reach a worker: news do not include calls placed less than this before them."""
 
 
 def _always(model: str) -> bool:
@@ -48,8 +48,8 @@ def _always(model: str) -> bool:
 class Fleet:
     """The fleet as Redis has it; the last known one while Redis is away, or refuses what workers write.
 
-    Loads and heads are at most twice `keys.NEWS_INTERVAL_S` old. Records, and so the list of workers, are read every
-    `interval_s`, in a large fleet more rarely (RECORD_S), and at once where a worker announces a new one.
+    Loads and prefix hashes are at most twice `keys.NEWS_INTERVAL_S` old. Records, and so the list of workers, are read
+    every `interval_s`, in a large fleet more rarely (RECORD_S), and at once where a worker announces a new one.
     """
 
     def __init__(
@@ -64,13 +64,14 @@ class Fleet:
         unreadable: Unreadable | None = None,
     ) -> None:
         """`secret`: seals what workers write. `registered`: model -> adapters that all its workers are to have -> their
-        SHA-256. `refused` is told what is not sealed: `record` or `news`. `unreadable` is told what can't be read.
+        SHA-256. `refused` is called with `record` or `news` for each that is not sealed; `unreadable` counts those that
+        can't be read.
         """
         unreadable = unreadable or Unreadable()
         self._redis = redis
-        self._records = Records(redis, secret, lambda: refused("record"), unreadable)
+        self._records = RecordReader(redis, secret, lambda: refused("record"), unreadable)
         self._news = NewsReader(redis, secret, lambda: refused("news"), unreadable)
-        self._census = Census(registered)
+        self._state = FleetState(registered)
         self._listeners = [on_change] if on_change else []
         self._membership = FleetSnapshot().membership()
         self._takes_writes: Callable[[str], bool] = _always
@@ -85,20 +86,20 @@ class Fleet:
         """time.monotonic() when Redis turned out to have lost its data; None again when the workers have beaten."""
         self._read_all = True
         """Whether all records are to be read at once."""
-        self._told: set[WorkerKey] = set()
+        self._announced: set[WorkerKey] = set()
         """Workers that have announced new records."""
-        self._hurry = asyncio.Event()
+        self._wake = asyncio.Event()
         self._reading = asyncio.Lock()
         self._outage = Outage("the fleet can't be read", "keeping the last one", "the fleet can be read again")
 
     @property
     def snapshot(self) -> FleetSnapshot:
         """The fleet as of now; a new object after each change."""
-        return self._census.snapshot
+        return self._state.snapshot
 
     def pool(self, model: str) -> Pool:
         """Return the model's workers as `gateway.routing.rank` reads them."""
-        return self._census.pool(model)
+        return self._state.pool(model)
 
     def listen(self, on_change: Callable[[FleetSnapshot], None]) -> None:
         """Have `on_change` called when a worker joins, leaves, restarts, starts or stops draining, or is resized."""
@@ -115,33 +116,33 @@ class Fleet:
         async with self._reading:
             await self._read_news()
             await self._read_records()
-            ill = self._census.ill
-            for first in range(0, len(ill), HEALED_AT_ONCE):
-                await self._heal(ill[first : first + HEALED_AT_ONCE])
+            workers = self._state.out_of_sync
+            for first in range(0, len(workers), RESYNCED_AT_ONCE):
+                await self._resync(workers[first : first + RESYNCED_AT_ONCE])
         return self.snapshot
 
     async def run(self) -> None:
         """Keep the snapshot fresh until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follow(self._redis, keys.FLEET_CHANNEL, self._on_told, self._read_all_soon))
+            tasks.create_task(follow(self._redis, keys.FLEET_CHANNEL, self._note_announcement, self._read_all_soon))
             tasks.create_task(self._poll())
 
-    def _on_told(self, message: bytes) -> None:
+    def _note_announcement(self, message: bytes) -> None:
         key = _worker_key(message.decode(errors="replace"))
-        if key is None or len(self._told) >= MOST_TOLD:
+        if key is None or len(self._announced) >= MAX_ANNOUNCED:
             self._read_all_soon()
         else:
-            self._told.add(key)
-            self._hurry.set()
+            self._announced.add(key)
+            self._wake.set()
 
     def _read_all_soon(self) -> None:
         """Have all records read at once: announcements may have been missed."""
         self._read_all = True
-        self._hurry.set()
+        self._wake.set()
 
     async def _poll(self) -> None:
         while True:
-            self._hurry.clear()
+            self._wake.clear()
             with self._outage.survive():
                 async with self._reading:
                     await self._read_what_is_due()
@@ -149,84 +150,86 @@ class Fleet:
             raise_if_cancelled()
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(keys.NEWS_INTERVAL_S, self._interval_s)):
-                    await self._hurry.wait()
+                    await self._wake.wait()
 
     async def _read_what_is_due(self) -> None:
         await self._read_news()
         since_s = time.monotonic() - self._read_at
-        rest_s = max(RECORD_S * self._census.num_workers, WORK_REST * self._worked_s)
-        if since_s >= (HURRY * rest_s if self._read_all else max(self._interval_s, rest_s)):
+        rest_s = max(RECORD_S * self._state.num_workers, WORK_REST * self._worked_s)
+        if since_s >= (URGENT_SHARE * rest_s if self._read_all else max(self._interval_s, rest_s)):
             await self._read_records()
-        elif self._told:
-            await self._read_told()
-        await self._heal(self._census.ill[:HEALED_AT_ONCE])
+        elif self._announced:
+            await self._read_announced()
+        await self._resync(self._state.out_of_sync[:RESYNCED_AT_ONCE])
 
     async def _read_news(self) -> None:
         serving_changed = False
         try:
-            async with aclosing(self._news.read()) as told:
-                async for one in told:
-                    serving_changed |= self._census.hear(one.news, one.at - BEFORE_S)
+            async with aclosing(self._news.read()) as news:
+                async for one in news:
+                    serving_changed |= self._state.apply_news(one.news, one.written_at - BEFORE_S)
         finally:
             if serving_changed:
-                self._tell()
+                self._notify()
 
     async def _read_records(self) -> None:
         begun = time.monotonic()
         self._read_all = False
-        told, self._told = self._told, set()
+        announced, self._announced = self._announced, set()
         listed = await self._records.models()
-        models, are_all = (listed.found, listed.are_all) if listed else (self._census.models, True)
+        models, are_all = (listed.found, listed.are_all) if listed else (self._state.models, True)
         if not are_all:
-            models |= self._census.served
-        if self._forgot_at is None and not self._census.served <= models:
+            models |= self._state.served
+        if self._forgot_at is None and not self._state.served <= models:
             self._forgot_at = begun
         if self._forgot_at is not None and begun - self._forgot_at < PATIENCE_S:
             self._read_all = True
             return
         self._forgot_at = None
         pauses = Pauses()
-        found, unread = await self._records.all(models, self._census.records, pauses)
+        found, unread = await self._records.all(models, self._state.records, pauses)
         # Where there are too many names, those who have announced themselves may not be among the ones that were read.
-        found |= await self._records.some(told - found.keys(), pauses, MOST_STRANGE_BYTES)
+        found |= await self._records.some(announced - found.keys(), pauses, MOST_STRANGE_BYTES)
         kept = self._kept(begun) | unread
-        beats = {**self._census.records_of(kept), **found}
+        beats = {**self._state.records_of(kept), **found}
         if not are_all:  # who knows what the others are
-            models = self._census.models
+            models = self._state.models
         models |= kept | {model for model, _ in found}
-        self._census.read_all(models, beats, begun - keys.HEARTBEAT_INTERVAL_S, are_all=are_all)
+        self._state.replace_records(models, beats, begun - keys.HEARTBEAT_INTERVAL_S, are_all=are_all)
         self._read_at = begun
         self._worked_s = pauses.worked_s
-        self._tell()
+        self._notify()
 
     def _kept(self, now: float) -> frozenset[str]:
         """Return the models whose last records are kept, since their workers can't write them, or could not lately."""
-        refused = [model for model in self._census.served if not self._takes_writes(model)]
+        refused = [model for model in self._state.served if not self._takes_writes(model)]
         self._kept_until |= dict.fromkeys(refused, now + PATIENCE_S)
         self._kept_until = {model: until for model, until in self._kept_until.items() if until > now}
         return frozenset(self._kept_until)
 
-    async def _read_told(self) -> None:
-        begun, workers = time.monotonic(), sorted(self._told)
-        self._told.clear()
-        self._census.read_some(workers, await self._records.some(workers, Pauses()), begun - keys.HEARTBEAT_INTERVAL_S)
-        self._tell()
+    async def _read_announced(self) -> None:
+        begun, workers = time.monotonic(), sorted(self._announced)
+        self._announced.clear()
+        self._state.update_records(
+            workers, await self._records.some(workers, Pauses()), begun - keys.HEARTBEAT_INTERVAL_S
+        )
+        self._notify()
 
-    async def _heal(self, workers: tuple[WorkerKey, ...]) -> None:
+    async def _resync(self, workers: tuple[WorkerKey, ...]) -> None:
         if not workers:
             return
-        heard_at = time.monotonic() - keys.HEARTBEAT_INTERVAL_S
-        # In this order: a restarted worker writes both at once, and heads of another process than the record's would
-        # be taken for its own the other way round.
+        read_at = time.monotonic() - keys.HEARTBEAT_INTERVAL_S
+        # In this order: a restarted worker writes both at once, and read the other way round, the hashes of the process
+        # before would be taken for the new one's.
         pauses = Pauses()
         records = await self._records.some(workers, pauses)
-        heads = await self._records.heads(workers, pauses)
+        hashes = await self._records.prefix_hashes(workers, pauses)
         for key in workers:
-            self._census.heal(key, records.get(key), heads.get(key), heard_at)
+            self._state.resync(key, records.get(key), hashes.get(key), read_at)
             await pauses.rest()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         snapshot = self.snapshot
         membership = snapshot.membership()
         if membership != self._membership:

@@ -1,7 +1,4 @@
-"""Reads the records of workers, and the prefix hashes (heads) that they have written as a whole.
-
-Reads the workers' news, which they write between heartbeats, for all models in one round trip.
-"""
+"""Reads from Redis what workers write: records, prefix hashes, and the stream of news between two heartbeats."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ MOST_STRANGE_BYTES = 32 << 20
 LONGEST_RECORD = 1 << 20
 """Most bytes of a record: one with 4,096 adapters has half of that."""
 ANSWER_BYTES = 2 << 20
-"""Bytes after which the answers of one round trip tell no more keys."""
+"""Bytes after which the answers of one round trip have no more keys."""
 KEYS_AT_ONCE = 1000
 """Most keys of one answer."""
 ANSWERS_AT_ONCE = 16
@@ -69,11 +66,13 @@ _LENGTH = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class PrefixHashes:
+    """The hashes of the prefixes that one worker has cached, as it last wrote all of them."""
+
     version: int
     """Number of the last news that they include."""
     tokens: Mapping[int, int]
-    """Head -> tokens."""
+    """Prefix hash -> tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,11 @@ class Names:
     """False: there are too many to be read at once, and these are some of them, each time others."""
 
 
-class Records:
-    """Reads workers' records and heads. Workers of another protocol version, and records that can't be read or that no
-    holder of the worker secret wrote for this key, are left out, which is logged once.
+class RecordReader:
+    """Reads workers' records and prefix hashes.
+
+    Left out, which is logged once: workers of another protocol version, records that can't be read, and records that no
+    holder of the worker secret wrote for this key.
 
     A worker's login may write any number of names and bytes. A reading has bounds, within which workers that are known
     come first, and rests after some ms of work. Methods raise redis.RedisError; they are not for two tasks at a time.
@@ -96,7 +97,7 @@ class Records:
     def __init__(
         self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
     ) -> None:
-        """`refused` is told of each record that is not sealed with the secret, `unreadable` of what can't be read."""
+        """`refused` is called for each record not sealed with the secret; `unreadable` counts those not readable."""
         self._redis = redis
         self._secret = secret
         self._refused = refused
@@ -147,7 +148,7 @@ class Records:
     async def some(
         self, workers: Iterable[WorkerKey], pauses: Pauses, most_bytes: int | None = None
     ) -> dict[WorkerKey, Heartbeat]:
-        """Return the records of these workers, of those that have one; of `most_bytes` or a little more in all."""
+        """Return the records of those of these workers that have one, until there are `most_bytes` of them."""
         found: dict[WorkerKey, Heartbeat] = {}
         left = most_bytes
         async with aclosing(self._values(Unread.WORKER, workers, pauses)) as values:
@@ -163,12 +164,12 @@ class Records:
                     break
         return found
 
-    async def heads(self, workers: Iterable[WorkerKey], pauses: Pauses) -> dict[WorkerKey, Heads]:
-        """Return the heads of these workers, of those that have written some that can be read."""
-        found: dict[WorkerKey, Heads] = {}
+    async def prefix_hashes(self, workers: Iterable[WorkerKey], pauses: Pauses) -> dict[WorkerKey, PrefixHashes]:
+        """Return the prefix hashes of these workers; workers that have written none that can be read are left out."""
+        found: dict[WorkerKey, PrefixHashes] = {}
         async for key, packed in self._values(Unread.HEADS, workers, pauses):
             try:
-                found[key] = Heads(*unpack_heads(packed))
+                found[key] = PrefixHashes(*unpack_heads(packed))
             except (struct.error, ValueError) as error:
                 self._unreadable.skip(Unread.HEADS, keys.worker_heads(*key), error)
         return found
@@ -182,7 +183,7 @@ class Records:
             return ["set", 4 * MAX_NAME_CHARS, MOST_NAMES, most_bytes, *(self._from.get(name, b"0") for name in asked)]
 
         groups = {name: [name] for name in sets} if self._is_cluster else {"": list(sets)}
-        async for name, what, text in self._told(self._members, groups, arguments, pauses):
+        async for name, what, text in self._run_script(self._members, groups, arguments, pauses):
             begun_at = self._from.pop(name, b"0")
             if what == OF_ANOTHER_TYPE:
                 self._unreadable.skip(kind, name, text)
@@ -205,7 +206,7 @@ class Records:
     async def _values(
         self, kind: Unread, workers: Iterable[WorkerKey], pauses: Pauses
     ) -> AsyncGenerator[tuple[WorkerKey, bytes]]:
-        """Yield what stands under the names of these workers, of those that have something that is not too long."""
+        """Yield each worker's record or prefix hashes, by `kind`; those that are missing or too long are left out."""
         fields: tuple[str, ...] = (BEAT, SEAL)
         name_of, longest = keys.worker, LONGEST_RECORD
         if kind is Unread.HEADS:
@@ -218,22 +219,24 @@ class Records:
         def arguments(asked: Sequence[str], most_bytes: int) -> list[str | int | bytes]:
             return [longest, most_bytes, *fields]
 
-        async for name, what, text in self._told(self._values_script, groups, arguments, pauses):
+        async for name, what, text in self._run_script(self._values_script, groups, arguments, pauses):
             if what == THERE:
                 yield asked[name], text
             elif what in (TOO_LONG, OF_ANOTHER_TYPE):
                 why = f"{text.decode()} bytes are too many" if what == TOO_LONG else text
                 self._unreadable.skip(kind, name, why)
 
-    async def _told(
+    async def _run_script(
         self,
         script: str,
         groups: dict[str, list[str]],
         arguments: Callable[[Sequence[str], int], list[str | int | bytes]],
         pauses: Pauses,
     ) -> AsyncGenerator[tuple[str, int, bytes]]:
-        """Yield what a script tells of each key: the key, what it is and its bytes. `groups`: keys that one call may be
-        given, by any name. `arguments`: of a call, by its keys and most bytes. Rests between two of them.
+        """Run a script on keys, and yield of each what the script says: the key, what it is, and its bytes.
+
+        `groups`: the keys by what they have in common; one call of the script gets keys of one group. `arguments`
+        returns those of a call, from its keys and its most bytes. Rests between two keys.
         """
         while groups:
             asked = {group: groups[group][:KEYS_AT_ONCE] for group in list(groups)[:ANSWERS_AT_ONCE]}
@@ -246,12 +249,12 @@ class Records:
             for (group, names), answer in zip(asked.items(), answers, strict=True):
                 if isinstance(answer, NO_ANSWER):
                     raise answer
-                told = 0
+                num_read = 0
                 for name, (what, text) in zip(names, unpacked_keys(answer), strict=False):
                     yield name, what, text
-                    told += 1
+                    num_read += 1
                     await pauses.rest()
-                groups[group] = groups[group][max(told, 1) :]
+                groups[group] = groups[group][max(num_read, 1) :]
                 if not groups[group]:
                     del groups[group]
 
@@ -302,13 +305,13 @@ def _shuffled(given: Iterable[Item]) -> list[Item]:
 
 
 FIRST_MS = 5000
-"""Milliseconds that the first reading goes back: the heads that a worker last wrote as a whole are about as old."""
+"""Milliseconds that the first reading goes back: the prefix hashes that a worker last wrote are about as old."""
 AT_ONCE = 2000
 """Most entries of one answer of Redis; more are read in several."""
 MOST_BYTES = 2 << 20
 """Bytes of entries after which an answer has no more: a worker that has fallen may write what it likes there."""
 LONGEST_BYTES = 256 << 10
-"""Most bytes of one entry; a longer one is left out. A worker that exchanges all its heads tells two thirds of that."""
+"""Most bytes of one entry; a longer one is left out. News that replace all hashes of a worker have two thirds."""
 MOST_ANSWERS = 16
 """Most answers in one reading, so that records are read whatever comes; the next reading goes on."""
 
@@ -316,9 +319,9 @@ _NEWS_HEADER = Struct(">II")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TimedNews:
     news: News
-    at: float
+    written_at: float
     """time.monotonic() when it was written, or a little earlier."""
 
 
@@ -328,8 +331,8 @@ class NewsReader:
     def __init__(
         self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
     ) -> None:
-        """`secret`: seals what workers write. `refused` is told of each entry that is not sealed with it, `unreadable`
-        of those that are and can't be read.
+        """`secret`: seals what workers write. `refused` is called for each entry that is not sealed with it;
+        `unreadable` counts those that are sealed and can't be read.
         """
         self._redis = redis
         self._secret = secret
@@ -338,10 +341,12 @@ class NewsReader:
         self._source = load_news_script().source
         self._last = ""
 
-    async def read(self) -> AsyncGenerator[Told]:
-        """Yield what is new, oldest first, as much as goes into MOST_ANSWERS. Entries dropped from the stream unread,
-        or that are no news, are left out, which versions show. Whatever is done with one entry counts as work, after
-        some ms of which the reader rests. Raises redis.RedisError.
+    async def read(self) -> AsyncGenerator[TimedNews]:
+        """Yield new entries, oldest first, of at most MOST_ANSWERS answers of Redis. Raises redis.RedisError.
+
+        Entries that the stream dropped before they were read, and those that are no news, are missing: the numbers of
+        the news show it. The time that the caller takes for an entry counts as work, after some ms of which the reader
+        rests.
         """
         pauses = Pauses()
         for _ in range(MOST_ANSWERS):
@@ -354,7 +359,7 @@ class NewsReader:
             except ResponseError as error:
                 if not is_of_one_name(error):
                     raise
-                # Records and heads say the same, later.
+                # Records and prefix hashes say the same, later.
                 self._unreadable.skip(Unread.NEWS, keys.NEWS, error)
                 return
             self._last = last.decode()
@@ -362,7 +367,7 @@ class NewsReader:
             for age_ms, value in _unpacked(packed):
                 news = self._open(value)
                 if news is not None:
-                    yield Told(news, asked_at - age_ms / 1000)
+                    yield TimedNews(news, asked_at - age_ms / 1000)
                 await pauses.rest()
             if not is_more:
                 break

@@ -1,8 +1,6 @@
-"""The fleet as most of the gateway sees it: its workers, and the adapters that can be called. Values only.
+"""The fleet as most of the gateway sees it (`FleetSnapshot`), and two trackers of what changes between two snapshots.
 
-Tracks the models that have not had their first worker yet, as far as this gateway process has seen.
-
-Counts the worker processes that come and go.
+`FirstWorkers` tracks the models that still wait for their first worker, `Turnover` the processes that come and go.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class FleetSnapshot:
         return self.workers.get(model, ())
 
     def membership(self) -> frozenset[tuple[str, str, str, str, int, bool]]:
-        """Return each worker's model, id, boot id, address, slots and draining: listeners hear of changes of these."""
+        """Return each worker's model, id, boot id, address, slots and draining: what listeners are called for."""
         return frozenset(
             (model, worker.worker, worker.boot, worker.address, worker.slots, worker.draining)
             for model, workers in self.workers.items()
@@ -62,8 +60,9 @@ class FleetView(Protocol):
 class FirstWorkers:
     """The models that are meant to have workers and whose first one is still awaited, for a bounded time.
 
-    A worker that was seen and is lost again counts as come: calls are held until it is back. So does a model that does
-    not come in time: a new gateway would otherwise not serve the models that are there, because of a broken one.
+    A model whose first worker came and was lost is not waited for any more: its calls are held until a worker is back.
+    Nor is one whose first worker did not come in time: because of one broken model, a new gateway would otherwise not
+    serve the others.
     """
 
     def __init__(self, models: frozenset[str], wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -89,17 +88,18 @@ MOST_LOST = 1024
 
 
 class Turnover:
-    """Compares each new snapshot with the last. A process that was taken for lost and is back does not count as new."""
+    """Reports the worker processes that come and go. One that was lost and is back does not count as new."""
 
     def __init__(self, first: FleetSnapshot, came: Callable[[str], None], went: Callable[[str, str], None]) -> None:
-        """Processes in `first` are not new. `came` is told the model, `went` the model and `DRAINED` or `LOST`."""
+        """`first`: its processes are not new. `came` gets the model, `went` the model and `DRAINED` or `LOST`."""
         self._there = _processes(first)
         self._came = came
         self._went = went
         self._lost: dict[tuple[str, str], None] = {}
         """Processes that were lost last, oldest first, at most MOST_LOST."""
 
-    def changed(self, snapshot: FleetSnapshot) -> None:
+    def update(self, snapshot: FleetSnapshot) -> None:
+        """Compare the new snapshot with the last, and report the processes that have come or gone."""
         before, self._there = self._there, _processes(snapshot)
         for process in self._there.keys() - before.keys():
             if process in self._lost:

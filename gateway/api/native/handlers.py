@@ -13,7 +13,7 @@ from gateway.api.native.props import EnabledRoutes, ModelRoutes
 from gateway.api.native.request_reader import RequestReader
 from gateway.api.native.slots import LiveFleetInfo, SlotRoutes, refuse_slots
 from gateway.api.native.texts import ChatReader, TextRoutes
-from gateway.registry.model_wishes import ModelWishes
+from gateway.registry.desired_models import DesiredModels
 from gateway.registry.snapshot import FleetView
 
 
@@ -22,14 +22,14 @@ def native_handlers(
     reader: RequestReader,
     fleet: FleetView,
     desired_adapters: DesiredAdapters,
-    model_wishes: ModelWishes,
+    desired_models: DesiredModels,
     chat: ChatReader,
     enabled: EnabledRoutes,
 ) -> dict[str, Handler]:
     """Return the handlers, named as in `gateway.api.routes`. `chat` reads chat bodies."""
     queries, call_adapters = calls.queries, calls.pipeline.adapters
     info = LiveFleetInfo(queries, call_adapters)
-    models = ModelRoutes(reader, queries, model_wishes, enabled)
+    models = ModelRoutes(reader, queries, desired_models, enabled)
     slots = SlotRoutes(reader, queries, call_adapters)
     texts = TextRoutes(reader, queries, chat)
     adapters = AdapterRoutes(reader, fleet, queries, desired_adapters, AdapterRegistrar(queries, desired_adapters))

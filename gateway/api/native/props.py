@@ -17,7 +17,7 @@ from gateway.api.native.request_reader import RequestReader
 from gateway.api.shapes import default_settings
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, NotSupported
-from gateway.registry.model_wishes import ModelWishes
+from gateway.registry.desired_models import DesiredModels
 from gateway.relay.relay import WorkerQueries
 from workers.protocol.queries import PROPS_PATH, Props, decode_props
 
@@ -37,11 +37,11 @@ class ModelRoutes:
     """`/props`, `/models/load` and `/models/unload`."""
 
     def __init__(
-        self, reader: RequestReader, queries: WorkerQueries, wishes: ModelWishes, enabled: EnabledRoutes
+        self, reader: RequestReader, queries: WorkerQueries, desired: DesiredModels, enabled: EnabledRoutes
     ) -> None:
         self._reader = reader
         self._queries = queries
-        self._wishes = wishes
+        self._desired = desired
         self._enabled = enabled
 
     async def show_props(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,17 +76,17 @@ class ModelRoutes:
         call = self._reader.call(principal, document, scope, strict=True)
         runs = any(not beat.draining for beat in self._queries.workers(call.model))
         # Workers follow a wish after a while: callers who change it meanwhile are not told that there is nothing to do.
-        if runs == load and await self._wishes.is_unloaded(call.model) != load:
+        if runs == load and await self._desired.is_unloaded(call.model) != load:
             state = "loaded already" if runs else "not loaded"
             raise InvalidRequest(f"The model `{call.alias}` is {state}.", param="model")
-        if not await self._wishes.is_supervised(call.model):
+        if not await self._desired.is_supervised(call.model):
             verb = "start" if load else "stop"
             raise NotSupported(
                 f"No supervisor keeps workers of `{call.alias}`, so the gateway can't {verb} them. Run them under "
                 f"`paddock up` or `paddock supervisor`, or {verb} them yourself.",
                 param="model",
             )
-        await self._wishes.want(call.model, load)
+        await self._desired.want(call.model, load)
         await send_json(send, {"success": True}, request_log_of(scope))
 
 

@@ -12,7 +12,7 @@ from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
 from gateway.call import Principal
 from gateway.catalog import ModelNames
-from gateway.registry.model_wishes import ModelWishes
+from gateway.registry.desired_models import DesiredModels
 from gateway.registry.snapshot import FleetView
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
 
@@ -24,10 +24,10 @@ OUTPUT: dict[WorkerKind, str] = {"generate": "text", "embed": "embeddings", "ran
 class Models:
     """Lists the models that a key may use."""
 
-    def __init__(self, names: ModelNames, fleet: FleetView, wishes: ModelWishes) -> None:
+    def __init__(self, names: ModelNames, fleet: FleetView, desired: DesiredModels) -> None:
         self._names = names
         self._fleet = fleet
-        self._wishes = wishes
+        self._desired = desired
 
     async def show_merged(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with one card for a model and its aliases, as llama-server's list has."""
@@ -80,7 +80,7 @@ class Models:
                 aliases.setdefault(model, []).append(name)
         workers = self._fleet.snapshot.workers
         named = {name: self._first(name, model) for name, model in named.items()}
-        coming = await self._wishes.coming([model for model in set(named.values()) if not workers.get(model)])
+        coming = await self._desired.coming([model for model in set(named.values()) if not workers.get(model)])
         return [
             self._card(name, model, aliases.get(model, ()), is_coming=model in coming) for name, model in named.items()
         ]

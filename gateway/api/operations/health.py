@@ -84,7 +84,7 @@ class AdmissionState(Protocol):
 
 
 class UnloadedModels(Protocol):
-    """The part of `ModelWishes` that `Ready` asks."""
+    """The part of `DesiredModels` that `Ready` asks."""
 
     async def unloaded(self, models: Sequence[str]) -> frozenset[str]: ...
 
@@ -104,7 +104,7 @@ class Ready:
         leaving: Callable[[], bool],
         models: frozenset[str],
         first: FirstWorkers,
-        wishes: UnloadedModels,
+        desired: UnloadedModels,
     ) -> None:
         """`models`: those that the catalog names."""
         self._redis = redis
@@ -114,7 +114,7 @@ class Ready:
         self._leaving = leaving
         self._models = models
         self._first = first
-        self._unloaded = SharedQuery(lambda: wishes.unloaded(sorted(first.missing)), FRESH_S)
+        self._unloaded = SharedQuery(lambda: desired.unloaded(sorted(first.missing)), FRESH_S)
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         if self._leaving():

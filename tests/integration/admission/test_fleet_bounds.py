@@ -186,10 +186,10 @@ async def test_news_of_workers_that_are_none_are_kept_for_few(client: redis.asyn
     for number in range(120):
         await tell(client, heartbeat(f"false{number}"), 1, added=heads)
     await fleet._read_news()
-    assert sum(len(news) for news in fleet._census._lately.values()) <= 128
+    assert sum(len(news) for news in fleet._state._recent_news.values()) <= 128
     await fleet.refresh()
     assert of_model(fleet) == ["w1"]
-    assert not fleet._census._lately
+    assert not fleet._state._recent_news
 
 
 async def test_announcements_without_pause_are_not_followed_without_pause(client: redis.asyncio.Redis) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.adapters.desired import REMOVED_TTL_S, AdapterRecord, DesiredAdapters
 from gateway.errors import StoreUnavailable
-from gateway.registry.model_wishes import ModelWishes
+from gateway.registry.desired_models import DesiredModels
 from gateway.store.client import connect
 from tests.support.redis_server import RedisServer
 from workers.protocol import keys
@@ -124,7 +124,7 @@ async def test_records_that_can_not_be_read_are_left_out(client: redis.asyncio.R
 
 
 async def test_models_that_nobody_wants(client: redis.asyncio.Redis) -> None:
-    models = ModelWishes(client)
+    models = DesiredModels(client)
     assert not await models.is_supervised("m")
     await client.set(keys.supervised("m"), 1)
     assert await models.is_supervised("m")
@@ -139,7 +139,7 @@ async def test_models_that_nobody_wants(client: redis.asyncio.Redis) -> None:
 async def test_while_redis_is_away_the_last_wishes_hold_and_new_ones_are_refused() -> None:
     with RedisServer() as server:
         async with connect(server.url) as client:
-            one, models = wishes(client), ModelWishes(client)
+            one, models = wishes(client), DesiredModels(client)
             await one.set_scales("m", {"pirate": 0.5})
             await one.register(PIRATE)
             server.kill()

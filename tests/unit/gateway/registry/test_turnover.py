@@ -36,24 +36,24 @@ def test_who_comes_and_goes_is_told_once() -> None:
     turnover = Turnover(
         fleet(beat("a", "1")), lambda model: told.append((model,)), lambda model, how: told.append((model, how))
     )
-    turnover.changed(fleet(beat("a", "1"), beat("b", "1b")))
+    turnover.update(fleet(beat("a", "1"), beat("b", "1b")))
     assert told == [("m",)], "those that were there at the beginning have not come"
-    turnover.changed(fleet(beat("a", "1", draining=True), beat("b", "1b")))
-    turnover.changed(fleet(beat("b", "1b")))
+    turnover.update(fleet(beat("a", "1", draining=True), beat("b", "1b")))
+    turnover.update(fleet(beat("b", "1b")))
     assert told[1:] == [("m", "drained")]
-    turnover.changed(fleet(beat("b", "2b")))
+    turnover.update(fleet(beat("b", "2b")))
     assert sorted(told[2:]) == [("m",), ("m", "lost")], "a worker that restarts is another process"
-    turnover.changed(fleet(more=(beat("c", "3"),)))
+    turnover.update(fleet(more=(beat("c", "3"),)))
     assert sorted(told[4:]) == [("m", "lost"), ("more",)]
 
 
 def test_a_process_that_was_silent_for_a_while_has_not_come_anew() -> None:
     told: list[tuple[str, ...]] = []
     turnover = Turnover(fleet(), lambda model: told.append((model,)), lambda model, how: told.append((model, how)))
-    turnover.changed(fleet(beat("a", "1")))
+    turnover.update(fleet(beat("a", "1")))
     for _ in range(3):
-        turnover.changed(fleet())
-        turnover.changed(fleet(beat("a", "1")))
+        turnover.update(fleet())
+        turnover.update(fleet(beat("a", "1")))
     assert told == [("m",), *[("m", "lost")] * 3]
-    turnover.changed(fleet(beat("a", "2")))
+    turnover.update(fleet(beat("a", "2")))
     assert sorted(told[4:]) == [("m",), ("m", "lost")]

@@ -1,8 +1,8 @@
-"""Combines the records, prefix hashes (heads) and news of all workers. Memory only, no Redis.
+"""Combines the records, prefix hashes and news of all workers into the snapshot of the fleet. No Redis here.
 
-A worker's news are numbered, and its record and heads say which number they are as of. Heads are exact when they and
-the news after them leave no number out. A worker of which that is not true is ill: its record and heads are read again
-until it is. Meanwhile it is ranked by what is known.
+A worker's news are numbered, and its record and its prefix hashes say which of them they include. The hashes are exact
+while no number is missing between them and the latest news. A worker of which one is missing is out of sync: its record
+and hashes are read again until none is. Meanwhile it is ranked by what is known.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from gateway.adapters.names import NOTHING, Contents, agreed, callable_adapters, contents_of
-from gateway.registry.records import Heads, WorkerKey
+from gateway.registry.records import PrefixHashes, WorkerKey
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.routing.pool import Pool, PoolUpdater
 from gateway.routing.worker_state import with_load
 from workers.protocol.heartbeat import MAX_HEADS, Heartbeat, News
 
 REMEMBERED = 16
-"""News kept per worker, some seconds of them, to bring heads up to date that were written before them."""
+"""News kept per worker, some seconds of them, to apply them to prefix hashes that were written before them."""
 
 REMEMBERED_S = 300.0
 """Seconds for which a name is still known after its model left Redis or its last worker went: a moment ago it could be
 called, so it is unavailable, and not unknown."""
 
 MOST_NAMES = 20_000
-"""Most names that are remembered so; anything that may write to Redis may write names."""
+"""Most names that are remembered; anything that may write to Redis may write names."""
 
-MOST_STRANGE_HEADS = 1 << 20
-"""Most heads, and as many as STRANGE_NEWS for each entry, in news of workers that are not known; later ones are not
-kept until all records were read."""
+MOST_STRANGE_HASHES = 1 << 20
 STRANGE_NEWS = 64
+"""Most prefix hashes in news of workers that are not known, each entry counted as STRANGE_NEWS more; later news of such
+workers are dropped until all records were read."""
 
 NO_POOL = Pool()
-NO_HEADS = Heads(0, {})
+NO_HASHES = PrefixHashes(0, {})
 
 
-class Census:
-    """The state of all workers as this gateway knows it. Not for two tasks at a time."""
+class FleetState:
+    """Keeps the state of all workers as this gateway knows it. Not for two tasks at a time."""
 
     def __init__(self, registered: Callable[[], Mapping[str, Contents]]) -> None:
         """`registered`: model -> adapters that all its workers are to have -> SHA-256."""
@@ -52,16 +52,16 @@ class Census:
         """Model -> when it last had a worker."""
         self._records: dict[str, dict[str, Heartbeat]] = {}
         """Model -> worker -> its record as it was read."""
-        self._books: dict[str, PoolUpdater] = {}
-        self._lately: dict[WorkerKey, deque[News]] = {}
-        self._ill: dict[WorkerKey, None] = {}
-        """Workers whose heads are not exact, in the order in which they fell ill."""
-        self._once_more: set[WorkerKey] = set()
-        """Workers that were read again and are still ill."""
-        self._strangers: set[WorkerKey] = set()
-        """Workers that told news, and had no record that can be read."""
-        self._strange_heads = 0
-        """Of MOST_STRANGE_HEADS, since all records were read."""
+        self._updaters: dict[str, PoolUpdater] = {}
+        self._recent_news: dict[WorkerKey, deque[News]] = {}
+        self._out_of_sync: dict[WorkerKey, None] = {}
+        """Workers whose prefix hashes are not exact, the longest first."""
+        self._resync_later: set[WorkerKey] = set()
+        """Workers that were read again and are still out of sync; the next reading of all records takes them up."""
+        self._without_record: set[WorkerKey] = set()
+        """Workers that have written news, and no record that can be read."""
+        self._num_strange_hashes = 0
+        """Of MOST_STRANGE_HASHES, since all records were read."""
         self._behind: dict[WorkerKey, int] = {}
         """Worker whose record included news that had not been read yet -> the number of those news."""
         self._contents: dict[str, Contents] = {}
@@ -92,26 +92,27 @@ class Census:
         return {(model, worker): beat for model in models for worker, beat in self._records.get(model, {}).items()}
 
     @property
-    def ill(self) -> tuple[WorkerKey, ...]:
-        """Workers to be healed, the longest ill first."""
-        return tuple(self._ill)
+    def out_of_sync(self) -> tuple[WorkerKey, ...]:
+        """Workers to be resynced, those that have waited longest first."""
+        return tuple(self._out_of_sync)
 
     @property
     def snapshot(self) -> FleetSnapshot:
         """The snapshot as of the last change; the same object while nothing changes."""
         if self._snapshot is None:
-            self._snapshot = self._drawn()
+            self._snapshot = self._build_snapshot()
         return self._snapshot
 
     def pool(self, model: str) -> Pool:
-        book = self._books.get(model)
-        return book.pool if book else NO_POOL
+        updater = self._updaters.get(model)
+        return updater.pool if updater else NO_POOL
 
-    def read_all(
+    def replace_records(
         self, models: frozenset[str], beats: Mapping[WorkerKey, Heartbeat], now: float, *, are_all: bool = True
     ) -> None:
-        """Take in all records there are. A worker without one is gone; names are remembered for REMEMBERED_S.
-        `are_all`: whether there is no other model.
+        """Replace all records. A worker without one is gone; names of models are remembered for REMEMBERED_S.
+
+        `are_all`: whether `models` are all that Redis has.
         """
         self._named_at |= dict.fromkeys(models, now)
         named = sorted(self._named_at.items(), key=lambda item: (item[0] in self._records, item[1]), reverse=True)
@@ -121,18 +122,18 @@ class Census:
         self._records = {}
         for (model, worker), beat in beats.items():
             self._records.setdefault(model, {})[worker] = beat
-        for model in self._books.keys() | self._records.keys():
-            self._settle(model, now)
-        for key in self._lately.keys() - beats.keys():
+        for model in self._updaters.keys() | self._records.keys():
+            self._update_pool(model, now)
+        for key in self._recent_news.keys() - beats.keys():
             self._forget(key)
-        self._ill.update(dict.fromkeys(self._once_more))
-        self._once_more.clear()
-        self._strangers.clear()
-        self._strange_heads = 0
-        self._agree(now)
+        self._out_of_sync.update(dict.fromkeys(self._resync_later))
+        self._resync_later.clear()
+        self._without_record.clear()
+        self._num_strange_hashes = 0
+        self._update_contents(now)
 
-    def read_some(self, workers: Iterable[WorkerKey], beats: Mapping[WorkerKey, Heartbeat], now: float) -> None:
-        """Take in the records of these workers; one without a record is gone."""
+    def update_records(self, workers: Iterable[WorkerKey], beats: Mapping[WorkerKey, Heartbeat], now: float) -> None:
+        """Replace the records of these workers; one that is not among `beats` is gone."""
         touched = set()
         for key in workers:
             model, worker = key
@@ -140,93 +141,93 @@ class Census:
             records = self._records.setdefault(model, {})
             if key in beats:
                 records[worker] = beats[key]
-                self._name(model, now)
+                self._note_name(model, now)
             elif records.pop(worker, None):
                 self._forget(key)
         for model in touched:
-            self._settle(model, now)
-        self._agree(now)
+            self._update_pool(model, now)
+        self._update_contents(now)
 
-    def hear(self, news: News, now: float) -> bool:
-        """Apply an entry of news, told at `now`. Return True where it changed whether the worker drains."""
+    def apply_news(self, news: News, now: float) -> bool:
+        """Apply an entry of news, written at `now`. Return whether the worker began or stopped draining with it."""
         key = (news.model, news.worker)
-        book = self._books.get(news.model)
-        known = book.beat(news.worker) if book else None
+        updater = self._updaters.get(news.model)
+        known = updater.beat(news.worker) if updater else None
         if known is None:
-            self._strange_heads += STRANGE_NEWS + len(news.added) + len(news.dropped)
-            if self._strange_heads > MOST_STRANGE_HEADS:
+            self._num_strange_hashes += STRANGE_NEWS + len(news.added) + len(news.dropped)
+            if self._num_strange_hashes > MOST_STRANGE_HASHES:
                 return False
-        lately = self._lately.setdefault(key, deque(maxlen=REMEMBERED))
-        if lately and lately[-1].boot != news.boot:
-            lately.clear()
-        lately.append(news)
-        if book is None or known is None or not book.apply(news, now):
-            if key not in self._strangers:
-                self._ill[key] = None
+        recent = self._recent_news.setdefault(key, deque(maxlen=REMEMBERED))
+        if recent and recent[-1].boot != news.boot:
+            recent.clear()
+        recent.append(news)
+        if updater is None or known is None or not updater.apply(news, now):
+            if key not in self._without_record:
+                self._out_of_sync[key] = None
             return False
         self._snapshot = None
         return known.draining != news.draining
 
-    def heal(self, key: WorkerKey, record: Heartbeat | None, heads: Heads | None, now: float) -> None:
-        """Take in an ill worker's record and heads as written, None: there are none, and apply the news since then."""
+    def resync(self, key: WorkerKey, record: Heartbeat | None, hashes: PrefixHashes | None, now: float) -> None:
+        """Replace a worker's record and prefix hashes by those read (None: there are none), and apply later news."""
         model, worker = key
-        self._ill.pop(key, None)
+        self._out_of_sync.pop(key, None)
         if record is None:
-            self._strangers.add(key)
+            self._without_record.add(key)
             return
-        book = self._books.setdefault(model, PoolUpdater())
+        updater = self._updaters.setdefault(model, PoolUpdater())
         self._records.setdefault(model, {})[worker] = record
-        self._name(model, now)
-        news = [one for one in self._lately.get(key, ()) if one.boot == record.boot]
-        known = book.beat(worker)
+        self._note_name(model, now)
+        news = [one for one in self._recent_news.get(key, ()) if one.boot == record.boot]
+        known = updater.beat(worker)
         least = known.version if known is not None and known.boot == record.boot else 0
-        if heads is not None and not _is_whole(heads.version, news, max(least, record.version)):
-            self._once_more.add(key)
+        if hashes is not None and not _is_gapless(hashes.version, news, max(least, record.version)):
+            self._resync_later.add(key)
         (beat,) = agreed([record], self._contents.get(model, NOTHING))
         if news and news[-1].version > record.version:
             beat = with_load(beat, news[-1].load, news[-1].draining, news[-1].version)
-        book.join(beat, _followed(heads or NO_HEADS, news), now=now)
+        updater.join(beat, _with_news(hashes or NO_HASHES, news), now=now)
         self._snapshot = None
 
-    def _settle(self, model: str, now: float) -> None:
-        """Bring the book of a model in line with its records."""
+    def _update_pool(self, model: str, now: float) -> None:
+        """Let a model's pool have the workers that have records, as these say."""
         records = self._records.get(model, {})
         contents = contents_of(records.values(), self._registered().get(model, NOTHING))
         beats = agreed(records.values(), contents)
-        book = self._books.setdefault(model, PoolUpdater())
-        for worker in book.workers():
+        updater = self._updaters.setdefault(model, PoolUpdater())
+        for worker in updater.workers():
             if worker not in records:
-                book.leave(worker)
+                updater.leave(worker)
                 self._forget((model, worker))
         for beat in beats:
-            self._renew(book, (model, beat.worker), beat, now)
+            self._update_worker(updater, (model, beat.worker), beat, now)
         if not records:
-            del self._books[model]
+            del self._updaters[model]
 
-    def _renew(self, book: PoolUpdater, key: WorkerKey, beat: Heartbeat, now: float) -> None:
-        known = book.beat(beat.worker)
+    def _update_worker(self, updater: PoolUpdater, key: WorkerKey, beat: Heartbeat, now: float) -> None:
+        known = updater.beat(beat.worker)
         if known is None or known.boot != beat.boot:
-            book.join(beat, now=now)
-            self._ill[key] = None
+            updater.join(beat, now=now)
+            self._out_of_sync[key] = None
             return
         if known.version < self._behind.pop(key, 0):
-            self._ill[key] = None
+            self._out_of_sync[key] = None
         if known.version < beat.version:
             self._behind[key] = beat.version  # its news may be on their way; not for long
             beat = replace(beat, version=known.version)
-        book.renew(beat, now=now)
+        updater.renew(beat, now=now)
 
     def _forget(self, key: WorkerKey) -> None:
-        self._lately.pop(key, None)
-        self._ill.pop(key, None)
-        self._once_more.discard(key)
+        self._recent_news.pop(key, None)
+        self._out_of_sync.pop(key, None)
+        self._resync_later.discard(key)
         self._behind.pop(key, None)
 
-    def _name(self, model: str, now: float) -> None:
+    def _note_name(self, model: str, now: float) -> None:
         self._named_at[model] = now
         self._models |= {model}
 
-    def _agree(self, now: float) -> None:
+    def _update_contents(self, now: float) -> None:
         registered = self._registered()
         self._served_at |= dict.fromkeys(self.served, now)
         self._served_at = {model: at for model, at in self._served_at.items() if now - at < REMEMBERED_S}
@@ -239,8 +240,8 @@ class Census:
                 self._contents[model] = {**before.get(model, NOTHING), **wanted}
         self._snapshot = None
 
-    def _drawn(self) -> FleetSnapshot:
-        workers = {model: tuple(book.pool.by_id()) for model, book in self._books.items()}
+    def _build_snapshot(self) -> FleetSnapshot:
+        workers = {model: tuple(updater.pool.by_id()) for model, updater in self._updaters.items()}
         return FleetSnapshot(
             MappingProxyType({model: beats for model, beats in workers.items() if beats}),
             self._models,
@@ -250,17 +251,17 @@ class Census:
         )
 
 
-def _is_whole(heads: int, news: Sequence[News], least: int) -> bool:
-    """Return whether heads as of that number and the news after them, in order, leave none out up to `least`."""
-    versions = [one.version for one in news if one.version > heads]
-    return versions == list(range(heads + 1, heads + 1 + len(versions))) and heads + len(versions) >= least
+def _is_gapless(included: int, news: Sequence[News], least: int) -> bool:
+    """Return whether the news after number `included` are there without a gap, up to number `least` or further."""
+    versions = [one.version for one in news if one.version > included]
+    return versions == list(range(included + 1, included + 1 + len(versions))) and included + len(versions) >= least
 
 
-def _followed(heads: Heads, news: Sequence[News]) -> set[int]:
-    """Return the heads after applying the news that they do not include yet, unless no worker has so many."""
-    there = set(heads.tokens)
+def _with_news(hashes: PrefixHashes, news: Sequence[News]) -> set[int]:
+    """Return the hashes with later news applied; as they were where that would be more than any worker has."""
+    there = set(hashes.tokens)
     for one in news:
-        if one.version > heads.version:
+        if one.version > hashes.version:
             there.difference_update(one.dropped)
             there.update(one.added)
-    return there if len(there) <= MAX_HEADS else set(heads.tokens)
+    return there if len(there) <= MAX_HEADS else set(hashes.tokens)

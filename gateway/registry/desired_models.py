@@ -11,14 +11,14 @@ from gateway.store.outage import answered
 from workers.protocol import keys
 
 
-class ModelWishes:
-    """Reads and writes that desired state. Nothing is cached, since only people ask for it."""
+class DesiredModels:
+    """Reads and writes which models are to have workers. Nothing is cached, since only people ask for it."""
 
     def __init__(self, redis: redis.asyncio.Redis) -> None:
         self._redis = redis
 
     async def is_supervised(self, model: str) -> bool:
-        """Return whether a supervisor is there that starts and stops the model's workers. Raises StoreUnavailable."""
+        """Return whether a supervisor starts and stops the model's workers. Raises StoreUnavailable."""
         return bool(await answered(self._redis.exists(keys.supervised(model))))
 
     async def is_unloaded(self, model: str) -> bool:
