@@ -1,7 +1,8 @@
 """Back pressure: the 429s and 503s about load, and the seconds after which a caller may come again (`retry-after`).
 
 Whoever finds a shortage raises the error that is made here. Calls that wait for a slot are told what `QueueState`
-predicts; for what else may run out there are the constants below, and LEAST_RETRY_AFTER_S where none is named.
+predicts (its `predicted_wait_s` is used by admission and a gauge as well); for what else may run out there are the
+constants below, and LEAST_RETRY_AFTER_S where none is named, as for a queue while Redis is away.
 """
 
 from __future__ import annotations

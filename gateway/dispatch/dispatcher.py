@@ -32,6 +32,7 @@ from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
 
 MAX_ATTEMPTS = 4
+"""Workers that one call is tried at, whatever the failures; docs/api.md says so."""
 MAX_LOST = 2
 """Workers that may be lost under one call before it is given up: the call may be what ends them."""
 UNPAID = frozenset({FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY})

@@ -1,4 +1,4 @@
-"""`/health`, `/ready` and `/version`: for probes, without a key and past admission.
+"""Routes about the gateway itself, `/health`, `/ready` and `/version`: for probes, without a key and past admission.
 
 They tell counts and names of models, never who asks what; bind the gateway to loopback or keep them behind the
 ingress where that is too much.
