@@ -114,14 +114,14 @@ class AdapterReconciler:
         # A file that can't be loaded now can't be in a second.
         self._rest(beat, record.name, record.sha256, REST_S)
         if await self._desired.is_registered(record):
-            await self._queries.of_worker(beat, "POST", ADAPTERS_PATH, decode_info, record.ask())
+            await self._queries.ask_worker(beat, "POST", ADAPTERS_PATH, decode_info, record.ask())
             self._rest(beat, record.name, record.sha256, SETTLE_S)
             log.info("worker %s got adapter %s", beat.worker, record.name)
 
     async def _remove(self, beat: Heartbeat, name: str) -> None:
         self._rest(beat, name, "", REST_S)
         if await self._desired.is_removed(beat.model, name):
-            await self._queries.of_worker(beat, "DELETE", f"{ADAPTERS_PATH}/{quote(name)}", decode_info)
+            await self._queries.ask_worker(beat, "DELETE", f"{ADAPTERS_PATH}/{quote(name)}", decode_info)
             self._rest(beat, name, "", SETTLE_S)
             log.info("worker %s gave up adapter %s", beat.worker, name)
 
@@ -129,7 +129,7 @@ class AdapterReconciler:
         unknown = self._unknown(beat)
         for name in unknown:
             self._rest(beat, name, "adopt", REST_S)
-        infos = await self._queries.of_worker(beat, "GET", ADAPTERS_PATH, decode_adapter_infos)
+        infos = await self._queries.ask_worker(beat, "GET", ADAPTERS_PATH, decode_adapter_infos)
         self._fixed[beat.boot] = frozenset(info.name for info in infos if info.fixed)
         mine = [info for info in infos if info.name in unknown and info.state in _USABLE]
         for info in mine:

@@ -100,7 +100,7 @@ class AdapterRegistrar:
     async def _check_on(self, beat: Heartbeat, check: LoadAdapter) -> AdapterInfo | None:
         """Return what a worker finds in the file; None if it can't be asked. Raises PaddockError if it refuses it."""
         try:
-            return await self._queries.of_worker(beat, "POST", ADAPTERS_PATH, decode_info, check)
+            return await self._queries.ask_worker(beat, "POST", ADAPTERS_PATH, decode_info, check)
         except WorkerLost:
             return None
         except PaddockError as error:
@@ -111,13 +111,13 @@ class AdapterRegistrar:
 
     async def _load_on(self, beat: Heartbeat, record: AdapterRecord) -> None:
         try:
-            await self._queries.of_worker(beat, "POST", ADAPTERS_PATH, decode_info, record.ask())
+            await self._queries.ask_worker(beat, "POST", ADAPTERS_PATH, decode_info, record.ask())
         except PaddockError as error:
             log.warning("worker %s has no adapter %s yet: %s", beat.worker, record.name, error)
 
     async def _has_fixed(self, beat: Heartbeat, name: str) -> bool:
         try:
-            infos = await self._queries.of_worker(beat, "GET", ADAPTERS_PATH, decode_adapter_infos)
+            infos = await self._queries.ask_worker(beat, "GET", ADAPTERS_PATH, decode_adapter_infos)
         except WorkerLost:
             return False
         return any(info.name == name and info.fixed for info in infos)
@@ -125,7 +125,7 @@ class AdapterRegistrar:
     async def _unload_from(self, beat: Heartbeat, name: str, wait_s: float) -> int:
         path = f"{ADAPTERS_PATH}/{quote(name)}?wait_s={wait_s:g}"
         try:
-            info = await self._queries.of_worker(beat, "DELETE", path, decode_info, timeout_s=wait_s + MARGIN_S)
+            info = await self._queries.ask_worker(beat, "DELETE", path, decode_info, timeout_s=wait_s + MARGIN_S)
         except PaddockError as error:  # worker or adapter has gone meanwhile, or the reconciler removes it later
             log.info("worker %s: adapter %s: %s", beat.worker, name, error)
             return 0

@@ -1,1 +1,1 @@
-"""The connection to the workers: submit and cancel by POST, answers over one event stream per worker process."""
+"""Connects the gateway to the workers: calls go out by POST, events come in on one stream per worker process."""

@@ -1,12 +1,12 @@
 """Reads a worker's event stream: one HTTP GET that never ends, on the transport's own callbacks.
 
-An HTTP client library reads a body through a buffer, a task and a timer per chunk. With many workers a chunk carries
-few tokens, and those three cost as much as a token. So this one request is made on an asyncio protocol with httptools'
+An HTTP client library reads each chunk of a body through a buffer, a task and a timer. With many workers a chunk has
+few tokens, and these three cost as much as a token does. So this request is made on an asyncio protocol with httptools'
 parser.
 
 `check_step` bounds the values in one frame of the stream before it is decoded. A frame is the output of one engine step
-for this gateway's calls. Its length does not bound the work: 16 MiB are the text of one long prompt, or 800,000 events
-that take the event loop three seconds.
+for this gateway's calls. Its length says little about the work: 16 MiB are the text of one long prompt, or 800,000
+events that take the event loop three seconds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def read_events(
     connect_timeout_s: float,
     silence_s: float,
 ) -> None:
-    """GET `url` and pass its body to `on_data` until it ends, which always raises.
+    """GET `url` and pass its body to `on_data` until the body ends. Never returns: every end raises.
 
     `on_data` returns the seconds to read nothing for: the sender has to wait meanwhile (back pressure).
     `expected`: a header that the answer must have, and its value; one without it is refused before it is open.
@@ -153,9 +153,9 @@ class _Source(asyncio.Protocol):
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.pause_reading()
-            asyncio.get_running_loop().call_later(rest_s, self._go_on, transport)
+            asyncio.get_running_loop().call_later(rest_s, self._resume_reading, transport)
 
-    def _go_on(self, transport: asyncio.Transport) -> None:
+    def _resume_reading(self, transport: asyncio.Transport) -> None:
         if not transport.is_closing():
             transport.resume_reading()
 

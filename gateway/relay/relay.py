@@ -1,8 +1,6 @@
-"""Carries calls and questions to workers, and holds one event stream per worker process: the worker `Upstream`.
+"""Carries calls to workers (`Relay`, the `Upstream` of workers) and questions that take no slot (`WorkerQueries`).
 
-Asks workers what takes no slot: texts and tokens, properties, what lies in slots, adapters.
-
-Any worker of a model answers what is true of the model; what is true of one worker is asked of each.
+The relay holds one event stream per worker process.
 """
 
 from __future__ import annotations
@@ -23,18 +21,18 @@ from gateway.back_pressure import no_worker, stopping
 from gateway.call import Call
 from gateway.dispatch.upstream import error_for
 from gateway.registry.snapshot import FleetView
-from gateway.relay.fanin import WorkerStream
 from gateway.relay.mailbox import Mailbox, MailboxWithSettings
 from gateway.relay.worker_client import (
     ASK_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
-    AtOnce,
     Cancellations,
     Credentials,
     NotReached,
     ReplyT,
+    WholeReply,
     WorkerClient,
 )
+from gateway.relay.worker_stream import WorkerStream
 from workers.process.sockets import watched_socket
 from workers.protocol.events import CallFailed, Failed, Failure, FailureCode, Finished, Settings
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat, WorkerAddress
@@ -107,9 +105,9 @@ class Relay:
         successors = {at.worker: at.boot for at in self._addresses.values()}
         for boot, connection in list(self._connections.items()):
             if boot in self._addresses:
-                connection.stream.stay()
+                connection.stream.note_return()
             else:
-                connection.stream.depart()
+                connection.stream.note_departure()
                 if successors.get(connection.stream.at.worker, boot) != boot:
                     connection.stream.lose("was restarted")
         for at in self._addresses.values():
@@ -130,8 +128,8 @@ class Relay:
         """Submit a call, as `Upstream.start`. A worker that refuses it does so in a `Failed` event."""
         connection = await self._connected(at)
         number = next(self._numbers)
-        box = MailboxWithSettings if "settings" in request.tell else Mailbox
-        mailbox = box(self._buffer_events, on_overflow, on_end)
+        kind = MailboxWithSettings if "settings" in request.tell else Mailbox
+        mailbox = kind(self._buffer_events, on_overflow, on_end)
         submit = Submit(
             gateway=self._gateway_id,
             call=number,
@@ -180,7 +178,7 @@ class Relay:
         """Send one question to one worker and return the answer. Raises CallFailed, Stopping."""
         # Questions have prompts in them, too: none is sent before the worker has shown that it knows the secret.
         connection = await self._connected(at)
-        return await connection.client.ask(method, path, message, AtOnce(decode), timeout_s)
+        return await connection.client.ask(method, path, message, WholeReply(decode), timeout_s)
 
     def is_lost(self, boot: str) -> bool:
         """Return whether the process is known to be gone though the fleet may still show it."""
@@ -203,7 +201,7 @@ class Relay:
         known = None if connection is None else connection.stream.at
         if known is not None and (known.worker, known.model) != (at.worker, at.model):
             connection = None
-        if connection is None or connection.stream.lost or not await connection.stream.settled(SETTLE_TIMEOUT_S):
+        if connection is None or connection.stream.lost or not await connection.stream.wait_open(SETTLE_TIMEOUT_S):
             message = f"The worker {at.worker} cannot be reached. Send the request again."
             raise NotReached(Failure(FailureCode.WORKER_LOST, message))
         if self._session is None:
@@ -222,7 +220,7 @@ class Relay:
         cancellations = Cancellations(client, at.worker, self._group)
         stream = WorkerStream(self._gateway_id, credentials, cancellations.add, self._lost)
         connection = self._connections[at.boot] = WorkerConnection(stream, client, cancellations, self._group)
-        self._group.create_task(self._hold(stream))
+        self._group.create_task(self._run_stream(stream))
         return connection
 
     async def _submit(self, connection: WorkerConnection, submit: Submit, mailbox: Mailbox, known_bytes: int) -> None:
@@ -236,7 +234,7 @@ class Relay:
             if failed.failure.code is FailureCode.WORKER_LOST:
                 connection.cancellations.add([submit.call])  # it may have arrived all the same
 
-    async def _hold(self, stream: WorkerStream) -> None:
+    async def _run_stream(self, stream: WorkerStream) -> None:
         try:
             await stream.run()
         except Exception:  # one worker's stream must not end the others; its own calls are ended here
@@ -252,6 +250,11 @@ TAKES_NOTHING = (FailureCode.BUSY, FailureCode.DRAINING, FailureCode.UNAVAILABLE
 
 
 class WorkerQueries:
+    """Asks workers what takes no slot: texts and tokens, properties, contents of slots, adapters.
+
+    What is true of a model is asked of any of its workers, what is true of one worker of each.
+    """
+
     def __init__(self, fleet: FleetView, relay: Relay) -> None:
         self._fleet = fleet
         self._relay = relay
@@ -261,7 +264,7 @@ class WorkerQueries:
         beats = self._fleet.snapshot.of(model)
         return sorted((beat for beat in beats if not self._relay.is_lost(beat.boot)), key=lambda beat: beat.worker)
 
-    async def of_model(
+    async def ask_any(
         self,
         model: str,
         method: str,
@@ -269,8 +272,9 @@ class WorkerQueries:
         decode: Callable[[bytes], ReplyT],
         message: msgspec.Struct | None = None,
     ) -> ReplyT:
-        """Ask the least busy worker, and the next one where that can't be reached or takes nothing at the moment. If a
-        worker is lost during the question, it may have died of it: no other one is asked then. Raises PaddockError.
+        """Ask the least busy worker, or the next where it can't be reached or takes nothing now. Raises PaddockError.
+
+        No other one is asked where a worker was lost during the question: it may have died of it.
         """
         failure: Failure | None = None
         for beat in sorted(self.workers(model), key=lambda beat: beat.slots_busy / max(1, beat.slots))[:MAX_TRIES]:
@@ -287,10 +291,10 @@ class WorkerQueries:
     async def num_tokens(self, model: str, request: GenerateRequest, team: str) -> int:
         """Return the number of tokens of the prompt that a request of the team becomes. Raises PaddockError."""
         render = Render(request=request, text=False, tenant=team)
-        rendered = await self.of_model(model, "POST", RENDER_PATH, decode_rendered, render)
+        rendered = await self.ask_any(model, "POST", RENDER_PATH, decode_rendered, render)
         return rendered.num_tokens or 0
 
-    async def of_worker(
+    async def ask_worker(
         self,
         beat: Heartbeat,
         method: str,
@@ -305,7 +309,7 @@ class WorkerQueries:
         except CallFailed as failed:
             raise error_for(failed.failure) from None
 
-    async def of_each(
+    async def ask_each(
         self,
         model: str,
         method: str,
@@ -317,5 +321,5 @@ class WorkerQueries:
         beats = self.workers(model)
         if not beats:
             raise no_worker(model)
-        replies = await asyncio.gather(*(self.of_worker(beat, method, path, decode, message) for beat in beats))
+        replies = await asyncio.gather(*(self.ask_worker(beat, method, path, decode, message) for beat in beats))
         return list(zip(beats, replies, strict=True))

@@ -1,15 +1,12 @@
-"""Makes the requests to one worker process: submits and cancels calls, and asks questions that have one answer.
-
-Makes the requests to one worker process: submits and cancels calls, and asks questions that have one answer each.
+"""Makes the requests to one worker process: submits and cancels calls, and asks questions that have one answer each.
 
 Every outcome is an answer or a `CallFailed`. The answer to a submit only says that the call is accepted; its events
-come on the worker's event stream (`gateway.relay.fanin`).
+come on the worker's event stream (`gateway.relay.worker_stream`).
 
-Encodes the messages to a worker: short ones at once, long ones on a thread, a few at a time.
-
-Teams take turns with long ones. These are encoded and sent in slices, and each slice's memory is freed as it is sent: a
-thread that encodes 32 MiB in one call holds the interpreter's lock, and every stream waits for 135 ms. Several answers
-to one request have a copy of its prompt each.
+`Payloads` encodes the messages: short ones at once, long ones on a thread, a few at a time, teams taking turns. A long
+message is encoded in slices, since a thread that encodes 32 MiB in one call holds the interpreter's lock, and every
+stream waits for 135 ms. Each slice's memory is freed as it is sent: several answers to one request have a copy of its
+prompt each.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ class Payloads:
         self._turns = TeamTurns(AT_ONCE)
 
     @asynccontextmanager
-    async def of(self, message: msgspec.Struct | None, known_bytes: int = 0) -> AsyncIterator[Payload]:
+    async def encode(self, message: msgspec.Struct | None, known_bytes: int = 0) -> AsyncIterator[Payload]:
         """Encode a message and yield the body; leave the block when it is answered.
 
         `known_bytes`: size of its conversation, tools included, where that has been counted already.
@@ -116,8 +113,8 @@ class NotReached(CallFailed):
     """The worker took no connection: it has not got the question, so another one may be asked."""
 
 
-class Reading(Protocol[ReplyT_co]):
-    """Reads one reply as it comes."""
+class ReplyReader(Protocol[ReplyT_co]):
+    """Reads one reply piece by piece."""
 
     def add(self, piece: bytes) -> None:
         """Take in the next piece. Raises msgspec.DecodeError."""
@@ -128,8 +125,8 @@ class Reading(Protocol[ReplyT_co]):
         ...
 
 
-class AtOnce(Generic[ReplyT]):
-    """Reads a reply that is decoded in one call."""
+class WholeReply(Generic[ReplyT]):
+    """Collects a reply, and decodes it in one call."""
 
     def __init__(self, decode: Callable[[bytes], ReplyT]) -> None:
         self._pieces: list[bytes] = []
@@ -170,11 +167,11 @@ class WorkerClient:
         self._payloads = Payloads()
 
     async def submit(self, submit: Submit, known_bytes: int = 0) -> Accepted:
-        """Submit a call. `known_bytes` as in `Payloads.of`. Raises CallFailed as `ask`."""
+        """Submit a call. `known_bytes` as in `Payloads.encode`. Raises CallFailed as `ask`."""
         at = self._at
         try:
             async with (
-                self._payloads.of(submit, known_bytes) as payload,
+                self._payloads.encode(submit, known_bytes) as payload,
                 self._session.post(
                     at.url + SUBMIT_PATH,
                     data=payload.data,
@@ -215,7 +212,7 @@ class WorkerClient:
             return False
 
     async def ask(
-        self, method: str, path: str, message: msgspec.Struct | None, reading: Reading[ReplyT], timeout_s: float
+        self, method: str, path: str, message: msgspec.Struct | None, reading: ReplyReader[ReplyT], timeout_s: float
     ) -> ReplyT:
         """Send one question and return its answer.
 
@@ -226,7 +223,7 @@ class WorkerClient:
         at = self._at
         try:
             async with (
-                self._payloads.of(message) as payload,
+                self._payloads.encode(message) as payload,
                 self._session.request(
                     method,
                     at.url + path,
@@ -288,7 +285,7 @@ class Cancellations:
 
 
 async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """Return the body. Raises as `read_pieces`."""
+    """Return the whole body. Raises ReplyTooLong, as `read_pieces`."""
     pieces: list[bytes] = []
     await read_pieces(response, max_bytes, pieces.append)
     return b"".join(pieces)

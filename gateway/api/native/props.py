@@ -46,7 +46,7 @@ class ModelRoutes:
 
     async def show_props(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         call = self._reader.call(principal, {}, scope)
-        found = await self._queries.of_model(call.model, "GET", PROPS_PATH, decode_props)
+        found = await self._queries.ask_any(call.model, "GET", PROPS_PATH, decode_props)
         num_slots = sum(beat.slots for beat in self._queries.workers(call.model))
         await send_json(send, props_object(found, call.alias, num_slots, self._enabled), request_log_of(scope))
 

@@ -77,7 +77,7 @@ class SlotQueries:
     async def ask(self, model: str) -> SlotsByWorker:
         """Return each worker's slots. Raises PaddockError."""
         if model not in self._by_model:
-            ask = partial(self._queries.of_each, model, "GET", SLOTS_PATH, decode_slot_infos)
+            ask = partial(self._queries.ask_each, model, "GET", SLOTS_PATH, decode_slot_infos)
             self._by_model[model] = SharedQuery(ask, FRESH_S)
         return await self._by_model[model].ask()
 
@@ -120,7 +120,7 @@ class SlotRoutes:
             salt=body.cache_salt,
             adapters=self._adapters.of(call, read_lora(body)),
         )
-        found = await self._queries.of_worker(beat, "POST", f"{SLOTS_PATH}/{slot}", _ANSWERS[action], asked)
+        found = await self._queries.ask_worker(beat, "POST", f"{SLOTS_PATH}/{slot}", _ANSWERS[action], asked)
         await send_json(send, replace(found, id_slot=number), request_log_of(scope))
 
 

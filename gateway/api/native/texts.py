@@ -128,7 +128,7 @@ class TextRoutes:
     ) -> ReplyT:
         """Return a worker's answer, unless the client leaves. Raises PaddockError, ClientGone."""
         async with until_disconnect(receive):
-            reply = await self._queries.of_model(call.model, "POST", path, bytes, asked)
+            reply = await self._queries.ask_any(call.model, "POST", path, bytes, asked)
         return await decoded_reply(body, reply, decode)
 
 

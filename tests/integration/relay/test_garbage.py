@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from gateway.api.intake.disconnect import beside
-from gateway.relay.fanin import FRAMES_PER_TURN
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay
+from gateway.relay.worker_stream import FRAMES_PER_TURN
 from tests.integration.relay.scripted import CALL, ScriptedWorker, scripted_worker
 from tests.integration.relay.test_relay import REQUEST
 from tests.support.waiting import until

@@ -13,10 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.api.intake.disconnect import beside
-from gateway.relay import fanin
+from gateway.relay import worker_stream
 from gateway.relay.event_source import MAX_HEAD_BYTES, EventStreamBroken, EventStreamRefused, read_events
-from gateway.relay.fanin import FRAMES_PER_TURN
 from gateway.relay.relay import Relay
+from gateway.relay.worker_stream import FRAMES_PER_TURN
 from tests.integration.relay.scripted import CALL, ScriptedWorker, scripted_worker
 from tests.integration.relay.test_relay import REQUEST, failure_of, raw_server
 from tests.support.waiting import until
@@ -135,7 +135,7 @@ async def test_events_as_long_as_frames_may_be_overflow_by_their_bytes() -> None
 
 async def test_steps_that_come_faster_than_they_are_read_lose_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a bound that one read passes: how quick the machine is decides whether others are passed."""
-    monkeypatch.setattr(fanin, "MAX_BACKLOG_FRAMES", 4 * FRAMES_PER_TURN)
+    monkeypatch.setattr(worker_stream, "MAX_BACKLOG_FRAMES", 4 * FRAMES_PER_TURN)
     async with (
         scripted_worker() as worker,
         following(worker) as relay,

@@ -55,13 +55,13 @@ def test_how_long_a_message_is(message: msgspec.Struct, chars: int) -> None:
 
 
 async def test_a_short_one_is_bytes() -> None:
-    async with Payloads().of(submit(prompt="abc")) as payload:
+    async with Payloads().encode(submit(prompt="abc")) as payload:
         assert isinstance(payload.data, bytes)
         assert msgspec.json.decode(payload.data, type=Submit) == submit(prompt="abc")
 
 
 async def test_a_long_one_comes_in_slices() -> None:
-    async with Payloads().of(submit(prompt=LONG)) as payload:
+    async with Payloads().encode(submit(prompt=LONG)) as payload:
         assert isinstance(payload.data, AsyncIterator)
         slices = [piece async for piece in payload.data]
     assert max(map(len, slices)) == SLICE_BYTES
@@ -80,7 +80,7 @@ async def test_a_long_one_comes_in_slices() -> None:
 )
 async def test_it_is_long_by_any_of_its_parts(fields: dict[str, object]) -> None:
     """Encoded on the loop, each of them held up everybody else's answers."""
-    async with Payloads().of(submit(**fields)) as payload:
+    async with Payloads().encode(submit(**fields)) as payload:
         assert isinstance(payload.data, AsyncIterator)
 
 
@@ -96,9 +96,9 @@ async def test_tools_and_template_values_count_as_well(fields: dict[str, object]
     """Of a call they have been counted when it was placed (`Prefix.num_bytes`)."""
     message = submit(messages=[{"role": "user", "content": "x"}], **fields)
     known_bytes = prefix_of(message.request, "t", {}).num_bytes
-    async with Payloads().of(message, known_bytes) as payload:
+    async with Payloads().encode(message, known_bytes) as payload:
         assert isinstance(payload.data, AsyncIterator)
-    async with Payloads().of(Render(request=message.request)) as payload:
+    async with Payloads().encode(Render(request=message.request)) as payload:
         assert isinstance(payload.data, AsyncIterator)
 
 
@@ -133,7 +133,7 @@ async def test_no_call_encodes_megabytes(message: msgspec.Struct, monkeypatch: p
     counted = Counted(encode)
     monkeypatch.setattr("gateway.relay.worker_client.encode", counted)
     monkeypatch.setattr(framing, "encode", counted)
-    async with Payloads().of(message) as payload:
+    async with Payloads().encode(message) as payload:
         assert isinstance(payload.data, AsyncIterator)
         whole = b"".join([piece async for piece in payload.data])
     assert whole == encode(message)
@@ -149,10 +149,10 @@ async def test_one_team_does_not_have_all_turns() -> None:
         return msgspec.structs.replace(submit(prompt=LONG), tenant=team)
 
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(payloads.of(long_of("red")))
-        crowd = [asyncio.create_task(stack.enter_async_context(payloads.of(long_of("red")))) for _ in range(3)]
+        await stack.enter_async_context(payloads.encode(long_of("red")))
+        crowd = [asyncio.create_task(stack.enter_async_context(payloads.encode(long_of("red")))) for _ in range(3)]
         await asyncio.sleep(0.05)
-        async with asyncio.timeout(5.0), payloads.of(long_of("blue")):
+        async with asyncio.timeout(5.0), payloads.encode(long_of("blue")):
             pass
         for one in crowd:
             one.cancel()
@@ -163,7 +163,7 @@ async def test_few_long_ones_are_under_way_at_once() -> None:
 
     async def send(*, reads: bool) -> None:
         nonlocal under_way, most
-        async with payloads.of(submit(prompt=LONG)) as payload:
+        async with payloads.encode(submit(prompt=LONG)) as payload:
             under_way += 1
             most = max(most, under_way)
             assert isinstance(payload.data, AsyncIterator)
@@ -176,7 +176,7 @@ async def test_few_long_ones_are_under_way_at_once() -> None:
     async with asyncio.timeout(20.0):
         await asyncio.gather(*(send(reads=number % 2 == 0) for number in range(10)))
     assert most <= AT_ONCE + 1
-    async with payloads.of(submit(prompt="a short one needs no turn")):
+    async with payloads.encode(submit(prompt="a short one needs no turn")):
         pass
 
 

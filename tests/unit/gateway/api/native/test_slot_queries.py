@@ -20,7 +20,7 @@ class Asked:
         self.let = asyncio.Event()
         self.error: Exception | None = None
 
-    async def of_each(self, model: str, *_: Any) -> list[Any]:
+    async def ask_each(self, model: str, *_: Any) -> list[Any]:
         self.models.append(model)
         await self.let.wait()
         if self.error is not None:

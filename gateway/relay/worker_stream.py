@@ -46,8 +46,8 @@ class TooManySteps(ValueError):
 
 
 UNREADABLE = (ValueError, RecursionError)
-"""Errors of reading what is no event: frames without end, more than can be read or than a step can hold (all
-ValueErrors), no text, no JSON, none of the events, nested too deep."""
+"""Errors of reading a stream that is not one of events: a frame without end, more frames than can be read, more values
+than a step can hold (all ValueErrors); no text, no JSON, no known event (ValueErrors, too); values nested too deep."""
 
 
 class WorkerStream:
@@ -79,7 +79,7 @@ class WorkerStream:
         """The error for which nothing more is read from this connection."""
         self._backlog_bytes = 0
         """Bytes of data in the backlog."""
-        self._boxes: dict[int, Mailbox] = {}
+        self._mailboxes: dict[int, Mailbox] = {}
         self._last_id = ""
         self._departed = False
         self._attempts = 0
@@ -88,39 +88,39 @@ class WorkerStream:
         self._changed = asyncio.Event()
 
     def attach(self, call: int, mailbox: Mailbox) -> None:
-        self._boxes[call] = mailbox
+        self._mailboxes[call] = mailbox
 
     def detach(self, call: int) -> None:
-        self._boxes.pop(call, None)
+        self._mailboxes.pop(call, None)
 
     @property
     def lost(self) -> bool:
         """Whether the process counts as gone; calls fail at once until it is heard from again."""
         return self.at.boot in self._lost
 
-    def depart(self) -> None:
-        """Note that the worker's record is gone from the fleet: the next trouble on the stream ends its calls."""
+    def note_departure(self) -> None:
+        """Note that the worker's record has left the fleet: the next trouble on the stream ends its calls."""
         self._departed = True
         if not self.connected.is_set():
             self.lose("is gone from the fleet")
 
-    def stay(self) -> None:
-        """Note that the worker's record is back."""
+    def note_return(self) -> None:
+        """Note that the worker's record is back in the fleet."""
         self._departed = False
 
     def lose(self, why: str) -> None:
         """End every call on this process."""
         self._lost.add(self.at.boot)
         self._changed.set()
-        if self._boxes:
+        if self._mailboxes:
             log.warning("worker lost", extra={"fields": {"worker": self.at.worker, "boot": self.at.boot, "why": why}})
-        calls = list(self._boxes)
+        calls = list(self._mailboxes)
         # If it is alive after all, it must not go on computing for nobody.
         self._cancel(calls)
         for call in calls:
             self._fail(call, f"The worker {self.at.worker} {why}. Send the request again.")
 
-    async def settled(self, timeout_s: float) -> bool:
+    async def wait_open(self, timeout_s: float) -> bool:
         """Wait until the stream is open or the worker counts as lost. Return whether the stream is open."""
         if self.connected.is_set():
             return True
@@ -138,28 +138,28 @@ class WorkerStream:
         pause_s = FIRST_PAUSE_S
         while not (self.lost and self._departed):
             try:
-                await self._listen()
+                await self._read_connection()
             except ConnectionRefusedError:
-                self._trouble("cannot be reached", REFUSED_FOR_S)
+                self._note_trouble("cannot be reached", REFUSED_FOR_S)
             except EventStreamRefused as error:
                 log.error("event stream refused", extra={"fields": {"worker": self.at.worker, "why": str(error)}})
                 self.lose(f"refused its event stream ({error})")
             except (OSError, TimeoutError) as error:
-                self._trouble(f"broke off its event stream ({error or type(error).__name__})")
+                self._note_trouble(f"broke off its event stream ({error or type(error).__name__})")
             except UNREADABLE:
-                self._garbled()
+                self._lose_unreadable()
             finally:
                 self.connected.clear()
             pause_s = FIRST_PAUSE_S if self._attempts == 1 else min(pause_s * 2, LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
 
-    def _garbled(self) -> None:
-        """Log the current exception, since the worker's events can't be read, and end every call on it."""
+    def _lose_unreadable(self) -> None:
+        """Log the current exception, by which the worker's events can't be read, and end every call on it."""
         log.exception("worker speaks another protocol", extra={"fields": {"worker": self.at.worker}})
         self.lose("sent events that this gateway cannot read")
 
-    def _trouble(self, why: str, patience_s: float = AWAY_FOR_S) -> None:
-        """Note that the connection ended or could not be made; after `patience_s` of that the process is lost."""
+    def _note_trouble(self, why: str, patience_s: float = AWAY_FOR_S) -> None:
+        """Note that the connection ended or failed; the process is lost after `patience_s` without one."""
         now = monotonic()
         self._attempts += 1
         if self._attempts == 1:
@@ -167,7 +167,7 @@ class WorkerStream:
         if self._departed or now - self._troubled_at >= patience_s:
             self.lose(why)
 
-    async def _listen(self) -> None:
+    async def _read_connection(self) -> None:
         """Read one connection, from its request to its end, which raises."""
         while self._backlog:  # noqa: ASYNC110 - it is worked off turn by turn
             await asyncio.sleep(0)
@@ -180,27 +180,27 @@ class WorkerStream:
             self._headers | resume | {CHALLENGE_HEADER: challenge},
             # The proof comes before any call is sent: the address may be another's by now.
             expected=(PROOF_HEADER, self._credentials.proof(challenge)),
-            on_open=self._opened,
-            on_data=self._received,
+            on_open=self._on_open,
+            on_data=self._on_data,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             silence_s=SILENCE_S,
         )
 
-    def _opened(self) -> None:
+    def _on_open(self) -> None:
         self._lost.discard(self.at.boot)
         self._attempts = 0
         self.connected.set()
         self._changed.set()
         self._cancel([])
 
-    def _received(self, data: bytes) -> float:
+    def _on_data(self, data: bytes) -> float:
         """Take in data. Return the seconds to rest: as long as this took, where it took over LONG_TURN_S."""
         begun = thread_time()
-        self._take(data)
+        self._queue_frames(data)
         took_s = thread_time() - begun
         return took_s if took_s > LONG_TURN_S else 0.0
 
-    def _take(self, data: bytes) -> None:
+    def _queue_frames(self, data: bytes) -> None:
         if self._broken is not None:
             raise self._broken
         frames = self._reader.feed(data)
@@ -208,7 +208,7 @@ class WorkerStream:
             self._dispatch(frames)
         else:
             if not self._backlog:
-                asyncio.get_running_loop().call_soon(self._work_off)
+                asyncio.get_running_loop().call_soon(self._dispatch_backlog)
             self._backlog.extend(frames)
             self._backlog_bytes += _size(frames)
             if len(self._backlog) > MAX_BACKLOG_FRAMES or self._backlog_bytes > MAX_BACKLOG_BYTES:
@@ -216,7 +216,7 @@ class WorkerStream:
                 self._backlog_bytes = 0
                 raise TooManySteps("its steps come faster than they are read")
 
-    def _work_off(self) -> None:
+    def _dispatch_backlog(self) -> None:
         turn = [self._backlog.popleft() for _ in range(min(FRAMES_PER_TURN, len(self._backlog)))]
         self._backlog_bytes -= _size(turn)
         try:
@@ -226,54 +226,54 @@ class WorkerStream:
             self._broken = error
             self._backlog.clear()
             self._backlog_bytes = 0
-            self._garbled()
+            self._lose_unreadable()
         if self._backlog:
-            asyncio.get_running_loop().call_soon(self._work_off)
+            asyncio.get_running_loop().call_soon(self._dispatch_backlog)
 
     def _dispatch(self, frames: Iterable[Frame]) -> None:
         for frame in frames:
             try:
-                self._read(frame)
+                self._dispatch_frame(frame)
             except UNREADABLE:
-                self._note(frame)  # it would be sent again on each new connection
+                self._set_resume_point(frame)  # it would be sent again on each new connection
                 raise
-            self._note(frame)
+            self._set_resume_point(frame)
 
-    def _read(self, frame: Frame) -> None:
-        boxes = self._boxes
-        check_step(frame.data, len(boxes))
+    def _dispatch_frame(self, frame: Frame) -> None:
+        mailboxes = self._mailboxes
+        check_step(frame.data, len(mailboxes))
         if frame.event == ALIVE_EVENT:
-            self._end_all_but(set(decode_alive(frame.data)))
+            self._fail_missing(set(decode_alive(frame.data)))
         elif not frame.event:
             events = decode_step(frame.data)
             num_bytes = len(frame.data) // max(1, len(events))
             for event in events:
-                box = boxes.get(event.call)
-                if box is not None:
-                    box.put(event, num_bytes)
+                mailbox = mailboxes.get(event.call)
+                if mailbox is not None:
+                    mailbox.put(event, num_bytes)
 
-    def _note(self, frame: Frame) -> None:
-        """Have the next connection go on behind this frame."""
+    def _set_resume_point(self, frame: Frame) -> None:
+        """Let the next connection resume after this frame."""
         parsed = parse_event_id(frame.id)
         if parsed is not None and parsed[0] == self.at.boot:
             self._last_id = frame.id
 
-    def _end_all_but(self, alive: set[int]) -> None:
+    def _fail_missing(self, alive: set[int]) -> None:
         """Fail the calls that the worker, which could not resume the stream, does not list among those it still has."""
-        missing = [call for call in self._boxes if call not in alive]
+        missing = [call for call in self._mailboxes if call not in alive]
         for call in missing:
             self._fail(
                 call,
                 f"The worker {self.at.worker} lost the call while the connection was down. Send the request again.",
             )
         # A call submitted while the list was made may be on the worker all the same; unknown calls hold slots there.
-        strangers = missing + [call for call in alive if call not in self._boxes]
+        strangers = missing + [call for call in alive if call not in self._mailboxes]
         if strangers:
             self._cancel(strangers)
 
     def _fail(self, call: int, message: str) -> None:
-        box = self._boxes.pop(call)
-        box.put(Failed(call, Failure(FailureCode.WORKER_LOST, message)))
+        mailbox = self._mailboxes.pop(call)
+        mailbox.put(Failed(call, Failure(FailureCode.WORKER_LOST, message)))
 
 
 def _size(frames: Iterable[Frame]) -> int:
