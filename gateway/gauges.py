@@ -1,7 +1,4 @@
-"""Sets this gateway's gauges: the fleet and the queue at a scrape, workers that come and go, the event loop's lag.
-
-Measures how late the event loop is: all streams wait for whatever holds it up.
-"""
+"""Sets this gateway's gauges: the fleet and the queue at a scrape, workers that come and go, the event loop's lag."""
 
 from __future__ import annotations
 
@@ -12,20 +9,23 @@ from typing import Protocol
 from gateway.registry.snapshot import FleetView, Turnover
 from gateway.telemetry.metrics import Metrics
 
-EVERY_S = 0.1
+LAG_INTERVAL_S = 0.1
 
 
-async def watch_loop(note: Callable[[float], None]) -> None:
-    """Call `note` ten times a second with the seconds that a timer was late, until cancelled."""
+async def measure_lag(observe: Callable[[float], None]) -> None:
+    """Call `observe` every LAG_INTERVAL_S with the seconds that a timer was late, until cancelled.
+
+    All streams wait for whatever holds the event loop up.
+    """
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + EVERY_S
-        await asyncio.sleep(EVERY_S)
-        note(max(0.0, loop.time() - due))
+        due = loop.time() + LAG_INTERVAL_S
+        await asyncio.sleep(LAG_INTERVAL_S)
+        observe(max(0.0, loop.time() - due))
 
 
-class Places(Protocol):
-    """The part of admission that the gauges show, each by model and of this gateway's own calls."""
+class AdmissionView(Protocol):
+    """The part of admission that the gauges show: this gateway's own calls, by model."""
 
     def waiting(self, model: str) -> int: ...
     def in_flight(self, model: str) -> int: ...
@@ -44,14 +44,16 @@ class Places(Protocol):
     def redis_up(self) -> bool: ...
 
 
-class Aside(Protocol):
-    """The part of the dispatcher that the gauges show: calls that wait outside the line, workers that calls avoid."""
+class DispatchView(Protocol):
+    """The part of dispatch that the gauges show: calls that wait without being queued, workers that calls avoid."""
 
-    def set_aside(self) -> Mapping[str, tuple[int, float]]:
-        """Return for each model how many calls wait, and how many seconds the first of them has waited."""
+    def waiting_for_worker(self) -> Mapping[str, tuple[int, float]]:
+        """Return for each model how many calls wait for a suitable worker, and the first one's wait in seconds."""
         ...
 
-    def left_alone(self) -> Mapping[str, int]: ...
+    def num_avoided(self) -> Mapping[str, int]:
+        """Return for each model how many workers calls avoid."""
+        ...
 
 
 class Connections(Protocol):
@@ -73,29 +75,29 @@ class GaugeCollector:
         self,
         metrics: Metrics,
         fleet: FleetView,
-        places: Places,
-        aside: Aside,
+        admission: AdmissionView,
+        dispatch: DispatchView,
         named: frozenset[str],
         stopping: Callable[[], bool],
         sockets: Sockets,
     ) -> None:
-        """`named`: models of the catalog; they are shown though nobody serves or calls them."""
+        """`named`: the models of the catalog, which are shown even if nobody serves or calls them."""
         self._metrics = metrics
         self._fleet = fleet
-        self._places = places
-        self._aside = aside
+        self._admission = admission
+        self._dispatch = dispatch
         self._named = named
         self._stopping = stopping
         self._sockets = sockets
         self._connections: Connections | None = None
 
     def follow(self, connections: Connections) -> None:
-        """Show the connections of the server, which is made later."""
+        """Show the connections of the server, which is made after this collector."""
         self._connections = connections
         connections.on_beyond = lambda reason: self._metrics.beyond.labels(reason).inc()
 
     async def run(self) -> None:
-        """Count the workers that come and go, and measure the event loop, until cancelled."""
+        """Count the workers that come and go, and measure the event loop's lag, until cancelled."""
         starts, losses = self._metrics.worker_starts, self._metrics.worker_losses
         turnover = Turnover(
             self._fleet.snapshot,
@@ -103,35 +105,36 @@ class GaugeCollector:
             went=lambda model, how: losses.labels(model, how).inc(),
         )
         self._fleet.listen(turnover.update)
-        await watch_loop(self._metrics.loop_lag.observe)
+        await measure_lag(self._metrics.loop_lag.observe)
 
     def update(self) -> None:
         """Set the gauges."""
         snapshot, now = self._fleet.snapshot, self._metrics
-        aside = self._aside.set_aside()
-        models = sorted(self._named | snapshot.models | set(self._places.models) | aside.keys())
+        unqueued = self._dispatch.waiting_for_worker()
+        models = sorted(self._named | snapshot.models | set(self._admission.models) | unqueued.keys())
         self._metrics.announce(models)
-        self._update_queue(models, aside)
+        self._update_queue(models, unqueued)
         self._update_fleet(models)
-        degraded_models, places = self._places.degraded_models, self._places
-        now.leases.replace({model: places.in_flight(model) for model in models})
+        admission = self._admission
+        degraded_models = admission.degraded_models
+        now.leases.replace({model: admission.in_flight(model) for model in models})
         now.without_redis.replace({model: model in degraded_models for model in models})
-        now.circuits.replace(self._aside.left_alone())
-        now.redis_up.set(places.redis_up)
+        now.circuits.replace(self._dispatch.num_avoided())
+        now.redis_up.set(admission.redis_up)
         now.stopping.set(self._stopping())
         now.sockets.set(self._sockets.num_open)
         now.connections.set(self._connections.num_open if self._connections is not None else 0)
         self._metrics.process.count_tasks()
 
-    def _update_queue(self, models: Iterable[str], aside: Mapping[str, tuple[int, float]]) -> None:
+    def _update_queue(self, models: Iterable[str], unqueued: Mapping[str, tuple[int, float]]) -> None:
         length, oldest, predicted = dict[str, float](), dict[str, float](), dict[str, float]()
-        waits, served = self._places.oldest_wait_s(), self._fleet.snapshot.workers
+        waits, served = self._admission.oldest_wait_s(), self._fleet.snapshot.workers
         for model in models:
-            num_aside, aside_s = aside.get(model, (0, 0.0))
-            length[model] = self._places.waiting(model) + num_aside
-            oldest[model] = max(waits.get(model, 0.0), aside_s)
+            num_unqueued, unqueued_s = unqueued.get(model, (0, 0.0))
+            length[model] = self._admission.waiting(model) + num_unqueued
+            oldest[model] = max(waits.get(model, 0.0), unqueued_s)
             # Nobody knows when the first worker will be there: the wait is at least what it has been so far.
-            predicted[model] = self._places.predicted_wait_s(model) if model in served else oldest[model]
+            predicted[model] = self._admission.predicted_wait_s(model) if model in served else oldest[model]
         now = self._metrics
         now.queue_length.replace(length)
         now.queue_oldest.replace(oldest)

@@ -22,7 +22,7 @@ from gateway.api.intake.memory_budget import Holds, ProbabilityBudget
 from gateway.api.request_headers import ResumeOptions
 from gateway.api.resumable import Resumable
 from gateway.call import Answer, Call, Cutoff
-from gateway.dispatch.fan_out import answers
+from gateway.dispatch.fan_out import start_answers
 from gateway.dispatch.pipeline import Pipeline
 from gateway.dispatch.upstream import error_for
 from gateway.errors import InternalError, PaddockError, Superseded
@@ -213,7 +213,7 @@ class Responder(Generic[RequestIn]):
         held = ProbabilityBudget(asked.requests, holds, streams=False, repeats=self._repeats)
         async with (
             self._session_calls.supersede(call),
-            answers(self._pipeline, call, asked.requests, request_log) as answer,
+            start_answers(self._pipeline, call, asked.requests, request_log) as answer,
         ):
             try:
                 while not answer.ended:
@@ -259,7 +259,7 @@ class Responder(Generic[RequestIn]):
         try:
             async with (
                 self._session_calls.supersede(call),
-                answers(self._pipeline, call, asked.requests, request_log) as answer,
+                start_answers(self._pipeline, call, asked.requests, request_log) as answer,
             ):
                 await sink.start()
                 opening = writer.opening()

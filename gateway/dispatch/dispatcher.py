@@ -1,6 +1,6 @@
 """Takes calls to workers that begin their answers, and tries them again on others where that is safe.
 
-`_dispatched` is the one loop, for answers and pooled work alike: a slot, an attempt at its worker, and where that fails
+`_dispatch` is the one loop, for answers and pooled work alike: a slot, an attempt at its worker, and where that fails
 before the answer has begun, another one, as long as `_recover` lets it.
 """
 
@@ -17,8 +17,9 @@ from gateway.adapters.choice import CallAdapters
 from gateway.back_pressure import fallback_unsuited
 from gateway.call import Answer, Call, Cutoff
 from gateway.dispatch.call_state import CallState, Limits
-from gateway.dispatch.slot_search import Admission, Lease, SlotSearch, TeamTurns
+from gateway.dispatch.slot_search import Admission, SlotLease, SlotSearch
 from gateway.dispatch.suitable_workers import SuitableWorkers
+from gateway.dispatch.team_turns import TeamTurns
 from gateway.dispatch.upstream import Upstream, UpstreamAnswer, error_for
 from gateway.errors import ClientTooSlow
 from gateway.registry.snapshot import FleetView
@@ -52,7 +53,7 @@ BegunT = TypeVar("BegunT", Answer, PoolResult)
 
 
 class Dispatcher:
-    """The dispatcher of one gateway."""
+    """Finds workers for calls, and retries; one for each gateway process."""
 
     def __init__(
         self,
@@ -74,37 +75,37 @@ class Dispatcher:
     def answer(
         self, call: Call, request: GenerateRequest, answer_log: AnswerLog, cutoff: Cutoff
     ) -> AbstractAsyncContextManager[Answer]:
-        """Hand out the answer once it has begun; leaving the block cancels what is not over.
+        """Yield the answer once it has begun; leaving the block cancels what is not over.
 
         `cutoff` ends the call: it is cut where the caller reads too slowly, and gets the limit of an answer's time.
         Raises PaddockError: no slot in time, refused by the worker, failed.
         """
 
-        async def attempt(state: CallState, lease: Lease, held: AsyncExitStack) -> Answer:
-            answer = await held.enter_async_context(self._started(state, lease, cutoff))
+        async def attempt(state: CallState, lease: SlotLease, held: AsyncExitStack) -> Answer:
+            answer = await held.enter_async_context(self._start(state, lease, cutoff))
             await _wait_for_begin(answer, state)
             self._limit_answer(call, cutoff)
             return answer
 
-        return self._dispatched(self._state(call, request, answer_log), attempt)
+        return self._dispatch(self._state(call, request, answer_log), attempt)
 
     async def pool(self, call: Call, request: PoolRequest, answer_log: AnswerLog) -> PoolResult:
         """Return the result of pooled work. Raises PaddockError."""
 
-        async def attempt(state: CallState, lease: Lease, held: AsyncExitStack) -> PoolResult:
+        async def attempt(state: CallState, lease: SlotLease, held: AsyncExitStack) -> PoolResult:
             return await self._upstream.pool(lease.at, state.call, request, state.attempt.context)
 
-        async with self._dispatched(self._state(call, request, answer_log), attempt) as result:
+        async with self._dispatch(self._state(call, request, answer_log), attempt) as result:
             return result
 
     def _state(self, call: Call, request: GenerateRequest | PoolRequest, answer_log: AnswerLog) -> CallState:
         return CallState(call, answer_log, request, self._metrics, self._limits, self._budget)
 
     @asynccontextmanager
-    async def _dispatched(
-        self, state: CallState, attempt: Callable[[CallState, Lease, AsyncExitStack], Awaitable[BegunT]]
+    async def _dispatch(
+        self, state: CallState, attempt: Callable[[CallState, SlotLease, AsyncExitStack], Awaitable[BegunT]]
     ) -> AsyncIterator[BegunT]:
-        """Attempt the call on one worker after the other until one begins; the block gets what `attempt` returned."""
+        """Attempt the call on one worker after the other until an answer begins; yield what that `attempt` returned."""
         turn = await self._placing.enter(state.call.principal.team)
         state.answer_log.queue_position.on_wait = turn.leave
         try:
@@ -113,7 +114,7 @@ class Dispatcher:
             try:
                 while True:
                     async with AsyncExitStack() as held:
-                        lease = await self._slots.slot(state, held)
+                        lease = await self._slots.wait_for_slot(state, held)
                         turn.leave()
                         try:
                             begun = await attempt(state, lease, held)
@@ -133,21 +134,21 @@ class Dispatcher:
         finally:
             turn.leave()
 
-    def _started(self, state: CallState, lease: Lease, cutoff: Cutoff) -> AbstractAsyncContextManager[UpstreamAnswer]:
+    def _start(self, state: CallState, lease: SlotLease, cutoff: Cutoff) -> AbstractAsyncContextManager[UpstreamAnswer]:
         """Return the exchange with the worker. The slot is given back when the worker's answer ends, read or not."""
         slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
         return self._upstream.start(
             lease.at,
             state.call,
-            self._in_slot(state.request, lease.at),
+            self._with_own_slot(state.request, lease.at),
             on_end=lambda end: lease.give_back(_num_charged(end)),
             on_overflow=lambda: cutoff.cut(slow),
             context=state.attempt.context,
             known_bytes=state.placement_request.prefix.num_bytes,
         )
 
-    def _in_slot(self, request: GenerateRequest, at: WorkerAddress) -> GenerateRequest:
-        """Return the request with its slot in the worker's own numbering; any slot where it is another worker's."""
+    def _with_own_slot(self, request: GenerateRequest, at: WorkerAddress) -> GenerateRequest:
+        """Return the request with its slot as the worker numbers it; with any slot where it is another worker's."""
         if request.slot == ANY:
             return request
         found = find_slot(request.slot, self.workers.reachable(at.model))
@@ -195,8 +196,10 @@ class Dispatcher:
         state.wait_anew()  # losing a worker is not the caller's fault
 
     def _fits_elsewhere(self, state: CallState, failure: Failure) -> bool:
-        """Return whether another worker of the model has the context for a prompt that was too long for the one that
-        counted it: one that found less memory at its start has less. The call avoids those that are too small.
+        """Return whether another worker of the model has the context for a prompt that was too long for one of them.
+
+        Contexts differ: a worker that found less memory at its start has a smaller one. The call avoids those that are
+        too small.
         """
         if not failure.num_prompt_tokens or len(state.answer_log.attempts) >= MAX_ATTEMPTS:
             return False
@@ -209,8 +212,9 @@ class Dispatcher:
 
 
 async def _wait_for_begin(answer: UpstreamAnswer, state: CallState) -> None:
-    """Wait until an answer has begun: its first token is there. Raises CallFailed where it fails before. Callers that
-    ask for it are shown the prompt's progress as it is read, so that their answers begin with that.
+    """Wait until the answer's first token is there. Raises CallFailed where it fails before.
+
+    The answers of callers that ask for the prompt's progress begin earlier, with that.
     """
     first = await answer.peek()
     if isinstance(first, Started):
@@ -223,7 +227,7 @@ async def _wait_for_begin(answer: UpstreamAnswer, state: CallState) -> None:
 
 
 def _num_charged(end: Finished | Failed) -> float | None:
-    """Return the tokens that a call's team is charged; None: as was predicted."""
+    """Return the tokens that the call's team is charged; None: as many as were predicted."""
     if not isinstance(end, Finished):
         return None
     usage = end.usage

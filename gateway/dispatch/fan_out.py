@@ -1,4 +1,4 @@
-"""Generates several answers to one request beside each other: each is placed and retried by itself.
+"""Generates several answers to one request at the same time: each is placed and retried by itself.
 
 Answers to one prompt share its prefill where they meet on a worker (docs/engine.md).
 """
@@ -19,7 +19,7 @@ from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import NO_USAGE, CallEvent, Failed, Finished, Usage
 from workers.protocol.requests import GenerateRequest
 
-MAX_BESIDE = 32
+MAX_AT_ONCE = 32
 """Answers to one request that are asked for at once; further ones follow as these end."""
 LONG_CHARS = 256 << 10
 LONG_PACE_S = 0.05
@@ -27,7 +27,7 @@ LONG_PACE_S = 0.05
 
 
 @asynccontextmanager
-async def answers(
+async def start_answers(
     pipeline: Pipeline, call: Call, requests: Sequence[GenerateRequest], request_log: RequestLog
 ) -> AsyncIterator[Answer]:
     """Start the answers; the block begins when the first of them has, and leaving it cancels what is left.
@@ -40,14 +40,14 @@ async def answers(
         async with pipeline.answer(call, requests[0], request_log.answer) as answer:
             yield answer
         return
-    merged = Merged(pipeline, call, requests, request_log)
+    merged = MergedAnswers(pipeline, call, requests, request_log)
     branches: list[asyncio.Task[None]] = []
     failure: PaddockError | None = None
     is_long: dict[tuple[int, ...], bool] = {}
     try:
         async with asyncio.TaskGroup() as tasks:
             try:
-                for number, request in enumerate(requests[:MAX_BESIDE]):
+                for number, request in enumerate(requests[:MAX_AT_ONCE]):
                     # Each prompt is measured once, for all of its answers; the loop gets a turn between two prompts.
                     prompt = (id(request.prompt), id(request.messages), id(request.infill))
                     if number and prompt not in is_long:
@@ -87,7 +87,7 @@ async def _cancel(branches: Sequence[asyncio.Task[None]]) -> None:
             await asyncio.sleep(0)
 
 
-class Merged:
+class MergedAnswers:
     """Merges the events of several answers in the order in which they come. A slow reader holds the answers up."""
 
     def __init__(
@@ -100,8 +100,8 @@ class Merged:
         self._pipeline, self._call, self._requests, self._request_log = pipeline, call, requests, request_log
         self._logs = request_log.split(len(requests))
         self._num_left = len(requests)
-        self._further = iter(range(MAX_BESIDE, len(requests)))
-        """Answers that nobody follows yet: a task for each would be thousands of objects that wait."""
+        self._further = iter(range(MAX_AT_ONCE, len(requests)))
+        """Answers that no task follows yet: a task for each would be thousands of objects that wait."""
         self._arrived: asyncio.Queue[tuple[int, list[CallEvent]]] = asyncio.Queue(maxsize=len(requests))
 
     @property
@@ -116,7 +116,7 @@ class Merged:
         return events
 
     async def follow(self, number: int, wait_s: float) -> None:
-        """Pass on one answer's events, which begins after `wait_s` seconds, then further ones. Raises PaddockError."""
+        """Pass on one answer's events, begun in `wait_s`, then those of answers not begun yet. Raises PaddockError."""
         if wait_s:
             await asyncio.sleep(wait_s)
         await self._follow_one(number)
@@ -124,14 +124,14 @@ class Merged:
             await self._follow_one(another)
 
     async def _follow_one(self, number: int) -> None:
-        call, log = _in_turn(self._call, number), self._logs[number]
+        call, log = _call_of_answer(self._call, number), self._logs[number]
         async with self._pipeline.answer(call, self._requests[number], log) as answer:
             if not self.begun.is_set():
                 self._request_log.answer = log
                 self.begun.set()
-            await self._hand_on(number, answer)
+            await self._pass_on(number, answer)
 
-    async def _hand_on(self, number: int, answer: Answer) -> None:
+    async def _pass_on(self, number: int, answer: Answer) -> None:
         while not answer.ended:
             events = await answer.take()
             if isinstance(answer.end, Failed):
@@ -139,9 +139,9 @@ class Merged:
             await self._arrived.put((number, events))
 
 
-def _in_turn(call: Call, number: int) -> Call:
-    """Return the call of answer `number`: those that waited for earlier ones may wait for a slot as long as these."""
-    if number < MAX_BESIDE:
+def _call_of_answer(call: Call, number: int) -> Call:
+    """Return the call of answer `number`; if that waited for earlier answers, its wait for a slot begins now."""
+    if number < MAX_AT_ONCE:
         return call
     began = call.received_at
     queue_s, start_s = call.queue_deadline - began, (call.start_deadline or call.queue_deadline) - began
@@ -149,12 +149,12 @@ def _in_turn(call: Call, number: int) -> Call:
 
 
 def _failure_of(group: BaseExceptionGroup[BaseException]) -> PaddockError | None:
-    """Return the first failure, or None where not all are failures that callers are told of."""
+    """Return the first failure; None where one of them is not an error that callers are shown."""
     failures, others = group.split(PaddockError)
-    return None if failures is None or others is not None else first_of(failures)
+    return None if failures is None or others is not None else _first_error(failures)
 
 
-def first_of(group: BaseExceptionGroup[PaddockError]) -> PaddockError:
+def _first_error(group: BaseExceptionGroup[PaddockError]) -> PaddockError:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,4 +1,4 @@
-"""Knows which workers would do for a call: those that live, do not fail call after call, and have its adapters."""
+"""Decides which workers suit a call: those that live, do not fail call after call, and have its adapters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.protocol.heartbeat import Heartbeat, WorkerAddress
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 0.05
+CHECK_INTERVAL_S = 0.05
 ADAPTERS_S = 10.0
 """Seconds that a call waits for an adapter that is registered but on no worker; then a worker says what is wrong."""
 BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
@@ -26,7 +26,7 @@ BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.O
 
 
 class SuitableWorkers:
-    """Chooses the workers that a call avoids, and keeps the circuit breakers that it decides by."""
+    """Chooses the workers that a call avoids, and keeps the circuit breakers that decide it."""
 
     def __init__(self, fleet: FleetView, upstream: Upstream, metrics: Metrics) -> None:
         self._fleet = fleet
@@ -35,7 +35,7 @@ class SuitableWorkers:
         self.circuits = Circuits()
         """The circuits of the workers; their times are of time.monotonic()."""
         self._waiting_since: dict[CallState, float] = {}
-        """Calls that wait for a suitable worker before they get into line -> time.monotonic() when they began to."""
+        """Call that waits for a suitable worker before it is queued -> time.monotonic() when it began to."""
 
     def reachable(self, model: str) -> list[Heartbeat]:
         """Return the model's workers that are connected, by id: the order in which slots are numbered over them."""
@@ -44,13 +44,13 @@ class SuitableWorkers:
     def fingerprint(self, at: WorkerAddress) -> str:
         return next((beat.fingerprint for beat in self._fleet.snapshot.of(at.model) if beat.worker == at.worker), "")
 
-    def any_for(self, state: CallState, model: str) -> bool:
+    def has_any(self, state: CallState, model: str) -> bool:
         """Return whether the model has a worker that the call need not avoid."""
         beats = [beat for beat in self._fleet.snapshot.of(model) if not beat.draining]
         return len(self._avoided(state, beats, time.monotonic(), going=False)) < len(beats)
 
-    def avoided_in_line(self, state: CallState) -> frozenset[str]:
-        """Return the workers that a call in line avoids now: workers recover, and are replaced."""
+    def avoided_now(self, state: CallState) -> frozenset[str]:
+        """Return the workers that a queued call avoids by now: workers recover, and are replaced."""
         return self._avoided(state, self._fleet.snapshot.of(state.call.model), time.monotonic(), going=False)
 
     async def avoided(self, state: CallState) -> frozenset[str]:
@@ -62,8 +62,9 @@ class SuitableWorkers:
             del self._waiting_since[state]
 
     async def check(self, state: CallState, at: WorkerAddress) -> None:
-        """Check what could not be known of a model without workers. Raises NotSupported if it does other work. Returns
-        when the worker has the adapters, or after ADAPTERS_S: then it says itself what is wrong.
+        """Check what was not known before the model's first worker came. Raises NotSupported if it does other work.
+
+        Returns when the worker has the call's adapters, or after ADAPTERS_S: then it says itself what is wrong.
         """
         until = time.monotonic() + ADAPTERS_S
         while beat := next((beat for beat in self._fleet.snapshot.of(at.model) if beat.boot == at.boot), None):
@@ -71,8 +72,8 @@ class SuitableWorkers:
                 check_kind(state.call.alias, state.call.kind, (beat,))
             if state.placement_request.adapters.issubset(beat.adapters) or time.monotonic() >= until:
                 return
-            state.answer_log.queue_position.waits_aside()
-            await asyncio.sleep(LOOK_AGAIN_S)
+            state.answer_log.queue_position.note_wait()
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     def note_begin(self, at: WorkerAddress) -> None:
         """Note that an answer has begun there."""
@@ -100,7 +101,7 @@ class SuitableWorkers:
             fields = {"worker": at.worker, "model": at.model, "pause_s": round(pause_s, 2)}
             log.warning("worker fails call after call and is left alone", extra={"fields": fields})
 
-    def left_alone(self) -> dict[str, int]:
+    def num_avoided(self) -> dict[str, int]:
         """Return how many workers of each model calls avoid now."""
         states = self.circuits.states(time.monotonic())
         return {
@@ -108,7 +109,7 @@ class SuitableWorkers:
             for model, beats in self._fleet.snapshot.workers.items()
         }
 
-    def set_aside(self) -> dict[str, tuple[int, float]]:
+    def waiting_for_worker(self) -> dict[str, tuple[int, float]]:
         """Return for each model how many calls wait for a suitable worker, and the first one's wait in seconds."""
         now = time.monotonic()
         found: dict[str, tuple[int, float]] = {}
@@ -141,8 +142,8 @@ class SuitableWorkers:
                 return avoided
             if not beats or now >= call.queue_deadline:
                 return frozenset()
-            state.answer_log.queue_position.waits_aside()
-            await asyncio.sleep(LOOK_AGAIN_S)
+            state.answer_log.queue_position.note_wait()
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _wait_for_adapters(self, state: CallState) -> None:
         """Return when a worker has the call's adapters, or after ADAPTERS_S: new workers get registered ones soon."""
@@ -152,5 +153,5 @@ class SuitableWorkers:
             beats = [beat for beat in self._fleet.snapshot.of(call.model) if not beat.draining]
             if not beats or any(adapters.issubset(beat.adapters) for beat in beats):
                 return  # without workers the call waits in line
-            state.answer_log.queue_position.waits_aside()
-            await asyncio.sleep(LOOK_AGAIN_S)
+            state.answer_log.queue_position.note_wait()
+            await asyncio.sleep(CHECK_INTERVAL_S)

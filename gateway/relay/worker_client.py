@@ -23,7 +23,7 @@ import aiohttp
 import msgspec
 
 from gateway.dispatch.request_size import INLINE_CHARS, num_chars
-from gateway.dispatch.slot_search import TeamTurns, Turn
+from gateway.dispatch.team_turns import TeamTurns, Turn
 from workers.protocol.control import access_token, proof
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH, encode, json_parts

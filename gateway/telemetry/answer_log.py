@@ -39,9 +39,9 @@ class QueuePosition:
         self.position = position
         self._wait_s = wait_s
         self._told_at = time.monotonic()
-        self.waits_aside()
+        self.note_wait()
 
-    def waits_aside(self) -> None:
+    def note_wait(self) -> None:
         """Call `on_wait`: the call waits, in the queue, or for a worker or an adapter to come."""
         if self.on_wait is not None:
             self.on_wait()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import monotonic, sleep, thread_time
 from typing import TypeVar
 
-from gateway.dispatch.slot_search import TeamTurns
+from gateway.dispatch.team_turns import TeamTurns
 from workers.process.limits import give_back_free, started_threads
 
 INLINE_BYTES = 256 << 10

@@ -28,7 +28,7 @@ from gateway.api.intake.body import (
 from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingThread
 from gateway.api.intake.memory_budget import MemoryBudget, Reservation
 from gateway.call import Principal
-from gateway.dispatch.slot_search import TeamTurns
+from gateway.dispatch.team_turns import TeamTurns
 
 RESERVATION = "paddock.reservation"
 """Key of the ASGI scope for what the request holds of the memory budget."""

@@ -48,16 +48,16 @@ class Line:
         return 1.5
 
 
-class Aside:
-    def set_aside(self) -> dict[str, tuple[int, float]]:
+class Dispatch:
+    def waiting_for_worker(self) -> dict[str, tuple[int, float]]:
         return {"m": (5, 7.0), "adapted": (1, 2.0)}
 
-    def left_alone(self) -> dict[str, int]:
+    def num_avoided(self) -> dict[str, int]:
         return {"m": 1}
 
 
 def collector(seen: Seen, metrics: Metrics) -> GaugeCollector:
-    return GaugeCollector(metrics, seen, Line(), Aside(), frozenset({"named"}), lambda: True, Sockets(5, 5))
+    return GaugeCollector(metrics, seen, Line(), Dispatch(), frozenset({"named"}), lambda: True, Sockets(5, 5))
 
 
 async def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:
@@ -69,7 +69,7 @@ async def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:
         models = ("m", "empty", "adapted", "named")
         return {model: shown.value(f"paddock_{name}", model=model) for model in models}
 
-    assert values("queue_length") == {"m": 7, "empty": 1, "adapted": 1, "named": 0}, "those set aside wait as well"
+    assert values("queue_length") == {"m": 7, "empty": 1, "adapted": 1, "named": 0}, "the unqueued wait, too"
     assert values("queue_oldest_seconds") == {"m": 7, "empty": 9, "adapted": 2, "named": 0}
     assert values("predicted_wait_seconds") == {"m": 1.5, "empty": 9, "adapted": 2, "named": 0}
     assert values("leases") == {"m": 3, "empty": 0, "adapted": 0, "named": 0}

@@ -14,7 +14,7 @@ from gateway.call import Call
 from gateway.catalog import ModelNames
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import MAX_ATTEMPTS, MAX_LOST, Dispatcher
-from gateway.dispatch.fan_out import answers
+from gateway.dispatch.fan_out import start_answers
 from gateway.dispatch.pipeline import Pipeline
 from gateway.errors import InvalidRequest, PaddockError, QueueFull, RequestTimeout, Stopping, Unsuited, WorkerLost
 from gateway.registry.snapshot import FleetSnapshot
@@ -84,7 +84,7 @@ class Scene:
         self, call: Call | None = None, requests: Sequence[GenerateRequest] = (REQUEST,)
     ) -> list[CallEvent]:
         events: list[CallEvent] = []
-        async with answers(self.pipeline, call or call_of(), requests, self.request_log) as answer:
+        async with start_answers(self.pipeline, call or call_of(), requests, self.request_log) as answer:
             while not answer.ended:
                 events += await answer.take()
         return events

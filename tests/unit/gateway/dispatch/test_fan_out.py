@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.dispatch.fan_out import MAX_BESIDE, answers, usage_of
+from gateway.dispatch.fan_out import MAX_AT_ONCE, start_answers, usage_of
 from gateway.dispatch.pipeline import Pipeline
 from gateway.errors import PaddockError, QueueTimeout
 from gateway.relay.mailbox import Mailbox
@@ -67,18 +67,18 @@ async def heard(corridor: Corridor, count: int) -> list[str]:
     requests = [GenerateRequest(prompt=str(number)) for number in range(count)]
     request_log = RequestLog("id", "POST", "/")
     texts = [""] * count
-    async with answers(cast(Pipeline, corridor), call(patience_s=5.0), requests, request_log) as answer:
+    async with start_answers(cast(Pipeline, corridor), call(patience_s=5.0), requests, request_log) as answer:
         while not answer.ended:
             events = await answer.take()
             texts[answer.choice] += "".join(event.text for event in events if isinstance(event, Text))
     return texts
 
 
-@pytest.mark.parametrize("count", [1, 2, MAX_BESIDE, 3 * MAX_BESIDE])
+@pytest.mark.parametrize("count", [1, 2, MAX_AT_ONCE, 3 * MAX_AT_ONCE])
 async def test_each_answer_keeps_its_number(count: int) -> None:
     corridor = Corridor()
     assert await heard(corridor, count) == [str(number) for number in range(count)]
-    assert corridor.most == min(count, MAX_BESIDE)
+    assert corridor.most == min(count, MAX_AT_ONCE)
     assert corridor.open == 0
 
 
@@ -98,7 +98,7 @@ async def test_only_the_first_answer_to_a_prompt_goes_through_it_each_prompt_in_
     prompts = [Looked((1, "", number)) for number in range(4)]
     for prompt in prompts:
         prompt.turns = []
-    requests = [GenerateRequest(prompt=prompt) for prompt in prompts for _ in range(MAX_BESIDE // 4)]
+    requests = [GenerateRequest(prompt=prompt) for prompt in prompts for _ in range(MAX_AT_ONCE // 4)]
 
     async def beat() -> None:
         while True:
@@ -106,7 +106,7 @@ async def test_only_the_first_answer_to_a_prompt_goes_through_it_each_prompt_in_
             await asyncio.sleep(0)
 
     beating = asyncio.create_task(beat())
-    async with answers(cast(Pipeline, Corridor()), call(patience_s=5.0), requests, RequestLog("id", "POST", "/")):
+    async with start_answers(cast(Pipeline, Corridor()), call(patience_s=5.0), requests, RequestLog("id", "POST", "/")):
         beating.cancel()
     turns = [turn for prompt in prompts for turn in prompt.turns]
     assert len(turns) == len(set(turns)) == len(prompts)
@@ -115,19 +115,21 @@ async def test_only_the_first_answer_to_a_prompt_goes_through_it_each_prompt_in_
 async def test_answers_that_wait_for_others_have_no_task_yet() -> None:
     """Those of twenty requests with a hundred prompts were 90,000 objects, which one collection took 60 ms for."""
     before = len(asyncio.all_tasks())
-    requests = [GenerateRequest(prompt=str(number)) for number in range(3 * MAX_BESIDE)]
+    requests = [GenerateRequest(prompt=str(number)) for number in range(3 * MAX_AT_ONCE)]
     corridor = Corridor()
-    async with answers(cast(Pipeline, corridor), call(patience_s=5.0), requests, RequestLog("id", "POST", "/")):
-        assert len(asyncio.all_tasks()) - before <= MAX_BESIDE + corridor.open
+    async with start_answers(cast(Pipeline, corridor), call(patience_s=5.0), requests, RequestLog("id", "POST", "/")):
+        assert len(asyncio.all_tasks()) - before <= MAX_AT_ONCE + corridor.open
 
 
 async def test_answers_under_way_are_cancelled_one_in_a_turn_of_the_loop() -> None:
     """The callers of twenty requests with a hundred prompts each left: all at once, that kept the loop for 120 ms."""
     corridor, ends = Corridor(), [0]
-    requests = [GenerateRequest(prompt=str(number)) for number in range(MAX_BESIDE)]
+    requests = [GenerateRequest(prompt=str(number)) for number in range(MAX_AT_ONCE)]
 
     async def leave() -> None:
-        async with answers(cast(Pipeline, corridor), call(patience_s=5.0), requests, RequestLog("id", "POST", "/")):
+        async with start_answers(
+            cast(Pipeline, corridor), call(patience_s=5.0), requests, RequestLog("id", "POST", "/")
+        ):
             begun.set()
             await asyncio.Event().wait()
 
@@ -136,7 +138,7 @@ async def test_answers_under_way_are_cancelled_one_in_a_turn_of_the_loop() -> No
     await begun.wait()
     leaving.cancel()
     before = corridor.open
-    assert before > MAX_BESIDE // 2
+    assert before > MAX_AT_ONCE // 2
     while not leaving.done():
         await asyncio.sleep(0)
         ends.append(before - corridor.open)
@@ -147,11 +149,11 @@ async def test_answers_under_way_are_cancelled_one_in_a_turn_of_the_loop() -> No
 
 async def test_later_turns_wait_as_long_for_a_slot_as_the_first() -> None:
     corridor = Corridor()
-    await heard(corridor, 3 * MAX_BESIDE)
-    assert corridor.patience[str(3 * MAX_BESIDE - 1)] == pytest.approx(5.0, abs=STEP_S / 2)
+    await heard(corridor, 3 * MAX_AT_ONCE)
+    assert corridor.patience[str(3 * MAX_AT_ONCE - 1)] == pytest.approx(5.0, abs=STEP_S / 2)
 
 
-@pytest.mark.parametrize("count", [2, MAX_BESIDE + 3])
+@pytest.mark.parametrize("count", [2, MAX_AT_ONCE + 3])
 @pytest.mark.parametrize("trouble", ["failing", "refused"])
 async def test_one_that_fails_ends_them_all(count: int, trouble: str) -> None:
     corridor = Corridor(**{trouble: count - 1})
@@ -168,7 +170,7 @@ async def test_those_that_fail_are_gone_at_once(trouble: str) -> None:
     gc.collect()
     gc.disable()
     try:
-        hearing = asyncio.create_task(heard(corridor, MAX_BESIDE + 3))
+        hearing = asyncio.create_task(heard(corridor, MAX_AT_ONCE + 3))
         del corridor
         with contextlib.suppress(PaddockError):
             await hearing

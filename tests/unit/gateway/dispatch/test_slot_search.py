@@ -157,7 +157,7 @@ async def test_a_fallback_with_adapters_has_long_prompts_hashed_on_a_thread(held
     fleet.looked_from.clear()
     async with AsyncExitStack() as held:
         with pytest.raises(RankedWorker):
-            await search.slot(state, held)
+            await search.wait_for_slot(state, held)
     uses = (AdapterUse("x", 1.0),)
     expected = placement_request_of(replace(state.request, adapters=uses), state.call.principal.team, hashes)
     assert admission.asks == [expected]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.dispatch.slot_search import TeamTurns, Turn
+from gateway.dispatch.team_turns import TeamTurns, Turn
 
 
 async def test_teams_come_round() -> None:
