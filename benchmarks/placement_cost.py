@@ -25,7 +25,7 @@ import redis.asyncio
 import uvloop
 
 from benchmarks.table import Row
-from gateway.admission.local_queue import PlacementLog
+from gateway.admission.local_queue import RecentPlacements
 from gateway.registry.fleet import Fleet
 from gateway.routing.placement import PlacementRequest
 from gateway.routing.pool import PoolUpdater
@@ -100,7 +100,7 @@ def _ranked(workers: int, calls: int) -> list[Row]:
     for number in range(workers):
         heads = [digests[depth] for digests, depths, _ in asks.values() for depth in depths(number)]
         book.join(_beat(number, _load(chance)), heads)
-    pool, recent = book.pool, PlacementLog()
+    pool, recent = book.pool, RecentPlacements()
     rows = []
     for name, (_, _, request) in asks.items():
         times = []

@@ -21,8 +21,8 @@ from benchmarks.routing_sim.floor import Floor
 from benchmarks.routing_sim.machine import Job, Machine
 from benchmarks.routing_sim.reports import MODEL, Reporter, machine_number, prefix_of
 from gateway.admission.local_queue import LocalQueue, Waiter, WaitLimits
+from gateway.admission.maintenance import REFRESHED, REREAD_AT_ONCE
 from gateway.admission.ranker import offers_of
-from gateway.admission.upkeep import REFRESHED, REREAD_AT_ONCE
 from gateway.routing.placement import PlacementRequest, Ranking
 from gateway.routing.pool import PoolUpdater
 from gateway.routing.rank import rank
@@ -58,11 +58,11 @@ class Desk:
 
     def refreshed(self, waiter: Waiter, now: float) -> Offers:
         """What the waiting call bids now."""
-        self.line.placements(MODEL).forget(waiter.id)
+        self.line.placements(MODEL).remove_waiting(waiter.id)
         ahead = waiter.filed.position - 1 if waiter.filed is not None else None
         waiter.ranking = self.rank(waiter.request, now, ahead)
         waiter.offers = _offers(waiter, now)
-        self.line.aim(waiter)
+        self.line.note_preferred(waiter)
         return waiter.offers
 
 
@@ -111,7 +111,7 @@ class Paddock:
         waiter.offers = _offers(waiter, now)
         desk.jobs[order.id] = job
         desk.line.add(waiter)
-        desk.line.aim(waiter)
+        desk.line.note_preferred(waiter)
         answer = await self._store.acquire(
             desk.id,
             MODEL,

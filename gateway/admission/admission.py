@@ -1,9 +1,9 @@
 """Gives each call a slot of some worker, or a place in the queue until one comes free.
 
-A call gets an id, which is its ticket while it waits and its lease while it runs. `slot` ranks the workers, asks Redis
-once, and if no slot is to be had waits until a grant is announced on the gateway's channel or found by re-reading
-(`upkeep`). Whatever ends the wait or the call, the id is given back by one message that needs no answer, sent after
-everything asked for before.
+A call gets an id, which is its ticket while it waits and its lease while it runs. `slot` ranks the workers and asks
+Redis once. If no slot is free, it waits until a grant is announced on the gateway's channel or found by re-reading
+(`maintenance`). Whatever ends the wait or the call, the id is given back by one message that needs no answer, sent
+after everything that was asked before.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from functools import partial
 
 from gateway.admission.degraded import DegradedPlacement
 from gateway.admission.local_queue import LocalQueue, Waiter, WaitLimits
+from gateway.admission.maintenance import Maintenance
 from gateway.admission.ranker import Ranker
 from gateway.admission.slot_share import GatewayRing
-from gateway.admission.upkeep import Upkeep
 from gateway.back_pressure import no_slot_in_time, no_worker_in_time, queue_full, stopping
 from gateway.call import Call
 from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
@@ -74,7 +74,7 @@ def _ignore_lost_leases(model: str, why: str, count: int) -> None:
 
 
 class Admission:
-    """Hands out slots, in fair order over all gateways of one Redis. For one event loop; `run` keeps all alive."""
+    """Hands out slots, in fair order over all gateways of one Redis. For one event loop, on which `run` must run."""
 
     def __init__(
         self,
@@ -107,8 +107,8 @@ class Admission:
             self._queue, fleet, self._ring, max_queue=max_queue, max_team_queue=self._max_team_queue
         )
         self._closed = False
-        fleet.listen(lambda _: self._fleet_changed())
-        self._upkeep = Upkeep(
+        fleet.listen(lambda _: self._on_fleet_change())
+        self._maintenance = Maintenance(
             store,
             fleet,
             gateway_id,
@@ -123,17 +123,17 @@ class Admission:
             unreadable=unreadable,
         )
 
-    def _fleet_changed(self) -> None:
+    def _on_fleet_change(self) -> None:
         now, served = time.monotonic(), dict[str, bool]()
         for waiter in self._queue.waiters.values():
             model = waiter.model
             if model not in served:
                 served[model] = bool(self._ranker.num_slots(model))
-            waiter.turn(now, served=served[model])
+            waiter.set_served(now, served=served[model])
 
     async def run(self) -> None:
         """Renew, listen, re-read and sweep until cancelled. It goes on after Redis was away."""
-        await self._upkeep.run()
+        await self._maintenance.run()
 
     @property
     def can_place_degraded(self) -> bool:
@@ -148,11 +148,11 @@ class Admission:
     @property
     def redis_up(self) -> bool:
         """Whether Redis took this gateway's last heartbeat."""
-        return self._upkeep.redis_up
+        return self._maintenance.redis_up
 
     def takes_writes(self, model: str) -> bool:
         """Return whether Redis takes writes of a model's keys, as far as this gateway's own writes show."""
-        return self._upkeep.redis_up and not self._degraded.is_degraded(model)
+        return self._maintenance.redis_up and not self._degraded.is_degraded(model)
 
     @property
     def models(self) -> set[str]:
@@ -280,7 +280,7 @@ class Admission:
         """Return a slot that is free now, or None once the call is queued: in Redis, or without Redis here. Raises
         QueueFull, StoreUnavailable.
         """
-        self._queue.aim(waiter)  # calls that are ranked meanwhile are to count it
+        self._queue.note_preferred(waiter)  # so that calls that are ranked meanwhile count it
         answer = await self._acquire(waiter)
         match answer:
             case None:
@@ -295,8 +295,8 @@ class Admission:
             case Filed():
                 waiter.queue_position = queue_position
                 self._queue.note_filed(waiter, answer)
-                self._upkeep.tell_position(waiter)
-                self._upkeep.check_for_loan_soon(waiter)
+                self._maintenance.update_position(waiter)
+                self._maintenance.check_for_loan_soon(waiter)
                 return None
             case QueueLimitReached():
                 waiter.asked = False
@@ -314,7 +314,7 @@ class Admission:
                 waiter.model,
                 waiter.order,
                 waiter.offers,
-                ticket_ttl_s=self._upkeep.ticket_ttl(waiter),
+                ticket_ttl_s=self._maintenance.ticket_ttl(waiter),
                 max_queue=self._max_queue,
                 max_team_queue=self._max_team_queue,
             )
@@ -369,7 +369,7 @@ class Admission:
         self._closed = True
         for waiter in self._queue.waiters.values():
             waiter.woken.set()
-        await self._upkeep.give_back()
+        await self._maintenance.give_back()
         await self._store.close()
 
 

@@ -1,8 +1,8 @@
 """Places calls without Redis (degraded placement): by the last snapshot, on this gateway's share of slots (`share`).
 
 A model is without Redis from the first failing request until this gateway has told Redis again what it holds
-(`upkeep`). Meanwhile waiting calls get the slots of the share as they come free, by class and then by arrival. Their
-leases are like any other, but for the fencing token, which Redis gives later.
+(`maintenance`). Meanwhile waiting calls get the slots of the share as they come free, by class and then by arrival.
+Their leases are like any other, but for the fencing token, which Redis gives later.
 """
 
 from __future__ import annotations

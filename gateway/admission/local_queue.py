@@ -22,47 +22,48 @@ class _RecentMoves:
     """The recent moves at one worker, in order: time.monotonic(), 1 placed or -1 given back, predicted prefill ms."""
 
     moves: deque[tuple[float, int, float]] = field(default_factory=deque)
-    num_aimed: int = 0
-    """Calls that wait for this worker."""
-    aimed_ms: float = 0.0
+    num_waiting: int = 0
+    """Calls that wait and prefer this worker."""
+    waiting_ms: float = 0.0
+    """Their predicted prefill."""
 
 
-class PlacementLog:
-    """The recent placements of one model, for `gateway.routing.rank`, which calls `since` dozens of times per call."""
+class RecentPlacements:
+    """Keeps one model's recent placements for `gateway.routing.rank`, which calls `since` dozens of times per call."""
 
     def __init__(self) -> None:
         self._workers: dict[str, _RecentMoves] = {}
-        self._aims: dict[str, tuple[str, float]] = {}
+        self._preferred: dict[str, tuple[str, float]] = {}
         """Ticket -> the worker that suits it best, and its predicted prefill there, ms."""
 
-    def placed(self, worker: str, now: float, prefill_ms: float) -> None:
+    def note_placed(self, worker: str, now: float, prefill_ms: float) -> None:
         self._note(worker, now, 1, prefill_ms)
 
-    def given_back(self, worker: str, now: float) -> None:
+    def note_given_back(self, worker: str, now: float) -> None:
         self._note(worker, now, -1, 0.0)
 
-    def aim(self, ticket: str, worker: str, prefill_ms: float) -> None:
+    def add_waiting(self, ticket: str, worker: str, prefill_ms: float) -> None:
         """Note that a call waits and prefers this worker: later calls count it as ahead of them there."""
-        self.forget(ticket)
-        self._aims[ticket] = worker, prefill_ms
-        recent = self._of(worker)
-        recent.num_aimed += 1
-        recent.aimed_ms += prefill_ms
+        self.remove_waiting(ticket)
+        self._preferred[ticket] = worker, prefill_ms
+        recent = self._moves_at(worker)
+        recent.num_waiting += 1
+        recent.waiting_ms += prefill_ms
 
-    def forget(self, ticket: str) -> None:
+    def remove_waiting(self, ticket: str) -> None:
         """Remove a ticket that waits no more."""
-        aim = self._aims.pop(ticket, None)
-        if aim is not None:
-            recent = self._of(aim[0])
-            recent.num_aimed -= 1
-            recent.aimed_ms = recent.aimed_ms - aim[1] if recent.num_aimed else 0.0
+        found = self._preferred.pop(ticket, None)
+        if found is not None:
+            recent = self._moves_at(found[0])
+            recent.num_waiting -= 1
+            recent.waiting_ms = recent.waiting_ms - found[1] if recent.num_waiting else 0.0
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
         """Return the calls placed after `at` less those given back, plus those that wait; and their prefill, ms."""
         recent = self._workers.get(worker)
         if recent is None:
             return 0, 0.0
-        num, ms = recent.num_aimed, recent.aimed_ms
+        num, ms = recent.num_waiting, recent.waiting_ms
         for when, change, prefill_ms in reversed(recent.moves):
             if when <= at:
                 break
@@ -71,26 +72,27 @@ class PlacementLog:
         return num, ms
 
     def tidy(self, now: float) -> None:
-        """Forget workers that nothing was sent to lately."""
+        """Forget workers without recent moves, for which no call waits."""
         for worker, recent in list(self._workers.items()):
             while recent.moves and recent.moves[0][0] < now - REMEMBERED_S:
                 recent.moves.popleft()
-            if not recent.moves and not recent.num_aimed:
+            if not recent.moves and not recent.num_waiting:
                 del self._workers[worker]
 
-    def _of(self, worker: str) -> _RecentMoves:
+    def _moves_at(self, worker: str) -> _RecentMoves:
         return self._workers.setdefault(worker, _RecentMoves())
 
     def _note(self, worker: str, now: float, change: int, prefill_ms: float) -> None:
-        moves = self._of(worker).moves
+        moves = self._moves_at(worker).moves
         moves.append((now, change, prefill_ms))
         while moves[0][0] < now - REMEMBERED_S:
             moves.popleft()
 
 
 class WaitLimits:
-    """The two wait limits of one call: one clock runs while its model has workers, the other while it has none. So
-    workers that come and go neither end a wait early nor make it endless. Times are time.monotonic().
+    """The two wait limits of one call: one clock runs while its model has workers, the other while it has none.
+
+    So workers that come and go neither end a wait early nor make it endless. Times are time.monotonic().
     """
 
     __slots__ = ("_other_s", "deadline", "served")
@@ -103,7 +105,7 @@ class WaitLimits:
         """When it stops waiting, unless `served` changes."""
         self._other_s = (start_deadline if served else queue_deadline) - now
 
-    def turn(self, now: float, *, served: bool) -> bool:
+    def set_served(self, now: float, *, served: bool) -> bool:
         """Set whether the model has workers, and switch clocks if that has changed. Return whether it has."""
         if served == self.served:
             return False
@@ -127,7 +129,7 @@ class Waiter:
     ranking: Ranking
     offers: Offers
     filed: Filed | None = None
-    """Its place in the queue; None until Redis has told it."""
+    """Its place in the queue; None until Redis has answered with it."""
     avoid_now: Callable[[], frozenset[str]] | None = None
     """Returns the current value of `avoid`; None: it does not change."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -150,12 +152,12 @@ class Waiter:
 
     @property
     def deadline(self) -> float:
-        """time.monotonic() after which it stops waiting, if its model keeps or keeps lacking workers."""
+        """time.monotonic() when it stops waiting, unless its model gets its first worker or loses its last before."""
         return self.wait_limits.deadline
 
-    def turn(self, now: float, *, served: bool) -> None:
+    def set_served(self, now: float, *, served: bool) -> None:
         """Note whether its model has workers that take calls; if that has changed, move the end of the wait."""
-        if self.wait_limits.turn(now, served=served) and self.timer is not None and not self.timer.expired():
+        if self.wait_limits.set_served(now, served=served) and self.timer is not None and not self.timer.expired():
             self.timer.reschedule(asyncio.get_running_loop().time() + max(0.0, self.deadline - now))
 
 
@@ -181,7 +183,7 @@ class LocalQueue:
         self._held_since: dict[str, float] = {}
         self._num_waiting: Counter[str] = Counter()
         self._num_in_flight: Counter[str] = Counter()
-        self._placements: defaultdict[str, PlacementLog] = defaultdict(PlacementLog)
+        self._placements: defaultdict[str, RecentPlacements] = defaultdict(RecentPlacements)
         self._hold_times: dict[str, HoldTime] = {}
         self._num_queued: Counter[str] = Counter()
 
@@ -193,18 +195,18 @@ class LocalQueue:
         waiter.filed = filed
         # An urgent call has a low position, but those behind it still wait.
         self._num_queued[waiter.model] = max(self._num_queued[waiter.model], filed.position)
-        self.aim(waiter)
+        self.note_preferred(waiter)
 
-    def aim(self, waiter: Waiter) -> None:
-        """Note that a call waits for the worker that is best by its ranking."""
+    def note_preferred(self, waiter: Waiter) -> None:
+        """Note that a call waits and prefers the worker that is best by its ranking."""
         if waiter.ranking.bids:
             best = waiter.ranking.bids[0]
-            self._placements[waiter.model].aim(waiter.id, best.worker, best.cost_ms)
+            self._placements[waiter.model].add_waiting(waiter.id, best.worker, best.cost_ms)
 
     def remove(self, waiter: Waiter) -> None:
         if self.waiters.pop(waiter.id, None) is not None:
             self._num_waiting[waiter.model] -= 1
-            self._placements[waiter.model].forget(waiter.id)
+            self._placements[waiter.model].remove_waiting(waiter.id)
 
     def is_waiting(self, waiter: Waiter) -> bool:
         """Return whether a call still waits."""
@@ -223,7 +225,7 @@ class LocalQueue:
         self.held[lease.id] = lease
         self._held_since[lease.id] = now
         self._num_in_flight[lease.at.model] += 1
-        self._placements[lease.at.model].placed(lease.at.worker, now, prefill_ms)
+        self._placements[lease.at.model].note_placed(lease.at.worker, now, prefill_ms)
 
     def set_fence(self, id: str, fence: int) -> None:
         """Set the fencing token of a lease."""
@@ -236,7 +238,7 @@ class LocalQueue:
             return False
         self._num_in_flight[lease.at.model] -= 1
         self._hold_times.setdefault(lease.at.model, HoldTime()).add(now - self._held_since.pop(lease.id))
-        self._placements[lease.at.model].given_back(lease.at.worker, now)
+        self._placements[lease.at.model].note_given_back(lease.at.worker, now)
         return True
 
     def num_waiting(self, model: str) -> int:
@@ -262,7 +264,7 @@ class LocalQueue:
     def set_num_queued(self, model: str, waiting: int) -> None:
         self._num_queued[model] = waiting
 
-    def placements(self, model: str) -> PlacementLog:
+    def placements(self, model: str) -> RecentPlacements:
         return self._placements[model]
 
     def tidy(self, now: float) -> None:

@@ -85,13 +85,13 @@ class Ranker:
 
     def refresh(self, waiter: Waiter) -> Offers:
         """Rank a waiting call anew, and return its offers of now."""
-        self._queue.placements(waiter.model).forget(waiter.id)  # it is not counted as before itself
+        self._queue.placements(waiter.model).remove_waiting(waiter.id)  # it is not counted as before itself
         ahead = waiter.filed.position - 1 if waiter.filed is not None else None
         if waiter.avoid_now is not None:
             waiter.avoid = waiter.avoid_now()
         waiter.ranking = self.rank(waiter.model, waiter.request, waiter.avoid, ahead)
         waiter.offers = self.offers(waiter.ranking, waiter.begin_by)
-        self._queue.aim(waiter)
+        self._queue.note_preferred(waiter)
         return waiter.offers
 
     def num_slots(self, model: str) -> int:

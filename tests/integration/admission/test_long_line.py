@@ -6,7 +6,7 @@ import asyncio
 
 import redis.asyncio
 
-from gateway.admission.upkeep import REREAD_AT_ONCE
+from gateway.admission.maintenance import REREAD_AT_ONCE
 from tests.integration.admission.conftest import Lifetimes, Start
 from tests.integration.admission.test_slots import Guest, in_line
 from tests.support.pool import beat, call, heartbeat
@@ -20,7 +20,7 @@ async def test_a_call_that_leaves_while_others_are_reread_is_not_put_back(
     one = await start("g1", lives=Lifetimes(sweep_s=30.0, ticket_ttl_s=30.0))
     guests = [Guest(one, call(patience_s=60.0)) for _ in range(1 + REREAD_AT_ONCE + 2)]
     await in_line(client, REREAD_AT_ONCE + 2)
-    rereading = asyncio.create_task(one.admission._upkeep._reread_all("m"))
+    rereading = asyncio.create_task(one.admission._maintenance._reread_all("m"))
     await asyncio.sleep(0)  # the first part is on its way
     await guests[-1].cancel()
     await rereading

@@ -1,7 +1,6 @@
-"""The loops that keep one gateway process alive in Redis: heartbeat, renewals, grants, re-reading, sweeping.
+"""Maintains one gateway process' state in Redis, in loops: heartbeat, renewals, grants, re-reading, sweeping.
 
-Each loop outlives a Redis outage. None is needed for correctness at once: the next round, on this gateway or another,
-does what a missed one left undone.
+Each loop outlives a Redis outage. A missed round does no harm: the next one, on this gateway or another, does its work.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 SHORTEST_TTL_S = 0.05
 
 REFRESHED = 64
-"""Tickets per model whose bids are made anew each round: those at the front, which get the next slots."""
+"""Tickets per model that are ranked anew each round: those at the front, which get the next slots."""
 LOAN_CHECK_AFTER_S = 0.3
 """Seconds from a new ticket to the sweep that may lend its team a slot (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
@@ -41,8 +40,8 @@ share in one turn of the event loop."""
 ASKED_POLL_S = 0.002
 
 
-class Upkeep:
-    """The loops behind `Admission`; shares its `LocalQueue`."""
+class Maintenance:
+    """Runs the loops behind `Admission`, on the same `LocalQueue`."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class Upkeep:
         self._ranker = ranker
         self._degraded = degraded
         self._ring = ring
-        self._book = GatewayHeartbeats(store.redis, gateway_id, unreadable=unreadable)
+        self._heartbeats = GatewayHeartbeats(store.redis, gateway_id, unreadable=unreadable)
         self._ticket_ttl_s = ticket_ttl_s
         self._renew_s = renew_s
         self._sweep_s = sweep_s
@@ -84,10 +83,11 @@ class Upkeep:
         self._reread_now = asyncio.Event()
         self._sweep_now = asyncio.Event()
         self._urgent = True
-        self._loans: asyncio.TimerHandle | None = None
-        fleet.listen(lambda _: self._fleet_changed())
+        self._loan_timer: asyncio.TimerHandle | None = None
+        fleet.listen(lambda _: self._on_fleet_change())
 
     async def run(self) -> None:
+        """Run the loops until cancelled."""
         channel = keys.grants_channel(self._gateway)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(self._store.redis, channel, self._on_grant, self._on_subscribed))
@@ -101,12 +101,12 @@ class Upkeep:
         return max(SHORTEST_TTL_S, min(self._ticket_ttl_s, waiter.deadline - time.monotonic()))
 
     def check_for_loan_soon(self, waiter: Waiter) -> None:
-        """Schedule a sweep for when a new ticket may be lent a slot, if workers lend beyond their slots."""
-        if self._loans is None and any(beat.overdraft for beat in self._fleet.snapshot.of(waiter.model)):
-            self._loans = asyncio.get_running_loop().call_later(LOAN_CHECK_AFTER_S, self._check_for_loan)
+        """Schedule a sweep for when a new ticket's team may be lent a slot, if workers lend beyond their slots."""
+        if self._loan_timer is None and any(beat.overdraft for beat in self._fleet.snapshot.of(waiter.model)):
+            self._loan_timer = asyncio.get_running_loop().call_later(LOAN_CHECK_AFTER_S, self._check_for_loan)
 
     def _check_for_loan(self) -> None:
-        self._loans = None
+        self._loan_timer = None
         self._sweep_now.set()
 
     async def give_back(self) -> None:
@@ -122,26 +122,26 @@ class Upkeep:
         with suppress(StoreUnavailable, *NO_ANSWER):
             for model, given_up in ids.items():
                 await self._store.withdraw(self._gateway, model, given_up)
-            await self._book.leave()
+            await self._heartbeats.leave()
 
-    async def _repeat(self, work: Callable[[], Awaitable[None]], interval_s: float, hurry: asyncio.Event) -> None:
-        """Do the work every `interval_s`, and at once when `hurry` is set."""
+    async def _repeat(self, work: Callable[[], Awaitable[None]], interval_s: float, wake: asyncio.Event) -> None:
+        """Do the work every `interval_s`, and at once when `wake` is set."""
         name = work.__name__.strip("_")
         outage = Outage(f"Redis is away, no {name}", "it is tried again and again", f"Redis is back, {name} again")
         while True:
-            hurry.clear()
+            wake.clear()
             with outage.survive():
                 await work()
             raise_if_cancelled()
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
-                    await hurry.wait()
+                    await wake.wait()
 
     async def _beat(self) -> None:
         if self._over:
             return
         try:
-            gateways = await self._book.beat()
+            gateways = await self._heartbeats.beat()
         except NO_ANSWER:
             self.redis_up = False
             raise
@@ -212,7 +212,7 @@ class Upkeep:
             self._crowded[model] = crowded
 
     async def _recover(self, model: str) -> None:
-        """Go back to Redis if it answers: tell it what is held here and what is over before asking it for slots."""
+        """Go back to Redis if it answers: report what is held here and what has ended, then ask it for slots again."""
         crowded = await self._renew_leases(model, was_away=True)
         await self._withdraw_ended(model)
         if crowded:  # ended leases may have taken the slots
@@ -270,9 +270,9 @@ class Upkeep:
                 waiter.woken.set()
             elif waiter.filed is not None and self._queue.is_waiting(waiter):
                 waiter.filed = replace(waiter.filed, position=position)
-                self.tell_position(waiter)
+                self.update_position(waiter)
 
-    def tell_position(self, waiter: Waiter) -> None:
+    def update_position(self, waiter: Waiter) -> None:
         """Set the call's `queue_position` to its position and predicted wait of now."""
         if waiter.queue_position is not None and waiter.filed is not None:
             ahead = waiter.filed.position - 1
@@ -301,7 +301,7 @@ class Upkeep:
 
         await self._for_each(sorted(self._fleet.snapshot.models | self._queue.models() | self._degraded.models), sweep)
 
-    def _fleet_changed(self) -> None:
+    def _on_fleet_change(self) -> None:
         self._urgent = True
         self._sweep_now.set()
         self._reread_now.set()  # waiting calls may want a worker that has come
