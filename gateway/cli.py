@@ -9,7 +9,7 @@ from gateway import __version__
 from workers import cli as workers_cli
 from workers.commands import command
 from workers.commands.command import Command
-from workers.process import signals
+from workers.process import parent_death
 
 COMMANDS = {
     "up": Command(
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _main() -> int:
-    signals.hold()
+    parent_death.hold()
     name, *args = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):
         print(overview())

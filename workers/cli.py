@@ -7,7 +7,7 @@ from importlib import import_module
 
 from workers.commands import command
 from workers.commands.command import Command
-from workers.process import signals
+from workers.process import parent_death
 
 COMMANDS = {
     "worker": Command(
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _main() -> int:
-    signals.hold()
+    parent_death.hold()
     name, *args = sys.argv[1:] or [""]
     if name == "cache":
         return int(import_module(CACHE_MODULE).main(args))

@@ -1,7 +1,8 @@
-"""Makes the tokens of a request's prompt, and counts those at its beginning that all teams share."""
+"""Makes the tokens of a request's prompt, counts those at its beginning that all teams share, and bounds that time."""
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,42 @@ from typing import Protocol, cast
 from workers.chat.conversation import UNSET, Conversation, conversation_of
 from workers.chat.infill import InfillPrompts
 from workers.models.spec import ChatDefaults
-from workers.patience import Patience
 from workers.protocol.events import CallFailed, Failure, FailureCode, context_overflow
 from workers.protocol.requests import GenerateRequest, Message, Role
+
+TOKENISE_LEAST_S = 5.0
+TOKENISE_S_PER_MIB = 4.0
+"""Seconds per 2**20 characters. llama.cpp's slowest pre-tokenizers take a second for so much ordinary text, several on
+a busy machine."""
+
+
+def patience_s(num_chars: int) -> float:
+    """Return the seconds that tokenising so many characters may take."""
+    return TOKENISE_LEAST_S + TOKENISE_S_PER_MIB * num_chars / (1 << 20)
+
+
+class Patience:
+    """The bound for texts that are tokenised in sequence, each of them too short for a bound of its own."""
+
+    def __init__(self, num_chars: int) -> None:
+        self._num_chars = num_chars
+        self._seconds = patience_s(num_chars)
+        self._end = time.monotonic() + self._seconds
+
+    def check(self) -> None:
+        """Raise CallFailed once the time is up."""
+        if time.monotonic() > self._end:
+            raise too_slow(self._num_chars, self._seconds)
+
+
+def too_slow(num_chars: int, seconds: float) -> CallFailed:
+    """Return the error for a caller whose text takes too long."""
+    message = (
+        f"a text of {num_chars} characters took longer than {seconds:.1f} s to tokenise; send a shorter one, or one "
+        "with fewer like characters in a row"
+    )
+    return CallFailed(Failure(FailureCode.INVALID_REQUEST, message))
+
 
 Tokenize = Callable[[Sequence[Message]], Sequence[int]]
 

@@ -37,7 +37,7 @@ from huggingface_hub.file_download import HfFileMetadata, http_get, repo_folder_
 from huggingface_hub.utils._headers import build_hf_headers
 
 from workers.models.files import COMMIT, SPLIT, FetchedModel, HubReference, parse_reference, sha256_of
-from workers.process import signals
+from workers.process import parent_death
 from workers.protocol.exits import Exit
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _require_room(folder: Path, needed: int) -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    signals.hold()
+    parent_death.hold()
     if len(args) not in (2, 3):
         print(__doc__, file=sys.stderr)
         return int(Exit.USAGE)

@@ -18,7 +18,7 @@ from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.files import Fetched, FileChanged, decode_model, first_part, parse_reference
 from workers.models.spec import TEMPLATE_NAMES, ModelSpec, is_template
-from workers.process import signals
+from workers.process import parent_death
 from workers.protocol.exits import Exit
 from workers.settings import SPEC_FIELDS, SupervisorSettings
 
@@ -120,7 +120,7 @@ class Library:
         command = [sys.executable, "-m", "workers.models.hub", reference, str(self.folder)]
         # The missing files of a model come from the commit of those that are there.
         command += [commit] if (commit := self._fetched.commit_of(reference)) else []
-        environment = {**os.environ, signals.VARIABLE: str(os.getpid())}
+        environment = {**os.environ, parent_death.VARIABLE: str(os.getpid())}
         left_s = max(deadline - time.monotonic(), 1.0)
         try:
             # Ctrl-C is ours: it ends the child from here, rather than in the middle of its imports.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from workers.process import signals
+from workers.process import parent_death
 from workers.protocol.exits import FINAL, Exit
 from workers.supervisor.output import Output
 
@@ -184,7 +184,7 @@ class Child:
             # Not asyncio's own pipe: its wait() would also wait for grandchildren that hold the pipe open.
             process = await asyncio.create_subprocess_exec(
                 *self._recipe.argv,
-                env={**self._recipe.environment, signals.VARIABLE: str(os.getpid())},
+                env={**self._recipe.environment, parent_death.VARIABLE: str(os.getpid())},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,

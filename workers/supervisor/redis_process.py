@@ -20,7 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from workers.process import signals
+from workers.process import parent_death
 from workers.protocol.keys import ROLES, Role, derived_password, operator_line, user_line, user_of
 from workers.supervisor.child import Recipe
 from workers.supervisor.fleet import NoRedis
@@ -105,7 +105,7 @@ class PrivateRedis:
     def recipe(self, environment: Mapping[str, str]) -> Recipe:
         """Return the server's command; it starts through `parent_death`, to end when a supervisor is killed."""
         words = [
-            *(sys.executable, "-I", "-S", str(Path(signals.__file__))),
+            *(sys.executable, "-I", "-S", str(Path(parent_death.__file__))),
             *(str(self.server), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"),
             *("--dir", str(self._state_dir.absolute() / "run"), "--save", "", "--appendonly", "no"),
             *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--loglevel", "notice"),

@@ -59,9 +59,9 @@ async def test_headers_say_where_the_answer_came_from(caller: Caller) -> None:
     assert 0 <= float(response.headers["x-paddock-overhead-ms"]) < 1000
 
 
-@pytest.mark.parametrize("wish", ["x" * 129, "with space", "é"])
-async def test_an_unusable_request_id_is_replaced(caller: Caller, resume: str) -> None:
-    async with caller.session.get(f"{caller.url}/health", headers={"x-request-id": resume}) as response:
+@pytest.mark.parametrize("request_id", ["x" * 129, "with space", "é"])
+async def test_an_unusable_request_id_is_replaced(caller: Caller, request_id: str) -> None:
+    async with caller.session.get(f"{caller.url}/health", headers={"x-request-id": request_id}) as response:
         assert response.headers["x-request-id"].startswith("req-")
 
 

@@ -225,7 +225,7 @@ async def test_long_lines_are_cut_not_lost(tmp_path: Path) -> None:
 def test_a_child_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
     """A program of ours and a foreign one (through parent_death) both end when their keeper is killed."""
     held = str(tmp_path / "held")
-    ours = f"from workers.process.signals import hold; hold(); import time; open({held!r}, 'w'); time.sleep(60)"
+    ours = f"from workers.process.parent_death import hold; hold(); import time; open({held!r}, 'w'); time.sleep(60)"
     keeper = f"""
 import os, subprocess, sys, time
 from workers.process import parent_death

@@ -29,7 +29,7 @@ from llama_cpp import llama_cpp as c
 
 from workers.llama.tokens.vocab import Vocab, VocabFile
 from workers.process.limits import bound_cpu, bound_memory, shut_off
-from workers.process.signals import end_with_parent
+from workers.process.parent_death import end_with_parent
 
 SENTENCEPIECE, BYTE_PAIRS = 1, 2
 

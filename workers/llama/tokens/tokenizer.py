@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.chat.prompts import TooManyTokens
+from workers.chat.prompts import TooManyTokens, patience_s, too_slow
 from workers.llama.tokens.token_process import (
     ANY,
     END,
@@ -35,7 +35,6 @@ from workers.llama.tokens.token_process import (
     read_exactly,
 )
 from workers.llama.tokens.vocab import Vocab, encoded
-from workers.patience import patience_s, too_slow
 from workers.process.helper_process import (
     NotStarted,
     Process,

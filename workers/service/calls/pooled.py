@@ -16,12 +16,11 @@ from typing import Protocol, assert_never, cast
 
 import numpy as np
 
-from workers.chat.prompts import SHORT_CHARS
+from workers.chat.prompts import SHORT_CHARS, Patience
 from workers.engine.pooled.engine import Outcome, PooledRequest
 from workers.engine.pooled.jobs import Vectors
 from workers.llama.pooling import Pooling
 from workers.metrics.worker import WorkerMetrics
-from workers.patience import Patience
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.framing import base64_parts, struct_parts
 from workers.protocol.pooled import PoolInput, PoolKind, PoolRequest, PoolResult

@@ -25,10 +25,9 @@ from tests.support.llama_source import files_of, llama_cpp_source
 from tests.support.small_models import write_small_model
 from tests.support.texts import fuzzed_texts
 from tests.support.waiting import wait_until
-from workers.chat.prompts import Prompts, TooManyTokens
+from workers.chat.prompts import Prompts, TooManyTokens, patience_s
 from workers.llama.tokens.tokenizer import IN_PROCESS_CHARS, GuardedTokenizer, TokenProcesses
 from workers.llama.tokens.vocab import Vocab, VocabFile, encoded
-from workers.patience import patience_s
 from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
 from workers.protocol.events import CallFailed, FailureCode
 from workers.protocol.requests import GenerateRequest
