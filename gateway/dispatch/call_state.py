@@ -1,4 +1,4 @@
-"""The state of one call on its way to a worker that begins its answer, and the transitions of that state.
+"""Keeps the state of one call until a worker begins its answer, and makes the transitions of that state.
 
 begin_attempt -> answer_begins -> end_attempt        the worker answers
               -> fail_attempt  -> begin_attempt      it does not: the dispatcher decides whether another one may
@@ -29,7 +29,7 @@ REST_S = 0.1
 LOST_REST_S = 0.5
 """Seconds that a call avoids a worker that lost it: by then its event stream tells whether it is gone."""
 TIMER_S = 0.05
-"""Seconds by which a timer may be early."""
+"""Seconds by which a timer may fire early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class CallState:
     placement_request: PlacementRequest = ANYWHERE
     """The placement request: the facts that the choice of a worker depends on."""
     placement_request_is_stale: bool = False
-    """Whether that is still the one of another model, with other adapters."""
+    """Whether `placement_request` is still that of another model, with other adapters."""
     at: WorkerAddress | None = None
-    """The process that is to begin the answer; None: none was asked yet, or it has begun or failed."""
+    """The process that was asked for the answer and has neither begun it nor failed; None: there is none."""
     first_error: PaddockError | None = None
     """The error of the first model that had no slot for the call."""
     lost: set[str] = field(default_factory=set)
-    """Boot ids of the workers that were lost under it, those included that could not be asked at all."""
+    """Boot ids of the workers that were lost while they had the call, or that could not be reached with it."""
     resting: dict[str, float] = field(default_factory=dict)
     """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
 
@@ -94,7 +94,7 @@ class CallState:
 
     @property
     def used_up_at(self) -> WorkerAddress | None:
-        """The process that had all of the call's time and has not begun the answer; None: there is none."""
+        """The process that used up the call's time without beginning the answer; None: there is none."""
         return self.at if time.monotonic() >= self.call.deadline - TIMER_S else None
 
     def begin_attempt(self, at: WorkerAddress, ranking: Ranking, fingerprint: str) -> None:
@@ -114,7 +114,7 @@ class CallState:
         self.attempt.end(error, end)
 
     def fail_attempt(self, at: WorkerAddress, failure: Failure) -> None:
-        """Note that the answer has not begun at that worker."""
+        """Note that the attempt at that worker failed before the answer began."""
         self.at = None
         self.attempt.end(failure.code.value)
         self.metrics.attempts.labels(self.call.model, failure.code.value).inc()
@@ -122,7 +122,7 @@ class CallState:
             self.lost.add(at.boot)
 
     def rest(self, at: WorkerAddress, code: FailureCode) -> None:
-        """Let the call avoid a process for a while after its failure, one that drains for good."""
+        """Let the call avoid a process after its failure: for a while, or for good where it drains."""
         rest_s = LOST_REST_S if code is FailureCode.WORKER_LOST else REST_S
         self.resting[at.boot] = math.inf if code is FailureCode.DRAINING else time.monotonic() + rest_s
 
@@ -137,7 +137,7 @@ class CallState:
         self.resting |= dict.fromkeys(boots, math.inf)
 
     def wait_anew(self) -> None:
-        """Let the call wait for a slot, and for a first worker, as long as if it had just come."""
+        """Start the call's time limits for a slot and for a first worker anew."""
         limits = self.limits
         self.call = self.call.waiting(time.monotonic(), queue_s=limits.queue_timeout_s, start_s=limits.start_timeout_s)
 

@@ -1,4 +1,4 @@
-"""Takes calls to workers that begin their answers, and tries them again on others where that is safe.
+"""Sends calls to workers, and retries them on others where that is safe.
 
 `_dispatch` is the one loop, for answers and pooled work alike: a slot, an attempt at its worker, and where that fails
 before the answer has begun, another one, as long as `_recover` lets it.
@@ -42,7 +42,7 @@ once and at once, so a retry makes no trouble worse."""
 UNSUITED = frozenset({FailureCode.CONTEXT_OVERFLOW, FailureCode.UNSUPPORTED})
 """Failures of a request at one model that another model may accept."""
 PLACED_AT_ONCE = 8
-"""Calls of a team that may be placed at once, until they have a slot or wait in line.
+"""Calls of a team that may be placed at the same time; one is placed when it has a slot or is queued.
 
 Placing a call takes the event loop half a millisecond, in pieces. Were hundreds of one team placed side by side, each
 piece of another team's call would wait for a piece of all of them. With a round trip to Redis of 1 ms, eight at once

@@ -1,4 +1,4 @@
-"""Takes one call from its model's name through permission, slot and worker to the answer, and ends it in any case.
+"""Takes a call from its model's name through permission, slot and worker to its answer, and ends it in any case.
 
 call = pipeline.call(...)                           who asks for what, until when
 async with pipeline.answer(call, request, answer_log) as answer:
@@ -140,7 +140,7 @@ class Pipeline:
 
     @asynccontextmanager
     async def answer(self, call: Call, request: GenerateRequest, answer_log: AnswerLog) -> AsyncIterator[Answer]:
-        """Place the call, again on another worker while that is safe, and hand out its answer once it has begun.
+        """Place the call, again on another worker while that is safe, and yield its answer once it has begun.
 
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
         """

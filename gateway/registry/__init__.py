@@ -1,1 +1,1 @@
-"""The fleet as this gateway sees it: an immutable snapshot, replaced as heartbeats come in."""
+"""Keeps the fleet as this gateway sees it: an immutable snapshot, replaced as heartbeats and news come in."""

@@ -1,4 +1,4 @@
-"""The models that an operator wants to have workers: written to Redis, read by the supervisors of every machine."""
+"""Keeps in Redis which models an operator wants to have workers; the supervisors of every machine read it there."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ __all__ = ["Fleet", "FleetSnapshot"]
 log = logging.getLogger(__name__)
 
 RECORD_S = 0.003
-"""Least seconds between two readings of all records, per worker: reading takes a hundredth of a core."""
+"""Least seconds between two readings of all records, for each worker there is: reading takes 1 % of a core then."""
 WORK_REST = 10
-"""Least seconds between two such readings, per second of work: what others have written takes a tenth of a core."""
+"""Least seconds between two readings, for each second of work of one: it takes 10 % of a core, whatever is there."""
 URGENT_SHARE = 0.1
-"""The share of either after which all records may be read again where an announcement asks for it; any worker may."""
+"""The part of these two times to wait where an announcement asks for a reading. Any worker may announce itself."""
 MAX_ANNOUNCED = 1024
 """Most announced workers whose records alone are read; where there are more, all records are."""
 RESYNCED_AT_ONCE = 16
@@ -46,7 +46,7 @@ def _always(model: str) -> bool:
 
 
 class Fleet:
-    """The fleet as Redis has it; the last known one while Redis is away, or refuses what workers write.
+    """Follows the fleet in Redis; keeps the last known one while Redis is away or refuses what workers write.
 
     Loads and prefix hashes are at most twice `keys.NEWS_INTERVAL_S` old. Records, and so the list of workers, are read
     every `interval_s`, in a large fleet more rarely (RECORD_S), and at once where a worker announces a new one.
@@ -83,7 +83,7 @@ class Fleet:
         self._worked_s = 0.0
         """Seconds that this took."""
         self._forgot_at: float | None = None
-        """time.monotonic() when Redis turned out to have lost its data; None again when the workers have beaten."""
+        """time.monotonic() when Redis was found to have lost its data; None again PATIENCE_S later."""
         self._read_all = True
         """Whether all records are to be read at once."""
         self._announced: set[WorkerKey] = set()
@@ -106,9 +106,7 @@ class Fleet:
         self._listeners.append(on_change)
 
     def keep_unless(self, takes_writes: Callable[[str], bool]) -> None:
-        """Keep the last records of a model while Redis does not take writes of it (`takes_writes`): its workers can't
-        renew theirs.
-        """
+        """Keep a model's last records while `takes_writes` returns False for it: its workers can't renew them."""
         self._takes_writes = takes_writes
 
     async def refresh(self) -> FleetSnapshot:

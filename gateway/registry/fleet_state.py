@@ -24,8 +24,8 @@ REMEMBERED = 16
 """News kept per worker, some seconds of them, to apply them to prefix hashes that were written before them."""
 
 REMEMBERED_S = 300.0
-"""Seconds for which a name is still known after its model left Redis or its last worker went: a moment ago it could be
-called, so it is unavailable, and not unknown."""
+"""Seconds for which a name stays known after its model left Redis or its last worker went: calls to it find the model
+unavailable, not unknown."""
 
 MOST_NAMES = 20_000
 """Most names that are remembered; anything that may write to Redis may write names."""
@@ -63,7 +63,7 @@ class FleetState:
         self._num_strange_hashes = 0
         """Of MOST_STRANGE_HASHES, since all records were read."""
         self._behind: dict[WorkerKey, int] = {}
-        """Worker whose record included news that had not been read yet -> the number of those news."""
+        """Worker whose record includes news that were not read yet -> the number of the last of them."""
         self._contents: dict[str, Contents] = {}
         self._is_read = False
         self._snapshot: FleetSnapshot | None = FleetSnapshot(is_read=False)

@@ -13,7 +13,7 @@ MAX_BYTES = 32 << 20
 
 
 class Mailbox:
-    """The events of one call, in order, for one writer that never waits and one reader that takes all there are.
+    """Holds the events of one call, in order, for a writer that never waits and a reader that takes all there are.
 
     Used on one event loop. When the reader falls `limit` events or `MAX_BYTES` behind, `on_overflow` is called once and
     later events are dropped: the call is over for the reader. `on_end` is called with the last event as soon as it
@@ -99,8 +99,9 @@ class Mailbox:
 
 
 class MailboxWithSettings(Mailbox):
-    """A mailbox that adds the call's settings behind `Started`. It holds events back until the worker's answer to the
-    submit has brought the settings, since events may overtake that answer.
+    """A mailbox that adds the call's settings behind `Started`.
+
+    It holds events back until the worker's answer to the submit has brought the settings: events may overtake it.
     """
 
     __slots__ = ("_early", "_early_bytes", "_released", "_settings")

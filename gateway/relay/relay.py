@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 SETTLE_TIMEOUT_S = 2 * CONNECT_TIMEOUT_S
 """Seconds that a call waits for the event stream of a worker that was seen only now."""
 RECORD_TIMEOUT_S = 1.0
-"""Seconds that a call waits for the record of a worker process that it has a slot of before the record was read."""
+"""Seconds that a call with a slot waits for the record of its worker process, if that was not read yet."""
 
 
 @dataclass(slots=True)
