@@ -1,1 +1,1 @@
-"""OpenAI's Responses dialect: typed items in and out, stored unless the caller says otherwise."""
+"""OpenAI's Responses dialect: typed items in and out; responses are stored unless the caller says otherwise."""

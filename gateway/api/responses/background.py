@@ -1,4 +1,4 @@
-"""Runs responses that nobody waits for: told to be queued, then finished whether or not somebody reads along."""
+"""Runs responses in the background: the caller is told `queued` at once, and they finish even if nobody reads them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 RUNNING = ("queued", "in_progress")
 LOOK_EVERY_S = 0.05
 CANCEL_S = 4.0
-"""Seconds that a caller who cancels waits for another gateway to do so."""
+"""Most seconds for which `cancel` waits until the gateway that runs the response has ended it."""
 
 
 class Background:
@@ -57,7 +57,10 @@ class Background:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Answer at once, or with the events as they come. Raises StoreUnavailable, StorageFull, TooManyStreams."""
+        """Start a response. Send it as queued or, if the caller streams, its events as they come.
+
+        Raises StoreUnavailable, StorageFull, TooManyStreams.
+        """
         request_log, team = request_log_of(scope), call.principal.team
         call = replace(call, unhurried=True, queue_deadline=call.deadline, start_deadline=call.deadline)
         writer = EventWriter(asked, call)
@@ -87,7 +90,10 @@ class Background:
             await send_json(send, queued, request_log)
 
     async def cancel(self, id_: str, body: Body) -> dict[str, Any]:
-        """Return the cancelled response, or the one that had ended before. Raises ResponseNotFound, Unavailable."""
+        """Cancel a response and return it; one that had already ended stays as it is.
+
+        Raises ResponseNotFound, and Unavailable if it still runs after CANCEL_S.
+        """
         response = await self.current(id_, body)
         if response["status"] not in RUNNING:
             return response
@@ -103,14 +109,17 @@ class Background:
         return response
 
     async def drop(self, id_: str, body: Body) -> None:
-        """Forget a response, and end it where it still runs. Raises ResponseNotFound."""
+        """Delete a response, and stop it if it still runs. Raises ResponseNotFound."""
         record = await self._responses.get(id_, body)
         await self._responses.drop(body.team, id_)
         if record.response["status"] in RUNNING:
             await self._recordings.stop(stream_of(id_))
 
     async def current(self, id_: str, body: Body) -> dict[str, Any]:
-        """Return a stored response as it is now; if its gateway is gone, it has failed. Raises ResponseNotFound."""
+        """Return a stored response in its present state: failed if the gateway that ran it is gone.
+
+        Raises ResponseNotFound.
+        """
         record = await self._responses.get(id_, body)
         if record.response["status"] in RUNNING and not await self._recordings.alive(stream_of(id_)):
             # It may have ended between the two questions.

@@ -1,7 +1,7 @@
-"""The body of `POST /v1/responses` as pydantic models: types, limits, and the parameters that are not read.
+"""The body of `POST /v1/responses` as pydantic models: types, limits, and the parameters that are ignored or refused.
 
-Source of names and types: OpenAI's API reference, "Create a model response"; sampling, forms and hints beyond those
-are llama-server's, vLLM's and our own, as in chat completions.
+Source of names and types: OpenAI's API reference, "Create a model response". The sampling parameters, grammars and
+hints that it does not have come from llama-server, vLLM and Paddock itself, as in chat completions.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ Metadata = dict[
 
 
 def _few(value: Any) -> Any:
-    """Return the metadata, if there are few. This comes before the check of its fields, of which each may be wrong."""
+    """Refuse metadata of too many fields, before each field is checked: every one of them could add an error."""
     if isinstance(value, dict) and len(value) > MAX_METADATA:
         known = {"field_type": "Dictionary", "max_length": MAX_METADATA, "actual_length": len(value)}
         raise PydanticKnownError("too_long", known)
@@ -174,7 +174,7 @@ IGNORED = {
     "prompt_cache_options": "the prompt cache finds what it knows by itself",
     "prompt_cache_retention": "the prompt cache keeps what pays",
 }
-"""Parameters that are accepted and have no effect on the answer, and why."""
+"""Parameter -> why it is accepted without an effect on the answer."""
 
 REFUSED: dict[str, Refusal] = {
     **OTHERS_REFUSED,

@@ -1,4 +1,4 @@
-"""`POST /v1/responses` and its `input_tokens`: what is computed for a request, within a model's context."""
+"""`POST /v1/responses` and `/v1/responses/input_tokens`; drops old turns of conversations that exceed the context."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from gateway.telemetry.request_log import RequestLog
 from workers.protocol.requests import GenerateRequest, Message
 
 ANSWER_SHARE = 8
-"""Without `max_output_tokens`, the context's tokens divided by this are kept free for the answer."""
+"""If a request has no `max_output_tokens`, this fraction of the context (1/8) is kept free for the answer."""
 STANDING = ("system", "developer")
 
 MAX_RENDERS = 6
-"""Most renderings of one conversation to find what fits: three nearly always do."""
+"""Most times that one conversation is rendered to find how much of it fits; three nearly always suffice."""
 
 
 async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], Awaitable[int]]) -> int:
-    """Return how many of the first turns must be dropped so that the others have at most `room` tokens; all but the
-    last where that is not enough.
+    """Return how many of the first turns must be dropped so that the rest has at most `room` tokens. The last turn
+    always stays, even if it does not fit.
 
-    `sizes`: characters of each turn. `count` returns the tokens without so many of the first turns, by a whole
-    rendering: at most `MAX_RENDERS` are made, each where the characters say that the bound lies. Where those don't
-    suffice, more is dropped than had to be.
+    `sizes`: characters of each turn. `count(n)` renders the conversation without its first n turns and returns the
+    tokens. It is called at most `MAX_RENDERS` times, each with an n estimated from the characters. If these calls do
+    not find the least number, a larger one that fits is returned.
     """
     tokens, last = await count(0), 0
     fewest, most = 1, len(sizes) - 1
@@ -68,7 +68,10 @@ async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], 
 
 
 def turns_of(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
-    """Return the turns. Each begins with a user's message; results stay with the calls that they answer."""
+    """Return the turns of a conversation, without system messages.
+
+    Each begins with a user's message, so that the results of tools stay with the calls that they answer.
+    """
     turns: list[list[Message]] = []
     for message in messages:
         if message.role in STANDING:
@@ -86,7 +89,7 @@ def without(request: GenerateRequest, turns: Sequence[tuple[Message, ...]], numb
 
 
 class Preparation:
-    """Completes requests by what was said before, and makes their calls."""
+    """Adds the conversation so far to each request, and makes its call."""
 
     def __init__(self, pipeline: Pipeline, queries: WorkerQueries) -> None:
         self._pipeline = pipeline
@@ -101,7 +104,7 @@ class Preparation:
         request_log: RequestLog,
         scope: Scope,
     ) -> tuple[ResponseRequest, Call]:
-        """Return the complete request and its call. Raises PaddockError."""
+        """Return the request with the conversation before it, and its call. Raises PaddockError."""
         asked = await responses.complete(draft, body)
         del draft  # the steps below may wait for long
         conversation = conversation_key(scope, asked.requests[0], principal.team)
@@ -119,9 +122,10 @@ class Preparation:
         return asked, call
 
     async def _truncate(self, asked: ResponseRequest, model: str, team: str) -> ResponseRequest:
-        """Return the request without as many first turns as it takes to fit; the last turn and system messages stay.
+        """Return the request without as many of its oldest turns as exceed the context.
 
-        Workers render and count. If it does not fit even so, the worker refuses it. Raises PaddockError.
+        System messages and the last turn stay; if they are too long, the worker refuses them. Workers render and count
+        the tokens. Raises PaddockError.
         """
         request = asked.requests[0]
         room = self._room(model, request)
@@ -136,7 +140,7 @@ class Preparation:
         return replace(asked, requests=(without(request, turns, number),)) if number else asked
 
     def _room(self, model: str, request: GenerateRequest) -> int | None:
-        """Return the most tokens that the prompt may have; None: nobody knows."""
+        """Return the most tokens that the prompt may have; None: no worker has reported its context."""
         n_ctx = min((beat.n_ctx for beat in self._queries.workers(model)), default=0)
         if not n_ctx:
             return None
@@ -145,7 +149,7 @@ class Preparation:
 
 
 class CreateRoutes:
-    """`POST /v1/responses` and `POST /v1/responses/input_tokens`."""
+    """Answers `POST /v1/responses` and `POST /v1/responses/input_tokens`."""
 
     def __init__(
         self,

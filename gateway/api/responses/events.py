@@ -35,23 +35,23 @@ DELTAS = {
 class ItemEvents:
     """Writes the events of one response's items as they grow (a `gateway.api.responses.output.Listener`).
 
-    It does not refer to the stream's writer: both would be garbage that only the collector of cycles finds.
+    It has no reference to the EventWriter: that would be a cycle, which only the garbage collector frees.
     """
 
     def __init__(self) -> None:
         self._num_events = 0
         self._parts: list[bytes] = []
         self._long: list[bytes | LongEvent] = []
-        """Events before these parts, where one of them is long."""
+        """Events to send before `_parts`; empty unless one of them is long."""
         self._heads: dict[str, bytes] = {}
-        """Id of an item -> the bytes that all of its deltas begin with, encoded once."""
+        """Id of an item -> the bytes with which all its delta events begin, encoded once."""
         self._delta_head = b""
-        """The beginning of deltas of the message that grows."""
+        """The bytes with which delta events of the current message begin."""
         self._timings = b""
-        """The times so far, which the next delta tells."""
+        """The field `timings` for the next delta event; empty: it has none."""
 
     def take(self) -> Written:
-        """Return the events since the last time."""
+        """Return the events since the last call."""
         parts, self._parts = self._parts, []
         if not self._long:
             return b"".join(parts)
@@ -64,25 +64,25 @@ class ItemEvents:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
 
     def long_event(self, kind: str, fields: dict[str, Any], brief: dict[str, Any]) -> LongEvent:
-        """Return an event that repeats probabilities; `brief`: its fields for where it has to be in one piece."""
+        """Return an event that repeats a message's probabilities; `brief`: its fields if it must be one piece."""
         number = {"sequence_number": self._num_events}
         self._num_events += 1
         parts, few = (_event_parts(kind, {"type": kind, **one, **number}) for one in (fields, brief))
         return LongEvent(gathered(parts), few)
 
     def note_timings(self, timings: Timings) -> None:
-        """Let the next delta tell the timings."""
+        """Add the timings to the next delta event."""
         self._timings = b',"timings":' + _encode(timings_object(timings))
 
     def progressed(self, response: dict[str, Any], progress: Progress, *, timings: bool) -> None:
-        """Tell how much of the prompt is read; `timings`: also what that took."""
+        """Add an event that says how much of the prompt is read; `timings`: it also says how long this took."""
         told: dict[str, Any] = {"response": response, "prompt_progress": progress_object(progress)}
         if timings:
             told["timings"] = progress_timings(progress)
         self._parts.append(self.event("response.in_progress", told))
 
     def delta(self, text: str, logprobs: list[bytes] | None = None) -> bytes:
-        """Return an event with more of the message that grows."""
+        """Return a delta event: more text of the current message."""
         number = self._num_events
         self._num_events = number + 1
         head = self._delta_head + _encode(text)
@@ -150,7 +150,7 @@ class ItemEvents:
 
 
 def _ends(message: Message, status: str, *, brief: bool = False) -> list[tuple[str, dict[str, Any]]]:
-    """Return the events of a message's end: their kinds and fields, each with all of the message once more."""
+    """Return kind and fields of the events that end a message; each repeats the whole message."""
     place, item = _content(message), message.object(status, brief=brief)
     return [
         ("response.output_text.done", {**place, "text": message.text, "logprobs": message.told(brief=brief)}),
@@ -184,13 +184,13 @@ class EventWriter:
         self._told = self._begun = False
 
     def queued(self) -> bytes:
-        """Return the events that begin the stream where the caller does not wait for the answer."""
+        """Return the first events of a response in the background: created, queued."""
         self._told = True
         told = {"response": self.snapshot.object("queued")}
         return self._items.event("response.created", told) + self._items.event("response.queued", told)
 
     def idle(self) -> bytes:
-        """Return the state of the response: it waits, or it goes on."""
+        """Return an event that keeps the connection alive: the response is queued, or in progress."""
         if not self._told:
             return self.queued()
         status = "in_progress" if self._begun else "queued"
@@ -232,7 +232,7 @@ class EventWriter:
         return self._items.event("error", told)
 
     def response(self, *, brief: bool = False) -> dict[str, Any]:
-        """Return the response of a complete answer; `brief` as in `Output.objects`."""
+        """Return the object of a complete response; `brief` as in `Output.objects`."""
         output = self._output
         if output.end is None:
             raise ValueError("the answer has no end")
@@ -246,11 +246,11 @@ class EventWriter:
         return NewRecord(response=response, input=asked.to_keep, chain=asked.chain, is_background=asked.background)
 
     def stopped(self) -> dict[str, Any]:
-        """Return the response of a cancelled answer."""
+        """Return the object of a cancelled response, with its output so far."""
         return self.snapshot.object("cancelled", self._output.objects(brief=True))
 
     def _ending(self, response: dict[str, Any], brief: dict[str, Any], **fields: Any) -> Written:
-        """Return the last event, which tells all of the response once more."""
+        """Return the last event, which repeats the whole response."""
         told, few = {"response": response, **fields}, {"response": brief, **fields}
         event = self._items.long_event(f"response.{response['status']}", told, few)
         return [event] if self._output.is_long else b"".join(event.parts)

@@ -1,6 +1,6 @@
-"""Reads input items into the form in which they are kept and listed, and makes messages of them.
+"""Reads input items into the form in which they are stored and listed, and converts items to messages.
 
-An item's id says which response it belongs to. Source: OpenAI's API reference, "Responses", input items.
+The id of an item contains the id of its response. Source: OpenAI's API reference, "Responses", input items.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_response_id(text: str) -> bool:
 
 
 def stream_of(response_id: str) -> str:
-    """Return the id of the stream that has a response's events."""
+    """Return the id of the stream that carries a response's events."""
     return response_id.removeprefix(RESPONSE)
 
 
@@ -54,7 +54,7 @@ def input_id(response_id: str, kind: str, index: int) -> str:
 
 
 def response_of(item_id: str) -> str | None:
-    """Return the id of the response that an item belongs to; None: it is no id of ours."""
+    """Return the id of the response that an item belongs to; None: Paddock did not make this item id."""
     found = _ITEM.fullmatch(item_id)
     return RESPONSE + found[1] if found else None
 
@@ -69,7 +69,10 @@ TEXTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summa
 
 
 def read_input(given: str | list[ItemBody] | None, response_id: str) -> tuple[Item, ...]:
-    """Return the items. Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming one by its path."""
+    """Return the items of a request's `input`.
+
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the item by its path.
+    """
     if given is None:
         return ()
     if isinstance(given, str):
@@ -78,7 +81,7 @@ def read_input(given: str | list[ItemBody] | None, response_id: str) -> tuple[It
 
 
 def reference_of(item: Item) -> str | None:
-    """Return the id of the item that this one stands for."""
+    """Return the id of the item that a reference stands for; None: the item is no reference."""
     return str(item["id"]) if item["type"] == "item_reference" else None
 
 
@@ -153,7 +156,7 @@ def _missing(path: str) -> InvalidRequest:
 
 
 def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
-    """Return the messages; what an assistant thought, said and called in one turn becomes one of them."""
+    """Return the messages of a conversation. The assistant's reasoning, text and calls of one turn are one message."""
     turns = _Turns()
     names: dict[str, str] = {}
     for item in items:
@@ -180,7 +183,7 @@ def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
 
 
 class _Turns:
-    """The messages so far, and the assistant's turn that is not over yet."""
+    """Builds messages from items: the messages that are complete, and the assistant's turn that may still grow."""
 
     def __init__(self) -> None:
         self._done: list[Message] = []

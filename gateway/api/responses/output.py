@@ -1,4 +1,4 @@
-"""Collects the items of an answer, and writes the response object at a moment of its life.
+"""Collects the items of an answer, and writes the response object of any status, from queued to completed.
 
 Source: OpenAI's API reference, "The response object"; `timings` is llama-server's.
 """
@@ -32,10 +32,11 @@ from workers.protocol.events import (
 )
 
 INLINE_PROBS = 1_024
-"""Most probabilities, some 80 KB, with which an event that has all of them takes only a moment."""
+"""Most probabilities (some 80 KB) of a message whose final events are still written in one piece."""
 MAX_BRIEF_PROBS = 16_384
-"""Probabilities beyond which they are not repeated where they have to be in one piece: in what is stored or may be read
-again, and in a WebSocket's messages. They would be megabytes, which hold up every stream when written, sent or decoded.
+"""Most probabilities of a message that is written in one piece: in stored responses, in streams that may be read again,
+and in a WebSocket's messages. Beyond, they are left out: they would be megabytes, and writing, sending or decoding them
+would hold up every stream.
 """
 
 _encode = msgspec.json.Encoder().encode
@@ -47,9 +48,9 @@ class Message:
     index: int
     texts: list[str] = field(default_factory=list)
     logprobs: list[bytes] = field(default_factory=list)
-    """The probabilities of each token as they are written: four events at the end repeat all of them."""
+    """The probabilities of each token, encoded once: four events at the end repeat all of them."""
     num_probs: int = 0
-    """Probabilities in all of these."""
+    """Number of probabilities in `logprobs`: of the chosen tokens, and of those listed beside them."""
 
     @property
     def text(self) -> str:
@@ -57,11 +58,11 @@ class Message:
 
     @property
     def is_long(self) -> bool:
-        """Whether it has more probabilities than are written in one turn of the loop."""
+        """Whether the message has more probabilities than are written in one turn of the event loop."""
         return self.num_probs > INLINE_PROBS
 
     def told(self, *, brief: bool = False) -> EncodedArray:
-        """Return the probabilities; `brief`: none where they are too many for one piece."""
+        """Return the probabilities. `brief`: return none if there are more than MAX_BRIEF_PROBS."""
         return EncodedArray([] if brief and self.num_probs > MAX_BRIEF_PROBS else self.logprobs)
 
     def part(self, *, brief: bool = False) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class FunctionCall:
 
     @property
     def text(self) -> str:
-        """Return the arguments."""
+        """Return the arguments of the call, as JSON text."""
         return "".join(self.texts)
 
     def object(self, status: str, *, brief: bool = False) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class FunctionCall:
 
 @dataclass(slots=True)
 class CustomCall(FunctionCall):
-    """A call of a tool whose input is a text, which is known when the call's arguments are complete."""
+    """A call of a custom tool, whose input is a text. The text is known when the call's arguments are complete."""
 
     @property
     def input(self) -> str:
@@ -126,7 +127,7 @@ OutputItem = Message | Thought | FunctionCall
 
 
 class Listener(Protocol):
-    """Listens to what happens to the items. `grew` comes once per token."""
+    """Is called when an item begins (`opened`), gets more text (`grew`, once per token) or ends (`closed`)."""
 
     def opened(self, item: OutputItem) -> None: ...
 
@@ -136,9 +137,9 @@ class Listener(Protocol):
 
 
 class Output:
-    """Collects what the model thinks, says and calls as items, in the order in which it does.
+    """Collects the model's thoughts, messages and tool calls as items, in the order in which they begin.
 
-    Thoughts and messages end where another begins; calls, which may alternate, with the answer.
+    A thought or message ends when the next item begins; tool calls, whose pieces may alternate, end with the answer.
     """
 
     def __init__(
@@ -149,13 +150,13 @@ class Output:
         speaks: bool = True,
         custom: frozenset[str] = frozenset(),
     ) -> None:
-        """`speaks`: an answer without a word gets an empty message. `custom`: names of tools whose input is a text."""
+        """`speaks`: whether an empty answer gets an empty message. `custom`: names of tools whose input is a text."""
         self._custom = custom
         self.items: list[OutputItem] = []
         self.end: Finished | None = None
         self.num_reasoning_tokens = 0
         self.speaking: Message | Thought | None = None
-        """The item that grows now, unless it is a call."""
+        """The message or thought that gets the next text; None between them and during calls."""
         self._response_id = response_id
         self._speaks = speaks
         self._listener = listener
@@ -180,18 +181,18 @@ class Output:
                 self._finish(event)
 
     def objects(self, *, brief: bool = False) -> list[dict[str, Any]]:
-        """Return the items; `brief`: without probabilities that are too many for one piece."""
+        """Return the items. `brief`: leave out a message's probabilities if there are more than MAX_BRIEF_PROBS."""
         statuses = [self._statuses.get(item.id, "incomplete") for item in self.items]
         return [item.object(status, brief=brief) for item, status in zip(self.items, statuses, strict=True)]
 
     @property
     def is_long(self) -> bool:
-        """Whether its messages are written in parts."""
+        """Whether a message is so long that its final events are written in parts."""
         return any(isinstance(item, Message) and item.is_long for item in self.items)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there are probabilities of tokens that have become no text yet."""
+        """Whether there are probabilities of tokens whose text has not come yet."""
         return bool(self._waiting)
 
     def _open_text_item(self, kind: str) -> Message | Thought:
@@ -261,7 +262,7 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Snapshot:
-    """The parts of a response that do not change while it grows."""
+    """The parts of a response that stay the same from beginning to end."""
 
     asked: ResponseRequest
     call: Call
@@ -286,7 +287,7 @@ class Snapshot:
         }
 
     def standing(self) -> dict[str, Any]:
-        """Return what identifies the response, and no more: a prompt that is being read tells it at every step."""
+        """Return the response in few fields, for the event that is sent at every step of the prefill."""
         return {
             "id": self.asked.id,
             "object": "response",
@@ -312,7 +313,7 @@ class Snapshot:
 
 
 def error_object(error: PaddockError) -> dict[str, str]:
-    """Return the error's object, with one of the few codes that a response's error may have."""
+    """Return the `error` object of a failed response, with one of the few codes that the dialect has for it."""
     code = "server_error"
     if isinstance(error, ContextOverflow):
         code = error.code  # not in the reference, and what OpenAI answers: Codex looks for it
@@ -335,7 +336,7 @@ def usage_object(end: Finished, num_reasoning_tokens: int) -> dict[str, Any]:
 
 
 class WholeWriter:
-    """Writes a response as one whole object."""
+    """Writes a response that is not streamed."""
 
     def __init__(self, asked: ResponseRequest, call: Call) -> None:
         self.snapshot = Snapshot(asked, call)
@@ -346,7 +347,7 @@ class WholeWriter:
             self._output.add(event)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the `response` object as JSON."""
+        """Yield the `response` object as JSON, in parts."""
         return gathered(in_parts(self.response()))
 
     def response(self, *, brief: bool = False) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The stored record of a response: itself, its input, and the ids of the responses before it."""
+"""The stored record of a response: the response itself, its input, and the ids of the responses before it."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from gateway.api.responses.items import Item
 from workers.protocol.framing import read_float
 
 LONG_BYTES = 256 << 10
-"""Bytes of an input beyond which its record is encoded on a thread: 32 MiB take 20 ms."""
+"""Bytes of an input beyond which its record is encoded on a thread: encoding 32 MiB takes 20 ms."""
 
 PIECE_BYTES = 64 << 10
-"""Bytes of a record that are decoded in one call: two thousand parts of items at most, which take a millisecond."""
+"""Most bytes of a record to decode in one call. They are at most 2,000 parts of items, which take a millisecond."""
 
 _PLACE = b"\0"
-"""Marks the place of such an input: JSON never has this byte."""
+"""Stands for an encoded input until `encode_record` inserts it: JSON never has this byte."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response: dict[str, Any]
-    """The response as its caller got it, or would get it now."""
+    """The response as its caller got it, or would get it by asking now."""
     input: tuple[Item, ...]
-    """Its own input; references are replaced by the items that they stand for."""
+    """The input of this response alone; references are replaced by the items that they stand for."""
     chain: tuple[str, ...] = ()
-    """Ids of the responses before it, the first one first."""
+    """Ids of the responses before this one in its conversation, oldest first."""
     is_background: bool = False
     is_too_long: bool = False
-    """Its prompt did not fit the model's context, so nothing can follow it: its input was not kept."""
+    """Whether the prompt did not fit the model's context. Then the input is not stored, and nothing can follow."""
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Return its part of the conversation."""
+        """Return what this response adds to the conversation: its input and its output."""
         return (*self.input, *self.response["output"])
 
 
 class NewRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A record that is to be stored, as it is written."""
+    """A record that is about to be stored."""
 
     response: dict[str, Any]
     input: tuple[Item, ...] | bytes | msgspec.Raw
-    """The input; bytes were encoded before. A response in the background is stored three times."""
+    """The input; bytes: it is encoded already, since a response in the background is stored three times."""
     chain: tuple[str, ...] = ()
     is_background: bool = False
     is_too_long: bool = False
 
     def too_long(self) -> NewRecord:
-        """Return the record of a prompt that did not fit: as much as its caller needs to learn why."""
+        """Return the record without input and chain: its prompt did not fit, and the caller only needs to learn why."""
         return replace(self, input=(), chain=(), is_too_long=True)
 
 
@@ -75,10 +75,10 @@ _decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def decode_record(raw: bytes) -> Record:
-    """Return a stored record. Raises msgspec.DecodeError.
+    """Decode a stored record. Raises msgspec.DecodeError.
 
-    A long one is decoded a piece at a time, and on the decoding thread the event loop runs in between: references let
-    one have half a million parts, which held the interpreter, and so every stream, for half a second in one call.
+    A long record is decoded a piece at a time, and the event loop may run between the pieces: references let a record
+    have half a million parts. Decoded in one call they held the interpreter, and so every stream, for half a second.
     """
     if len(raw) <= PIECE_BYTES:
         return _decode_short(raw)
@@ -103,7 +103,7 @@ def _decode_parts(raw: msgspec.Raw) -> Any:
 
 
 def _runs(items: Sequence[msgspec.Raw]) -> Iterator[Sequence[msgspec.Raw]]:
-    """Yield the items of an array, as many at a time as make a piece."""
+    """Yield the items of an array in groups of at most PIECE_BYTES; a longer item is a group of its own."""
     start, num_bytes = 0, 0
     for end, item in enumerate(items):
         num_bytes += len(memoryview(item))
@@ -123,7 +123,7 @@ def _decode_run(run: Sequence[msgspec.Raw]) -> list[Any]:
 
 
 def encode_record(record: Record | NewRecord) -> bytes:
-    """Return a record as it is stored."""
+    """Encode a record for Redis."""
     if not isinstance(record.input, bytes):
         return _encoded(record)
     before, after = _encoded(replace(record, input=msgspec.Raw(_PLACE))).split(_PLACE)
@@ -132,7 +132,7 @@ def encode_record(record: Record | NewRecord) -> bytes:
 
 
 async def written(record: Record | NewRecord) -> bytes:
-    """Return a record as it is stored; one with a long input is made away from the event loop."""
+    """Encode a record for Redis; if it has a long input, on a thread, so that the event loop goes on."""
     if isinstance(record.input, bytes) and len(record.input) > LONG_BYTES:
         return await asyncio.to_thread(encode_record, record)
     return encode_record(record)

@@ -1,4 +1,4 @@
-"""Reads the Responses dialect into the canonical request: first what was sent, then with what was stored before."""
+"""Reads a Responses request into the canonical request: first what was sent, then together with stored responses."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
 
 LONGEST_INPUT = 32 << 20
-"""Most bytes of all items, including those that are referred to."""
+"""Most bytes of all items of a conversation, including items that are referred to."""
 
 _encode = msgspec.json.Encoder().encode
 
 LONG_CHARS = 64 << 10
-"""Characters of instructions or inputs beyond which they are encoded once, however often they are repeated or kept."""
+"""Instructions or inputs of more characters are encoded only once, though they are sent and stored several times."""
 
 MAX_REPEATED_BYTES = 1 << 20
-"""Most bytes of the request that a response may repeat; each event that shows the response whole repeats them."""
+"""Most bytes of the request that the response may repeat: every event with the whole response repeats them again."""
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -60,24 +60,24 @@ class ResponseRequest:
     background: bool
     created_at: int
     fit: bool
-    """Whether turns at the beginning of a conversation that is too long are dropped."""
+    """Whether a conversation that exceeds the context loses its oldest turns."""
     echo: dict[str, Any]
     """Fields of the request that the response repeats."""
     to_keep: tuple[Item, ...] | bytes
-    """The input without that of the responses before, for the response's record. A long one is encoded at once: 6 MiB
-    take 6 ms, and a response may be stored three times.
+    """The request's own input, for its record. A long one is encoded once, and is bytes: 6 MiB take 6 ms, and a
+    response may be stored three times.
     """
     chain: tuple[str, ...]
-    """Ids of the responses before, the first one first."""
+    """Ids of the earlier responses of the conversation, oldest first."""
     generates: bool = True
-    """False: the prompt is computed, and nothing is said."""
+    """False: the prompt is computed, and no answer is generated."""
     custom_tools: frozenset[str] = frozenset()
     """Names of the tools whose input is a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A request as it was sent."""
+    """A request as it was sent, before stored responses are added to it."""
 
     body: ResponsesBody
     id: str
@@ -86,9 +86,9 @@ class Draft:
     """The canonical request without its messages."""
     generates: bool = True
     num_bytes: int = 0
-    """Bytes of the request as it came."""
+    """Bytes of the request's body."""
     is_remembered: bool = False
-    """Whether its connection remembers it, if it is not stored."""
+    """Whether the WebSocket connection remembers the response if it is not stored."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -98,7 +98,8 @@ class Draft:
         return tuple(dict.fromkeys(id_ for id_ in (previous, *referred) if id_ is not None))
 
     def resolved(self, found: Mapping[str, Record], max_bytes: int = LONGEST_INPUT) -> Resolved:
-        """Return it with `found`, the records of `needs` and of the previous one's chain. `max_bytes`: of all items.
+        """Return the request with its items and those before it. `found`: the records of `needs`, and of the responses
+        before the previous one. `max_bytes`: most bytes of all items.
 
         Raises InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch.
         """
@@ -120,19 +121,19 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A request whose references are replaced by what they stand for."""
+    """A request whose references are replaced by the items that they stand for."""
 
     draft: Draft
     chain: tuple[str, ...]
     before: tuple[Item, ...]
     own: tuple[Item, ...]
     num_own: int
-    """Bytes of its own items, each counted as often as it is referred to."""
+    """Bytes of `own`; an item counts each time that it is referred to."""
     num_bytes: int
-    """Bytes of its own items and of those before."""
+    """Bytes of `own` and `before`."""
 
     def complete(self) -> ResponseRequest:
-        """Return the complete request. Raises InvalidRequest, TakesTooMuch."""
+        """Return the request to compute, write and store. Raises InvalidRequest, TakesTooMuch."""
         draft, body = self.draft, self.draft.body
         messages = messages_of((*self.before, *self.own))
         if not messages and (draft.generates or body.instructions is None):
@@ -164,7 +165,7 @@ def _with_messages(draft: Draft, messages: tuple[Message, ...]) -> GenerateReque
 
 
 def read_draft(raw: bytes, ignored: Ignored | None = None) -> Draft:
-    """Return the parsed body; `ignored` notes parameters that nothing is done with.
+    """Parse the body of a request; `ignored` notes the parameters that have no effect.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
     """
@@ -172,7 +173,7 @@ def read_draft(raw: bytes, ignored: Ignored | None = None) -> Draft:
 
 
 def draft_of(document: dict[str, Any], ignored: Ignored, *, generates: bool = True, num_bytes: int = 0) -> Draft:
-    """Return the parsed document. Raises as `read_draft`."""
+    """Check and read the JSON object of a request. Raises what `read_draft` raises."""
     body = read_body(ResponsesBody, document, (IGNORED, REFUSED), ignored)
     _check(body, ignored)
     response_id = new_response_id()
@@ -254,7 +255,10 @@ def _chain(previous: str | None, found: Mapping[str, Record]) -> tuple[str, ...]
 
 
 def _replace_references(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item, ...]:
-    """Return items with references replaced; each response is gone through once. Raises ResponseNotFound."""
+    """Return the items, with each reference replaced by its item. Raises ResponseNotFound.
+
+    The items of each response are read only once, however many references name them.
+    """
     known: dict[str, dict[str, Item]] = {}
     own: list[Item] = []
     for item in items:
@@ -278,7 +282,7 @@ def _replace_references(items: Iterable[Item], found: Mapping[str, Record]) -> t
 
 
 def _size(items: Iterable[Item]) -> int:
-    """Return the bytes of items, each counted as often as it is referred to."""
+    """Return the bytes of the items as JSON; an item counts each time that it occurs."""
     sizes: dict[int, int] = {}
     num_bytes = 0
     for item in items:
@@ -291,7 +295,7 @@ def _size(items: Iterable[Item]) -> int:
 
 
 def _encode_items(items: Iterable[Item]) -> bytes:
-    """Return items as a JSON array, made one by one, so that others run in between; each is encoded once."""
+    """Return items as a JSON array. An item that occurs twice is encoded once. The event loop may run in between."""
     encoded: dict[int, bytes] = {}
     pieces = [b"["]
     for number, item in enumerate(items):
@@ -356,7 +360,7 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _check_repeated(repeated: Mapping[str, Any]) -> None:
-    """Raise TakesTooMuch where the response would repeat too much of the request."""
+    """Raise TakesTooMuch if the response would repeat too much of the request."""
     num_bytes = len(_encode(repeated))
     if num_bytes > MAX_REPEATED_BYTES:
         raise TakesTooMuch(
@@ -367,7 +371,7 @@ def _check_repeated(repeated: Mapping[str, Any]) -> None:
 
 
 def _encoded_once(text: str | None) -> str | msgspec.Raw | None:
-    """Return a long text encoded: a response that is stored and streamed says it ten times."""
+    """Return a long text as encoded JSON: a response that is stored and streamed repeats it ten times."""
     return msgspec.Raw(_encode(text)) if text is not None and len(text) > LONG_CHARS else text
 
 

@@ -1,4 +1,4 @@
-"""Stores responses when they are complete, and finds them again for requests that go on from them."""
+"""Stores complete responses, and loads them for requests that continue them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from gateway.telemetry.request_log import RequestLog
 log = logging.getLogger(__name__)
 
 CHAIN_FACTOR = 2
-"""Bytes of stored responses that a request may go on from, as a multiple of a body's: each response repeats its
-instructions and tools."""
+"""A request may continue stored responses of this many times a body's bytes: each repeats instructions and tools."""
 MAX_RECORDS = 2_000
-"""Most responses that a request goes on from or refers to."""
+"""Most responses that one request continues or refers to."""
 HELD_PER_BYTE = 3
-"""Bytes of memory that a stored response takes when it is decoded, for each of its bytes."""
+"""Bytes of memory that a decoded response takes, per byte of its stored record."""
 ITEM_BYTES = 256
-"""Bytes of text that take as long to go through as an item without any."""
+"""Cost of an item beside its text, in bytes of text that take as long to process."""
 PART_BYTES = 32
-"""Bytes of text that take as long to decode as a number or a name."""
+"""Cost of decoding one number or name, in bytes of text that take as long to decode."""
 PATIENCE_S = 60.0
 RETRY_S = 0.2
 
@@ -48,18 +47,18 @@ class RecordStore(Protocol):
 
 
 class ResponseStore:
-    """The stored responses of all teams; nobody gets to know of another team's."""
+    """The stored responses of all teams. A caller sees only those of their own team."""
 
     def __init__(self, store: RecordStore, max_bytes: int) -> None:
-        """`max_bytes`: of the stored responses that one request may go on from."""
+        """`max_bytes`: most bytes of stored responses that one request may continue."""
         self._store = store
         self._max_bytes = max_bytes
 
     async def complete(self, draft: Draft, body: Body) -> ResponseRequest:
-        """Return the request with what was said before. Its size is checked before it is loaded, and again before it is
-        put together: a few bytes may refer to one long item thousands of times.
+        """Return the request together with the conversation before it. Its size is checked before the conversation is
+        loaded, and again before its items are joined: a few bytes may refer to one long item thousands of times.
 
-        Raises as `Draft.resolved`, `Resolved.complete`, HeldTooMuch, MemoryFull, StoreUnavailable.
+        Raises what `Draft.resolved` and `Resolved.complete` raise, HeldTooMuch, MemoryFull, StoreUnavailable.
         """
         found, num_bytes = await self._load(body, draft.needs, 0)
         previous = found.get(draft.body.previous_response_id or "")
@@ -81,7 +80,7 @@ class ResponseStore:
         return found[id_]
 
     async def keep(self, team: str, record: NewRecord, *, again: bool = False) -> bool:
-        """Store a record; return whether it is there now. `again`: replace one, unless it was deleted meanwhile."""
+        """Store a record, and return whether it is stored now. `again`: replace the record, unless it was deleted."""
         id_, encoded = str(record.response["id"]), await written(record)
         return await self._store.keep(team, id_, encoded, record.chain, again=again)
 
@@ -91,7 +90,7 @@ class ResponseStore:
             raise not_found(id_)
 
     async def conclude(self, writer: StreamWriter | WholeWriter, failure: PaddockError | None) -> None:
-        """Store an answer where it is to be stored. It is delivered all the same where that can't be done."""
+        """Store an answer that has ended, if its request asks for it. One that can't be stored is delivered anyway."""
         if not isinstance(writer, EventWriter | output.WholeWriter):
             raise TypeError(f"no writer of responses: {writer!r}")
         asked, team = writer.snapshot.asked, writer.snapshot.call.principal.team
@@ -126,9 +125,9 @@ class ResponseStore:
     async def _load(
         self, body: Body, ids: Sequence[str], num_before: int, *, alone: bool = False
     ) -> tuple[dict[str, Record], int]:
-        """Return records by id, and their bytes plus `num_before`, those of records loaded for this request before.
+        """Return id -> record, and the bytes of all records loaded for this request; `num_before` of them were before.
 
-        `alone`: only one record is loaded, which may have any size.
+        `alone`: the request loads one record only, which may have any size.
         """
         if len(ids) > MAX_RECORDS:
             raise TakesTooMuch(
@@ -150,7 +149,7 @@ class ResponseStore:
 
 
 def _decoding_cost(num_bytes: int, records: Sequence[bytes | None]) -> int:
-    """Return how much text takes as long to decode as these records, which have so many bytes."""
+    """Return the cost of decoding these records, in bytes of plain text. `num_bytes`: the bytes of the records."""
     if num_bytes > INLINE_BYTES:
         return num_bytes
     return max(num_bytes, PART_BYTES * sum(raw.count(b",") for raw in records if raw is not None))
@@ -161,7 +160,7 @@ def _decode(ids: Sequence[str], records: Sequence[bytes | None]) -> dict[str, Re
 
 
 class ResponseWriters:
-    """Makes the writers of responses (`gateway.api.dialect.Writers`)."""
+    """Makes a writer for each response (`gateway.api.dialect.Writers`)."""
 
     def stream_writer(self, asked: ResponseRequest, call: Call, request_log: RequestLog) -> EventWriter:
         return EventWriter(asked, call)

@@ -1,4 +1,4 @@
-"""Stored responses: `GET` and `DELETE /v1/responses/{id}`, its `input_items`, and `cancel`."""
+"""The routes of stored responses: `GET` and `DELETE /v1/responses/{id}`, and its `input_items` and `cancel`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Query = dict[str, str]
 
 
 class StoredResponses:
-    """The routes below one response's id."""
+    """Answers the routes below `/v1/responses/{id}`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class StoredResponses:
             await self._resumable.send(reading, scope, receive, send, holds=body.hold_at_least)
 
     async def _reading(self, query: Query, id_: str, body: Body) -> Reading:
-        """Open the stream of a response after the event that the caller has.
+        """Open the stream of a response behind the last event that the caller has (`starting_after`).
 
         Raises InvalidRequest, StreamGone, TooManyRequests.
         """
@@ -118,12 +118,12 @@ class StoredResponses:
         return await _write(body, _page(items, query.get("after"), limit))
 
     def _open(self, principal: Principal, scope: Scope) -> tuple[RequestLog, Body, str]:
-        """Return the request log, the body that counts what is loaded (close it), and the id of the response."""
+        """Return the request log, a body that counts the memory of what is loaded (close it), and the response's id."""
         return request_log_of(scope), self._intake.message(principal, b""), str(scope["path_params"]["response_id"])
 
 
 async def _write(body: Body, document: dict[str, Any]) -> bytes:
-    """Return what was loaded as JSON; it is encoded aside where it is long. Nothing else is held while it is sent."""
+    """Encode a document as JSON, on a thread if it is long. Then only the bytes are in memory while they are sent."""
     return await body.run_aside(body.num_bytes, partial(_encode, document))
 
 
@@ -152,7 +152,7 @@ def _page(items: list[Item], after: str | None, limit: int) -> dict[str, Any]:
 
 
 def _query(scope: Scope) -> Query:
-    """Return the fields of the query. Raises InvalidRequest."""
+    """Return the fields of the query string. Raises InvalidRequest."""
     text = scope.get("query_string", b"").decode("latin-1")
     try:
         return dict(parse_qsl(text, max_num_fields=MAX_QUERY_FIELDS))

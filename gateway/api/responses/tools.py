@@ -1,4 +1,4 @@
-"""Reads the tools of a Responses request, and which of them an answer may or must call."""
+"""Reads the tools of a Responses request, and which of these tools the model may or must call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INPUT_SCHEMA: dict[str, Any] = {
 
 
 def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """Return the tools that the model sees, and the names of those of which it must call one (none: it decides).
+    """Return the tools that the model sees, and the names of which it must call one; no names: it need not call any.
 
     Raises InvalidRequest or UnsupportedParameter.
     """
@@ -57,7 +57,7 @@ def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
 
 
 def tools_object(tools: list[ToolBody] | None) -> list[dict[str, Any]]:
-    """Return the tools as the response repeats them."""
+    """Return the `tools` of the response, which repeats those of the request."""
     return [_tool_object(tool) for tool in tools or ()]
 
 
@@ -67,14 +67,14 @@ def custom_names(tools: list[ToolBody] | None) -> frozenset[str]:
 
 
 def arguments_of(text: str) -> str:
-    """Return a custom tool's input as a model sees it: the arguments of a function that takes this input alone."""
+    """Return a custom tool's input as the model sees it: the JSON arguments of a function with one parameter."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 
 def input_of(arguments: str) -> str:
-    """Return the input of a custom tool's call; arguments that were cut off are returned as they are.
+    """Return the input of a custom tool's call; arguments that can't be parsed, as when cut off, stay as they are.
 
-    Half a surrogate pair stays the escape that the model wrote: it is JSON but can't be sent as UTF-8.
+    Half a surrogate pair stays an escape (`\\ud83d`), since UTF-8 has no form for it.
     """
     try:
         value = json.loads(arguments)
@@ -94,7 +94,7 @@ def _tool_object(tool: ToolBody) -> dict[str, Any]:
 
 
 def _custom(tool: ToolBody, path: str) -> Tool:
-    """Return a function with one argument: models know no other tools, and its value is kept a string."""
+    """Return a custom tool as a function with one string parameter: models can call functions only."""
     if tool.name is None:
         raise InvalidRequest(f"`{path}.name` is missing. Send it.", param=f"{path}.name")
     if tool.format is not None and tool.format.type != "text":

@@ -1,4 +1,4 @@
-"""`/v1/responses` over WebSocket: one connection from its acceptance to its close, requests in and responses out."""
+"""`/v1/responses` over WebSocket: accepts a connection, answers its requests, and closes it."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from gateway.telemetry.request_log import RequestLog
 log = logging.getLogger(__name__)
 
 CLOSING_S = 60.0
-"""Seconds that a client may take for the last event of a complete response, which has all of it once more."""
+"""Seconds that a client may take to receive the last event of a complete response, which repeats the whole response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of one connection."""
+    """The limits of one connection."""
 
     max_bytes: int
-    """Most bytes of the requests that wait on it, and of the responses that it remembers."""
+    """Most bytes of the connection's waiting requests, and most bytes of the responses that it remembers."""
     idle_s: float
-    """Seconds that it stays open without a request under way."""
+    """Seconds for which the connection stays open without a request under way."""
     life_s: float
-    """Seconds after which it takes no more requests; those that run then are finished."""
+    """Seconds after which the connection takes no more requests; requests that run then are finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ class Connection:
         self._gone = False
         """Whether the client has gone."""
         self._was_long = False
-        """Whether the connection, if it ends now, ends for its age."""
+        """Whether the timer that runs now is that of `life_s`, not that of `idle_s`."""
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Serve until either side ends the connection. What runs then is finished, unless the client is gone."""
+        """Answer requests until either side ends the connection; then finish running responses, if the client stays."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._queues = StreamQueues(tasks, self._respond, self._rest, self._shared.bounds.max_bytes)
@@ -176,7 +176,7 @@ class Connection:
             finish_request(request_log, self._shared.metrics)
 
     async def _answer(self, message: Create, body: Body, request_log: RequestLog) -> None:
-        """Answer one message. Raises PaddockError where nothing was told yet, and ClientGone."""
+        """Answer one message. Raises PaddockError if no event of the response was sent yet, and ClientGone."""
         shared = self._shared
         # A key may have been withdrawn since the handshake.
         principal = shared.access.authenticate(self._scope)
@@ -199,14 +199,14 @@ class Connection:
                 del failure  # the error refers to this frame, and with it to the request
 
     async def _refuse(self, error: PaddockError, request_log: RequestLog, stream_id: str) -> None:
-        """Send an error. The connection goes on."""
+        """Send an error and keep the connection open."""
         shape = shape_of(self._scope)
         request_log.status = request_log.status or shape.status(error)
         note_error(request_log, error)
         await self._write_last(self._socket.send(error_text(error, shape, request_log, stream_id)))
 
     async def _write_last(self, saying: Coroutine[None, None, None], patience_s: float = LAST_WRITE_S) -> None:
-        """Send the last thing of a response or of the connection; a client that does not take it in is left."""
+        """Send the last message of a response or connection; if it is not received, end the connection."""
         try:
             async with asyncio.timeout(patience_s):
                 await saying
@@ -234,7 +234,7 @@ class Connection:
         self._over.set()
 
     def _rest(self) -> None:
-        """Set the timer that ends the connection, unless it is at work."""
+        """Start the timer that ends an idle connection, or stop it while requests are under way."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -272,7 +272,7 @@ def _note_gone(request_log: RequestLog) -> None:
 
 
 class ResponsesSocket:
-    """Checks whether a connection may be opened, and runs it."""
+    """Answers WebSocket handshakes: checks whether the connection may be opened, and runs it."""
 
     def __init__(self, shared: SharedParts, sockets: Sockets) -> None:
         self._shared = shared

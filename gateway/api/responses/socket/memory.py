@@ -1,4 +1,4 @@
-"""Remembers, per connection, responses that are stored nowhere else, as long as it may go on from them."""
+"""Remembers a connection's responses that are not stored, as long as the connection may continue them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from gateway.api.responses.records import NewRecord, Record, written
 from gateway.api.responses.response_store import RecordStore
 
 MAX_CONVERSATIONS = 100
-"""Most conversations of one connection."""
+"""Most conversations that one connection remembers."""
 MAX_TEAMS_SHARE = 4
-"""All teams together may have this many times the bytes of one."""
+"""All teams together may use this many times the bytes that one team may."""
 
 Conversation = tuple["Memory", str]
-"""The memory that has it, and the id of its last response."""
+"""A conversation: the memory that has it, and the id of its last response."""
 
 
 class Memories:
-    """Counts what all connections of this process remember, by team.
+    """Counts the bytes that all connections of this process remember, by team.
 
-    Where a team has too much, the conversation that nobody went on from for longest is forgotten, on whichever
-    connection; where all have, one of the team with most.
+    If a team has too many, its least recently continued conversation is forgotten, whichever connection has it; if all
+    teams together have too many, that of the team with most.
     """
 
     def __init__(self, max_bytes_per_team: int) -> None:
         self._max_bytes_per_team = max_bytes_per_team
         self._bytes: Counter[str] = Counter()
         self._conversations: defaultdict[str, OrderedDict[Conversation, None]] = defaultdict(OrderedDict)
-        """Conversations by team; the one that nobody went on from for longest comes first."""
+        """Team -> its conversations, the least recently continued first."""
 
     @property
     def num_bytes(self) -> int:
@@ -39,25 +39,25 @@ class Memories:
         return self._bytes[team]
 
     def add(self, team: str, num_bytes: int) -> None:
-        """Count bytes that a connection remembers now or, if negative, has forgotten."""
+        """Count bytes that a connection has begun to remember or, if negative, has forgotten."""
         self._bytes[team] += num_bytes
         if not self._bytes[team]:
             del self._bytes[team]
 
     def went_on(self, team: str, conversation: Conversation) -> None:
-        """Note that the conversation is the latest of its team now."""
+        """Note that the conversation is now the most recently continued one of its team."""
         self._conversations[team][conversation] = None
         self._conversations[team].move_to_end(conversation)
 
     def ended(self, team: str, conversation: Conversation) -> None:
-        """Note that nobody can go on from the conversation any more."""
+        """Note that the conversation can't be continued any more."""
         left = self._conversations[team]
         left.pop(conversation, None)
         if not left:
             del self._conversations[team]
 
     def keep_bounds(self, team: str) -> None:
-        """Have the oldest conversations forgotten, as far as the bounds need it."""
+        """Forget the least recently continued conversations until the team and all teams together are in bounds."""
         while self._bytes[team] > self._max_bytes_per_team and self._forget_oldest(team):
             pass
         while self._bytes.total() > self._max_bytes_per_team * MAX_TEAMS_SHARE:
@@ -74,18 +74,18 @@ class Memories:
 
 @dataclass(slots=True)
 class _Remembered:
-    """A response that is remembered: as long as a conversation ends with it, or another one goes on from it."""
+    """A response, remembered as long as it is the last of a conversation or a remembered response continues it."""
 
     record: bytes
     before: str | None
-    """Id of the latest one before it that is remembered as well."""
+    """Id of the latest earlier response of its conversation that is remembered too; None: there is none."""
     num_users: int = 0
 
 
 class Memory:
-    """The records of one connection (a `RecordStore`), before those of Redis. Close it with the connection.
+    """Finds a response's record among those that a connection remembers, else in Redis (a `RecordStore`).
 
-    The conversation that nobody went on from for longest makes room for the others.
+    The least recently continued conversation is forgotten to make room. Close the memory with the connection.
     """
 
     def __init__(self, store: RecordStore, memories: Memories, max_bytes: int) -> None:
@@ -94,10 +94,11 @@ class Memory:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._records: dict[tuple[str, str], _Remembered] = {}
-        """Records by team and id: a key may become another team's while its connection lasts."""
+        """(Team, id) -> record. A key may move to another team while its connection is open."""
         self._conversations: dict[str, tuple[str, str]] = {}
-        """Id of its last response -> its team, and id of the last one that is remembered here; the latest one comes
-        last."""
+        """Id of a conversation's last response -> its team, and id of its last response that is remembered here.
+        The most recently continued conversation comes last.
+        """
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
         return await self._store.keep(team, id, record, before, again=again)
@@ -118,7 +119,7 @@ class Memory:
         return await self._store.drop(team, id)
 
     async def note(self, team: str, record: Record | NewRecord, *, is_stored: bool) -> None:
-        """Remember a complete response, unless it is stored; its conversation is the latest one now."""
+        """Note a complete response: its conversation is now the most recent one. Remember it unless it is stored."""
         id_ = str(record.response["id"])
         raw = None if is_stored else await written(record)
         # What is stored is found by its record's chain: ids of it, hundreds for each conversation, are not kept here.
@@ -139,9 +140,9 @@ class Memory:
         self._memories.keep_bounds(team)
 
     def forget(self, id_: str) -> None:
-        """Forget the conversation that ends with this response, but for what others go on from as well.
+        """Forget the conversation that ends with this response; responses that other conversations continue stay.
 
-        It takes as long as what is forgotten is: thousands of them may have to make room at once.
+        The time grows only with the number of responses forgotten: thousands of conversations may have to go at once.
         """
         team, last = self._conversations.pop(id_)
         self._memories.ended(team, (self, id_))

@@ -1,4 +1,4 @@
-"""Reads and writes the messages of the Responses API over WebSocket, and runs the responses of one connection.
+"""Reads and writes the messages of the Responses API over WebSocket, and queues those of one connection.
 
 Sources: OpenAI's API reference, "Responses client events" and "Responses server events"; `generate` is from its guide
 "WebSocket mode".
@@ -38,19 +38,19 @@ class Create:
     document: dict[str, Any]
     """The request, without the fields of the message itself."""
     stream_id: str
-    """Its `stream_id`; empty: none."""
+    """The `stream_id` of the message; empty: it has none."""
     num_bytes: int
 
 
 def raw_message(text: str | None) -> bytes:
-    """Return the message as bytes. Raises InvalidRequest."""
+    """Return the bytes of a text message. Raises InvalidRequest for a binary message (None)."""
     if text is None:
         raise InvalidRequest("The message is of bytes. Send JSON as text.")
     return text.encode()
 
 
 def read_message(raw: bytes) -> Create:
-    """Return the parsed message. Raises InvalidRequest."""
+    """Parse a message. Raises InvalidRequest."""
     document = read_object(raw)
     kind, stream_id = document.pop("type", None), document.pop("stream_id", None)
     if kind != CREATE:
@@ -62,7 +62,7 @@ def read_message(raw: bytes) -> Create:
 
 
 def draft_of_message(message: Create, ignored: Ignored) -> Draft:
-    """Return the parsed request of a message; `ignored` notes parameters that nothing is done with.
+    """Read the request of a message; `ignored` notes the parameters that have no effect.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
     """
@@ -79,11 +79,11 @@ def draft_of_message(message: Create, ignored: Ignored) -> Draft:
 
 
 class EventMessages:
-    """Sends the events of one response (`gateway.api.responder.Sink`), each as a message."""
+    """Sends each event of one response as a WebSocket message (`gateway.api.responder.Sink`)."""
 
     def __init__(self, socket: Socket, stream_id: str) -> None:
         self.told = False
-        """Whether something was sent."""
+        """Whether an event of the response was sent."""
         self._socket = socket
         self._end = _end(stream_id)
 
@@ -91,7 +91,7 @@ class EventMessages:
         pass
 
     async def write(self, body: Written) -> None:
-        """Write server-sent events. Waits while there is no room."""
+        """Send server-sent events as messages. Waits while the client reads too slowly."""
         self.told = True
         for events in whole_events(body):
             for event in events.split(END):
@@ -103,24 +103,24 @@ class EventMessages:
 
 
 def error_text(error: PaddockError, shape: ErrorShape, request_log: RequestLog, stream_id: str) -> str:
-    """Return `{"type": "error", "status", "error": {...}}`."""
+    """Return the message that reports an error: `{"type": "error", "status", "error": {...}}`."""
     body = shape.body(error, request_log)
     return (b'{"type":"error","status":%d,' % shape.status(error) + body[1:-1] + _end(stream_id)).decode()
 
 
 def _end(stream_id: str) -> bytes:
-    """Return the end of an event's object."""
+    """Return the last bytes of an event's JSON object, with the `stream_id` if there is one."""
     return b',"stream_id":%b}' % _encode(stream_id) if stream_id else b"}"
 
 
 MAX_STREAMS = 16
-"""Most streams that have something to do."""
+"""Most streams of one connection that have messages to answer."""
 MAX_MESSAGES = 32
-"""Most messages that wait or are being answered."""
+"""Most messages of one connection that wait or are being answered."""
 
 
 class Held(Protocol):
-    """The memory that a message holds of the budget."""
+    """The share of the memory budget that a message holds until `close`."""
 
     def close(self) -> None: ...
 
@@ -129,7 +129,7 @@ HeldT = TypeVar("HeldT", bound=Held)
 
 
 class StreamQueues(Generic[HeldT]):
-    """The queues of one connection: messages of a stream are answered one by one, streams beside each other."""
+    """The queues of a connection, one per stream: a stream's messages are answered in turn, streams in parallel."""
 
     def __init__(
         self,
@@ -138,8 +138,8 @@ class StreamQueues(Generic[HeldT]):
         on_rest: Callable[[], None],
         max_bytes: int,
     ) -> None:
-        """`respond` raises nothing. `on_rest` is called when there is nothing to do any more. `max_bytes`: most bytes
-        of all messages that wait or are being answered; a single one may have any number.
+        """`respond` answers a message and raises nothing. `on_rest` is called when every queue is empty. `max_bytes`:
+        most bytes of all messages that wait or are being answered; a single message may be larger.
         """
         self._tasks = tasks
         self._respond = respond
@@ -155,7 +155,7 @@ class StreamQueues(Generic[HeldT]):
         return bool(self._waiting)
 
     def add(self, message: Create, held: HeldT) -> None:
-        """Have a message answered, in its turn; `held` is closed when that is over. Raises StreamLimit."""
+        """Queue a message to be answered; `held` is closed when it has been. Raises StreamLimit."""
         self._check(message)
         self._num_messages += 1
         self._num_bytes += message.num_bytes
@@ -198,7 +198,7 @@ class StreamQueues(Generic[HeldT]):
             self._end(stream_id, queue)
 
     def _end(self, stream_id: str, queue: deque[tuple[Create, HeldT]]) -> None:
-        """Give back what the messages of the queue hold. Calling it again does nothing."""
+        """Remove a stream's queue and free the memory of its messages. A second call does nothing."""
         if self._waiting.get(stream_id) is not queue:
             return
         for _, held in queue:
