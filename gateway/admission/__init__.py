@@ -1,1 +1,1 @@
-"""Admission of calls: leases on slots, the queue of tickets, and keeping both alive in Redis."""
+"""Admits calls: leases slots to them, queues those that must wait, keeps leases and queue tickets alive in Redis."""

@@ -1,9 +1,9 @@
-"""Gives each call a slot of some worker, or a place in the queue until one comes free.
+"""Gives each call a slot of some worker, or a place in the queue until a slot comes free.
 
 A call gets an id, which is its ticket while it waits and its lease while it runs. `slot` ranks the workers and asks
-Redis once. If no slot is free, it waits until a grant is announced on the gateway's channel or found by re-reading
-(`maintenance`). Whatever ends the wait or the call, the id is given back by one message that needs no answer, sent
-after everything that was asked before.
+Redis once. If no slot is free, the call waits until Redis grants it one: the grant is announced on the gateway's
+channel, or found when tickets are re-read (`maintenance`). However the wait or the call ends, the id is given back by
+one message that needs no answer, sent after every earlier message about it.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from workers.protocol.heartbeat import WorkerAddress
 log = logging.getLogger(__name__)
 
 KNOWN_AFTER_S = 2 * keys.GATEWAY_INTERVAL_S
-"""Seconds on the list of gateways after which a gateway is known to all others."""
+"""Seconds that a gateway must be on the list of gateways until all others have read that it is there."""
 MISSED_S = 1.5 * keys.GATEWAY_INTERVAL_S
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSlot:
-    """A slot that a call holds, for the time of a block or until it is given back."""
+    """A slot that a call holds until the block ends or until `give_back`."""
 
     lease: Lease
     ranking: Ranking
-    """The call's ranking of workers when it was placed last."""
+    """The ranking of workers by which the call was placed the last time."""
     weight: float
     """Weight of the call's team in fair shares."""
     release: Callable[[Lease, float | None], None]
 
     def give_back(self, took: float | None = None) -> None:
-        """Give the slot back; the call took `took` tokens. None: not known, it is charged what was predicted.
+        """Give the slot back after the call. Never waits; only the first time counts.
 
-        Never waits. Only the first time counts.
+        `took`: tokens to charge the call for; None: those predicted.
         """
         self.release(self.lease, None if took is None else took / self.weight)
 
@@ -70,11 +70,13 @@ class HeldSlot:
 
 
 def _ignore_lost_leases(model: str, why: str, count: int) -> None:
-    """Ignore leases that ended otherwise than by their call."""
+    """Do nothing about leases that ended before their calls did."""
 
 
 class Admission:
-    """Hands out slots, in fair order over all gateways of one Redis. For one event loop, on which `run` must run."""
+    """Gives calls slots, in fair order over all gateways of one Redis. Use it on one event loop, on which `run` must
+    run.
+    """
 
     def __init__(
         self,
@@ -91,9 +93,10 @@ class Admission:
         lost: Callable[[str, str, int], None] = _ignore_lost_leases,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`max_queue` bounds one model's queue; `max_queue_per_team` is the same unless given. `known_after_s`:
-        how long the others must have known this gateway before it places calls without Redis. `lost` is called for
-        leases that ended otherwise than by their call: the model, why (`of_gateway.LEASE_ENDS`), and how many.
+        """Create it; `run` does the rest. `max_queue`: most calls that may wait for one model; `max_queue_per_team`:
+        most of one team, None: the same number. `known_after_s`: seconds that this gateway must be on the list of
+        gateways before it places calls without Redis. `lost` is called for leases that ended before their calls did,
+        with the model, the cause (`metrics.LEASE_ENDS`) and the number of leases.
         """
         self._store = store
         self._fleet = fleet
@@ -132,35 +135,39 @@ class Admission:
             waiter.set_served(now, served=served[model])
 
     async def run(self) -> None:
-        """Renew, listen, re-read and sweep until cancelled. It goes on after Redis was away."""
+        """Renew leases, listen for grants, re-read tickets and sweep, until cancelled. Goes on after an outage of
+        Redis.
+        """
         await self._maintenance.run()
 
     @property
     def can_place_degraded(self) -> bool:
-        """Whether calls can be placed while Redis is away: this gateway knows its share of the slots."""
+        """Whether calls can be placed while Redis is away: only if this gateway's share of the slots is known."""
         return self._degraded.has_share
 
     @property
     def degraded_models(self) -> frozenset[str]:
-        """Models whose calls are placed without Redis now."""
+        """Models whose calls are placed without Redis at the moment."""
         return self._degraded.models
 
     @property
     def redis_up(self) -> bool:
-        """Whether Redis took this gateway's last heartbeat."""
+        """Whether Redis accepted this gateway's last heartbeat."""
         return self._maintenance.redis_up
 
     def takes_writes(self, model: str) -> bool:
-        """Return whether Redis takes writes of a model's keys, as far as this gateway's own writes show."""
+        """Return whether Redis accepts writes of a model's keys, judging by this gateway's own writes."""
         return self._maintenance.redis_up and not self._degraded.is_degraded(model)
 
     @property
     def models(self) -> set[str]:
-        """Models of which calls wait or hold slots here."""
+        """Models for which calls of this process wait or hold slots."""
         return self._queue.models()
 
     def oldest_wait_s(self) -> dict[str, float]:
-        """Return model -> seconds that the first of its calls here has waited; models without any are not in it."""
+        """Return model -> seconds that its oldest waiting call has waited in this process; only models with waiting
+        calls.
+        """
         now = time.monotonic()
         return {model: now - since for model, since in self._queue.oldest_waits().items()}
 
@@ -173,11 +180,11 @@ class Admission:
         return self._queue.num_in_flight(model)
 
     def explain(self, model: str, request: PlacementRequest) -> Explanation:
-        """Return how a call that came now would be placed. Takes no slot."""
+        """Return how a call would be placed if it came now, and why. Takes no slot."""
         return self._ranker.explain(model, request)
 
     def predicted_wait_s(self, model: str) -> float:
-        """Return the seconds that a call that came now would wait for a slot of the model."""
+        """Return the predicted seconds that a call would wait for a slot of the model if it came now."""
         queue = self._ranker.queue_state(model)
         return queue.predicted_wait_s(queue.num_waiting) if queue.num_waiting else 0.0
 
@@ -190,13 +197,13 @@ class Admission:
         queue_position: QueuePosition | None = None,
         avoid_now: Callable[[], frozenset[str]] | None = None,
     ) -> AbstractAsyncContextManager[HeldSlot]:
-        """Hold a slot for the time of the block. The call waits for it until `call.queue_deadline`, or while its model
-        has no worker until `call.start_deadline`.
+        """Return a context manager that holds a slot for the time of its block. On entry the call waits for a slot
+        until `call.queue_deadline`, or until `call.start_deadline` while its model has no worker.
 
-        `avoid` names workers that have failed this call; they are used only if no other lives. A call that waits asks
-        `avoid_now` which they are by then; None: they stay the same. `priority`: the request's, which becomes a class
-        of the queue. `queue_position` is kept up to date. Raises QueueFull, QueueTimeout, StoreUnavailable, Stopping.
-        Cancelling it gives back the ticket or lease.
+        `avoid`: workers that have failed this call; they are used only if no other worker is alive. `avoid_now`: called
+        while the call waits, returns the current value of `avoid`; None: it does not change. `priority`: the priority
+        that the request asks for, from which its priority class in the queue is computed. `queue_position` is kept up
+        to date. Raises QueueFull, QueueTimeout, StoreUnavailable, Stopping. Cancelling gives back the ticket or lease.
         """
         waiter = self._waiter(call, avoid, request, priority)
         waiter.avoid_now = avoid_now
@@ -217,7 +224,7 @@ class Admission:
             held.give_back()
 
     def _give_back(self, lease: Lease, share: float | None) -> None:
-        """Give a slot back, once. `share`: what its call took, virtual tokens."""
+        """Give a slot back, once. `share`: virtual tokens to charge its call for; None: those predicted."""
         lease = self._queue.held.get(lease.id, lease)  # it may have got its fencing token since
         if not self._queue.remove_lease(lease, time.monotonic()):
             return
@@ -229,7 +236,7 @@ class Admission:
         self._degraded.offer(lease.at.model)
 
     def _withdraw(self, model: str, id: str) -> None:
-        """Withdraw an id from Redis, whatever it is by now: a ticket, a grant or a lease."""
+        """Withdraw an id from Redis, whether it stands for a ticket, a grant or a lease by now."""
         if self._degraded.is_degraded(model):
             self._degraded.note_ended(model, id)
         else:
@@ -268,7 +275,9 @@ class Admission:
         return taken
 
     def _give_back_rest(self, waiter: Waiter, taken: Lease | None) -> None:
-        """Give back what a call that waits no more has got beside `taken`: a ticket or lease in Redis, a slot here."""
+        """Give back all that a call got beside the slot `taken` once it no longer waits: a ticket, grant or lease in
+        Redis, or a slot of this gateway's share.
+        """
         model, local = waiter.model, waiter.local
         if waiter.asked and (taken is None or taken is local):
             # Whatever ended the wait, Redis may have it queued, granted or even leased by now.
@@ -277,8 +286,8 @@ class Admission:
             self._degraded.offer(model)
 
     async def _request_slot(self, waiter: Waiter, queue_position: QueuePosition) -> Lease | None:
-        """Return a slot that is free now, or None once the call is queued: in Redis, or without Redis here. Raises
-        QueueFull, StoreUnavailable.
+        """Return a slot that is free now, or None once the call is queued, in Redis or, while Redis is away, here.
+        Raises QueueFull, StoreUnavailable.
         """
         self._queue.note_preferred(waiter)  # so that calls that are ranked meanwhile count it
         answer = await self._acquire(waiter)
@@ -303,7 +312,7 @@ class Admission:
                 raise self._queue_full_error(waiter, answer)
 
     async def _acquire(self, waiter: Waiter) -> Lease | Filed | QueueLimitReached | None:
-        """Ask Redis for a slot. None: Redis is away."""
+        """Ask Redis for a slot, else for a place in the queue. Return its answer, or None if Redis is away."""
         if self._degraded.is_degraded(waiter.model):
             return None
         waiter.asked = True
@@ -323,8 +332,8 @@ class Admission:
         return None if self._is_void(waiter) else answer
 
     def _is_void(self, waiter: Waiter) -> bool:
-        """Return whether the answer of Redis must be dropped: it went away before it answered, and gateways have placed
-        calls without it. What it may have done for the call is withdrawn before it is asked again.
+        """Return whether the answer of Redis must be dropped: Redis was away meanwhile, and gateways have placed calls
+        without it. If so, note the call's id, so that it is withdrawn before the call asks Redis again.
         """
         if self._degraded.is_degraded(waiter.model):
             self._degraded.note_ended(waiter.model, waiter.id)
@@ -332,7 +341,9 @@ class Admission:
         return False
 
     async def _wait(self, waiter: Waiter) -> Lease | None:
-        """Wait for a slot, from here or from Redis. Return None when the call is to ask Redis anew, which is back."""
+        """Wait for a slot, one of this gateway's share or one from Redis. Return None if Redis is back and must be
+        asked again.
+        """
         while waiter.local is None:
             await waiter.woken.wait()
             waiter.woken.clear()
@@ -365,7 +376,9 @@ class Admission:
         return no_slot_in_time(queue, waited_s, is_degraded=self._degraded.is_degraded(call.model))
 
     async def close(self) -> None:
-        """Give back everything: waiting calls end with Stopping, leases are released, the heartbeat is removed."""
+        """Give back everything: end waiting calls with Stopping, release all leases, remove this gateway's
+        heartbeat.
+        """
         self._closed = True
         for waiter in self._queue.waiters.values():
             waiter.woken.set()

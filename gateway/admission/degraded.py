@@ -1,8 +1,9 @@
-"""Places calls without Redis (degraded placement): by the last snapshot, on this gateway's share of slots (`share`).
+"""Places calls while Redis is away (degraded placement): by the last snapshot of the fleet, on this gateway's share of
+the slots (`slot_share`).
 
-A model is without Redis from the first failing request until this gateway has told Redis again what it holds
-(`maintenance`). Meanwhile waiting calls get the slots of the share as they come free, by class and then by arrival.
-Their leases are like any other, but for the fencing token, which Redis gives later.
+A model is degraded from the first request to Redis that fails until this gateway has reported to Redis again which
+leases it holds (`maintenance`). Meanwhile slots of the share go to waiting calls as they come free, by priority class
+and then by arrival. Such a lease differs from others only in its fencing token, which Redis assigns later.
 """
 
 from __future__ import annotations
@@ -24,29 +25,34 @@ from gateway.store.client import UNFENCED, Lease
 log = logging.getLogger(__name__)
 
 LEND_AFTER_S = 0.5
-"""Seconds that a call waits before its team is lent a slot, if it has none."""
+"""Seconds that a call waits before its team is lent a slot, if the team has no slot."""
 
 MOST_ENDED = 16_384
-"""Most ended ids per model that are kept to tell Redis: those of some seconds. Earlier ones have expired there."""
+"""Most ended ids per model that are kept to report to Redis: those of some seconds. Older ones have expired in Redis.
+"""
 
 LINGER = 2.0
-"""Calls of other gateways count as over after this multiple of the mean time that calls hold a slot."""
+"""Calls of other gateways count as over after this multiple of the mean time that a call holds a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OthersSlots:
-    """The slots that other gateways held when Redis went away; they may be more than those gateways' shares."""
+    """The slots that other gateways held when Redis went away; a gateway may have held more slots than its share."""
 
     busy: Counter[str]
     until: float
-    """time.monotonic() after which these calls count as over. If they still run, the worker queues further ones."""
+    """time.monotonic() after which these calls count as over. If some still run, the worker queues the calls sent after
+    them.
+    """
 
     def now(self, now: float) -> Counter[str]:
         return self.busy if now < self.until else Counter()
 
 
 class DegradedPlacement:
-    """Degraded placement of one gateway process. It never calls Redis or waits: it sets `Waiter.local` and wakes."""
+    """Places calls of one gateway process without Redis. Never waits: it sets `Waiter.local` and wakes the waiting
+    call.
+    """
 
     def __init__(
         self, queue: LocalQueue, fleet: Fleet, ring: GatewayRing, *, max_queue: int, max_team_queue: int
@@ -57,7 +63,7 @@ class DegradedPlacement:
         self._max_queue = max_queue
         self._max_team_queue = max_team_queue
         self._degraded_since: dict[str, float] = {}
-        """Model that is without Redis -> since when, time.monotonic()."""
+        """Model -> time.monotonic() since which it is without Redis; only models that are without Redis now."""
         self._others: dict[str, _OthersSlots] = {}
         self._ended: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MOST_ENDED))
 
@@ -66,7 +72,7 @@ class DegradedPlacement:
         return model in self._degraded_since
 
     def degraded_since(self, model: str) -> float:
-        """Return time.monotonic() since which a model is without Redis."""
+        """Return time.monotonic() since which the model is without Redis. Raises KeyError if it is not."""
         return self._degraded_since[model]
 
     @property
@@ -76,11 +82,13 @@ class DegradedPlacement:
 
     @property
     def has_share(self) -> bool:
-        """Whether this gateway knows which slots are its own."""
+        """Whether it is known which slots are this gateway's share."""
         return self._ring.share() is not None
 
     def start(self, model: str) -> None:
-        """Place the model's calls without Redis from now on, after a failed request, the waiting ones included."""
+        """Place the model's calls, waiting ones included, without Redis from now on. Call it when a request to Redis
+        has failed.
+        """
         if model not in self._degraded_since:
             self._degraded_since[model] = time.monotonic()
             self._others[model] = self._held_by_others(model)
@@ -89,7 +97,7 @@ class DegradedPlacement:
             self.offer(model)
 
     def stop(self, model: str) -> None:
-        """Let the model's calls ask Redis again, which has been told what this gateway holds."""
+        """Let the model's calls ask Redis again. Redis must have been told first which leases this gateway holds."""
         if model in self._degraded_since:
             del self._degraded_since[model]
             log.info("Redis takes requests for model %s again", model)
@@ -99,20 +107,22 @@ class DegradedPlacement:
         self._ended[model].append(id)
 
     def note_undelivered(self, model: str, id: str) -> None:
-        """Remember an ended ticket or lease of which the message to Redis failed, and do without Redis from now on."""
+        """Remember an ended ticket or lease whose message to Redis failed, and place the model's calls without Redis
+        from now on.
+        """
         self.note_ended(model, id)
         self.start(model)
 
     def restore_ended(self, model: str, ids: list[str]) -> None:
-        """Put back the ended ids that `take_ended` returned, since Redis could not be told."""
+        """Put back the ended ids that `take_ended` returned, after they could not be reported to Redis."""
         self._ended[model] += ids
 
     def take_ended(self, model: str) -> list[str]:
         return list(self._ended.pop(model, ()))
 
     def place(self, waiter: Waiter) -> None:
-        """Give a slot of this gateway's share to a call that can't ask Redis, or let it wait for one. Raises
-        StoreUnavailable, QueueFull.
+        """Give a slot of this gateway's share to a call that can't ask Redis, or let the call wait for such a slot.
+        Raises StoreUnavailable, QueueFull.
         """
         share = self._ring.share()
         if share is None:
@@ -134,11 +144,13 @@ class DegradedPlacement:
         return sum(share.slots_of(beat.worker, beat.slots) for beat in beats if not beat.draining)
 
     def queue_state(self, model: str) -> QueueState:
-        """Return the state of the model's queue, for this gateway's share of the slots."""
+        """Return the state of the model's queue, counting only this gateway's share of the slots."""
         return self._queue.state(model, self.num_slots(model))
 
     def ahead_of(self, waiter: Waiter) -> int:
-        """Return how many calls of this gateway are ahead: those of higher classes and earlier ones of its class."""
+        """Return how many calls of this gateway are served before this one: those of a higher class, and earlier ones
+        of its own class.
+        """
         ahead, its_class, came = 0, waiter.order.priority, False
         for other in self._waiting(waiter.model):
             came = came or other is waiter
@@ -165,7 +177,7 @@ class DegradedPlacement:
         self._lend_slots(model, share)
 
     def _lend_slots(self, model: str, share: SlotShare) -> None:
-        """Lend a slot beyond those of a worker to each team that waits and has none, as Redis does."""
+        """Lend an extra slot, beyond a worker's own number, to each team that waits and has no slot, as Redis does."""
         now = time.monotonic()
         holders = {lease.team for lease in self._queue.leases_of(model)}
         holders |= {w.order.team for w in self._queue.waiters.values() if w.model == model and w.local is not None}
@@ -190,7 +202,7 @@ class DegradedPlacement:
                 beyond = +beyond
 
     def _free(self, model: str, share: SlotShare) -> Counter[str]:
-        """Return worker -> slots of the share that no call here holds, for workers with any."""
+        """Return worker -> number of slots of the share that no call holds; only workers with such slots."""
         held, others = self._held(model), self._others[model].now(time.monotonic())
         free = Counter[str]()
         for beat in self._fleet.snapshot.of(model):
@@ -212,11 +224,11 @@ class DegradedPlacement:
         return _OthersSlots(busy, time.monotonic() + LINGER * hold_ms / 1000)
 
     def _waiting(self, model: str) -> Iterator[Waiter]:
-        """Yield the model's calls that have no slot yet, in the order in which they came."""
+        """Yield the model's waiting calls that have no slot yet, in order of arrival."""
         return (w for w in self._queue.waiters.values() if w.model == model and w.local is None)
 
     def _lease(self, waiter: Waiter, free: Counter[str]) -> Lease | None:
-        """Return a lease on the best suitable worker with a free slot; None if there is none."""
+        """Return a lease on the best suitable worker with a free slot; None if there is no such worker."""
         for worker, kv_tokens in _wanted(waiter, free):
             beat = next((beat for beat in self._fleet.snapshot.of(waiter.model) if beat.worker == worker), None)
             if beat is not None:
@@ -237,12 +249,14 @@ class DegradedPlacement:
 
 
 def _by_class(waiting: Iterable[Waiter]) -> list[Waiter]:
-    """Return waiting calls by class, and within a class in the order in which they came."""
+    """Return waiting calls sorted by class, the most urgent first, and within a class by arrival."""
     return sorted(waiting, key=lambda waiter: -waiter.order.priority)
 
 
 def _wanted(waiter: Waiter, free: Counter[str]) -> Iterator[tuple[str, int]]:
-    """Yield the suitable workers with a free slot, best first, each with the KV tokens predicted for the call."""
+    """Yield the suitable workers with a free slot, best first, each with the KV tokens that the call is predicted to
+    take.
+    """
     ranking = waiter.ranking
     for bid in ranking.bids:
         if bid.worker in free:

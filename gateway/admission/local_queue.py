@@ -1,4 +1,4 @@
-"""The local queue of one gateway process: its waiting calls, its leases and its recent placements. No Redis."""
+"""The local queue of one gateway process: its waiting calls, its leases and its recent placements. Without Redis."""
 
 from __future__ import annotations
 
@@ -14,27 +14,31 @@ from gateway.store.client import Filed, Lease, Offers, Order
 from gateway.telemetry.answer_log import QueuePosition
 
 REMEMBERED_S = 2.0
-"""Seconds for which moves are kept. News are younger, except in fleets of thousands of workers."""
+"""Seconds for which a placement or its end is kept. News of workers arrive sooner, except in fleets of thousands of
+workers.
+"""
 
 
 @dataclass(slots=True)
 class _RecentMoves:
-    """The recent moves at one worker, in order: time.monotonic(), 1 placed or -1 given back, predicted prefill ms."""
+    """The calls recently placed at one worker or ended there. A move is: time.monotonic(), 1 if placed or -1 if given
+    back, and predicted prefill in ms.
+    """
 
     moves: deque[tuple[float, int, float]] = field(default_factory=deque)
     num_waiting: int = 0
-    """Calls that wait and prefer this worker."""
+    """Number of calls that wait and for which this worker is best."""
     waiting_ms: float = 0.0
-    """Their predicted prefill."""
+    """Sum of the predicted prefill of these waiting calls."""
 
 
 class RecentPlacements:
-    """Keeps one model's recent placements for `gateway.routing.rank`, which calls `since` dozens of times per call."""
+    """Keeps one model's recent placements. `gateway.routing.rank` calls `since` dozens of times per call."""
 
     def __init__(self) -> None:
         self._workers: dict[str, _RecentMoves] = {}
         self._preferred: dict[str, tuple[str, float]] = {}
-        """Ticket -> the worker that suits it best, and its predicted prefill there, ms."""
+        """Ticket -> the worker that is best for it, and its predicted prefill there in ms."""
 
     def note_placed(self, worker: str, now: float, prefill_ms: float) -> None:
         self._note(worker, now, 1, prefill_ms)
@@ -43,7 +47,9 @@ class RecentPlacements:
         self._note(worker, now, -1, 0.0)
 
     def add_waiting(self, ticket: str, worker: str, prefill_ms: float) -> None:
-        """Note that a call waits and prefers this worker: later calls count it as ahead of them there."""
+        """Note that a call waits and that this worker is best for it: later calls count it as ahead of them at that
+        worker.
+        """
         self.remove_waiting(ticket)
         self._preferred[ticket] = worker, prefill_ms
         recent = self._moves_at(worker)
@@ -51,7 +57,7 @@ class RecentPlacements:
         recent.waiting_ms += prefill_ms
 
     def remove_waiting(self, ticket: str) -> None:
-        """Remove a ticket that waits no more."""
+        """Remove a ticket that no longer waits."""
         found = self._preferred.pop(ticket, None)
         if found is not None:
             recent = self._moves_at(found[0])
@@ -59,7 +65,9 @@ class RecentPlacements:
             recent.waiting_ms = recent.waiting_ms - found[1] if recent.num_waiting else 0.0
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
-        """Return the calls placed after `at` less those given back, plus those that wait; and their prefill, ms."""
+        """Return the number of calls placed at the worker after `at`, minus those given back, plus those waiting for
+        it; and the predicted prefill of all of these in ms.
+        """
         recent = self._workers.get(worker)
         if recent is None:
             return 0, 0.0
@@ -72,7 +80,7 @@ class RecentPlacements:
         return num, ms
 
     def tidy(self, now: float) -> None:
-        """Forget workers without recent moves, for which no call waits."""
+        """Forget the workers that have no recent moves and for which no call waits."""
         for worker, recent in list(self._workers.items()):
             while recent.moves and recent.moves[0][0] < now - REMEMBERED_S:
                 recent.moves.popleft()
@@ -92,21 +100,23 @@ class RecentPlacements:
 class WaitLimits:
     """The two wait limits of one call: one clock runs while its model has workers, the other while it has none.
 
-    So workers that come and go neither end a wait early nor make it endless. Times are time.monotonic().
+    Thus workers that come and go neither end a wait early nor make it endless. Times are time.monotonic().
     """
 
     __slots__ = ("_other_s", "deadline", "served")
 
     def __init__(self, now: float, *, served: bool, queue_deadline: float, start_deadline: float) -> None:
-        """`queue_deadline`: when it stops waiting for a slot; `start_deadline`: when it stops waiting for a worker."""
+        """`queue_deadline`: when the call stops waiting for a slot; `start_deadline`: when it stops waiting for a
+        worker.
+        """
         self.served = served
-        """Whether its model has workers that take calls."""
+        """Whether the call's model has workers that take calls."""
         self.deadline = queue_deadline if served else start_deadline
-        """When it stops waiting, unless `served` changes."""
+        """When the call stops waiting, unless `served` changes first."""
         self._other_s = (start_deadline if served else queue_deadline) - now
 
     def set_served(self, now: float, *, served: bool) -> bool:
-        """Set whether the model has workers, and switch clocks if that has changed. Return whether it has."""
+        """Set whether the model has workers, and switch clocks if that has changed. Return True if it has changed."""
         if served == self.served:
             return False
         self.served = served
@@ -122,29 +132,29 @@ class Waiter:
     model: str
     request: PlacementRequest
     avoid: frozenset[str]
-    """Workers that have failed it; used only if no other lives."""
+    """Workers that have failed the call; they are used only if no other worker is alive."""
     wait_limits: WaitLimits
     begin_by: float
-    """time.monotonic() by which the caller wants the first token; 0: none is named."""
+    """time.monotonic() by which the caller wants the first token; 0: the caller named no deadline."""
     ranking: Ranking
     offers: Offers
     filed: Filed | None = None
-    """Its place in the queue; None until Redis has answered with it."""
+    """The call's place in the queue; None until Redis has answered that it is queued."""
     avoid_now: Callable[[], frozenset[str]] | None = None
     """Returns the current value of `avoid`; None: it does not change."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a grant may be there to claim, and when this gateway stops."""
+    """Set when Redis may have granted a slot, and when this gateway stops."""
     queue_position: QueuePosition | None = None
-    """Set to the call's position while it is queued in Redis."""
+    """The caller's record of the position, updated while the call is queued in Redis."""
     asked: bool = False
-    """Whether Redis was asked: the call may be queued, granted or even leased there."""
+    """Whether Redis was asked for a slot: the call may be queued, granted a slot or even leased one there."""
     local: Lease | None = None
-    """A slot that it was given without Redis and has not taken yet."""
+    """A slot that the call was given without Redis and has not taken yet."""
     since: float = field(default_factory=time.monotonic)
-    """time.monotonic() when it came."""
+    """time.monotonic() when the call came."""
 
     timer: asyncio.Timeout | None = None
-    """The timeout that ends its wait."""
+    """The timeout that ends the call's wait."""
 
     @property
     def id(self) -> str:
@@ -152,17 +162,19 @@ class Waiter:
 
     @property
     def deadline(self) -> float:
-        """time.monotonic() when it stops waiting, unless its model gets its first worker or loses its last before."""
+        """time.monotonic() when the call stops waiting, unless its model gets its first worker or loses its last one
+        before.
+        """
         return self.wait_limits.deadline
 
     def set_served(self, now: float, *, served: bool) -> None:
-        """Note whether its model has workers that take calls; if that has changed, move the end of the wait."""
+        """Note whether the call's model has workers that take calls; if that has changed, move the end of the wait."""
         if self.wait_limits.set_served(now, served=served) and self.timer is not None and not self.timer.expired():
             self.timer.reschedule(asyncio.get_running_loop().time() + max(0.0, self.deadline - now))
 
 
 class HoldTime:
-    """The moving average of the seconds that calls of one model hold a slot, for predicting waits."""
+    """The moving average of the seconds that calls of one model hold a slot; waits are predicted from it."""
 
     WEIGHT = 0.1
     FIRST_GUESS_S = 2.0
@@ -175,7 +187,7 @@ class HoldTime:
 
 
 class LocalQueue:
-    """The local queue: waiters and leases of this process, by model, and its recent placements."""
+    """The waiting calls and the leases of this process, by model, and its recent placements."""
 
     def __init__(self) -> None:
         self.waiters: dict[str, Waiter] = {}
@@ -198,7 +210,7 @@ class LocalQueue:
         self.note_preferred(waiter)
 
     def note_preferred(self, waiter: Waiter) -> None:
-        """Note that a call waits and prefers the worker that is best by its ranking."""
+        """Note that a call waits and which worker is best for it by its ranking."""
         if waiter.ranking.bids:
             best = waiter.ranking.bids[0]
             self._placements[waiter.model].add_waiting(waiter.id, best.worker, best.cost_ms)
@@ -213,11 +225,11 @@ class LocalQueue:
         return self.waiters.get(waiter.id) is waiter
 
     def waiters_of(self, model: str) -> list[Waiter]:
-        """Return the model's waiters in the order in which they came."""
+        """Return the model's waiting calls in order of arrival."""
         return [waiter for waiter in self.waiters.values() if waiter.model == model]
 
     def filed_waiters(self, model: str) -> list[Waiter]:
-        """Return the model's waiters that are queued in Redis, the next one first."""
+        """Return the model's calls that are queued in Redis, the next one to be served first."""
         filed = [waiter for waiter in self.waiters.values() if waiter.model == model and waiter.filed is not None]
         return sorted(filed, key=_rank)
 
@@ -233,7 +245,7 @@ class LocalQueue:
             self.held[id] = replace(self.held[id], fence=fence)
 
     def remove_lease(self, lease: Lease, now: float) -> bool:
-        """Remove a lease. Return False when it was not held any more."""
+        """Remove a lease. Return False if it was removed already."""
         if self.held.pop(lease.id, None) is None:
             return False
         self._num_in_flight[lease.at.model] -= 1
@@ -245,7 +257,7 @@ class LocalQueue:
         return self._num_waiting[model]
 
     def oldest_waits(self) -> dict[str, float]:
-        """Return model -> time.monotonic() since which the first of its calls has waited."""
+        """Return model -> time.monotonic() since which its oldest waiting call has waited."""
         models = {model for model, number in self._num_waiting.items() if number > 0}
         found: dict[str, float] = {}
         for waiter in self.waiters.values():  # in the order in which they came
@@ -258,7 +270,9 @@ class LocalQueue:
         return self._num_in_flight[model]
 
     def num_queued(self, model: str) -> int:
-        """Return how many calls of all gateways wait for the model, as last read; 0 if none of this gateway does."""
+        """Return how many calls of all gateways wait for the model, as last read from Redis; 0 if none of this gateway
+        waits.
+        """
         return self._num_queued[model] if self._num_waiting[model] else 0
 
     def set_num_queued(self, model: str, waiting: int) -> None:
@@ -272,12 +286,14 @@ class LocalQueue:
             placements.tidy(now)
 
     def state(self, model: str, num_slots: int, num_waiting: int | None = None) -> QueueState:
-        """Return the state of the model's queue. `num_waiting`: the calls in it; None: as last heard."""
+        """Return the state of the model's queue. `num_waiting`: number of calls in it; None: the number last read from
+        Redis.
+        """
         hold_s = self._hold_times.get(model, HoldTime()).mean_s
         return QueueState(model, num_slots, self.num_queued(model) if num_waiting is None else num_waiting, hold_s)
 
     def models(self) -> set[str]:
-        """Return the models with calls that wait or hold slots here."""
+        """Return the models for which calls of this process wait or hold slots."""
         return {waiter.model for waiter in self.waiters.values()} | {lease.at.model for lease in self.held.values()}
 
     def leases_of(self, model: str) -> list[Lease]:

@@ -1,6 +1,8 @@
-"""Maintains one gateway process' state in Redis, in loops: heartbeat, renewals, grants, re-reading, sweeping.
+"""Maintains the state of one gateway process in Redis, by loops: heartbeat, renewing leases, receiving grants,
+re-reading tickets, sweeping.
 
-Each loop outlives a Redis outage. A missed round does no harm: the next one, on this gateway or another, does its work.
+Each loop goes on after an outage of Redis. A missed round does no harm: the next round, on this gateway or another,
+does its work.
 """
 
 from __future__ import annotations
@@ -29,19 +31,22 @@ log = logging.getLogger(__name__)
 SHORTEST_TTL_S = 0.05
 
 REFRESHED = 64
-"""Tickets per model that are ranked anew each round: those at the front, which get the next slots."""
+"""Number of tickets per model whose workers are ranked anew each round: those at the front of the queue, which get the
+next slots.
+"""
 LOAN_CHECK_AFTER_S = 0.3
 """Seconds from a new ticket to the sweep that may lend its team a slot (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
-"""Most tickets per run of the script: a longer run would hold other callers up."""
+"""Most tickets per run of the script `reread`: a longer run would delay other callers."""
 ASKING_AT_ONCE = 64
-"""Most waiting calls that ask Redis at once when it is back: if it goes away again, all of them turn to this gateway's
-share in one turn of the event loop."""
+"""Most waiting calls that ask Redis together after it has come back: if it goes away again, all of them turn to this
+gateway's share in one turn of the event loop.
+"""
 ASKED_POLL_S = 0.002
 
 
 class Maintenance:
-    """Runs the loops behind `Admission`, on the same `LocalQueue`."""
+    """Runs the loops that `Admission` needs, on the same `LocalQueue`."""
 
     def __init__(
         self,
@@ -59,8 +64,8 @@ class Maintenance:
         lost: Callable[[str, str, int], None],
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`unreadable` as in `GatewayHeartbeats`. `lost` is called for leases that ended otherwise than by their call:
-        the model, why (one of `of_gateway.LEASE_ENDS`), and how many.
+        """`unreadable` as in `GatewayHeartbeats`. `lost` is called for leases that ended before their calls did, with
+        the model, the cause (one of `metrics.LEASE_ENDS`) and the number of leases.
         """
         self._store = store
         self._fleet = fleet
@@ -75,9 +80,9 @@ class Maintenance:
         self._sweep_s = sweep_s
         self._lost = lost
         self._crowded: dict[str, frozenset[str]] = {}
-        """Model -> leases that had no slot left at the last renewal; models without any are not in it."""
+        """Model -> leases for which Redis had no slot left at the last renewal; only models with such leases."""
         self.redis_up = True
-        """Whether Redis took the last heartbeat; True before the first."""
+        """Whether Redis accepted this gateway's last heartbeat; True before the first heartbeat."""
         self._over = False
         self._renew_now = asyncio.Event()
         self._reread_now = asyncio.Event()
@@ -97,11 +102,13 @@ class Maintenance:
             tasks.create_task(self._repeat(self._sweep, self._sweep_s, self._sweep_now))
 
     def ticket_ttl(self, waiter: Waiter) -> float:
-        """Return the seconds for which a ticket lives without being re-read, at most as long as its call waits."""
+        """Return the seconds for which a ticket lives without being re-read: at most as long as its call waits."""
         return max(SHORTEST_TTL_S, min(self._ticket_ttl_s, waiter.deadline - time.monotonic()))
 
     def check_for_loan_soon(self, waiter: Waiter) -> None:
-        """Schedule a sweep for when a new ticket's team may be lent a slot, if workers lend beyond their slots."""
+        """Schedule a sweep for the time when the team of a new ticket may be lent a slot, if a worker lends slots at
+        all.
+        """
         if self._loan_timer is None and any(beat.overdraft for beat in self._fleet.snapshot.of(waiter.model)):
             self._loan_timer = asyncio.get_running_loop().call_later(LOAN_CHECK_AFTER_S, self._check_for_loan)
 
@@ -150,12 +157,16 @@ class Maintenance:
             self._ring.update(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
 
     async def _refresh_ring(self) -> None:
-        """Read which other gateways were without Redis, if possible: on a Cluster the list is on another node."""
+        """Read again which gateways were without Redis, if that is possible: on a Cluster another node may have the
+        list.
+        """
         with suppress(*NO_ANSWER):
             await self._beat()
 
     def _on_subscribed(self) -> None:
-        """Run all loops after a new subscription: grants may have been missed, a restarted Redis may have lost all."""
+        """Make all loops run at once after a new subscription: grants may have been missed, or Redis restarted without
+        its data.
+        """
         self._renew_now.set()
         self._reread_now.set()
         self._sweep_now.set()
@@ -166,7 +177,9 @@ class Maintenance:
             waiter.woken.set()
 
     async def _for_each(self, models: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
-        """Do the work for all models at once: on a Cluster, Redis may be away for some. Raises the error of one."""
+        """Do the work for all models at once, since a part of a Redis Cluster may be away. Raises the first error,
+        after all are done.
+        """
 
         async def try_one(model: str) -> StoreUnavailable | None:
             try:
@@ -190,7 +203,7 @@ class Maintenance:
             self._note_crowded(model, crowded)
 
     async def _renew_leases(self, model: str, *, was_away: bool = False) -> frozenset[str]:
-        """Renew the leases of a model, and return those that Redis has no slot left for."""
+        """Renew the leases of a model. Return the crowded ones: leases for which Redis has no slot left."""
         leases = self._queue.leases_of(model)
         together = was_away and self._ring.others_were_away(self._degraded.degraded_since(model))
         renewed = await self._store.renew(self._gateway, model, leases, was_away=was_away, settle=together)
@@ -203,7 +216,9 @@ class Maintenance:
         return renewed.crowded & self._queue.held.keys()
 
     def _note_crowded(self, model: str, crowded: frozenset[str]) -> None:
-        """Log and count the crowded leases that are new. Each sweep tries to renew all of them."""
+        """Log and count the leases that are newly crowded (Redis has no slot left for them). Each sweep tries to renew
+        them all.
+        """
         if new := crowded - self._crowded.get(model, frozenset()):
             log.warning("%d leases of %s were lost and their slots are taken", len(new), model)
             self._lost(model, CROWDED, len(new))
@@ -212,7 +227,9 @@ class Maintenance:
             self._crowded[model] = crowded
 
     async def _recover(self, model: str) -> None:
-        """Go back to Redis if it answers: report what is held here and what has ended, then ask it for slots again."""
+        """Use Redis again for the model if Redis answers: report the leases held here and the ended ones, then ask it
+        for slots.
+        """
         crowded = await self._renew_leases(model, was_away=True)
         await self._withdraw_ended(model)
         if crowded:  # ended leases may have taken the slots
@@ -224,7 +241,7 @@ class Maintenance:
         await self._ask_again(model)
 
     async def _ask_again(self, model: str) -> None:
-        """Have the model's waiting calls ask Redis, a few at a time, until all have or it is away again."""
+        """Make the model's waiting calls ask Redis, a few at a time, until all have asked or Redis is away again."""
         waiters = self._queue.waiters_of(model)
         for first in range(0, len(waiters), ASKING_AT_ONCE):
             asking = waiters[first : first + ASKING_AT_ONCE]
@@ -237,7 +254,7 @@ class Maintenance:
                 await asyncio.sleep(ASKED_POLL_S)  # the calls' own tasks ask
 
     async def _withdraw_ended(self, model: str) -> None:
-        """Withdraw from Redis the ids that ended while it was away, until none is left."""
+        """Withdraw from Redis the tickets and leases that ended while it was away, until none is left."""
         while ended := self._degraded.take_ended(model):
             try:
                 await self._store.withdraw(self._gateway, model, ended)
@@ -273,7 +290,7 @@ class Maintenance:
                 self.update_position(waiter)
 
     def update_position(self, waiter: Waiter) -> None:
-        """Set the call's `queue_position` to its position and predicted wait of now."""
+        """Set the call's `queue_position` to its current position and predicted wait."""
         if waiter.queue_position is not None and waiter.filed is not None:
             ahead = waiter.filed.position - 1
             queue = self._ranker.queue_state(waiter.model)

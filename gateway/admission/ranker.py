@@ -1,4 +1,4 @@
-"""Ranks the workers for new calls and for those that wait, and turns a ranking into the offers of a ticket."""
+"""Ranks the workers for new and for waiting calls, and turns a ranking into the offers that a ticket carries."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gateway.routing.rank import rank
 from gateway.store.client import Offer, Offers
 
 NOBODY_ELSE_MS = 60_000.0
-"""Cost of not getting a worker if no other is suitable."""
+"""Cost in ms of not getting a worker if no other worker is suitable."""
 
 ANY_WORKER = Offer("", 0.0, NOBODY_ELSE_MS, 0)
-"""The offer of a call for which no worker can be ranked now: it takes the first one that comes."""
+"""The offer of a call for which no worker can be ranked now: the call takes the first worker that comes."""
 
 
 def offers_of(ranking: Ranking, begin_within_ms: float = 0.0) -> Offers:
-    """Return the offers of a ticket for a ranking. `begin_within_ms` as in `Offers`."""
+    """Return the offers that a ticket carries for a ranking. `begin_within_ms` as in `Offers`."""
     if not ranking.bids:
         return Offers(elsewhere=ANY_WORKER, begin_within_ms=begin_within_ms, hold_ms=ranking.hold_ms)
     everywhere = [*ranking.bids] if ranking.elsewhere is None else [*ranking.bids, ranking.elsewhere]
@@ -45,11 +45,11 @@ def _offer(bid: Bid, best: Sequence[Bid]) -> Offer:
 
 
 MISSED_MS = 1.0
-"""A deadline with less time left counts as none, so that one that has passed delays no other call."""
+"""A deadline with fewer ms left is ignored: a call that has missed its deadline delays no other call."""
 
 
 class Ranker:
-    """Ranks calls by the fleet as it is now and this gateway's recent placements."""
+    """Ranks the workers for calls by the current state of the fleet and this gateway's recent placements."""
 
     def __init__(self, fleet: Fleet, queue: LocalQueue) -> None:
         self._fleet = fleet
@@ -57,7 +57,9 @@ class Ranker:
         self._turns = itertools.count()
 
     def rank(self, model: str, request: PlacementRequest, avoid: frozenset[str], ahead: int | None = None) -> Ranking:
-        """Return the ranking of a call. `ahead`: calls before it in the queue; None: all that wait."""
+        """Return the ranking of the workers for a call. `ahead`: number of calls before it in the queue; None: all that
+        wait.
+        """
         return rank(
             request,
             self._fleet.pool(model),
@@ -69,7 +71,7 @@ class Ranker:
         )
 
     def explain(self, model: str, request: PlacementRequest) -> Explanation:
-        """Return why every worker is ranked as it is for a call that came now."""
+        """Return the ranking of all workers for a call that would come now, with the reasons."""
         return explain(
             request,
             self._fleet.pool(model),
@@ -79,12 +81,14 @@ class Ranker:
         )
 
     def offers(self, ranking: Ranking, begin_by: float) -> Offers:
-        """Return the offers of a ranking. `begin_by`: time.monotonic(), 0 for none; one that has passed is ignored."""
+        """Return the offers for a ranking. `begin_by`: the call's deadline for its first token, time.monotonic(); 0: it
+        has none. A deadline that has passed is ignored.
+        """
         within_ms = (begin_by - time.monotonic()) * 1000 if begin_by else 0.0
         return offers_of(ranking, within_ms if within_ms >= MISSED_MS else 0.0)
 
     def refresh(self, waiter: Waiter) -> Offers:
-        """Rank a waiting call anew, and return its offers of now."""
+        """Rank the workers for a waiting call anew, and return its new offers."""
         self._queue.placements(waiter.model).remove_waiting(waiter.id)  # it is not counted as before itself
         ahead = waiter.filed.position - 1 if waiter.filed is not None else None
         if waiter.avoid_now is not None:
@@ -95,9 +99,11 @@ class Ranker:
         return waiter.offers
 
     def num_slots(self, model: str) -> int:
-        """Return the slots of all workers of the model that serve."""
+        """Return the number of slots of all workers that serve the model."""
         return self._fleet.pool(model).slots
 
     def queue_state(self, model: str, num_waiting: int | None = None) -> QueueState:
-        """Return the state of the model's queue. `num_waiting`: the calls in it; None: as last heard."""
+        """Return the state of the model's queue. `num_waiting`: number of calls in it; None: the number last read from
+        Redis.
+        """
         return self._queue.state(model, self.num_slots(model), num_waiting)

@@ -1,7 +1,7 @@
-"""Computes a gateway's share of the slots, to be used while Redis can't be asked for one. Pure.
+"""Computes which slots a gateway may use while Redis is away and can't be asked for one: its share. Pure.
 
-Slot k of a worker belongs to the gateway at place (k + hash of the worker) mod n of the list of the n gateways. As long
-as all use one list, each slot is one gateway's, and no two have shares of a worker that differ by more than one.
+Slot k of a worker belongs to the gateway at place (k + hash of the worker) mod n of the list of the n gateways. If all
+gateways use the same list, each slot belongs to exactly one, and their shares of a worker differ by one slot at most.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ from zlib import crc32
 
 @dataclass(frozen=True, slots=True)
 class SlotShare:
-    """One gateway's share of the slots, by its place in the sorted list of all gateways."""
+    """One gateway's share of the slots, computed from its place in the sorted list of all gateways."""
 
     number: int
     num_gateways: int
 
     def slots_of(self, worker: str, slots: int) -> int:
-        """Return the number of a worker's slots that are this gateway's."""
+        """Return how many of a worker's slots are this gateway's."""
         first = (self.number - crc32(worker.encode())) % self.num_gateways
         return max(0, -(-(slots - first) // self.num_gateways))
 
     def part_of(self, bound: int) -> int:
-        """Return this gateway's part of a bound on all gateways together: at least 1, unless the bound is 0."""
+        """Return this gateway's part of a bound that holds for all gateways together: at least 1, unless the bound is
+        0.
+        """
         return -(-bound // self.num_gateways)
 
 
 class GatewayRing:
-    """The list of gateways (the ring) as this one last saw it.
+    """The list of gateways (the ring), as this gateway last read it from Redis.
 
-    A gateway that has just joined has no share: the others may not know it yet, and would take its slots for theirs.
+    A gateway that has just joined has no share: others may not have read its name yet, and would use its slots.
     """
 
     def __init__(self, gateway: str, settle_s: float, missed_s: float) -> None:
-        """`settle_s`: seconds within which every gateway has read the list again. `missed_s`: seconds of silence after
-        which a gateway counts as cut off from Redis.
+        """`settle_s`: seconds within which every gateway has read the list again. `missed_s`: a gateway that is silent
+        for more seconds counts as cut off from Redis.
         """
         self._gateway = gateway
         self._settle_s = settle_s
@@ -49,7 +51,7 @@ class GatewayRing:
 
     def update(self, silent_s: Mapping[str, float], *, stayed: bool, now: float) -> None:
         """Set the list. `silent_s`: id of each live gateway, this one included -> seconds since its heartbeat.
-        `stayed`: this one was on the list already. `now`: time.monotonic().
+        `stayed`: whether this gateway was on the list already. `now`: time.monotonic().
         """
         if not stayed or not self._ids:
             self._joined_at = now
@@ -63,11 +65,13 @@ class GatewayRing:
         self._seen_at = now
 
     def others_were_away(self, since: float) -> bool:
-        """Return whether other gateways may have been without Redis too, as this one was since time.monotonic()."""
+        """Return whether other gateways, too, may have been without Redis since `since`, the time.monotonic() when this
+        one lost it.
+        """
         return self._missed_at >= since - self._missed_s
 
     def share(self) -> SlotShare | None:
-        """Return this gateway's share of the slots; None while the others may not know this gateway."""
+        """Return this gateway's share of the slots; None while other gateways may not have read its name yet."""
         if self._gateway not in self._ids or self._seen_at - self._joined_at < self._settle_s:
             return None
         return SlotShare(self._ids.index(self._gateway), len(self._ids))
