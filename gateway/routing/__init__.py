@@ -1,1 +1,1 @@
-"""Ranks workers for a call: pure functions from a snapshot of the fleet to a ranking that explains itself."""
+"""Ranks workers for a call, by pure functions: from a snapshot of the fleet to a ranking, with its reasons."""

@@ -1,15 +1,15 @@
 """The requirements of one call on a worker, and the predicted cost of each worker that meets them. Pure.
 
-The cost of a worker is the milliseconds until the call's first token there, and the burden on other calls:
+The cost of a worker is the milliseconds until the call's first token there, plus the burden on other calls:
 
     total = wait + cost + burden
-    wait  = max(until it has a slot there, until the prefills before it are done)
+    wait  = max(until the call has a slot there, until the prefills before its own are done)
     cost  = prefill + adapters to load x time per adapter
     prefill = prompt tokens that are not cached there x time per prompt token
     burden = BURDEN x prefill
 
-All of these come from the worker's last news, extrapolated to now, and from the calls that this gateway has placed or
-ended there since.
+These figures come from the worker's last news, extrapolated to now, and from the calls that this gateway has placed or
+ended there since then.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from gateway.routing.worker_state import WorkerState
 from workers.protocol.heartbeat import PROTOCOL_VERSION
 
 BURDEN = 1.0
-"""Cost of prefilling an uncached token for other calls, as a factor of what it costs the call itself.
+"""Cost that the prefill of an uncached token causes to other calls, as a factor of its cost to the call itself.
 
-They wait behind it, and its KV cells evict prefixes that others would have found. Without it 8 workers on a public
-trace served 4 to 5 % slower (mean TTFT; factors from 0.5 to 2 are alike, see docs/performance.md).
+Other calls wait behind this prefill, and its KV cells evict prefixes that others would have found. Without this cost 8
+workers on a public trace served 4 to 5 % slower (mean TTFT; factors from 0.5 to 2 are alike, see docs/performance.md).
 """
 
 
 class RecentPlacements(Protocol):
-    """Counts this gateway's recent placements, which are not in a worker's news yet."""
+    """Counts this gateway's recent placements that are not in a worker's news yet."""
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
-        """Return the number of calls placed there after `at` less those that ended, and the prefill of the former in
-        milliseconds, as predicted.
+        """Return the number of calls placed at the worker after `at` minus those that ended, and the predicted prefill
+        of the placed calls in milliseconds.
         """
 
 
@@ -46,17 +46,19 @@ class Estimate(msgspec.Struct, frozen=True):
     """The predicted cost of one call at one worker."""
 
     total_ms: float
-    """Total with the burden: the figure by which workers are compared."""
+    """Total cost with the burden: the figure by which workers are compared."""
     wait_ms: float
     worker_state: WorkerState
     cached_bytes: int
-    """Bytes of the prompt that are cached there: as far as the longest prefix whose hash the worker has."""
+    """Bytes of the prompt that the worker has cached: those of the longest prefix whose hash it has."""
     placed: int
-    """Calls that this gateway has placed there since the news, less those that have ended; may be below 0."""
+    """Number of calls that this gateway has placed there since the worker's last news, minus those that have ended; may
+    be negative.
+    """
     slot_ms: float
-    """Time until it has a slot."""
+    """Time until the call has a slot."""
     backlog_ms: float
-    """Time until the prefills before it are done."""
+    """Time until the prefills before the call's own are done."""
     prefill_ms: float
     adapter_ms: float
 
@@ -84,7 +86,7 @@ class CostModel:
         self._num_bytes = request.prefix.num_bytes
         self._tokens_per_byte = 1 / typical.bytes_per_token
         self.answer_tokens = typical.answer_tokens
-        """Predicted tokens of the answer, at most `max_tokens` of the call."""
+        """Predicted tokens of the answer; never more than the call's `max_tokens`."""
         if request.max_tokens is not None:
             self.answer_tokens = min(self.answer_tokens, max(0, request.max_tokens))
 
@@ -92,11 +94,15 @@ class CostModel:
         return (self._num_bytes - cached_bytes) * self._tokens_per_byte
 
     def least_wait_ms(self, state: WorkerState) -> float:
-        """Return the wait by the worker's news alone; it is longer where this gateway has placed calls there since."""
+        """Return the wait judging by the worker's news alone; calls that this gateway has placed there since then make
+        it longer.
+        """
         return max(0.0, (state.ready_at - self._now) * 1000)
 
     def at(self, state: WorkerState, cached_bytes: int) -> Estimate:
-        """Return the estimate for one worker. Runs some dozens of times per call, so it is written to be quick."""
+        """Return the estimate of the call's cost at one worker. Runs dozens of times per call, so its code is written
+        for speed.
+        """
         placed, placed_ms = self._since(state.worker, state.heard_at)
         uncached = (self._num_bytes - cached_bytes) * self._tokens_per_byte
         # Calls that get a slot before this one does; below 0: slots that are free.
@@ -133,24 +139,26 @@ class CostModel:
 
 
 CONTEXT_MARGIN = 0.75
-"""Share of a prompt's estimated tokens that must fit n_ctx: the worker counts exactly, and refuses what is too long."""
+"""Share of a prompt's estimated tokens that must fit n_ctx. It is below 1 since the worker counts exactly and refuses
+prompts that are too long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """The properties that a worker must have for a call."""
+    """The properties that a worker must have to serve a call."""
 
     n_ctx: float = 0.0
     """Least context size, in tokens."""
     adapters: frozenset[str] = frozenset()
     worker: str = ""
-    """The only worker allowed, since it has the slot that was asked for; empty: any is."""
+    """The only worker allowed, because it has the slot that the call asks for; empty: every worker is allowed."""
     avoid: frozenset[str] = frozenset()
     room: bool = False
-    """Whether the worker must have memory for the adapters now."""
+    """Whether the worker must have memory for the call's adapters right now."""
 
     def unmet_by(self, state: WorkerState) -> str:
-        """Return the first requirement that a worker does not meet, as a sentence; "" if it meets all."""
+        """Return a sentence about the first requirement that a worker does not meet; "" if it meets them all."""
         beat = state.beat
         if beat.draining or beat.slots <= 0:
             return "it is draining"
@@ -169,13 +177,15 @@ class Requirements:
         return ""
 
     def met_by_all(self, pool: Pool) -> bool:
-        """Return True if all workers that serve are sure to meet them; False says nothing."""
+        """Return True only if all workers that serve certainly meet the requirements; False means that some may not."""
         if self.avoid or self.worker or self.room:
             return False
         return self.n_ctx <= pool.n_ctx and self.adapters.issubset(pool.adapters)
 
     def unsuitable(self, pool: Pool, most: int) -> frozenset[str] | None:
-        """Return the workers that serve and do not meet them; None if they are more than `most`."""
+        """Return the workers that serve but do not meet the requirements; None if there are more than `most` such
+        workers.
+        """
         if self.met_by_all(pool):
             return frozenset()
         unsuitable: list[str] = []
@@ -188,8 +198,9 @@ class Requirements:
 
 
 def requirements_of(request: PlacementRequest, pool: Pool, avoid: frozenset[str]) -> Iterator[Requirements]:
-    """Yield all that the call would like, then less each time, for the case that no worker meets it. Workers that have
-    failed the call are allowed late, and any worker at last: it tells the caller what is wrong.
+    """Yield requirements on a worker for the call, the strictest first: try each only if no worker meets the ones
+    before it. Workers that have failed the call are allowed late, and any worker at last, since its refusal tells the
+    caller what is wrong.
     """
     tokens = request.prefix.num_bytes / pool.typical.bytes_per_token * CONTEXT_MARGIN
     place = find_slot(request.slot, pool.by_id()) if request.slot != ANY else None

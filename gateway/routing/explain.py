@@ -1,4 +1,4 @@
-"""Explains the ranking of one call to people: the same costs as in `rank`, for all workers of a pool. Pure.
+"""Explains the ranking of one call to people: computes the same costs as `rank`, but for all workers of a pool. Pure.
 
 It is slower than `rank`, which looks at few workers.
 """
@@ -21,20 +21,20 @@ class RankedWorker:
     total_ms: float
     wait_ms: float
     slot_ms: float
-    """Time until it has a slot."""
+    """Time until the call has a slot."""
     backlog_ms: float
-    """Time until the prefills before this one are done."""
+    """Time until the prefills before the call's own are done."""
     prefill_ms: float
     """Time to prefill the uncached part of the prompt."""
     adapter_ms: float
     burden_ms: float
-    """Cost of its prefill for other calls."""
+    """Cost of the call's prefill to other calls."""
     cached_tokens: int
     uncached_tokens: int
     free_slots: int
-    """Free slots by its news; if below 0, minus the number of calls that wait there."""
+    """Number of free slots by the worker's news; if negative, minus the number of calls that wait there."""
     placed: int
-    """Calls that this gateway has sent there since its news, less those that have ended."""
+    """Number of calls that this gateway has sent there since the worker's news, minus those that have ended."""
     heard_s_ago: float
 
     @property
@@ -44,7 +44,7 @@ class RankedWorker:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedWorker:
-    """A worker that does not meet the requirements, and why."""
+    """A worker that does not meet the requirements, and the reason."""
 
     worker: str
     reason: str
@@ -55,11 +55,13 @@ class Explanation:
     """The ranking of all workers of a model for one call."""
 
     ranked: tuple[RankedWorker, ...] = ()
-    """Workers that meet the requirements, best first; calls take turns at equal ones."""
+    """Workers that meet the requirements, best first; among workers of equal cost calls take turns."""
     left_out: tuple[ExcludedWorker, ...] = ()
     """All other workers, sorted by name."""
     waived: tuple[str, ...] = ()
-    """Requirements that no worker meets: `slot`, `context`, `adapters`, `avoided` (all have failed the call)."""
+    """Requirements dropped because no worker meets them: `slot`, `context`, `adapters`, `avoided` (every worker has
+    failed the call).
+    """
 
 
 def explain(
@@ -71,7 +73,7 @@ def explain(
     queued: int = 0,
     avoid: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Return the ranking of all workers and the reasons. The parameters are those of `gateway.routing.rank.rank`."""
+    """Return the ranking of all workers, with reasons. The parameters are those of `gateway.routing.rank.rank`."""
     costs = CostModel(request, pool, recent, now, queued)
     steps = list(requirements_of(request, pool, avoid))
     for requirements in steps:
@@ -116,7 +118,7 @@ def _ranked_worker(estimate: Estimate, costs: CostModel, now: float) -> RankedWo
 
 
 def _cached_bytes(request: PlacementRequest, pool: Pool) -> dict[int, int]:
-    """Return worker number -> bytes of the longest prefix whose hash it has."""
+    """Return worker number -> bytes of the longest prefix of the prompt whose hash that worker has."""
     ends: dict[int, int] = {}
     for place, holders in pool.hashes.levels(request.prefix.digests):
         for number in (holders,) if isinstance(holders, int) else holders:

@@ -1,7 +1,7 @@
-"""The placement request of a call (`PlacementRequest`), and the ranking of workers that answers it. Pure.
+"""What a call wants of a worker (`PlacementRequest`), and the ranking of workers that answers it (`Ranking`). Pure.
 
-Slots are numbered over all workers of a model: in the order of worker ids, each worker has as many numbers as slots.
-With one worker these are its own slot numbers. They change when workers come and go.
+Slots are numbered over all workers of a model: in the order of worker ids, each worker has as many numbers as slots. If
+there is only one worker, these are its own slot numbers. The numbers change when workers come and go.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def first_slot_numbers(workers: Sequence[Heartbeat]) -> list[int]:
 
 
 def find_slot(number: int, workers: Sequence[Heartbeat]) -> tuple[Heartbeat, int] | None:
-    """Return the worker that has the slot of this number, and that slot's number there; None: no worker has it."""
+    """Return the worker that has the slot of this number, and the slot's number on that worker; None if no worker has
+    it.
+    """
     for first, worker in zip(first_slot_numbers(workers), workers, strict=True):
         if first <= number < first + worker.slots:
             return worker, number - first
@@ -35,7 +37,7 @@ def find_slot(number: int, workers: Sequence[Heartbeat]) -> tuple[Heartbeat, int
 
 
 def slot_number(worker_id: str, slot: int, workers: Sequence[Heartbeat]) -> int:
-    """Return the number of a worker's slot over all `workers`; ANY if the worker is not among them."""
+    """Return the number of a worker's slot, counted over all `workers`; ANY if the worker is not among them."""
     for first, worker in zip(first_slot_numbers(workers), workers, strict=True):
         if worker.worker == worker_id:
             return first + slot
@@ -43,20 +45,20 @@ def slot_number(worker_id: str, slot: int, workers: Sequence[Heartbeat]) -> int:
 
 
 MAX_BIDS = 8
-"""Most workers that a ticket has bids for."""
+"""Most workers for which a ticket carries a bid of its own."""
 MAX_LEFT_OUT = 64
 MAX_OTHERS = 3
-"""Most workers in a `Ranking.summary` beside the one that the call went to."""
+"""Most workers in a `Ranking.summary` in addition to the worker that the call went to."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """The facts of one call that its placement depends on."""
+    """The properties of one call that its placement depends on."""
 
     prefix: Prefix = NOTHING
-    """The prompt's prefix hashes; none if it may not use the cache. `num_bytes` is right in any case."""
+    """The prompt's prefix hashes; no hashes if the call may not use the cache. `num_bytes` is right in any case."""
     max_tokens: int | None = None
-    """Most tokens of the answer; None: no bound is named."""
+    """Most tokens of the answer; None: the call names no bound."""
     adapters: frozenset[str] = frozenset()
     """LoRA adapters that the call names."""
     slot: int = ANY
@@ -67,7 +69,7 @@ ANYWHERE = PlacementRequest()
 
 
 def placement_request_of(request: GenerateRequest, tenant: str, hashes: Mapping[str, str]) -> PlacementRequest:
-    """Return the placement request of a generation. `hashes`: adapter -> SHA-256, of those that the model has."""
+    """Return the placement request of a generation. `hashes`: adapter -> SHA-256, for the model's adapters."""
     prefix = prefix_of(request, tenant, hashes)
     return PlacementRequest(
         prefix if request.cache_prompt else Prefix((), (), prefix.num_bytes),
@@ -78,7 +80,7 @@ def placement_request_of(request: GenerateRequest, tenant: str, hashes: Mapping[
 
 
 def placement_request_of_pooled(request: PoolRequest) -> PlacementRequest:
-    """Return the placement request of embeddings or a ranking: nothing is cached, and there is no decode."""
+    """Return the placement request of a call for embeddings or reranking: nothing is cached or decoded."""
     num_bytes = sum(map(_num_bytes, request.inputs))
     return PlacementRequest(Prefix((), (), num_bytes + len(request.query or "") * len(request.inputs)), max_tokens=0)
 
@@ -95,23 +97,24 @@ def _num_bytes(one: PoolInput) -> int:
 
 
 class Bid(msgspec.Struct, frozen=True):
-    """The predicted cost of one worker for a call. A msgspec struct, since nine of them are made for each call."""
+    """The predicted cost of a call at one worker. A msgspec struct for speed: nine are made for each call."""
 
     worker: str
     wait_ms: float
-    """Predicted time until it has a slot there and its prefill begins."""
+    """Predicted time until the call has a slot there and its prefill begins."""
     cost_ms: float
-    """Predicted time from then to its first token: loading adapters, and prefill of what is not cached there."""
+    """Predicted time from then to the first token: loading adapters, and prefill of the uncached part of the prompt."""
     kv_tokens: int
-    """KV cells that it is predicted to take: the uncached part of the prompt, and the answer."""
+    """KV cells that the call is predicted to take: those of the uncached part of the prompt, and of the answer."""
     cached_tokens: int
     """Estimated tokens of the prompt that are cached there."""
     burden_ms: float = 0.0
-    """Cost of its prefill for other calls: those that wait behind it, and those whose cached prompts it evicts."""
+    """Cost of the call's prefill to other calls: those that wait behind it, and those whose cached prompts it evicts.
+    """
 
     @property
     def weight_ms(self) -> float:
-        """The cost to all calls, once it has a slot."""
+        """The cost to all calls from the time when this one has a slot."""
         return self.cost_ms + self.burden_ms
 
     @property
@@ -121,7 +124,7 @@ class Bid(msgspec.Struct, frozen=True):
 
     @property
     def figures(self) -> str:
-        """The costs in one line, for people."""
+        """The costs in one line of text, for people."""
         return (
             f"wait_ms={self.wait_ms:.0f} cost_ms={self.cost_ms:.0f} burden_ms={self.burden_ms:.0f} "
             f"cached={self.cached_tokens}"
@@ -135,26 +138,30 @@ class Ranking:
     bids: tuple[Bid, ...]
     """Bids of the best workers, at most MAX_BIDS, by `total_ms`; none if no worker meets the requirements."""
     elsewhere: Bid | None = None
-    """The least bid of all other suitable workers; None: there is no other, or too many are not suitable."""
+    """The lowest bid of all other suitable workers, which stands for them all; None: there are none, or too many
+    unsuitable ones.
+    """
     left_out: frozenset[str] = frozenset()
-    """Workers that `elsewhere` does not stand for, since they are not suitable; at most MAX_LEFT_OUT."""
+    """Workers that `elsewhere` does not stand for, because they are not suitable; at most MAX_LEFT_OUT."""
     charge: float = 0.0
-    """Tokens that the call is predicted to take, for fair shares: uncached prompt and answer on the best worker; the
-    whole prompt and the answer where there is no worker.
+    """Tokens that the call is predicted to take, for fair shares: the prompt's uncached tokens on the best worker and
+    the answer's; if there is no worker, those of the whole prompt and the answer.
     """
     hold_ms: float = 0.0
     """Predicted time of the decode, after the first token."""
 
     @property
     def take(self) -> tuple[Bid, ...]:
-        """The workers to take at once if they have a slot: waiting for the best one would be no better."""
+        """The bids of the workers to take at once if they have a free slot, because waiting for the best worker would
+        be no better.
+        """
         if not self.bids:
             return ()
         least = self.bids[0].total_ms
         return tuple(bid for bid in self.bids if bid.weight_ms <= least)
 
     def bid_for(self, worker: str) -> Bid | None:
-        """Return the bid for a worker, `elsewhere` for one without its own; None: there is neither."""
+        """Return the bid for a worker, or `elsewhere` if it has no bid of its own; None if there is neither."""
         return next((bid for bid in self.bids if bid.worker == worker), self.elsewhere)
 
     def summary(self, worker: str) -> str:
@@ -168,11 +175,12 @@ class Ranking:
 
 
 MOST_URGENT = 8
-"""Highest class; classes go from its negative to it."""
+"""The highest priority class; classes go from -MOST_URGENT to MOST_URGENT."""
 
 
 def priority_class(priority: int) -> int:
     """Return the class of a request's priority in the queue: calls of a higher class go first, whatever the shares of
-    teams are. Both count up with urgency; priorities beyond the highest or lowest class belong to it.
+    teams are. A higher number is more urgent, for priorities and classes alike; a priority beyond the highest or lowest
+    class is put into that class.
     """
     return max(-MOST_URGENT, min(MOST_URGENT, priority))

@@ -1,8 +1,9 @@
-"""One model's workers as the ranking reads them (`Pool`), and what keeps them up to date (`PoolUpdater`).
+"""One model's workers as the ranking reads them (`Pool`), and the code that keeps them up to date (`PoolUpdater`).
 
-A `Pool` does not change, except for its index of prefix hashes: all pools of an updater share it and news change it,
-because a copy would cost more than all else here. The ranking reads a pool within one turn of the event loop. A caller
-that keeps a pool for longer finds newer hashes in it, some of workers that the pool does not have.
+A `Pool` does not change, except for its index of prefix hashes: all pools of one updater share that index, and workers'
+news change it, because copying it would cost more than everything else here. The ranking reads a pool within one turn
+of the event loop. Code that keeps a pool for longer finds newer hashes in it, some of workers that the pool does not
+have.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gateway.routing.worker_state import Typical, WorkerState, typical_of, with_
 from workers.protocol.heartbeat import MAX_HEADS, PROTOCOL_VERSION, Heartbeat, News
 
 SPEED_STEP = 1.25
-"""Factor within which the prefill speeds of one class lie; the ranking takes its workers by readiness alone."""
+"""Factor within which the prefill speeds of one class lie; within a class the ranking goes by readiness alone."""
 
 _ready_at = attrgetter("ready_at")
 _prefill_ms = attrgetter("prefill_ms")
@@ -27,7 +28,7 @@ _prefill_ms = attrgetter("prefill_ms")
 
 @dataclass(frozen=True, slots=True)
 class SpeedClass:
-    """Workers that are about equally fast, sorted by when they are ready."""
+    """Workers that are about equally fast, sorted by the time at which they are ready."""
 
     prefill_ms: float
     """Milliseconds per prompt token of the fastest worker."""
@@ -35,12 +36,12 @@ class SpeedClass:
 
 
 class SpeedClasses:
-    """All speed classes, kept sorted as workers come and go; a change costs the logarithm of their number."""
+    """All speed classes of a pool, kept sorted as workers come and go; a change costs the logarithm of their number."""
 
     def __init__(self) -> None:
         self._sorted: dict[int, list[WorkerState]] = {}
         self._drawn: dict[int, SpeedClass] = {}
-        """Speed -> class as last drawn, of classes that have not changed since."""
+        """Speed -> class as `draw` last returned it; only classes that have not changed since then."""
 
     def add(self, state: WorkerState) -> None:
         speed = _speed(state)
@@ -48,7 +49,7 @@ class SpeedClasses:
         self._drawn.pop(speed, None)
 
     def remove(self, state: WorkerState) -> None:
-        """Remove a worker. Raises ValueError for one that is not in its class."""
+        """Remove a worker. Raises ValueError if the worker is not in its class."""
         speed = _speed(state)
         members = self._sorted.get(speed, [])
         del members[members.index(state, bisect_left(members, state.ready_at, key=_ready_at))]
@@ -69,17 +70,19 @@ def _speed(state: WorkerState) -> int:
 
 
 TYPICAL_FOR_S = 1.0
-"""Seconds after which a pool's typical figures are computed anew."""
+"""Seconds after which a pool's typical figures are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The state of a model's workers that `rank` and `explain` read. Later pools share its `hashes` (above)."""
+    """The state of a model's workers that `rank` and `explain` read. Pools of one updater share `hashes`, which
+    changes.
+    """
 
     states: Mapping[str, WorkerState] = field(default_factory=lambda: MappingProxyType({}))
-    """Worker -> its state, in the order in which they came; draining ones as well."""
+    """Worker -> its state, in the order in which the workers came; draining workers are included."""
     numbered: Sequence[WorkerState | None] = ()
-    """The workers by `WorkerState.number`; None: that number is unused, or its worker does not serve."""
+    """The workers by `WorkerState.number`; None: no worker has that number, or the worker does not serve."""
     classes: tuple[SpeedClass, ...] = ()
     typical: Typical = field(default_factory=Typical)
     slots: int = 0
@@ -87,16 +90,18 @@ class Pool:
     n_ctx: int = 0
     """Least context size of the workers that serve, tokens."""
     adapters: frozenset[str] = frozenset()
-    """Adapters that all workers that serve have."""
+    """Adapters that every worker that serves has."""
     hashes: PrefixHashIndex = field(default_factory=PrefixHashIndex)
 
     def by_id(self) -> list[Heartbeat]:
-        """Return the workers by id, the order in which slots are numbered (`placement`)."""
+        """Return the heartbeats of the workers, sorted by worker id, which is the order in which slots are numbered
+        (`placement`).
+        """
         return [self.states[worker].beat for worker in sorted(self.states)]
 
 
 class PoolUpdater:
-    """Applies records and news of a model's workers; `pool` rebuilds only what they have changed."""
+    """Applies records and news of a model's workers; `pool` rebuilds only the parts that these have changed."""
 
     def __init__(self) -> None:
         self._hashes = PrefixHashIndex()
@@ -112,7 +117,7 @@ class PoolUpdater:
 
     @property
     def pool(self) -> Pool:
-        """The pool as of the last change; the same object while nothing changes."""
+        """The pool as of the last change; the same object as long as nothing changes."""
         if self._pool is None:
             self._pool = self._drawn()
         return self._pool
@@ -125,7 +130,9 @@ class PoolUpdater:
         return tuple(self._states)
 
     def join(self, beat: Heartbeat, hashes: Iterable[int] = (), *, now: float = 0.0) -> None:
-        """Add a worker that is new, was restarted, or whose news were missed; it has just these prefix hashes."""
+        """Add a worker that is new, was restarted, or whose news were missed. `hashes`: all the prefix hashes that it
+        has now.
+        """
         state = self._states.get(beat.worker)
         number = state.number if state else self._next_number()
         self._hashes.forget(number)
@@ -133,8 +140,8 @@ class PoolUpdater:
         self._put(number, beat, now)
 
     def renew(self, beat: Heartbeat, *, now: float) -> None:
-        """Apply a worker's record, but keep the load of its last news where that is newer. Raises KeyError for a
-        worker that has not joined.
+        """Apply a worker's record, but keep the load of its last news if the news are newer. Raises KeyError if the
+        worker has not joined.
         """
         state = self._states[beat.worker]
         known = state.beat
@@ -145,9 +152,9 @@ class PoolUpdater:
             self._put(state.number, beat, state.heard_at if beat.load == known.load else max(now, state.heard_at))
 
     def apply(self, news: News, now: float) -> bool:
-        """Apply an entry of a worker's news, written at `now`; one that was applied already has no effect. Return False
-        if an entry before it was missed, the process is not known, or it has more prefix hashes now than any worker can
-        have: it has to `join` anew.
+        """Apply an entry of a worker's news, written at `now`; an entry that was applied already has no effect. Return
+        False if an earlier entry was missed, the process is not known, or the worker now has more prefix hashes than
+        any worker can have: then it must `join` again.
         """
         state = self._states.get(news.worker)
         if state is None or state.beat.boot != news.boot or news.version > state.beat.version + 1:
@@ -162,7 +169,7 @@ class PoolUpdater:
         return self._hashes.count(state.number) <= MAX_HEADS
 
     def leave(self, worker: str) -> None:
-        """Remove a worker that is gone; one that is not known is ignored."""
+        """Remove a worker that is gone; an unknown worker is ignored."""
         gone = self._states.pop(worker, None)
         if gone is None:
             return
@@ -234,7 +241,7 @@ class PoolUpdater:
 
 
 def _alike(one: Heartbeat, other: Heartbeat) -> bool:
-    """Return whether two records of a worker agree in all that `_common_facts` reads."""
+    """Return whether two records of a worker agree in every field that `_common_facts` reads."""
     return (
         one.draining == other.draining
         and one.slots == other.slots

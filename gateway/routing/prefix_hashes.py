@@ -1,7 +1,8 @@
-"""The index of prefix hashes: which workers of a pool have which prefix cached. It is a gateway's one large table.
+"""The index of prefix hashes: which workers of a pool have which prefix cached. It is the largest table of a gateway.
 
-Workers are numbers here (`WorkerState.number`). Most hashes have one holder, which costs an entry of a dictionary and
-the hash itself. Lengths of prefixes are not kept: the place of a hash in a prompt tells its length.
+Workers are numbers here (`WorkerState.number`). Most hashes have one holder (a worker that has the prefix), which costs
+a dictionary entry and the hash itself. Lengths of prefixes are not kept: the place of a hash in a prompt gives its
+length.
 """
 
 from __future__ import annotations
@@ -10,27 +11,32 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 Holders = int | tuple[int, ...] | set[int]
-"""Numbers of the workers that have a prefix: one, a few, or many."""
+"""Numbers of the workers that have a prefix cached: one number, a tuple of a few, or a set of many."""
 
 FEW = 8
-"""Most holders that are kept as a tuple; more are a set. A set of two takes four times the memory."""
+"""Most holders of a hash that are kept as a tuple; more are kept as a set. A set of two takes four times the memory."""
 SHARDS = 256
-"""A dictionary of millions of entries blocks the process for a tenth of a second when it grows; small ones do not."""
+"""Number of dictionaries that the index consists of: one of millions of entries would block the process for a tenth of
+a second when it grows; small ones do not.
+"""
 _BITS = 60
 """Bits kept of a hash: Python keeps 60 bits in 32 bytes, 64 in 48. A collision only makes an estimate too good."""
 _MASK = (1 << _BITS) - 1
 _SHARD = _BITS - 8
-"""The highest bits tell the shard, since dictionaries go by the lowest."""
+"""Bits to shift a hash right by to get its shard: the highest bits choose the shard, since a dictionary goes by the
+lowest.
+"""
 _LEAST_LOG = 64
 _WRITTEN_ANEW = 6
-"""A shard is copied when one in so many of its entries has been replaced: a dictionary that loses as many entries as
-it gains would grow to twice its size, once its spare room is used up."""
+"""A shard is copied when one in this many of its entries has been replaced: otherwise a dictionary that loses as many
+entries as it gains would grow to twice its size once its spare room is used up.
+"""
 
 
 class PrefixHashIndex:
-    """Maps a prefix hash to its holders, and a worker to its hashes. For one thread.
+    """Maps a prefix hash to the workers that have it (its holders), and a worker to its hashes. For use by one thread.
 
-    The hashes of a worker are a log, in which dropped ones stay until they are a third of it.
+    The hashes of a worker are kept as a log, in which dropped hashes stay until they are a third of it.
     """
 
     def __init__(self) -> None:
@@ -38,18 +44,18 @@ class PrefixHashIndex:
         self._logs: dict[int, array[int]] = {}
         self._counts: dict[int, int] = {}
         self._dropped = 0
-        """Entries dropped since a shard was written anew; the shards take turns."""
+        """Entries dropped and not yet accounted for by copying a shard; the shards are copied in turn."""
         self._turn = 0
 
     def holders(self, prefix_hash: int) -> Holders:
-        """Return the holders of a prefix hash. A set is the index's own: read it at once, never change it."""
+        """Return the holders of a prefix hash. A set belongs to the index: read it at once, never change it."""
         key = prefix_hash & _MASK
         return self._shards[key >> _SHARD].get(key, ())
 
     def levels(self, hashes: Sequence[int]) -> list[tuple[int, Holders]]:
-        """Return the places in `hashes`, those of one prompt from shallow to deep, at which the number of holders
-        changes, deepest first and with their holders. A worker that has a prefix has all shorter ones of the prompt, so
-        hashes between two with equally many holders are not looked up.
+        """Return (place, holders) for each place in `hashes` at which the number of holders changes, deepest first.
+        `hashes`: the prefix hashes of one prompt, from shallow to deep. A worker that has a prefix also has all shorter
+        ones of the prompt, so hashes between two with equally many holders are not looked up.
         """
         if not hashes:
             return []
@@ -99,7 +105,7 @@ class PrefixHashIndex:
             self._tidy(number)
 
     def drop(self, number: int, hashes: Iterable[int]) -> None:
-        """Remove prefix hashes of a worker; those that it does not have are ignored."""
+        """Remove prefix hashes of a worker; hashes that it does not have are ignored."""
         shards, dropped = self._shards, 0
         for prefix_hash in hashes:
             key = prefix_hash & _MASK
@@ -118,7 +124,7 @@ class PrefixHashIndex:
         self._counts.pop(number, None)
 
     def _write_anew(self, dropped: int) -> None:
-        """Copy as many shards as are due after `dropped` more hashes were removed."""
+        """Copy as many shards as are due after `dropped` more hashes were removed, so that they do not grow."""
         self._dropped += dropped
         while self._dropped > (due := len(self._shards[self._turn]) // _WRITTEN_ANEW + 1):
             self._dropped -= due
@@ -128,7 +134,9 @@ class PrefixHashIndex:
             self._turn = (self._turn + 1) % SHARDS
 
     def _tidy(self, number: int) -> None:
-        """Rewrite a worker's log: a hash that was dropped and came back stands in it twice."""
+        """Rewrite a worker's log without the dropped hashes and without repeats: a hash that was dropped and came back
+        is in it twice.
+        """
         live = {key for key in self._logs[number] if _has(self._shards[key >> _SHARD].get(key, ()), number)}
         self._logs[number] = array("Q", live)
 
@@ -145,7 +153,7 @@ def _join(shard: dict[int, Holders], key: int, there: Holders, number: int) -> N
 
 
 def _leave(shard: dict[int, Holders], key: int, there: Holders, number: int) -> bool:
-    """Put back the holders without this worker. Return False where it was not among them."""
+    """Put the holders of a hash back without this worker. Return False if the worker was not among them."""
     if isinstance(there, int) or number not in there:
         shard[key] = there
         return False

@@ -1,8 +1,9 @@
-"""Finds a pool's best workers for a call: those that would do at the least cost in milliseconds (`cost`).
+"""Finds a pool's best workers for a call: those whose cost in milliseconds (`cost`) is least.
 
 Not every worker is looked at. A worker's cost depends on how much of the prompt it has cached and on when it is ready.
-So it is enough to go from the deepest prefix hash of the prompt to the shallowest, at each through its holders,
-then through all, the readiest first, until those that follow can't be among the best. Pure; Redis decides what is free.
+So the search goes from the deepest prefix hash of the prompt to the shallowest, and looks at the workers that have each
+(its holders); then it goes through all workers, the readiest first, until the rest can't be among the best. Pure: which
+slots are free is decided in Redis.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from gateway.routing.pool import Pool
 from gateway.routing.worker_state import WorkerState
 
 WANTED = MAX_BIDS + 1
-"""Workers that are looked for: the best, and one more that stands for all others."""
+"""Number of workers that are looked for: the best, and one more whose cost stands for all others."""
 EVALUATED = 2 * WANTED
 """Most holders of one prefix hash that are looked at one by one."""
 MAX_WALKS = 8
-"""Most prefix hashes with more holders than that for which the readiest are looked for; a prompt rarely has over 2."""
+"""Most prefix hashes with more than EVALUATED holders whose readiest holders are looked for; a prompt rarely has over
+2.
+"""
 SPARSE = 16
-"""Where at most one worker of so many holds a prefix hash, its holders are sorted, not all workers gone through."""
+"""If at most one of so many workers holds a prefix hash, its holders are sorted; otherwise all workers are gone
+through.
+"""
 ROUNDED_MS = 0.001
 
 _ready_at = attrgetter("ready_at")
@@ -41,8 +46,9 @@ def rank(
     avoid: frozenset[str] = frozenset(),
     turn: int = 0,
 ) -> Ranking:
-    """Rank workers for a call. `now`: seconds by the clock of `heard_at`. `queued`: calls before it in the queue.
-    `avoid`: workers that have failed it, used only where no other would do. Equals take turns as `turn` counts up.
+    """Rank the workers of a pool for a call. `now`: seconds, by the clock of `heard_at`. `queued`: number of calls
+    before it in the queue. `avoid`: workers that have failed the call, used only if no other worker would do. `turn`: a
+    counter by which workers of equal cost take turns.
     """
     costs = CostModel(request, pool, recent, now, queued)
     for requirements in requirements_of(request, pool, avoid):
@@ -81,14 +87,15 @@ class _Search:
         self._turn = turn
         self._found: list[Estimate] = []
         self._seen: dict[int, float] = {}
-        """Worker number -> its `total_ms`, of those that were looked at; infinite where it can't be among the best."""
+        """Worker number -> its `total_ms`, for each worker that was looked at; infinite if it can't be among the best.
+        """
         self._best: list[float] = []
-        """`total_ms` of the best that were found, at most WANTED, least first."""
+        """`total_ms` of the best workers found so far, at most WANTED, least first."""
         self._bar = inf
-        """`total_ms` that a worker must stay below to be among the best."""
+        """A worker must have a lower `total_ms` than this to be among the best."""
 
     def best(self) -> list[Estimate]:
-        """Return the best workers, best first, at most WANTED."""
+        """Return the estimates of the best workers, best first, at most WANTED."""
         self._look_at_holders()
         for speed in self._pool.classes:
             self._walk(speed.by_readiness, speed.prefill_ms, 0)
@@ -96,7 +103,7 @@ class _Search:
         return self._found[:WANTED]
 
     def _look_at_holders(self) -> None:
-        """Look at the holders of the prompt's prefix hashes, each worker once, with the deepest that it has."""
+        """Look at the holders of the prompt's prefix hashes: at each worker once, with the deepest hash that it has."""
         fastest_ms = self._pool.classes[0].prefill_ms if self._pool.classes else 0.0
         walks, ends = 0, self._prefix.ends
         for place, holders in self._pool.hashes.levels(self._prefix.digests):
@@ -112,7 +119,7 @@ class _Search:
                 walks += 1
 
     def _look_few(self, holders: set[int], end: int) -> bool:
-        """Look at the holders that are new. Return False, and look at none, if they are too many."""
+        """Look at the holders that were not looked at yet. If they are too many, look at none and return False."""
         if len(holders) > SPARSE * EVALUATED:
             return False
         new = holders.difference(self._seen)
@@ -144,7 +151,9 @@ class _Search:
     def _walk(
         self, ready: Sequence[WorkerState], least_prefill_ms: float, end: int, among: set[int] | None = None
     ) -> None:
-        """Look at the best of `ready`, sorted by readiness, that are in `among`; they have `end` bytes cached."""
+        """Look at the best workers in `ready`, which is sorted by readiness. `end`: bytes of the prompt that they have
+        cached. `among`: look only at workers with these numbers; None: at all.
+        """
         costs, seen, requirements = self._costs, self._seen, self._requirements
         weighed = costs.uncached_tokens(end) * (1 + BURDEN)
         least_ms = weighed * least_prefill_ms
@@ -168,7 +177,7 @@ class _Search:
                 return
 
     def _in_turn(self, ready: Sequence[WorkerState]) -> Iterator[WorkerState]:
-        """Yield the workers by readiness; those that are ready now begin with another one each turn."""
+        """Yield the workers by readiness; those that are ready now start with another worker each turn."""
         ready_now = bisect_right(ready, self._now, key=_ready_at)
         first = self._turn % ready_now if ready_now else 0
         for number in range(first, ready_now):
@@ -190,5 +199,5 @@ class _Search:
                 self._bar = self._best[-1]
 
     def _numbered(self, number: int) -> WorkerState | None:
-        """Return the worker of a number; None where it serves no more, or joined after the pool was made."""
+        """Return the worker that has the number; None if it no longer serves, or joined after the pool was made."""
         return self._pool.numbered[number] if number < len(self._pool.numbered) else None

@@ -1,15 +1,15 @@
 """Decides about retries: circuit breakers of workers, a model's retry budget, and fallback chains. Pure.
 
-A worker process that fails call after call gets none for a while, then one trial call:
+A worker process that fails call after call gets no calls for a while (its circuit is open), then one trial call:
 
 closed     FAILURES in a row within WINDOW_S      -> open
 open       its pause is over                      -> half open: one call may try it
-half open  the answer to that call begins         -> closed, on trial: one more failure opens it
-           that call fails                        -> open, for twice as long
+half open  the answer to the trial call begins    -> closed, on trial: one more failure opens it
+           the trial call fails                   -> open, for twice as long
 closed     an answer is complete                  -> as new
 
-Times are seconds by the caller's clock. `uniform` is a random number from 0 to 1, so that gateways do not try a worker
-in step.
+Times are seconds by the caller's clock. `uniform` is a random number from 0 to 1, so that gateways do not all try a
+worker at the same time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ WINDOW_S = 30.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 JITTER = 0.2
-"""Share by which a pause is longer or shorter."""
+"""Share by which a pause is made longer or shorter at random."""
 FORGOTTEN_S = 600.0
-"""Seconds without a failure after which a process counts as new; so circuits of gone processes are forgotten."""
+"""Seconds without a failure after which a process counts as new; circuits of processes that are gone are forgotten by
+this.
+"""
 
 
 class State(StrEnum):
@@ -42,11 +44,11 @@ class Circuit:
     """The circuit breaker of one worker process at one gateway."""
 
     failed_at: tuple[float, ...] = ()
-    """Times of the failures in a row that still count, oldest first."""
+    """Times of the consecutive failures that still count, oldest first."""
     open_until: float | None = None
     """Time at which a trial call is allowed; None: the circuit is closed."""
     pause_s: float = 0.0
-    """Length of the last pause before its jitter; 0: there was none."""
+    """Length of the last pause, without its jitter; 0: there was no pause."""
 
     def state(self, now: float) -> State:
         if self.open_until is None:
@@ -69,23 +71,25 @@ class Circuit:
         return Circuit((now,) * (FAILURES - 1), None, self.pause_s)
 
     def after_completion(self, now: float) -> Circuit:
-        """Return the circuit after an answer is complete: as new, unless it is open, since that call began earlier."""
+        """Return the circuit after an answer is complete: a new circuit, but if it is open the same one, since that
+        call began before it opened.
+        """
         return self if self.state(now) is State.OPEN else Circuit()
 
 
 @dataclass(frozen=True, slots=True)
 class CircuitStatus:
-    """The state of one circuit that has failed lately, for operators."""
+    """The state of one circuit with recent failures, for operators."""
 
     state: State
     failures: int
-    """Failures in a row within WINDOW_S."""
+    """Number of consecutive failures within WINDOW_S."""
     tried_in_s: float
-    """Seconds until a trial call is allowed; 0 when calls go through or a trial call may."""
+    """Seconds until a trial call is allowed; 0 if calls, or a trial call, are allowed now."""
 
 
 class Circuits:
-    """The circuits of all worker processes of one gateway, by boot id. At most one trial call runs at each."""
+    """The circuits of all worker processes at one gateway, by boot id. At most one trial call runs at each process."""
 
     def __init__(self, uniform: Callable[[], float] = random.random) -> None:
         self._uniform = uniform
@@ -95,12 +99,13 @@ class Circuits:
 
     @property
     def all_new(self) -> bool:
-        """Whether no process has failed lately, so that all are admitted."""
+        """Whether no process has failed lately, so that each one may get calls."""
         return not self._circuits
 
     def admits(self, boot: str, call: Hashable, now: float, *, going: bool = True) -> bool:
-        """Return whether the call may go there. If it would be the trial call and is `going`, it becomes that: no other
-        is admitted until this one begins, fails or is over (`end_trials`).
+        """Return whether the call may be sent to the process. `going`: whether it is sent there if allowed; if the
+        circuit is half open, it then becomes the trial call, and no other call is admitted until its answer begins, it
+        fails, or it is over (`end_trials`).
         """
         circuit = self._circuits.get(boot)
         state = State.CLOSED if circuit is None else circuit.state(now)
@@ -109,12 +114,12 @@ class Circuits:
         return (self._trials.setdefault(boot, call) if going else self._trials.get(boot, call)) is call
 
     def end_trials(self, call: Hashable, but: str = "") -> None:
-        """End the call's trials, except at the process `but`."""
+        """End the trials that this call makes, except at the process `but`."""
         for boot in [boot for boot, trying in self._trials.items() if trying is call and boot != but]:
             del self._trials[boot]
 
     def note_failure(self, boot: str, now: float) -> float:
-        """Record a failure. Return the seconds for which it opens the circuit; 0: it does not."""
+        """Record a failure. Return the seconds for which it opens the circuit; 0 if it does not open it."""
         self._forget(now)
         before = self._circuits.get(boot, Circuit())
         after = self._circuits[boot] = before.after_failure(now, self._uniform())
@@ -160,7 +165,9 @@ class Circuits:
 
 BUDGET_WINDOW_S = 10
 FLOOR = 10
-"""Retries within the window that are free, so that one worker's end costs a quiet fleet no call."""
+"""Number of retries within the window that are always allowed, so that a quiet fleet loses no call when one worker
+ends.
+"""
 
 
 @dataclass(slots=True)
@@ -171,10 +178,12 @@ class _Second:
 
 
 class RetryBudget:
-    """The retry budgets of one gateway, by model. Times are seconds by the caller's clock, which does not go back."""
+    """The retry budgets of one gateway, by model. Times are seconds by the caller's clock, which must not go back."""
 
     def __init__(self, share: float) -> None:
-        """`share`: part of the calls of the last BUDGET_WINDOW_S seconds that may be retries, with FLOOR more."""
+        """`share`: part of the calls of the last BUDGET_WINDOW_S seconds that may be retries, in addition to FLOOR
+        retries.
+        """
         self._share = share
         self._seconds: dict[str, deque[_Second]] = {}
 
@@ -183,7 +192,7 @@ class RetryBudget:
         self._now(model, now).calls += 1
 
     def take(self, model: str, now: float) -> bool:
-        """Return whether one more call may be tried again, and count it if so."""
+        """Return whether one more call may be tried again; if it may, count the retry."""
         second = self._now(model, now)
         seconds = self._seconds[model]
         allowed = FLOOR + self._share * sum(each.calls for each in seconds)
@@ -203,32 +212,33 @@ class RetryBudget:
 
 
 class Reason(StrEnum):
-    """The reasons why a call went on to another model."""
+    """The reasons why a call moved on to another model of its fallback chain."""
 
     NO_WORKER = "no_worker"
-    """No worker is suitable: gone, draining, of another kind, without the adapters, or its circuit is open."""
+    """No worker is suitable: each is gone, draining, of another kind, without the adapters, or has an open circuit."""
     WAIT = "wait"
-    """The predicted wait is longer than the caller waits."""
+    """The predicted wait is longer than the caller is willing to wait."""
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     UNSUITED = "unsuited"
-    """The model is a fallback for another, and can't do what is asked."""
+    """The model is a fallback and can't do what the call asks for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The prospect of one model of a chain, for one call."""
+    """How soon one model of a fallback chain could serve one call."""
 
     model: str
     ready: bool
-    """Whether it has a suitable worker."""
+    """Whether the model has a suitable worker."""
     wait_s: float
     """Predicted seconds until a slot is free."""
 
 
 def choose_model(outlooks: Iterable[Outlook], patience_s: float) -> Outlook | None:
-    """Return the first model of a chain that is ready within `patience_s`, else the soonest of those that are ready at
-    all; None: none is. `outlooks` come in the order of the chain, and those behind the first hit are not computed.
+    """Return the first model of a fallback chain that is ready within `patience_s` seconds, else the ready model with
+    the shortest wait; None if no model is ready. `outlooks` come in the order of the chain, and are read only as far as
+    the first model that is ready in time.
     """
     late: list[Outlook] = []
     for outlook in outlooks:

@@ -1,4 +1,6 @@
-"""The state of one worker for the ranking (`WorkerState`): when it can begin, by its last news. Values only."""
+"""The state of one worker as the ranking reads it (`WorkerState`): when it can begin a call, by its last news. Values
+only.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,27 @@ import msgspec
 from workers.protocol.heartbeat import Heartbeat, Load
 
 NOT_KNOWN = Load(prefill_ms=0.5, decode_ms=20.0, hold_ms=5000.0, answer_tokens=512.0, bytes_per_token=4.0)
-"""Figures until a worker of the pool has measured its own: a middling GPU and model. All that matters is that every
-worker gets the same."""
+"""Figures used until a worker of the pool has measured its own: those of a middling GPU and model. What matters is only
+that all workers get the same.
+"""
 ADAPTER_LOAD_MS = 500.0
-"""Time to load an adapter, until any worker has loaded one."""
+"""Milliseconds assumed for loading an adapter until any worker has loaded one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """The medians of what a pool's workers have measured, for workers that have not measured yet. All are above 0."""
+    """The medians of the figures that a pool's workers have measured; a worker that has measured none is given these.
+    All are above 0.
+    """
 
     prefill_ms: float = NOT_KNOWN.prefill_ms
     decode_ms: float = NOT_KNOWN.decode_ms
     hold_ms: float = NOT_KNOWN.hold_ms
     answer_tokens: float = NOT_KNOWN.answer_tokens
     bytes_per_token: float = NOT_KNOWN.bytes_per_token
-    """Used for all workers of the pool, whatever each has measured: they have one tokenizer, and no worker must look
-    cheaper because of the requests that it has seen."""
+    """Used for every worker of the pool, whatever it has measured itself: all have one tokenizer, and no worker must
+    look cheaper because of the requests that it happened to get.
+    """
     adapter_load_ms: float = ADAPTER_LOAD_MS
 
 
@@ -51,30 +57,33 @@ def _middle(values: Iterable[float], otherwise: float) -> float:
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """The state of a worker as of its last news. Times are seconds of `heard_at`'s clock; lengths are milliseconds."""
+    """The state of a worker as of its last news. Times are seconds by the clock of `heard_at`; durations are
+    milliseconds.
+    """
 
     worker: str
     number: int
     """Number of the worker in the pool's index of prefix hashes."""
     beat: Heartbeat
-    """Its record, with `load`, `draining`, `slots_busy` and `kv_tokens_used` of its news where they are newer."""
+    """The worker's record; `load`, `draining`, `slots_busy` and `kv_tokens_used` are from its news if these are newer.
+    """
     heard_at: float
     ready_at: float
-    """When it can begin the prefill of one more prompt, if nothing comes between."""
+    """When the worker can begin the prefill of one more prompt, if no other call comes first."""
     ahead: int
-    """Calls that get a slot before a new one does; if below 0, minus the number of free slots."""
+    """Number of calls that get a slot before a new one does; if negative, minus the number of free slots."""
     slot_at: float
-    """When the first of its slots is free, if none is now."""
+    """When the first of the worker's slots comes free, if none is free now."""
     slot_ms: float
-    """Predicted time between two of its slots coming free."""
+    """Predicted time between one slot of the worker coming free and the next."""
     backlog_at: float
-    """When the prefills that it has are done."""
+    """When the prefills that the worker has to do already are done."""
     prefill_ms: float
     adapter_load_ms: float
     kv_free: float
-    """Free KV cells; infinite for an encoder, which has none and needs none."""
+    """Number of free KV cells; infinite for an encoder, which has no KV cells and needs none."""
     known: bool
-    """Whether the worker has measured all of its figures; missing ones are those typical of the pool."""
+    """Whether the worker has measured all its figures; those it has not are set to the pool's typical figures."""
 
 
 def worker_state(number: int, beat: Heartbeat, heard_at: float, typical: Typical) -> WorkerState:
@@ -105,7 +114,7 @@ def worker_state(number: int, beat: Heartbeat, heard_at: float, typical: Typical
 
 
 def with_load(beat: Heartbeat, load: Load, draining: bool, version: int) -> Heartbeat:
-    """Return the heartbeat as the worker would write it now."""
+    """Return the heartbeat with this newer load: as the worker would write it now."""
     return msgspec.structs.replace(
         beat,
         load=load,
