@@ -1,4 +1,6 @@
-"""Reads a stream again from any event on: out of this process while it is written here, else out of Redis."""
+"""Reads a stream again from any event on: from this process's memory while the stream is written here, else from
+Redis.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +14,39 @@ from gateway.store.outage import raise_if_cancelled
 from gateway.store.streams import StreamLog
 
 SIGN_EVERY_S = 0.3
-"""Seconds between two signs that a reader at another gateway gives the writer's gateway."""
+"""Seconds between two signs by which a reader at another gateway shows the writer's gateway that it still reads."""
 LOOK_EVERY_S = 0.03
-"""Seconds between two reads of such a reader that has caught up; events reach Redis after about as long."""
+"""Seconds between two reads of Redis by a reader that has read all events so far; events reach Redis in about that
+time.
+"""
 MAX_BATCHES = 64
-"""Most batches that are read from Redis at once."""
+"""Most batches of events that are read from Redis in one request."""
 
 
 class Reading(Protocol):
-    """One reader of one stream. Close it when the client is served or gone."""
+    """One reader of one stream. Close it once the client is served or gone."""
 
     @property
     def refusal(self) -> PaddockError | None:
-        """The error in place of an answer; None: there is none."""
+        """The error sent in place of an answer; None: there is none."""
         ...
 
     @property
     def trace(self) -> str:
-        """The `traceparent` of the span that makes the stream; empty: it has no trace."""
+        """The `traceparent` of the span that the stream's answer is made in; empty: it has no trace."""
         ...
 
     async def take(self) -> bytes:
-        """Wait for more whole events and return them; empty: there are no more. Raises StreamGone, StoreUnavailable."""
+        """Wait for more events and return them whole; empty: the stream has ended. Raises StreamGone,
+        StoreUnavailable.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 class LocalReading:
-    """Reads a stream that this process writes, out of memory."""
+    """Reads a stream that this process writes, from memory."""
 
     def __init__(self, recording: Recording, after: int, lease: ReaderLease) -> None:
         self.recording = recording
@@ -77,7 +83,7 @@ class LocalReading:
 
 
 class RemoteReading:
-    """Reads a stream that another gateway writes, or that has ended, out of Redis."""
+    """Reads a stream that another gateway writes, or that has ended, from Redis."""
 
     refusal: PaddockError | None = None
 
@@ -88,7 +94,9 @@ class RemoteReading:
         self._stream = stream
         self._after = after
         self._num_batches = 1
-        """Batches to read next: about as many as make PIECE_BYTES; how much a batch holds is not known at first."""
+        """Number of batches to read next: about as many as make PIECE_BYTES. How many bytes a batch has is not known at
+        first.
+        """
         self._ended = False
         self._signed_at = float("-inf")
 
@@ -115,11 +123,13 @@ class RemoteReading:
         return b""
 
     def close(self) -> None:
-        """Give the reader's place back. The writer's gateway sees that no more signs come."""
+        """Give the reader's place back. The writer's gateway notices by itself that no more signs come."""
         self._lease.leave()
 
     async def _sign(self) -> bool:
-        """Tell the writer's gateway every SIGN_EVERY_S that one reads, caught up or not. Return whether it was due."""
+        """Give the sign, every SIGN_EVERY_S, that the stream is being read, even if no new events come. Return whether
+        the sign was due.
+        """
         now = time.monotonic()
         if now - self._signed_at < SIGN_EVERY_S:
             return False

@@ -1,4 +1,4 @@
-"""One stream that may be resumed: its numbered events, as far back as its bound of bytes reaches, and its readers."""
+"""One stream that may be resumed: its numbered events, the newest up to a bound of bytes, and its readers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ GONE = (
 )
 
 PIECE_BYTES = 128 << 10
-"""Bytes that a reader gets at once, about: what a slow one has not read yet is held beside the stream."""
+"""Bytes, about, that a reader gets at once: those not yet sent to a slow reader take memory in addition to the
+stream.
+"""
 
 
 class Recording:
-    """The events of one stream. One task writes it, any number on this event loop read it; Redis gets each write.
+    """The events of one stream. One task writes them, any number of tasks on this event loop read them; each write is
+    copied to Redis.
 
     It is the sink of a streamed answer (`gateway.api.responder.Sink`), and never makes its writer wait.
     """
@@ -34,18 +37,18 @@ class Recording:
         self.ended = False
         """Whether the last event has been written."""
         self.refusal: PaddockError | None = None
-        """The error in place of an answer."""
+        """The error sent in place of an answer; None: there is none."""
         self.dropped = False
-        """Whether the stream was given up: nobody may read it any more."""
+        """Whether the stream was given up: it can't be read any more."""
         self.on_start: Callable[[], Awaitable[None]] | None = None
         self.num_readers = 0
         self.left_at = time.monotonic()
         """time.monotonic() when the last reader left."""
         self.ended_at = 0.0
         self.settled = False
-        """Whether Redis has all events, and there will be no more."""
+        """Whether Redis has all events, the last one included."""
         self.changed = asyncio.Event()
-        """Set at the next change, and replaced by a new one."""
+        """Set at the stream's next change, and then replaced by a new event object."""
         self._max_bytes = max_bytes
         self._events: list[bytes] = []
         self._num_bytes = 0
@@ -54,16 +57,18 @@ class Recording:
 
     @property
     def last(self) -> int:
-        """The number of the newest event; 0: there is none yet."""
+        """The number of the newest event; 0: there are no events yet."""
         return self._first + len(self._events) - 1
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the events that are kept."""
+        """Bytes of the events that are kept for reading again."""
         return self._num_bytes
 
     def keep_at_most(self, num_bytes: int) -> None:
-        """Set how many bytes of events are kept for reading again; what is over goes with the next event."""
+        """Set how many bytes of events are kept for reading again; older events beyond that are dropped at the next
+        write.
+        """
         self._max_bytes = num_bytes
 
     async def start(self) -> None:
@@ -72,7 +77,7 @@ class Recording:
             await self.on_start()
 
     async def write(self, body: bytes) -> None:
-        """Append whole events; each gets its number."""
+        """Append events, which must be whole; each gets its number."""
         number = self.last
         for event in body.split(b"\n\n")[:-1]:
             number += 1
@@ -82,7 +87,9 @@ class Recording:
         self._note()
 
     async def refuse(self, error: PaddockError, body: bytes) -> None:
-        """Record the error in place of an answer; `body` is for clients whose stream has begun."""
+        """Record the error to send in place of an answer; `body`: the error as an event, for clients whose stream has
+        begun.
+        """
         # The error lives as long as the stream; a traceback would hold the frames of the call, and so the request.
         self.refusal = error.with_traceback(None)
         error.__cause__ = error.__context__ = None
@@ -96,14 +103,13 @@ class Recording:
             self._note()
 
     def check_kept(self, number: int) -> None:
-        """Raise StreamGone where not all events that follow that one are kept."""
+        """Raise StreamGone if some event after the one of this number is no longer kept."""
         if self.dropped or number + 1 < self._first:
             raise StreamGone(GONE)
 
     def after(self, number: int) -> tuple[bytes, int]:
-        """Return events that follow that one, about `PIECE_BYTES` of them, and the last one's number; empty: none yet.
-
-        Raises StreamGone as `check_kept`.
+        """Return events that follow the one of this number, about `PIECE_BYTES` of them, and the number of the last one
+        returned. No bytes: there are no newer events yet. Raises StreamGone as `check_kept` does.
         """
         self.check_kept(number)
         first = end = max(0, number + 1 - self._first)
@@ -114,7 +120,9 @@ class Recording:
         return b"".join(self._events[first:end]), number + end - first
 
     def pending_write(self, *, renew: bool) -> Write | None:
-        """Return the write that Redis lacks; call `mark_written` after it. None: nothing is new or to be renewed."""
+        """Return the write that brings Redis up to date; call `mark_written` after it. None: nothing is new or to be
+        renewed.
+        """
         batch: Batch | None = None
         if self._flushed < self.last:
             first = max(self._flushed + 1, self._first)
@@ -156,18 +164,22 @@ def split_events(batch: Batch, after: int) -> bytes:
 
 MAX_OF_STREAM = 8
 MAX_MORE_OF_TEAM = 64
-"""Most readers of all streams of a team, not counting the first of each: streams themselves are bounded already."""
+"""Most readers of all streams of a team, not counting the first reader of each: streams themselves are limited
+already.
+"""
 
 
 class Readers:
-    """Counts the readers of all streams."""
+    """Counts the readers of all streams, and limits them by stream and by team."""
 
     def __init__(self) -> None:
         self._of_stream: Counter[str] = Counter()
         self._more_of_team: Counter[str] = Counter()
 
     def enter(self, team: str, stream: str) -> ReaderLease:
-        """Count one more reader and return its place, which must be left, once or more. Raises TooManyRequests."""
+        """Count one more reader and return its place. The caller must call `leave` on that; doing so twice is harmless.
+        Raises TooManyRequests.
+        """
         if self._of_stream[stream] >= MAX_OF_STREAM:
             raise too_many_readers(MAX_OF_STREAM)
         if self._of_stream[stream] and self._more_of_team[team] >= MAX_MORE_OF_TEAM:
@@ -186,7 +198,7 @@ class Readers:
 
 
 class ReaderLease:
-    """Holds one reader's place. Only the first `leave` counts."""
+    """Holds one reader's place among the readers that are counted. Only the first `leave` has an effect."""
 
     __slots__ = ("_readers", "_stream", "_team")
 
@@ -207,7 +219,9 @@ SHORTEST_S = 0.01
 
 
 async def wait_until_unread(recording: Recording, log: StreamLog, grace_s: float) -> bool:
-    """Wait until nobody has read the stream for `grace_s`, here or at another gateway. False: it ended before that."""
+    """Wait until nobody has read the stream for `grace_s` seconds, here or at another gateway. Return False if it ended
+    before.
+    """
     seen: bytes | None = None
     read_at = time.monotonic()
     while not recording.ended:

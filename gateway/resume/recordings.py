@@ -1,7 +1,7 @@
 """Begins, copies to Redis and ends every resumable stream that this gateway process writes.
 
-A stream is written by a task of its own, so it goes on when its client's connection ends: for `grace_s` while nobody
-reads it, here or at another gateway, or to its end where there is no such bound. One flush to Redis carries the new
+A stream is written by a task of its own, so it goes on when its client's connection ends: until nobody, here or at
+another gateway, has read it for `grace_s`, or to its end if there is no such limit. One flush to Redis carries the new
 events of all streams.
 """
 
@@ -27,12 +27,14 @@ log = logging.getLogger(__name__)
 FLUSH_EVERY_S = 0.025
 RETRY_S = 0.5
 UNFLUSHED_S = 60.0
-"""Seconds that a stream that has ended waits for a Redis that is away."""
+"""Seconds that an ended stream is kept in memory while Redis is away, to be written there when Redis is back."""
 CLOSE_S = 2.0
-"""Seconds that an ending process waits for its streams to end, and again after cancelling those that have not."""
+"""Seconds that an ending process waits for its streams to end, and once more after cancelling those that have not
+ended.
+"""
 
 Produce = Callable[[Recording], Awaitable[None]]
-"""Writes a whole stream, its last event included. Cancelled where the stream is given up."""
+"""A function that writes a whole stream, the last event included. It is cancelled if the stream is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +43,21 @@ class Owner:
 
     team: str
     request: str
-    """Digest of the request; empty: any request of the team may read it."""
+    """Digest of the request; empty: the team may read the stream again with any request."""
 
 
 class Recordings:
     def __init__(self, stream_log: StreamLog, quota: StreamQuota, gateway: str, max_bytes: int) -> None:
-        """`gateway`: id of this process; `max_bytes`: how far back one stream can be read again."""
+        """`gateway`: id of this process; `max_bytes`: most bytes of one stream that are kept for reading again."""
         self._log = stream_log
         self._quota = quota
         self._gateway = gateway
         self._max_bytes = max_bytes
         self._readers = Readers()
         self._running: dict[str, Recording] = {}
-        """Stream id -> those of which Redis has not got everything, or that somebody reads here."""
+        """Stream id -> its recording; only streams not yet completely in Redis, or being read here."""
         self._over: dict[str, list[StreamBytes]] = {}
-        """Team -> streams that have left `_running`, but still count as running in Redis."""
+        """Team -> sizes of streams that have left `_running` but still count as running in Redis."""
         self._writers: dict[str, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._some = asyncio.Event()
@@ -63,11 +65,11 @@ class Recordings:
 
     @property
     def busy(self) -> bool:
-        """Whether a stream is being written, on its way to Redis, or read here."""
+        """Whether any stream is being written, copied to Redis or read here."""
         return bool(self._running)
 
     async def run(self) -> None:
-        """Flush the streams to Redis until cancelled. It is the parent of all writing tasks."""
+        """Flush the streams to Redis until cancelled. The tasks that write streams are children of this task."""
         renewed_at = float("-inf")
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
@@ -84,7 +86,9 @@ class Recordings:
                     await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Wait up to CLOSE_S for the streams that are being written, cancel the rest and flush all to Redis."""
+        """Wait up to CLOSE_S for the streams that are being written, cancel the remaining ones and flush all to
+        Redis.
+        """
         if self._writers:
             await asyncio.wait(self._writers.values(), timeout=CLOSE_S)
         for stream in self._writers:
@@ -96,10 +100,11 @@ class Recordings:
     async def begin(
         self, stream: str, owner: Owner, produce: Produce, grace_s: float | None, trace: str = ""
     ) -> LocalReading:
-        """Start a stream and return a reading from its beginning. `grace_s` None: it goes on without readers.
+        """Start a stream and return a reader that is at its beginning. `grace_s`: seconds without readers after which
+        the stream is given up; None: never.
 
-        Other gateways know of it once this returns, unless Redis is away: then only this one can resume it. Raises
-        TooManyStreams.
+        Once this returns, other gateways can find the stream, unless Redis is away: then only this gateway can resume
+        it. Raises TooManyStreams.
         """
         if self._tasks is None:
             raise RuntimeError("streams are begun while `run` runs")
@@ -119,9 +124,9 @@ class Recordings:
         return reading
 
     async def open(self, stream: str, after: int, owner: Owner) -> Reading:
-        """Return a reading that goes on after an event; the caller closes it.
+        """Return a reader of a stream's events after number `after`; the caller closes it.
 
-        Raises StreamGone, InvalidRequest (it is of another request), TooManyRequests, StoreUnavailable.
+        Raises StreamGone, InvalidRequest (the stream belongs to another request), TooManyRequests, StoreUnavailable.
         """
         recording = self._running.get(stream)
         head = recording.head if recording is not None else await self._log.head(stream)
@@ -137,18 +142,18 @@ class Recordings:
         return LocalReading(recording, after, self._readers.enter(head.team, stream))
 
     async def alive(self, stream: str) -> bool:
-        """Return whether the stream is being written, or is still kept, here or in Redis."""
+        """Return whether the stream is being written, or still kept, in this process or in Redis."""
         return stream in self._running or await self._log.head(stream) is not None
 
     async def is_over(self, stream: str) -> bool:
-        """Return whether nothing more will be written to the stream, here or at another gateway."""
+        """Return whether nothing more will be written to the stream, by this gateway or another."""
         recording = self._running.get(stream)
         if recording is not None:
             return recording.ended
         return await self._log.head(stream) is None or await self._log.has_ended(stream)
 
     async def stop(self, stream: str) -> None:
-        """End a stream, here or at the gateway that writes it, which takes up to `keys.STREAM_RENEW_S`."""
+        """End a stream. If another gateway writes it, that gateway ends it within `keys.STREAM_RENEW_S`."""
         if not self._cancel(stream):
             await self._log.ask_to_end(stream)
 
@@ -168,7 +173,9 @@ class Recordings:
             self._cancel(recording.stream)
 
     async def _flush(self, *, renew: bool) -> bool:
-        """Write all news to Redis, drop what is done and charge the teams. Return whether Redis has taken the news."""
+        """Write all new events to Redis, drop the streams that are done and charge the teams. Return whether Redis took
+        the events.
+        """
         try:
             await self._write(list(self._running.values()), renew=renew)
         except StoreUnavailable as error:
@@ -188,7 +195,9 @@ class Recordings:
         return not self._away
 
     async def _charge(self, team: str, *, renew: bool) -> None:
-        """Report to Redis what the team's streams here hold, and bound each to its share."""
+        """Report to Redis how many bytes the team's streams hold here, and limit each stream to its share of the team's
+        bytes.
+        """
         running = [one for one in self._running.values() if one.head.team == team] if renew else []
         over = self._over.get(team, [])
         held = [*over, *(StreamBytes(one.stream, one.num_bytes, "running") for one in running)]
@@ -206,12 +215,16 @@ class Recordings:
             self._share(recording, count)
 
     def _counted_here(self, team: str) -> StreamCount | None:
-        """Return a team's count of streams here, for while Redis is away; None: it runs as many as it may have."""
+        """Return the number of a team's streams at this gateway, used while Redis is away; None: the team may run no
+        more streams.
+        """
         num_running = sum(one.head.team == team for one in self._running.values())
         return StreamCount(num_running + 1, ()) if num_running < self._quota.bounds.max_streams else None
 
     def _share(self, recording: Recording, count: StreamCount | None) -> None:
-        """Bound the bytes that a stream keeps by its share of its team's. Raises TooManyStreams if `count` is None."""
+        """Limit the bytes that a stream keeps to its share of its team's bytes. Raises TooManyStreams if `count` is
+        None.
+        """
         if count is None:
             raise too_many_streams(self._quota.bounds.max_streams)
         recording.keep_at_most(min(self._max_bytes, self._quota.bounds.share(count.num_running)))
@@ -231,7 +244,7 @@ class Recordings:
                 self._cancel(recording.stream)
 
     def _cancel(self, stream: str) -> bool:
-        """Cancel the task that writes the stream. Return whether it is written here."""
+        """Cancel the task that writes the stream. Return False if no task of this process writes it."""
         writer = self._writers.get(stream)
         # A second cancellation would interrupt its clean-up.
         if writer is not None and not writer.cancelling():
@@ -240,6 +253,8 @@ class Recordings:
 
 
 def _done(recording: Recording) -> bool:
-    """Return whether a stream may leave memory: Redis has it, or was away for too long, and nobody reads it here."""
+    """Return whether a stream may leave memory: nobody reads it here, and Redis has it or has been away for too
+    long.
+    """
     is_kept = recording.settled or (recording.ended and time.monotonic() - recording.ended_at > UNFLUSHED_S)
     return is_kept and not recording.num_readers
