@@ -1,1 +1,3 @@
-"""Telemetry for operators: metrics, a log line per request, traces, and the request log that all come from."""
+"""Telemetry for operators: metrics, log lines, traces, and the log of each request, from which the other three are
+made.
+"""

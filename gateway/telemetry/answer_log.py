@@ -1,4 +1,6 @@
-"""The log of one answer on its way to a worker: its queue position, its waits for a slot, its attempts."""
+"""The log of one answer on its way to a worker: its positions in the queue, its waits for a slot, its attempts at
+workers.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +15,30 @@ from workers.tracing.span import TraceContext
 
 
 class QueuePosition:
-    """A call's queue position: admission writes it, the code that answers the caller reads it."""
+    """A call's position in the queue: admission writes it, and the code that answers the caller reads it."""
 
     __slots__ = ("_told_at", "_wait_s", "filed", "for_worker", "on_wait", "position", "predicted_s")
 
     def __init__(self) -> None:
         self.filed = 0
-        """Position in the queue when the call was filed, from 1; 0: it never had to wait."""
+        """Position in the queue, from 1, when the call was queued first; 0: it never had to wait."""
         self.position = 0
-        """Latest known position; 0: it does not wait now."""
+        """Latest known position; 0: the call does not wait at the moment."""
         self.for_worker = False
-        """Whether its model has no worker: it waits for the first one, and how long is not known."""
+        """Whether the call's model has no worker: the call waits for the first worker, and nobody can say how long."""
         self.predicted_s: float | None = None
-        """Predicted wait in seconds when it was filed; None: it never had to wait, or it could not be predicted."""
+        """Predicted wait in seconds when the call was queued first; None: it never had to wait, or no prediction was
+        possible.
+        """
         self.on_wait: Callable[[], None] | None = None
-        """Called whenever the call waits, in the queue or not."""
+        """Called whenever the call begins or goes on to wait, whether in the queue or for something else; None: nothing
+        is called.
+        """
         self._wait_s = 0.0
         self._told_at = 0.0
 
     def waits(self, position: int, wait_s: float, *, for_worker: bool = False) -> None:
-        """Set the position. `wait_s`: predicted seconds from now on."""
+        """Set the call's position in the queue. `wait_s`: predicted seconds that it still has to wait."""
         self.for_worker = for_worker
         if not self.filed:
             self.filed, self.predicted_s = position, None if for_worker else wait_s
@@ -42,42 +48,42 @@ class QueuePosition:
         self.note_wait()
 
     def note_wait(self) -> None:
-        """Call `on_wait`: the call waits, in the queue, or for a worker or an adapter to come."""
+        """Call `on_wait`, because the call waits: in the queue, or for a worker or an adapter to come."""
         if self.on_wait is not None:
             self.on_wait()
 
     def served(self) -> None:
-        """Note that the call has a slot, or waits no more."""
+        """Note that the call has a slot, or no longer waits."""
         self.position = 0
 
     @property
     def wait_s(self) -> float:
-        """Seconds left of the predicted wait; 0 where it should be over, or the call does not wait."""
+        """Seconds left of the predicted wait; 0 if the predicted time is over or the call does not wait."""
         return max(0.0, self._told_at + self._wait_s - time.monotonic()) if self.position else 0.0
 
 
 @dataclass(slots=True)
 class WaitLog:
-    """One wait for a slot, and for workers that would do. Times are time.monotonic()."""
+    """The log of one wait for a slot, including the wait for suitable workers. Times are time.monotonic()."""
 
     model: str
     queue_position: QueuePosition
     context: TraceContext | None
-    """The wait's own span; None: no trace is recorded."""
+    """Trace context of the wait's own span; None: no trace is recorded."""
     was_filed: bool
-    """Whether `queue_position` is that of an earlier wait of the same call."""
+    """Whether the call was queued before this wait already: `queue_position` is then that of the earlier wait."""
     began_at: float = field(default_factory=time.monotonic)
     ended_at: float = 0.0
     error: str = ""
-    """Why it was in vain; empty: it was not."""
+    """The error that ended the wait without a slot; empty: the call got a slot."""
     position: int = 0
-    """Position in the queue when it was filed; 0: there was a slot at once."""
+    """Position in the queue when the call was queued; 0: it got a slot at once."""
     predicted_s: float | None = None
     overtaken: int = 0
-    """How often a slot went to another call that was behind this one in the queue."""
+    """How often a slot went to another call that was behind this call in the queue."""
 
     def end(self, error: str = "", overtaken: int = 0) -> None:
-        """Note the end of the wait."""
+        """Note that the wait is over. `error`: why there is no slot; empty: there is one."""
         self.ended_at, self.error, self.overtaken = time.monotonic(), error, overtaken
         if not self.was_filed:
             self.position, self.predicted_s = self.queue_position.filed, self.queue_position.predicted_s
@@ -85,23 +91,25 @@ class WaitLog:
 
 @dataclass(slots=True)
 class AttemptLog:
-    """One attempt to get the answer from a worker. Times are time.monotonic()."""
+    """The log of one attempt to get the answer from a worker. Times are time.monotonic()."""
 
     at: WorkerAddress
     context: TraceContext | None
-    """The trace context that the worker gets: the attempt's own span, where the trace is recorded; None: none."""
+    """The trace context that is sent to the worker: that of the attempt's own span if the trace is recorded; None: no
+    context is sent.
+    """
     fingerprint: str = ""
     """`Heartbeat.fingerprint` of the worker; empty: not known."""
     expected_cached: int = 0
     """Tokens of the prompt that the worker was expected to have cached."""
     placement: str = ""
-    """The reasons for the choice of the worker, in one line of ASCII; empty: the caller does not want to know."""
+    """The reasons why this worker was chosen, in one line of ASCII; empty: the caller has not asked for them."""
     slot: int | None = None
-    """The worker's slot; None: it has not said."""
+    """Number of the slot at the worker; None: the worker has not reported it."""
     submitted_at: float = field(default_factory=time.monotonic)
     begun_at: float = 0.0
     ended_at: float = 0.0
-    """When the answer began, and when the attempt ended; 0: it has not."""
+    """`begun_at` is when the answer began, `ended_at` when the attempt ended; 0: not yet."""
     error: str = ""
     last_event: Finished | Failed | None = None
 
@@ -109,23 +117,23 @@ class AttemptLog:
         self.begun_at = time.monotonic()
 
     def end(self, error: str = "", last_event: Finished | Failed | None = None) -> None:
-        """Note the end of the attempt. `last_event`: None: there was none, because of `error`."""
+        """Note the end of the attempt. `last_event`: the answer's last event; None: it had none, because of `error`."""
         self.ended_at, self.last_event = time.monotonic(), last_event
         self.error = last_event.failure.code.value if isinstance(last_event, Failed) else error
 
 
 @dataclass(slots=True)
 class AnswerLog:
-    """The log of one answer. Dispatch and admission write it, until the answer has begun."""
+    """The log of one answer. Dispatch and admission write it until the answer has begun."""
 
     trace: TraceRecorder = UNRECORDED
-    """Of its request: all answers to it share one."""
+    """The trace of the answer's request: all answers to one request share it."""
     explains: bool = False
-    """Whether attempts note why they were placed where they were."""
+    """Whether each attempt records why its worker was chosen."""
     model: str = ""
-    """The pool that serves it: that of the last fallback."""
+    """The model whose workers serve the answer; after a fallback, the model that it fell back to."""
     priority: int | None = None
-    """The priority that its key allows, where it asked for a more urgent one."""
+    """The priority that the caller's key allows, if the request asked for a higher one; None: it did not."""
     queue_position: QueuePosition = field(default_factory=QueuePosition)
     waits: list[WaitLog] = field(default_factory=list)
     attempts: list[AttemptLog] = field(default_factory=list)
@@ -148,7 +156,7 @@ class AnswerLog:
 
     @property
     def queue_s(self) -> float:
-        """Seconds of all its waits, those in vain included."""
+        """Seconds of all the answer's waits, including waits that ended without a slot."""
         total_s = 0.0
         for wait in self.waits:
             total_s += (wait.ended_at or time.monotonic()) - wait.began_at
@@ -156,7 +164,7 @@ class AnswerLog:
 
     @property
     def failed_s(self) -> float:
-        """Seconds at workers that failed before its first token."""
+        """Seconds spent at workers that failed before the answer began."""
         total_s = 0.0
         for attempt in self.attempts:
             if attempt.ended_at and not attempt.begun_at:

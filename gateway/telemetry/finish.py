@@ -1,6 +1,6 @@
 """Finishes a request that is over: counts it, logs a line without prompts and keys, and makes the spans of its trace.
 
-`gateway.telemetry.prompts` logs the prompt text where an operator wants it.
+`gateway.telemetry.prompts` logs prompts, if an operator has asked for that.
 
 Sources: OpenTelemetry's semantic conventions for HTTP spans and for generative AI. docs/tracing.md explains each
 attribute.
@@ -21,21 +21,23 @@ from workers.tracing.span import PROVIDER, Attributes, Kind, Span, TraceContext,
 
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "WEBSOCKET"})
 OTHER_METHOD = "_OTHER"
-"""The convention's name for unknown methods."""
+"""The name that OpenTelemetry's convention has for unknown methods."""
 LEFT = frozenset({"client_gone", "cancelled", "superseded"})
-"""Outcomes that are no error: nobody wanted the answer any more."""
+"""Outcomes that do not count as errors: nobody wanted the answer any more."""
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def tell(request_log: RequestLog) -> None:
-    """Hand a request that is over to its tracer, if it is recorded. The log may not change afterwards."""
+    """Hand a request that is over to its tracer, if its trace is recorded. Its log must not change afterwards."""
     if request_log.trace.tracer is not None:
         request_log.trace.tracer.tell(RequestJourney(request_log, time.monotonic()))
 
 
 def _server(url: str) -> tuple[str, int]:
-    """Return host and port of a worker's address. The standard library's parser takes as long as the rest of a span."""
+    """Return host and port of a worker's address. Parsed by hand: the standard library's parser takes as long as all
+    the rest of a span.
+    """
     scheme, _, rest = url.partition("://")
     place = rest.partition("/")[0]
     host, _, port = place.rpartition(":")
@@ -45,7 +47,9 @@ def _server(url: str) -> tuple[str, int]:
 
 
 class RequestJourney:
-    """A request that is over, as `workers.tracing.tracer.Journey`: makes its spans when the tracer wants them."""
+    """A request that is over: it makes its spans if the tracer wants them. Implements
+    `workers.tracing.tracer.Journey`.
+    """
 
     __slots__ = ("_ended_at", "_request_log")
 
@@ -162,21 +166,24 @@ class RequestJourney:
 
 REQUEST_LOGGER = "paddock.request"
 PROBED = frozenset({"/health", "/v1/health", "/healthz", "/ready", "/metrics", "/metrics/targets"})
-"""Paths that machines request every few seconds; they are no callers, so these are logged at debug level only."""
+"""Paths that machines request every few seconds. Such requests are no callers' work, so they are logged at debug level
+only.
+"""
 
 NOISE = ("without completing response", "without completing handshake", "Invalid UTF-8 sequence")
-"""Log lines of uvicorn to drop. A stream that is cut off on purpose lacks its last chunk, a refused handshake its end;
-uvicorn calls both errors of the application. The last is a client's fault, and uvicorn's line has a traceback.
+"""Texts of uvicorn's log lines that are dropped. uvicorn reports errors of the application if a stream that is cut off
+on purpose lacks its last chunk, and if a refused handshake lacks its end. The last text is a client's fault, which
+uvicorn logs with a traceback.
 """
 
 
 def configure(level: str, log_format: str) -> None:
-    """Configure logging as `workers.process.log_lines.configure` does, without uvicorn's noise."""
+    """Configure logging as `workers.process.log_lines.configure` does, and drop uvicorn's noise."""
     log_lines.configure(level, log_format, NOISE)
 
 
 def log_request(request_log: RequestLog) -> None:
-    """Log the one line of a request that ended."""
+    """Log the one line about a request that has ended."""
     level = (
         logging.DEBUG if request_log.path in PROBED else logging.WARNING if request_log.status >= 500 else logging.INFO
     )
@@ -184,7 +191,7 @@ def log_request(request_log: RequestLog) -> None:
 
 
 def finish_request(request_log: RequestLog, metrics: Metrics) -> None:
-    """Set the request's outcome, count it, log it and trace it. Called once per request."""
+    """Set the request's outcome, count it, log it and hand it to its tracer. Call it once per request."""
     request_log.outcome = request_log.outcome or ("ok" if 0 < request_log.status < 400 else "cancelled")
     if request_log.model:
         metrics.ended(request_log, time.monotonic() - request_log.received_at)

@@ -1,6 +1,6 @@
 """The metrics of this gateway process: each is declared here, once, where it is created.
 
-Counts requests in OpenTelemetry's metrics for generative AI, named as Prometheus exports them.
+Requests are also counted in OpenTelemetry's metrics for generative AI, under the names that Prometheus gives them.
 
 Source: OpenTelemetry's semantic conventions, generative AI metrics. Attributes have few values: operations of the table
 below, names of models that exist, outcomes of `gateway.telemetry.outcomes`.
@@ -49,7 +49,7 @@ OPERATIONS = {
     "/rerank": RERANK,
     "/reranking": RERANK,
 }
-"""Path -> operation; all other paths are chat. The convention has no name for ranking."""
+"""Path -> operation; any other path is chat. OpenTelemetry's convention has no name for ranking."""
 
 
 def operation_of(path: str) -> str:
@@ -57,7 +57,7 @@ def operation_of(path: str) -> str:
 
 
 class GenAi:
-    """The four histograms: duration, TTFT, time per token and token usage."""
+    """OpenTelemetry's four histograms of requests: duration, time to first token, time per token and token usage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.group = Group("By OpenTelemetry's names", registry)
@@ -87,7 +87,7 @@ class GenAi:
         )
 
     def ended(self, request_log: RequestLog, error: str, total_s: float, token_s: float | None) -> None:
-        """Count a request that reached a model; `error` is empty for one that went well."""
+        """Count a request that reached a model. `error`: empty if it succeeded."""
         about = (operation_of(request_log.path), PROVIDER, request_log.alias, request_log.model)
         self._duration.labels(*about, error).observe(total_s)
         if not error and request_log.ttft_s is not None:
@@ -108,10 +108,10 @@ WATCHED = (
     (Who.GATEWAY, OTHER),
     *((Who.POLICY, code) for code in ("queue_full", "queue_timeout")),
 )
-"""Failures that alerts watch."""
+"""Failures that alerts watch: (who is to blame, outcome)."""
 LOSSES = DRAINED, LOST = "drained", "lost"
 LEASE_ENDS = VOID, CROWDED, EXPIRED = "void", "crowded", "expired"
-"""The ways in which a lease may end otherwise than by its call."""
+"""The causes by which a lease may end before its call does."""
 REFUSED_KINDS = ("record", "news")
 BEYOND_REASONS = ("address", "all", "descriptors")
 
@@ -132,7 +132,9 @@ class Unread(StrEnum):
 
 
 class Metrics:
-    """All metrics. They are updated once per request, never per token. One thread counts, any may collect."""
+    """All metrics of the process. They are updated once per request, never per token. One thread counts; any thread may
+    collect them.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -147,7 +149,7 @@ class Metrics:
         self._gen_ai = GenAi(registry)
         self.process = ProcessMetrics(registry)
         self.groups = (requests, waiting, retries, fleet, own, self._gen_ai.group, self.process.group)
-        """The tables of docs/metrics.md."""
+        """The groups of metrics; each is one table of docs/metrics.md."""
         self._announced = set[str]()
         for kind in REFUSED_KINDS:
             self.refused_records.labels(kind)
@@ -367,7 +369,7 @@ class Metrics:
         )
 
     def announce(self, models: Iterable[str]) -> None:
-        """Set these models' failure counters to 0: a series that begins with its first event does not rise by it."""
+        """Set the failure counters of these models to 0: otherwise a first failure would not show as a rise."""
         for model in models:
             if model in self._announced:
                 continue
@@ -381,7 +383,7 @@ class Metrics:
                 self.leases_lost.labels(model, why)
 
     def ended(self, request_log: RequestLog, total_s: float) -> None:
-        """Count one request that reached a model. One that only asks about the model is not in the time histograms."""
+        """Count one request that reached a model. If it only asks about the model, the time histograms leave it out."""
         model, outcome = request_log.model, self._outcome(request_log)
         who = (model, request_log.alias, request_log.team)
         self.requests.labels(*who, outcome).inc()
@@ -413,11 +415,11 @@ class Metrics:
         self._gen_ai.ended(request_log, "" if outcome == OK else outcome, total_s, token_s)
 
     def turned_away(self, request_log: RequestLog) -> None:
-        """Count one request that ended before it had a model: its labels `model` and `alias` are empty."""
+        """Count one request that ended before its model was known: its labels `model` and `alias` are empty."""
         self.requests.labels("", "", request_log.team, self._outcome(request_log)).inc()
 
     def lost_leases(self, model: str, why: str, count: int) -> None:
-        """Count lost leases. `why`: one of `LEASE_ENDS`."""
+        """Count leases that ended before their calls did. `why`: one of `LEASE_ENDS`."""
         self.leases_lost.labels(model, why).inc(count)
 
     def _outcome(self, request_log: RequestLog) -> str:

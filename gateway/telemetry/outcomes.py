@@ -1,4 +1,4 @@
-"""Tells who is to blame for a request that did not end well, in a closed table of all outcomes."""
+"""Says who is to blame for a request that did not end well, by a table of all possible outcomes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from enum import StrEnum
 
 class Who(StrEnum):
     CALLER = "caller"
-    """The caller asked for what can't be had, or went away."""
+    """The caller asked for something that is not available, or went away."""
     POLICY = "policy"
-    """A bound that an operator has set: on the queue, on time, on a key's rights or a team's storage, on the number of
-    workers (none, for a model at zero)."""
+    """A limit set by an operator was reached: on the queue, on time, on a key's rights, on a team's storage, or on the
+    number of workers (none, for a model scaled to zero).
+    """
     WORKER = "worker"
-    """A worker failed, or there was none."""
+    """A worker failed, or there was no worker."""
     GATEWAY = "gateway"
     """The gateway failed, was stopped, or had no Redis."""
 
@@ -66,14 +67,17 @@ FAILED_BY = {
     "unauthorized": Who.GATEWAY,
     "internal_error": Who.GATEWAY,
 }
-"""Outcome -> who is to blame. Outcomes are codes of errors (`gateway.errors`; types where an error has none), of
-workers' failures (`workers.protocol.events`), and the two ways of ending without an error."""
+"""Outcome -> who is to blame. An outcome is the code of an error (`gateway.errors`; its type if it has no code), the
+code of a worker's failure (`workers.protocol.events`), or one of the two ways to end without an error.
+"""
 
 OTHER = "other"
 """The code of an outcome that is not in the table."""
 
 
 def blamed(outcome: str) -> tuple[Who, str]:
-    """Return who is to blame, and the outcome as a label: one of the table's, or `OTHER`, the gateway's fault."""
+    """Return who is to blame for an outcome, and its label. An outcome that is not in the table gets `OTHER`, and the
+    gateway the blame.
+    """
     who = FAILED_BY.get(outcome)
     return (Who.GATEWAY, OTHER) if who is None else (who, outcome)

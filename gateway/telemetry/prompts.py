@@ -1,8 +1,8 @@
-"""Logs prompts and answers, only where an operator has asked for that (`log_prompts`).
+"""Logs prompts and answers, only if an operator has asked for that (`log_prompts`). For each answer:
 
-heard = prompts.begins(call, log, request)  once per answer
-answer = heard.of(answer)                   events that are read from it are noted
-heard.ends()                                one line, however it ended
+heard = prompts.begins(call, log, request)  begins to record it
+answer = heard.of(answer)                   returns the answer; events that are read from it are recorded
+heard.ends()                                logs the one line, however the answer ended
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from workers.protocol.requests import GenerateRequest
 log = logging.getLogger("paddock.prompts")
 
 MAX_CHARS = 16_384
-"""Most characters of a prompt, and of each part of an answer; the middle of longer ones is left out."""
+"""Most characters that are logged of a prompt, and of each part of an answer; the middle of longer texts is left
+out.
+"""
 
 WARNING = (
     "prompts and answers are written into the log, at level info (log_prompts): whoever may read it reads what every "
@@ -29,7 +31,7 @@ WARNING = (
 
 
 class Heard:
-    """Ignores an answer, where prompts are not logged."""
+    """Follows one answer without recording anything, because prompts are not logged."""
 
     __slots__ = ()
 
@@ -37,11 +39,11 @@ class Heard:
         return answer
 
     def ends(self) -> None:
-        """Note that the answer is complete, or that there will be none."""
+        """Note that the answer is complete, or that there will be no answer."""
 
 
 class Prompts:
-    """Logs no prompts."""
+    """Logs no prompts: what is used unless `log_prompts` is set."""
 
     def begins(self, call: Call, answer_log: AnswerLog, request: GenerateRequest | PoolRequest) -> Heard:
         return UNHEARD
@@ -52,7 +54,7 @@ UNWRITTEN = Prompts()
 
 
 class WrittenPrompts(Prompts):
-    """Logs one line per answer, and one warning about that when it is made."""
+    """Logs one line per answer, with the prompt, and a warning when it is created that it does so."""
 
     def __init__(self) -> None:
         log.warning(WARNING)
@@ -92,7 +94,7 @@ class Noted(Heard):
 
 
 class Overheard:
-    """An answer whose events are noted as they are taken."""
+    """An answer that records its events for the log as they are taken."""
 
     __slots__ = ("_answer", "_noted")
 
@@ -119,7 +121,7 @@ class Overheard:
 
 
 class Excerpt:
-    """The beginning and the end of a text that grows."""
+    """The beginning and the end of a text that comes in pieces, at most `MAX_CHARS` in all."""
 
     __slots__ = ("_head", "_num_chars", "_tail")
 

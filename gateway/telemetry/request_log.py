@@ -1,4 +1,6 @@
-"""The log of one request, for its log line, its metrics and its diagnostic headers; and its ignored parameters."""
+"""The log of one request, from which its log line, metrics and diagnostic headers are made; and its ignored
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,24 @@ from gateway.telemetry.trace_recorder import UNRECORDED, TraceRecorder
 from workers.protocol.events import Usage
 
 MAX_NAMES = 16
-"""Most names in a header; `...` stands for more."""
+"""Most names of ignored parameters in a header; `...` stands for further ones."""
 MAX_NAME_CHARS = 48
 UNKNOWN = "unknown"
-"""Label of every name that is in no table: a caller's text must not become a label."""
+"""Label that stands for every name that is in no table: a caller's text must not become a label."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-"""Characters that a header does not repeat: a caller's text must not become a header of its own."""
+"""Characters of names that are not repeated in a header: a caller's text must not become a header of its own."""
 
 
 class Ignored:
-    """The ignored parameters of one request."""
+    """The parameters of one request that are ignored: accepted, but without effect."""
 
     __slots__ = ("_known", "_names", "_num_more", "_unknown", "refuses")
 
     def __init__(self, *, refuses: bool = False) -> None:
-        """`refuses`: unknown parameters are errors, and so are those without effect that ask for something."""
+        """`refuses`: unknown parameters are errors, and so are parameters without effect whose value asks for
+        something.
+        """
         self.refuses = refuses
         self._names: dict[str, None] = {}
         self._known: set[str] = set()
@@ -35,28 +39,28 @@ class Ignored:
         self._num_more = 0
 
     def another(self) -> Ignored:
-        """Return an empty one for another request, with the same `refuses`."""
+        """Return an empty `Ignored` for another request, with the same `refuses`."""
         return Ignored(refuses=self.refuses)
 
     def note(self, name: str) -> None:
-        """Note a parameter that a table or a model names."""
+        """Note an ignored parameter that has a known name: it is in a table, or a model declares it."""
         self._known.add(name)
         self._tell(name)
 
     def note_unknown(self, name: str) -> None:
-        """Note a parameter that nothing names."""
+        """Note an ignored parameter whose name is known nowhere."""
         self._unknown = True
         self._tell(name)
 
     @property
     def header(self) -> str:
-        """The names in the order in which they came, made safe; empty: there are none."""
+        """The names in order of appearance, with unsafe characters replaced; empty: no parameter was ignored."""
         more = ["..."] if self._num_more else []
         return ", ".join([*self._names, *more])
 
     @property
     def labels(self) -> list[str]:
-        """The names for metrics, each once; UNKNOWN stands for all unknown ones."""
+        """The names as labels of metrics, each once; UNKNOWN stands for all unknown names."""
         return [*sorted(self._known), *([UNKNOWN] if self._unknown else [])]
 
     def _tell(self, name: str) -> None:
@@ -70,15 +74,15 @@ class Ignored:
 
 
 MAX_PATH_CHARS = 512
-"""Most characters of a path in a log line: callers without a key can't make it longer."""
+"""Most characters of a path in a log line: callers without a key can't make the line longer."""
 
 
 @dataclass(slots=True)
 class RequestLog:
     """The log of one request, without prompts, answers or keys. Times are time.monotonic().
 
-    Set once each: first what is known when the request comes, then by access control and the pipeline, then its outcome
-    by whoever answers. What becomes of each of its answers on the way to a worker is in `answers`.
+    Each field is set once: first what is known when the request comes, then fields by access control and the pipeline,
+    then the outcome by the code that answers. `answers` has the logs of its answers on the way to a worker.
     """
 
     request_id: str
@@ -87,38 +91,46 @@ class RequestLog:
     received_at: float = field(default_factory=time.monotonic)
     trace: TraceRecorder = UNRECORDED
     origin: bytes = b""
-    """The web page that asks, by the browser's `Origin`; empty: none."""
+    """The web page that sent the request, by the browser's `Origin` header; empty: the header is missing."""
     closes: bool = False
-    """Whether its connection ends with the answer: the caller is to send the next request to another gateway."""
+    """Whether the connection is closed after the answer, so that the caller sends the next request to another
+    gateway.
+    """
     explains: bool = False
-    """Whether the caller wants to know why the call was placed where it was."""
+    """Whether the caller asked for the reasons why the call was placed where it was."""
     ignored: Ignored = field(default_factory=Ignored)
-    """Its parameters that have no effect."""
+    """The request's parameters that have no effect."""
     route: str = ""
-    """The path of its route, with `{names}` for the variable parts; empty: there is no such route."""
+    """The path of the request's route, with `{names}` for the variable parts; empty: no route matches."""
 
     team: str = ""
     key_id: str = ""
 
     alias: str = ""
     stands_in: str = ""
-    """The name of the default model, where the call's own name is not known; empty: it is known."""
+    """The name of the default model if that is used because the name in the request is unknown; empty: the name is
+    known.
+    """
     asks_only: bool = False
-    """Whether it is a question about its model, or one of an admin: no work is placed for it."""
+    """Whether the request is only a question about its model, or an admin's request: no work is placed for it."""
 
     answers: list[AnswerLog] = field(init=False)
-    """The logs of its answers, over all prompts. The first one has the queue position that the caller is told."""
+    """The logs of all answers to the request, over all its prompts. The first one has the queue position that is sent
+    to the caller.
+    """
     answer: AnswerLog = field(init=False)
-    """The log of the answer that began first, which headers, log line and metrics show; until then the first."""
+    """The log of the answer that began first, used for headers, log line and metrics; until an answer begins, that of
+    the first answer.
+    """
 
     first_token_at: float | None = None
     usage: Usage | None = None
-    """Tokens of all its answers that came, whole or in part."""
+    """Tokens of all answers to the request that came, whole or in part; None: no answer came."""
     status: int = 0
     outcome: str = ""
     """`ok`, `client_gone`, or the code of the error."""
     handed_over: bool = False
-    """Whether the answer goes on without its connection; the task that makes it finishes the log."""
+    """Whether the answer goes on without its connection; then the task that makes the answer finishes this log."""
 
     def __post_init__(self) -> None:
         self.answer = AnswerLog(self.trace, self.explains)
@@ -128,29 +140,29 @@ class RequestLog:
         self.team, self.key_id = principal.team, principal.key_id
 
     def split(self, num_answers: int) -> list[AnswerLog]:
-        """Return the logs of so many answers, which are placed each by itself."""
+        """Return `num_answers` logs, for a request whose answers are each placed separately."""
         more = [AnswerLog(self.trace, self.explains, self.model) for _ in range(num_answers - 1)]
         self.answers = [self.answer, *more]
         return self.answers
 
     def add_usage(self, usage: Usage) -> None:
-        """Add the tokens of one more of its answers."""
+        """Add the tokens of one more answer to the request."""
         self.usage = usage if self.usage is None else self.usage + usage
 
     @property
     def model(self) -> str:
-        """The pool that serves it; empty: not known."""
+        """The model whose workers serve the request; empty: not known."""
         return self.answer.model
 
     @property
     def worker(self) -> str:
-        """The worker that it was submitted to last; empty: none."""
+        """The worker that the request was submitted to last; empty: it was submitted to none."""
         attempt = self.answer.last_attempt
         return "" if attempt is None else attempt.at.worker
 
     @property
     def fingerprint(self) -> str:
-        """`Heartbeat.fingerprint` of that worker; empty: not known."""
+        """`Heartbeat.fingerprint` of the worker that the request was submitted to last; empty: not known."""
         attempt = self.answer.last_attempt
         return "" if attempt is None else attempt.fingerprint
 
@@ -160,7 +172,7 @@ class RequestLog:
 
     @property
     def overhead_s(self) -> float:
-        """Time from arrival to the submit to the worker that answers, without waits for slots and failed attempts."""
+        """Seconds from arrival to the submit to the worker that answers, minus waits for slots and failed attempts."""
         answer, attempt = self.answer, self.answer.last_attempt
         if attempt is None:
             return 0.0
@@ -168,15 +180,17 @@ class RequestLog:
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds to the first token, as the gateway saw it; None: there was none."""
+        """Seconds from arrival to the first token, as the gateway saw it; None: there was no token."""
         return None if self.first_token_at is None else self.first_token_at - self.received_at
 
     def ids(self) -> dict[str, object]:
-        """Return the ids that other log lines about the request carry, so that they are found with it."""
+        """Return the ids that every other log line about the request has too, so that all its lines can be found
+        together.
+        """
         return ids_of(self.request_id, self.trace)
 
     def line(self) -> dict[str, object]:
-        """Return the fields of the request's log line, without those of what never happened."""
+        """Return the fields of the request's log line, leaving out those for things that never happened."""
         ttft_s, usage, answer = self.ttft_s, self.usage, self.answer
         fields: dict[str, object] = {
             "request_id": self.request_id,

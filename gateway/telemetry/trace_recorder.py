@@ -1,4 +1,6 @@
-"""Records what a trace has beside waits and attempts: where it comes from, its events, its links."""
+"""Records a request's trace except for its waits and attempts: the caller's span that it continues, its events, its
+links.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,15 @@ from workers.tracing.tracer import Tracer
 
 
 class TraceRecorder:
-    """The trace of one request. Without a tracer it records nothing, at no cost, and hands on the caller's context."""
+    """The trace of one request. Without a tracer it records nothing, at no cost, and passes on the caller's trace
+    context.
+    """
 
     __slots__ = ("context", "events", "links", "parent_id", "tracer")
 
     def __init__(self, context: TraceContext | None = None, tracer: Tracer | None = None, parent_id: str = "") -> None:
         self.context = context
-        """Context of the span that the request's other spans lie in; None: it is in no trace."""
+        """Context of the span that the request's other spans lie in; None: the request is in no trace."""
         self.tracer = tracer
         self.parent_id = parent_id
         """Id of the caller's span; empty: the trace begins here."""
@@ -24,11 +28,13 @@ class TraceRecorder:
 
     @property
     def trace_id(self) -> str:
-        """Id of the trace; empty: there is none."""
+        """Id of the trace; empty: the request is in no trace."""
         return "" if self.context is None else self.context.trace_id
 
     def child(self) -> TraceContext | None:
-        """Return the context of a new span of the trace; where nothing is recorded, the context that spans lie in."""
+        """Return the context of a new span in the trace; if nothing is recorded, the context that the request came
+        with.
+        """
         return self.context if self.tracer is None or self.context is None else self.context.inside()
 
     def add_event(self, event: str, **facts: str) -> None:
@@ -36,12 +42,12 @@ class TraceRecorder:
             self.events.append(SpanEvent(event, time.monotonic(), facts))
 
     def add_link(self, other: TraceContext | None) -> None:
-        """Link the trace of the other request that made the answer that is sent."""
+        """Link to the trace of another request, which made the answer that this request is sent."""
         if self.tracer is not None and other is not None and self.context and other.span_id != self.context.span_id:
             self.links.append(other)
 
     def for_inner_request(self) -> TraceRecorder:
-        """Return the recorder of a request inside this one, where the connection carries several."""
+        """Return the recorder of a request inside this one, for a connection that carries several requests."""
         return self if self.tracer is None else begin_trace(self.tracer, self.context)
 
 
@@ -49,7 +55,7 @@ UNRECORDED = TraceRecorder()
 
 
 def begin_trace(tracer: Tracer, caller: TraceContext | None) -> TraceRecorder:
-    """Return the recorder of a request that begins. `caller`: the trace context that it came with."""
+    """Return the recorder of a request that begins. `caller`: the trace context that the request came with."""
     own = tracer.inside(caller)
     if own is None:
         # A caller's trace goes on through this gateway though no span of it is recorded here.
