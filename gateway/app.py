@@ -1,4 +1,4 @@
-"""The composition root of one gateway process: everything is built here and nowhere else."""
+"""The composition root of one gateway process: builds all its parts and connects them."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ from workers.protocol.heartbeat import Heartbeat
 from workers.tracing.tracer import OFF, Tracer
 
 LONGEST_CONTEXT = 1 << 20
-"""Tokens that no model's context goes beyond."""
+"""Tokens that are assumed to be the longest context, as long as some model has no worker that reports its own."""
 LEAST_CALL_MEMORY = 160 << 20
-"""Least default of the bytes that all requests may hold together, however small `max_body_bytes` is."""
+"""Bytes that the default limit of all requests' memory never falls below, however small `max_body_bytes` is."""
 
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """One gateway: `asgi` answers requests while `running` is entered."""
+    """One gateway. `asgi` answers requests as long as the block `running` is entered."""
 
     asgi: ASGIApp
     pipeline: Pipeline
@@ -106,7 +106,7 @@ class App:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the background parts while the block lasts; a part that fails ends the block."""
+        """Run the background parts while the block runs; a part that fails ends the block."""
         start = Outage("not all of Redis can be read at the start", "serving what is known", "")
         for refresh in (self.fleet.refresh, self.desired_adapters.refresh, self.key_store.refresh):
             with start.survive():  # each part goes on trying by itself
@@ -133,8 +133,8 @@ class App:
                     task.cancel()
 
     async def drain(self, drain_s: float) -> bool:
-        """Take no new calls, wait for those under way and end them `drain_s` seconds after the draining began.
-        Return whether none had to be ended.
+        """Take no new calls, wait for the calls under way, and cut off those that remain `drain_s` seconds after the
+        draining began. Return whether all calls could finish.
         """
         self.pipeline.stop_taking()
         self.sockets.stop()
@@ -146,7 +146,7 @@ class App:
 
 
 LAST_WORDS_S = 2.5
-"""Seconds that clients whose calls were cut off get to read why."""
+"""Seconds that clients have to receive the error after their calls were cut off."""
 IDLE_POLL_S = 0.02
 
 
@@ -215,7 +215,7 @@ class _Core:
 
 
 def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
-    """Build the parts beneath the routes. Raises CatalogError."""
+    """Build the parts that carry calls, beneath the routes. Raises CatalogError."""
     gateway_id = settings.gateway_id or secrets.token_hex(6)
     names = ModelNames(catalog.load(settings.catalog) if settings.catalog else None)
     callers = KnownCallers()
@@ -269,7 +269,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
 
 
 def _route_tokens(settings: GatewaySettings, own_secret: str) -> dict[str, RouteToken]:
-    """Return the tokens of routes that are no API keys, by path."""
+    """Return path -> the token that opens this route without an API key."""
     tokens = {DRAIN_PATH: drain_route_token(own_secret)}
     if settings.metrics_key and settings.metrics_endpoint:
         tokens |= dict.fromkeys(METRICS_PATHS, metrics_route_token(settings.metrics_key))
@@ -342,7 +342,10 @@ def _intake(settings: GatewaySettings, fleet: Fleet, names: ModelNames) -> Intak
 async def _key_store(
     settings: GatewaySettings, redis: redis.asyncio.Redis, secret: str, keys: Keys, unreadable: Unreadable
 ) -> KeyStore:
-    """Return the store of API keys, with those of the settings. Raises KeysInvalid, redis.RedisError, OSError."""
+    """Return the store of API keys, including the keys of the settings.
+
+    Raises KeysInvalid, redis.RedisError, OSError.
+    """
     fixed = read_records(settings.api_keys)
     first = await first_key.settle(redis, secret, settings.api_key, settings.state_dir)
     # A preset key cannot be overruled by what stands in Redis.
@@ -350,14 +353,14 @@ async def _key_store(
 
 
 def longest_context(snapshot: FleetSnapshot, names: ModelNames) -> int:
-    """Return the tokens of the longest context in the fleet; LONGEST_CONTEXT while any model has no workers."""
+    """Return the tokens of the longest context in the fleet; LONGEST_CONTEXT as long as some model has no worker."""
     if not all(snapshot.workers.get(model) for model in names.models | snapshot.models):
         return LONGEST_CONTEXT
     return max((beat.n_ctx for beat in _beats(snapshot)), default=LONGEST_CONTEXT)
 
 
 def _is_leaving(in_flight: InFlightRequests, pipeline: Pipeline) -> bool:
-    """Return True if no new callers are to be sent to this gateway."""
+    """Return whether balancers should send no new callers to this gateway."""
     return in_flight.draining or pipeline.stopping
 
 

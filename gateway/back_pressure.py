@@ -1,8 +1,8 @@
-"""Back pressure: the 429s and 503s about load, and the seconds after which a caller may come again (`retry-after`).
+"""Makes the errors about load (429 and 503), with the seconds after which a caller may retry (`retry-after`).
 
-Whoever finds a shortage raises the error that is made here. Calls that wait for a slot are told what `QueueState`
-predicts (its `predicted_wait_s` is used by admission and a gauge as well); for what else may run out there are the
-constants below, and LEAST_RETRY_AFTER_S where none is named, as for a queue while Redis is away.
+The part that finds a shortage raises an error made here. For slots, `QueueState` predicts the seconds (admission and a
+gauge use its `predicted_wait_s` as well). For other shortages the seconds are the constants below; for those without a
+constant, such as a queue while Redis is away, they are LEAST_RETRY_AFTER_S.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gateway.errors import (
 
 LEAST_RETRY_AFTER_S, MOST_RETRY_AFTER_S = 1.0, 60.0
 FIRST_WORKER_RETRY_AFTER_S = 10.0
-"""While a model has no worker: its first one takes seconds to minutes to start."""
+"""Seconds to retry after if the model has no worker: its first worker takes seconds to minutes to start."""
 STREAM_RETRY_AFTER_S = 5.0
 SOCKET_RETRY_AFTER_S = 10.0
 
@@ -43,29 +43,29 @@ def retry_after(error: PaddockError) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The load of one model: the picture from which waits are predicted."""
+    """The load of one model, from which waits for a slot are predicted."""
 
     model: str
     num_slots: int
-    """Slots of all workers that serve, or those of this gateway's share while Redis is away."""
+    """Slots of all workers that serve; while Redis is away, this gateway's share of them."""
     num_waiting: int
-    """Calls that wait for one of them."""
+    """Calls that wait for a slot."""
     hold_s: float
     """Mean seconds for which a call holds its slot."""
 
     def predicted_wait_s(self, ahead: int) -> float:
-        """Return the seconds that a call waits which has `ahead` others before it."""
+        """Return the seconds that a call waits for a slot if `ahead` calls are before it."""
         return (ahead + 1) * self.hold_s / max(1, self.num_slots)
 
     @property
     def retry_after_s(self) -> float:
-        """The predicted wait of a call that came now, within bounds."""
+        """The value of `retry-after`: the predicted wait of a call that comes now, within bounds."""
         return min(MOST_RETRY_AFTER_S, max(LEAST_RETRY_AFTER_S, self.predicted_wait_s(self.num_waiting)))
 
 
 def queue_full(queue: QueueState, limit: int, team: str | None = None) -> QueueFull:
-    """Return the error for a call beyond the `limit` of a model's queue. `team`: that of the limit, if it is a team's;
-    `queue.num_waiting` is then the number of the team's calls.
+    """Return the error for a call beyond the `limit` of a model's queue. `team`: the team, if the limit is a team's;
+    then `queue.num_waiting` counts the team's calls.
     """
     if team is None:
         what, bound = f"{queue.num_waiting} calls", f"{limit} may (max_queue)"
@@ -105,7 +105,10 @@ def no_worker_in_time(model: str, waited_s: float) -> QueueTimeout:
 
 
 def no_worker(model: str) -> NoWorker:
-    """Return the error for a question that waits for no worker. `model`: the name that the caller used."""
+    """Return the error for a request about a model without workers, if the request does not wait for one to start.
+
+    `model`: the name that the caller used.
+    """
     return NoWorker(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
 
 
@@ -123,12 +126,12 @@ def fallback_unsuited(meant_for: str, fallback: str, why: str) -> Unsuited:
 
 
 def store_unavailable(why: str = "") -> StoreUnavailable:
-    """Return the error for what needs Redis while it is away. `why`: why it can't be done without."""
+    """Return the error for a request that needs Redis while Redis is away. `why`: the reason why it needs Redis."""
     return StoreUnavailable(f"This gateway's store does not answer{why and f', and {why}'}. Send the request again.")
 
 
 def stopping(remedy: str = " Send the request again.") -> Stopping:
-    """Return the error for what comes while this gateway drains."""
+    """Return the error for a request or connection that comes while this gateway drains."""
     return Stopping(f"This gateway is stopping.{remedy}")
 
 
@@ -138,12 +141,15 @@ def stopped() -> Stopping:
 
 
 def memory_full(num_held: int, limit: int) -> MemoryFull:
-    """Return the error for a request beside which the gateway has no memory left. The numbers are bytes."""
+    """Return the error for a request that does not fit in memory beside the others. The numbers are bytes."""
     return MemoryFull(f"Requests hold {num_held} bytes of this gateway's memory; {limit} may. Try again.")
 
 
 def memory_share_taken(holder: str, num_held: int, share: int) -> HeldTooMuch:
-    """Return the error for a request with which its `holder`, "team" or "key", would hold more than its share."""
+    """Return the error for a request that would exceed its team's or key's share of memory.
+
+    `holder`: "team" or "key". The numbers are bytes.
+    """
     return HeldTooMuch(
         f"With this one, the requests of this {holder} that are under way would hold {num_held} bytes of the "
         f"gateway's memory; {share} are its share now. Wait for some to end."
@@ -167,7 +173,7 @@ def too_many_sockets_of_key(limit: int) -> TooManySockets:
 
 
 def too_many_sockets(limit: int) -> TooManyConnections:
-    """Return the error for a WebSocket where all keys together have `limit` open."""
+    """Return the error for a WebSocket beyond the `limit` of all keys together."""
     return TooManyConnections(
         f"{limit} WebSockets are open at this gateway. Send requests without one, or try again later.",
         retry_after_s=SOCKET_RETRY_AFTER_S,
@@ -175,7 +181,7 @@ def too_many_sockets(limit: int) -> TooManyConnections:
 
 
 def too_many_streams(limit: int) -> TooManyStreams:
-    """Return the error for a team that runs `limit` streams that outlive their connections."""
+    """Return the error for a team that already has `limit` streams which go on without their connections."""
     return TooManyStreams(
         f"This key's team runs {limit} streams that outlive their connections, and no more may run at a time "
         "(resume_streams_per_team). Send the request again when one has ended, or send it without `x-resume-grace` or "
@@ -185,7 +191,7 @@ def too_many_streams(limit: int) -> TooManyStreams:
 
 
 def too_many_readers(limit: int) -> TooManyRequests:
-    """Return the error for a stream that `limit` connections read."""
+    """Return the error for a stream that `limit` connections read already."""
     return TooManyRequests(
         f"{limit} connections read this stream at this gateway, and no more may at a time. Close one of them, or read "
         "it again when one has ended.",
@@ -194,7 +200,7 @@ def too_many_readers(limit: int) -> TooManyRequests:
 
 
 def too_many_readers_of_team(limit: int) -> TooManyRequests:
-    """Return the error for a team of which `limit` connections read streams that others of the team's read as well."""
+    """Return the error for a team with `limit` connections that read streams together with other connections."""
     return TooManyRequests(
         f"{limit} connections of this key's team read streams at this gateway that others of the team's read as well, "
         "and no more may at a time. Close one of them, or read it again when one has ended.",

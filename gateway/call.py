@@ -1,4 +1,4 @@
-"""One call of the gateway: who asks, until when, and what ends it early. `workers.protocol` has what is asked for."""
+"""One call of the gateway: its caller, its deadlines, and what ends it early. Its content is in `workers.protocol`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from workers.protocol.heartbeat import WorkerKind
 
 @dataclass(frozen=True, slots=True)
 class CallBounds:
-    """The limits of a key for each of its calls."""
+    """The limits that an API key sets for each of its calls."""
 
     min_priority: int = 0
-    """The most urgent priority; the lower number is the more urgent one."""
+    """The lowest `priority` number that a call may have; lower numbers are more urgent."""
     max_tokens: int | None = None
     """Most tokens of an answer; None: as many as the model's context has room for."""
     answer_timeout_s: float | None = None
-    """Most seconds from an answer's first token to its end; None: as the gateway's settings have it."""
+    """Most seconds from an answer's first token to its end; None: those of the gateway's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Principal:
     aliases: frozenset[str] | None
     admin: bool
     weight: float = 1.0
-    """Share of its team, beside those of other teams, while calls wait."""
+    """Share of the team while calls of several teams wait for a model: 3 gets three times as many tokens as 1."""
     bounds: CallBounds = CallBounds()
 
     def may_use(self, alias: str) -> bool:
@@ -48,9 +48,9 @@ class Call:
     request_id: str
     principal: Principal
     alias: str
-    """The name the caller used."""
+    """The model name that the caller used."""
     model: str
-    """The pool that serves it."""
+    """The model whose workers serve the call."""
     received_at: float
     """time.monotonic() when the request arrived."""
     deadline: float
@@ -58,39 +58,43 @@ class Call:
     queue_deadline: float
     """time.monotonic() after which the call stops waiting for a slot."""
     start_deadline: float = 0.0
-    """time.monotonic() until which it waits for its model's first worker (then for a slot); 0: as `queue_deadline`."""
+    """time.monotonic() until which the call waits for its model's first worker, then a slot; 0: `queue_deadline`."""
     begin_by: float = 0.0
-    """Unix time by which the caller would like the answer to have begun; 0: it did not say."""
+    """Unix time by which the caller wants the answer to begin; 0: the caller named none."""
     adapter: str = ""
-    """The LoRA adapter that was called by its name."""
+    """The LoRA adapter whose name the caller sent as `model`; empty: none."""
     kind: WorkerKind | None = None
-    """The work that the model must be able to do; None: what any model can."""
+    """The kind of worker that the call needs; None: any."""
     fallbacks: tuple[str, ...] = ()
-    """Pools that stand in for `model`, in this order, until the answer has begun."""
+    """Models to try in this order in place of `model`, as long as the answer has not begun."""
     meant_for: str = ""
-    """The pool that `model` stands in for; empty: none."""
+    """The model that `model` replaces as a fallback; empty: `model` is no fallback."""
     session: str = ""
-    """A newer call of the same key and session ends this one; empty: none does."""
+    """The session: a newer call of the same key and session ends this call. Empty: no call does."""
     held_bytes: int = 0
-    """Most memory that its decoded body takes: the cost of going through it grows with that."""
+    """Most bytes of memory that the decoded body takes: the cost of processing it grows with them."""
     unhurried: bool = False
-    """Nobody waits for the answer: it may stay in line until its deadline."""
+    """Whether nobody waits for the answer, so that the call may stay queued until its deadline."""
 
     def waiting(self, now: float, *, queue_s: float, start_s: float) -> Call:
-        """Return the call with new waits from `now` on: for a slot, for a first worker; never beyond its deadline."""
+        """Return the call with new limits of waiting: `queue_s` for a slot, `start_s` for a first worker, both from
+        `now` on.
+
+        Neither goes beyond the call's deadline; an unhurried call waits until then.
+        """
         if self.unhurried:
             return replace(self, queue_deadline=self.deadline, start_deadline=self.deadline)
         queue_deadline, start_deadline = min(self.deadline, now + queue_s), min(self.deadline, now + start_s)
         return replace(self, queue_deadline=queue_deadline, start_deadline=start_deadline)
 
     def on_model(self, model: str) -> Call:
-        """Return the call with one of its fallbacks; those before it are left out."""
+        """Return the call for `model`, one of its fallbacks; only the fallbacks behind that one remain."""
         later = self.fallbacks[self.fallbacks.index(model) + 1 :]
         return replace(self, model=model, fallbacks=later, meant_for=self.meant_for or self.model)
 
 
 class Answer(Protocol):
-    """The events of one or several answers to a request that have begun."""
+    """The events of a request's answer, or of its several answers (`n`), once the first has begun."""
 
     @property
     def ended(self) -> bool:
@@ -99,7 +103,7 @@ class Answer(Protocol):
 
     @property
     def choice(self) -> int:
-        """Number of the answer that the last `take` was about."""
+        """Number of the answer whose events the last `take` returned."""
         ...
 
     @property
@@ -108,33 +112,40 @@ class Answer(Protocol):
         ...
 
     async def take(self) -> list[CallEvent]:
-        """Wait for events of one answer, and return those since the last time, at least one. The last list of each
-        answer ends in `Finished` or `Failed`.
+        """Wait until an answer has new events, and return them: at least one. The last list of each answer ends in
+        `Finished` or `Failed`.
         """
         ...
 
 
 class Cutoff:
-    """A block that can be interrupted: `cut(error)` stops whatever it waits for, and the block ends with that error."""
+    """An `async with` block that can be interrupted: `cut(error)` cancels what it waits for, and the block raises
+    `error`.
+    """
 
     def __init__(self, deadline: float, limit: str) -> None:
-        """`deadline` is a time.monotonic() after which the block ends by itself, because of `limit`."""
+        """The block ends by itself at `deadline`, a time.monotonic(). `limit` names the limit in the error message."""
         self._when = asyncio.get_running_loop().time() + deadline - time.monotonic()
         self._timeout: asyncio.Timeout | None = None
-        """Set while the block runs. It refers to the task, and so to its exception and all of its frames: kept longer,
-        it would leave a call that was cut off to the garbage collector."""
+        """Set only while the block runs. It refers to the task, and so to the task's exception and frames: kept longer,
+        it would be a cycle, and a call that was cut off would stay in memory until the garbage collector runs.
+        """
         self._limit = limit
         self._error: PaddockError | None = None
 
     def limit(self, within_s: float, limit: str) -> None:
-        """End the block `within_s` from now, because of `limit`, unless it ends sooner. Only within the block."""
+        """End the block `within_s` from now, unless it ends sooner; `limit` names the limit. Call this inside the
+        block.
+        """
         when = asyncio.get_running_loop().time() + within_s
         if self._timeout is not None and self._error is None and not self._timeout.expired() and when < self._when:
             self._when, self._limit = when, limit
             self._timeout.reschedule(when)
 
     def cut(self, error: PaddockError) -> None:
-        """Interrupt the block with an error. Never waits; only the first counts, and none after the block has ended."""
+        """Interrupt the block with an error. Never waits. Does nothing if the block is interrupted already or has
+        ended.
+        """
         if self._timeout is not None and self._error is None and not self._timeout.expired():
             self._error = error
             self._timeout.reschedule(0)

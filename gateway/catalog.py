@@ -1,7 +1,7 @@
 """Resolves the names that callers use to models, from the catalog and from what the fleet serves. Pure.
 
-A call that names none gets the catalog's default for its job, else the only model that can do it. Of several models
-behind one name, a conversation has the same one in every turn (`_draw`).
+A call without a model name gets the catalog's default for its job, else the only model that can do the job. If a name
+has several models, all turns of a conversation go to the same one (`_draw`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REMEDY: dict[WorkerKind, str] = {
 
 
 def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> None:
-    """Raise NotSupported where a model's workers are all of another kind. A model without any may be of any kind."""
+    """Raise NotSupported if all workers of a model are of another kind. A model without workers may be of any."""
     kinds = {beat.kind for beat in beats}
     if _is_kind(wanted, kinds):
         return
@@ -53,7 +53,7 @@ def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> No
 def models_of_kind(
     alias: str, wanted: WorkerKind, models: Sequence[str], workers: Mapping[str, Iterable[Heartbeat]]
 ) -> tuple[str, ...]:
-    """Return those of an alias's models that may be of the kind. Raises NotSupported where none is."""
+    """Return those of an alias's models that may be of the kind. Raises NotSupported if there are none."""
     found = tuple(model for model in models if _is_kind(wanted, {beat.kind for beat in workers.get(model, ())}))
     if not found:
         check_kind(alias, wanted, workers[models[0]])
@@ -65,11 +65,11 @@ def _is_kind(wanted: WorkerKind, kinds: Set[WorkerKind]) -> bool:
 
 
 Workers = Mapping[str, Iterable[Heartbeat]]
-"""Model -> its workers; models without any may be left out."""
+"""Model -> its workers; models without workers may be missing."""
 
 
 def default_name(defaults: Defaults, job: Job) -> str:
-    """Return the catalog's default name for a job; empty: it has none."""
+    """Return the model name that the catalog has as the default for a job; empty: it has none."""
     return {
         "chat": defaults.chat,
         "embed": defaults.embed,
@@ -79,12 +79,12 @@ def default_name(defaults: Defaults, job: Job) -> str:
 
 
 def capable_models(job: Job, models: Iterable[str], workers: Workers) -> frozenset[str]:
-    """Return the models that may do a job. One without workers counts: what it does is not known."""
+    """Return the models that may be able to do a job: also those without workers, whose abilities are unknown."""
     return frozenset(model for model in models if _can_do(job, tuple(workers.get(model, ()))))
 
 
 def only_model(models: Set[str], workers: Workers) -> str:
-    """Return the only one of these models, or of several the only one that has workers; empty: there is none."""
+    """Return the model if there is only one, or if only one has workers; else an empty string."""
     served = models if len(models) == 1 else {model for model in models if any(True for _ in workers.get(model, ()))}
     return next(iter(served)) if len(served) == 1 else ""
 
@@ -95,22 +95,23 @@ def _can_do(job: Job, beats: tuple[Heartbeat, ...]) -> bool:
 
 
 OPENING_CHARS = 1024
-"""Characters of an infill prefix that are hashed: a text that is being edited keeps its beginning."""
+"""Characters of an infill's prefix that identify its conversation: while a text is edited, its beginning stays."""
 
 WHOLE_CHARS, END_CHARS = 64 << 10, 128
-"""The first WHOLE_CHARS of an opening are hashed whole; of longer texts behind them both ends of END_CHARS and the
-length. Hashing 8 MiB, or as many tokens, would hold the event loop for tens of milliseconds.
+"""The first WHOLE_CHARS characters of a conversation's opening are all hashed. Of each text after them, only its first
+and last END_CHARS and its length are: hashing 8 MiB, or as many tokens, would hold the event loop for tens of
+milliseconds.
 """
 WHOLE_ITEMS, END_ITEMS = 4096, 256
-"""The same bounds for the number of messages, and of a prompt's tokens and texts."""
+"""The same limits for the number of messages, and for the number of tokens and texts of a prompt."""
 
 _END = b"\x00"
 
 
 def rank_targets(targets: Sequence[Target], conversation: str) -> tuple[str, ...]:
-    """Return the names of the models, first the one for the conversation; those without weight are left out.
+    """Return the names of the models in the order to try them for this conversation; models of weight 0 are left out.
 
-    Without a conversation (empty) the model of most weight comes first.
+    `conversation`: its hash; empty: the models are sorted by weight, the greatest first.
     """
     if conversation:
         ranked = sorted(targets, key=lambda target: -_draw(target, conversation))
@@ -120,9 +121,9 @@ def rank_targets(targets: Sequence[Target], conversation: str) -> tuple[str, ...
 
 
 def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
-    """Return a hash that is the same in all turns of a conversation; those of two users hardly share one.
+    """Return a hash that is the same in all turns of a conversation, and that two users' conversations hardly share.
 
-    `session` is the caller's own name for the conversation; empty: the hash is of how it begins.
+    `session`: the caller's own name for the conversation; empty: the texts at its beginning are hashed.
     """
     named = blake2b(team.encode() + _END, digest_size=16)
     left = WHOLE_CHARS
@@ -133,7 +134,7 @@ def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
 
 
 def _opening_texts(request: GenerateRequest) -> Iterator[str]:
-    """Yield a chat's texts up to its first user message (those before are often everybody's), or the whole prompt."""
+    """Yield a chat's texts up to its first user message, since many chats share those before; else the whole prompt."""
     if request.prompt is not None:
         yield from map(str, _parts(request.prompt))
     elif request.infill is not None:
@@ -146,7 +147,7 @@ def _opening_texts(request: GenerateRequest) -> Iterator[str]:
 
 
 def _parts(prompt: Prompt) -> Sequence[int | str]:
-    """Return the parts that identify a prompt: all of them, or those at both ends and their number."""
+    """Return the parts of a prompt that identify it: all, or if there are many, those at both ends and their number."""
     if isinstance(prompt, str):
         return (prompt,)
     if len(prompt) <= WHOLE_ITEMS:
@@ -165,10 +166,11 @@ def _infill_texts(infill: Infill) -> Iterator[str]:
 
 
 def _draw(target: Target, conversation: str) -> float:
-    """Return a model's number for a conversation: how often it is the highest is the model's share of the weights.
+    """Return a model's number for a conversation, of which the model with the highest number gets the conversation.
+    Each model gets as many conversations as its share of the weights.
 
     Weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005). When a weight
-    changes, only the conversations move that have to.
+    changes, only as many conversations change their model as must.
     """
     digest = blake2b(target.model.encode() + _END + conversation.encode(), digest_size=8).digest()
     between_0_and_1 = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)
@@ -181,30 +183,30 @@ NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
 
 
 class ResolvedName(NamedTuple):
-    """The name that a call goes by, and the model behind it."""
+    """The name that a call uses, and the model behind this name."""
 
     name: str
     model: str
     stands_in: bool = False
-    """Whether the call's own name is not known, and the catalog lets such calls fall back."""
+    """Whether `name` replaces an unknown name that the caller sent: the catalog may let such calls use a default."""
 
 
 class ModelNames:
     """Maps every name to its model. A model's own name is an alias of itself.
 
-    Models that workers serve without being in the catalog count as well, so that a worker started alone is reachable.
-    So do LoRA adapters (name -> model) whose names nothing else has. A key that is limited to some names needs the
-    adapter's own name among them: the base model's name does not give access to its adapters.
-    A name of several models leads to the target of most weight, and to the others as `chain` says.
+    Names are also those of models that workers serve without being in the catalog, so that a worker started alone is
+    reachable, and those of LoRA adapters (name -> base model) if nothing else has the name. A key that is limited to
+    some names needs the adapter's own name among them: the base model's name does not give access to its adapters.
+    A name with several models maps to the model of most weight; `chain` returns the others too.
     """
 
     def __init__(self, catalog: Catalog | None) -> None:
         self.models = frozenset(model.name for model in catalog.models) if catalog is not None else frozenset()
-        """Models of the catalog."""
+        """Names of the models in the catalog."""
         self.tags = {model.name: model.tags for model in catalog.models} if catalog is not None else {}
         """Model -> its tags in the catalog."""
         self.meant = frozenset(model.name for model in catalog.models if model.workers) if catalog else frozenset()
-        """Models of the catalog that are meant to have a worker."""
+        """Models for which the catalog asks for at least one worker."""
         self._defaults = Defaults() if catalog is None else catalog.default
         self._takes_unknown = catalog is not None and catalog.unknown_model == "default"
         self.scales: dict[str, dict[str, float]] = {}
@@ -220,7 +222,9 @@ class ModelNames:
             self._fixed.update({model.name: model.name for model in catalog.models})
 
     def all(self, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS) -> dict[str, str]:
-        """Return name -> model, sorted. The catalog goes before the fleet, a model's name before an adapter's."""
+        """Return name -> model, sorted by name. If two things share a name, the catalog counts before the models of the
+        fleet, and these before adapters.
+        """
         names = {**adapters, **{model: model for model in fleet_models}, **self._fixed}
         return dict(sorted(names.items()))
 
@@ -239,10 +243,10 @@ class ModelNames:
         *,
         complete: bool = True,
     ) -> str:
-        """Return the model behind a name. `complete`: whether all that the fleet serves is known.
+        """Return the model behind a name. `complete`: whether the gateway has read all models that the fleet serves.
 
-        Raises Unavailable for an unknown name while that is not so; ModelNotFound and PermissionDenied, which list
-        the names that would do.
+        Raises Unavailable for an unknown name if not `complete`, else ModelNotFound; PermissionDenied. The latter two
+        list the names that the key may use.
         """
         names = self.all(fleet_models, adapters)
         _check_known(name, names, complete=complete)
@@ -268,10 +272,11 @@ class ModelNames:
         strict: bool = False,
         complete: bool = True,
     ) -> ResolvedName:
-        """Return the name and model for a call that names `name`; empty: it names none.
+        """Return the name and model for a call. `name`: the name that the call has; empty: it has none.
 
-        `job`: what the call wants done; None: it asks about a model. `strict`: only a known name will do, or the only
-        model of all where the call names none. Raises as `resolve`; without a name InvalidRequest and NotSupported.
+        `job`: the work that the call asks for; None: it only asks about a model. `strict`: accept only a known name or,
+        if the call has none, the only model that there is. Raises what `resolve` raises; without a name also
+        InvalidRequest and NotSupported.
         """
         names = self.all(fleet_models, adapters)
         is_unknown = bool(name) and name not in names
@@ -296,7 +301,7 @@ class ModelNames:
         return name in self._chains
 
     def chain(self, name: str, conversation: str) -> tuple[str, ...]:
-        """Return the models behind a name of the catalog: the one for this conversation, then its fallbacks."""
+        """Return the models behind a name of the catalog: first the model for this conversation, then its fallbacks."""
         entry = self._chains.get(name)
         if entry is None:
             return (self._fixed[name],)
@@ -306,21 +311,22 @@ class ModelNames:
         return tuple(found)
 
     def is_adapter(self, name: str, fleet_models: Iterable[str], adapters: Mapping[str, str]) -> bool:
-        """Return whether a name that resolves is an adapter's."""
+        """Return whether a known name is the name of an adapter."""
         return name in adapters and name not in self._fixed and name not in fleet_models
 
 
 def _check_known(name: str, names: Mapping[str, str], *, complete: bool) -> None:
-    """Raise Unavailable where a name is not known that may be known soon."""
+    """Raise Unavailable if a name is unknown and not all models of the fleet have been read (`complete`)."""
     if not complete and name not in names:
         message = "This gateway has not read yet which models there are. Send the request again."
         raise Unavailable(message)
 
 
 def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, strict: bool) -> str:
-    """Return the name of the only model that can do the job, or of the only model at all; empty: there is none.
+    """Return the name of the only model that can do the job; else of the only model that there is; else empty.
 
-    The only model at all gets errors that name what it can't do. A question about a model goes to one that chats.
+    The only model is returned though it can't do the job, so that the error can say so. `job` None: the call asks about
+    a model, and the only one that chats is meant.
     """
     models = frozenset(usable.values())
     found = "" if strict else only_model(capable_models(job or "chat", models, workers), workers)
@@ -332,7 +338,7 @@ def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, stric
 def _missing_model_error(
     usable: Mapping[str, str], workers: Workers, job: Job | None
 ) -> InvalidRequest | ModelNotFound | NotSupported:
-    """Return the error for a caller that names no model where one has to be named."""
+    """Return the error for a call without a model name if none can be chosen for it."""
     if not usable:
         return ModelNotFound(f"`model` is missing. {_list_usable([])}", param="model")
     wanted = job or "chat"

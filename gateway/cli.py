@@ -1,4 +1,4 @@
-"""The `paddock` program. Imports the standard library only; what a command needs is imported when it is run."""
+"""The `paddock` program. It imports a command's modules only when this command runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIG = "what the settings are and where they come from: config show|schema|doc
 
 
 def main() -> int:
-    """Runs the command that the arguments name; returns the process's exit code (`workers.protocol.control`)."""
+    """Run the command that the arguments name, and return the process's exit code (`workers.protocol.control`)."""
     return command.guarded(_main)
 
 

@@ -1,4 +1,4 @@
-"""The one error tree of the gateway. Dialects write these; nothing else is ever shown to a client.
+"""All errors of the gateway. Every error that a client sees is one of these, written in its dialect.
 
 PaddockError                     status  type
 ├── InvalidRequest               400     invalid_request_error
@@ -47,11 +47,13 @@ from __future__ import annotations
 
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 512
-"""Most characters of a message, and of a `param`: longer ones repeat what a caller sent, which may be megabytes."""
+"""Most characters of a message, and of a `param`: longer ones are cut, as they repeat what a caller sent: megabytes
+perhaps.
+"""
 
 
 class PaddockError(Exception):
-    """An answer to a client: `message` names the thing, the limit and the remedy; `param` the field to blame."""
+    """An error that a client sees. `message` names problem, limit and remedy; `param` names the field at fault."""
 
     status = 500
     type = "internal_error"
@@ -63,7 +65,7 @@ class PaddockError(Exception):
         self.message = message
         self.param = None if param is None else _short(param, MAX_PARAM_CHARS)
         self.retry_after_s = retry_after_s
-        """Seconds after which to send it again; None: not said (`gateway.back_pressure`)."""
+        """Seconds after which the caller may retry; None: `gateway.back_pressure` decides."""
 
 
 class InternalError(PaddockError):
@@ -71,7 +73,7 @@ class InternalError(PaddockError):
 
     @classmethod
     def logged(cls, request_id: str) -> InternalError:
-        """Return the error that callers are told in place of one that nobody expected."""
+        """Return the error that callers see in place of an unexpected exception, which the log has."""
         return cls(f"Something broke in the gateway; its log has request {request_id}.")
 
 
@@ -87,19 +89,19 @@ class ContextOverflow(InvalidRequest):
         "This model's maximum context length is {n_ctx} tokens, answer included. However, your prompt is too long: it "
         "resulted in {n_prompt_tokens} tokens, which exceeds the context window"
     )
-    """OpenAI's words, almost: litellm recognises the error by "maximum context length", LangChain by "prompt is too
-    long". Dialects with other words bring their own.
+    """The message, close to OpenAI's: litellm recognises this error by "maximum context length", LangChain by "prompt
+    is too long". Dialects with another message pass theirs to `worded`.
     """
 
     def __init__(self, remedy: str, *, param: str | None = None, num_prompt_tokens: int = 0, n_ctx: int = 0) -> None:
-        """`remedy`: all but the numbers; it is the whole message where both numbers are 0, which means not known."""
+        """`remedy`: the end of the message, and all of it if the two numbers are 0: not known."""
         self.remedy = _short(remedy, MAX_MESSAGE_CHARS)
         self.num_prompt_tokens = num_prompt_tokens
         self.n_ctx = n_ctx
         super().__init__(self.worded(self.WORDS), param=param)
 
     def worded(self, words: str) -> str:
-        """Return the message in a dialect's `words`, which have places for `n_prompt_tokens` and `n_ctx`."""
+        """Return the message in a dialect's `words`: a format string with `n_prompt_tokens` and `n_ctx`."""
         if not self.n_ctx:
             return self.remedy
         return f"{words.format(n_prompt_tokens=self.num_prompt_tokens, n_ctx=self.n_ctx)}; {self.remedy}"
@@ -121,7 +123,7 @@ class BodyTooLarge(InvalidRequest):
 
 
 class TakesTooMuch(InvalidRequest):
-    """A body that was read, and takes more memory than one caller may ever hold."""
+    """The body was read, but takes more memory than one caller may ever hold."""
 
     status = 413
     code = "request_too_large"
@@ -133,7 +135,7 @@ class BodyTooSlow(InvalidRequest):
 
 
 class PreviousNotFound(InvalidRequest):
-    """The response to go on from does not exist. As with OpenAI it is a 400: it is not what was asked for."""
+    """The previous response does not exist. This is a 400, as at OpenAI: the request asks for another response."""
 
     code = "previous_response_not_found"
 
@@ -188,11 +190,11 @@ class MethodNotAllowed(PaddockError):
     def __init__(self, message: str, *, allow: str) -> None:
         super().__init__(message)
         self.allow = allow
-        """The methods that the route takes, for the header `Allow`."""
+        """The methods that the route accepts, for the header `Allow`."""
 
 
 class Superseded(PaddockError):
-    """The caller itself has asked for something newer in place of this request: it need not be sent again."""
+    """The caller has sent a newer request in place of this one, which need not be sent again."""
 
     status = 409
     type = "invalid_request_error"
@@ -200,7 +202,7 @@ class Superseded(PaddockError):
 
 
 class NotSupported(PaddockError):
-    """No model here, or not the one that is named, can do what is asked; it can be had elsewhere."""
+    """The named model, or every model here, is unable to do what is asked."""
 
     status = 501
     type = "not_supported_error"
@@ -214,13 +216,13 @@ class QueueFull(PaddockError):
 
 
 class TooManyStreams(QueueFull):
-    """A team has too many streams that go on without their connection."""
+    """A team has too many streams that go on without their connections."""
 
     code = "too_many_streams"
 
 
 class TooManyRequests(QueueFull):
-    """A key has too many requests under way, or a stream or a team has too many readers that resume it."""
+    """A key has too many requests under way, or too many connections read one stream, or the streams of one team."""
 
     code = "too_many_requests"
 
@@ -232,7 +234,7 @@ class TooManySockets(QueueFull):
 
 
 class HeldTooMuch(PaddockError):
-    """The requests of one team or key hold their share of the gateway's memory."""
+    """The requests of one team or key already hold as much of the gateway's memory as one may."""
 
     status = 429
     type = "rate_limit_error"
@@ -258,13 +260,13 @@ class RequestTimeout(Unavailable):
 
 
 class NoWorker(Unavailable):
-    """The model has no worker, and this question does not wait for one: a model at zero workers is no failure."""
+    """The model has no worker, which is no fault in itself, and this request does not wait for one to start."""
 
     code = "no_worker"
 
 
 class Unsuited(Unavailable):
-    """The call's model has no slot, and one that stands in for it can't take the request."""
+    """The call's model has no free slot, and its fallback can't serve the request."""
 
     code = "unsuited"
 

@@ -1,4 +1,4 @@
-"""Sets this gateway's gauges: the fleet and the queue at a scrape, workers that come and go, the event loop's lag."""
+"""Sets the metrics that are measured, not counted per call: fleet and queue at each scrape, lost workers, loop lag."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The life of a gateway process: start in order, serve, drain when asked, exit with a code that says why.
+"""Runs a gateway process: starts its parts in order, serves, drains on a signal, and exits with a code for the reason.
 
     settings -> Redis answers -> the port is ours -> keys, catalog, fleet -> serving -> draining -> the end
 
-A first SIGTERM or SIGINT drains: new calls get a 503 and `/ready` says so, running streams go on for `drain_s`, then
-end with an error in the stream. A second one cuts them off at once.
+The first SIGTERM or SIGINT drains the gateway: new calls and `/ready` get a 503, running streams go on for `drain_s`,
+then end with an error in the stream. A second signal cuts them off at once.
 """
 
 from __future__ import annotations
@@ -44,29 +44,31 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 ASIDE = 8
-"""Threads for work that the event loop must not wait for."""
+"""Number of threads for work that would hold the event loop."""
 CLOSE_S = 2.0
 """Seconds that open connections may take to close once every answer is complete."""
 KEEP_ALIVE_S = 75
-"""Seconds that idle connections are kept, which is longer than balancers keep theirs (60 s: nginx, ALB): if this side
-closes one, it may break the request that is on its way."""
+"""Seconds for which idle connections stay open. Balancers close theirs earlier (60 s: nginx, ALB), as they should: if
+the gateway closed one first, a request on its way would fail.
+"""
 GC_THRESHOLDS = 5_000, 3, 50
-"""Allocations between collections of the youngest generation, which take 0.3 ms, and 4 where all of them live on; those
-between collections of the next ones. What a stream makes is freed by reference count; the collector is left with
-callers that disconnect: 150 objects each, 19 KiB. With Python's ten in place of three, the second generation had a
-hundred thousand objects of one team's calls that waited, and took 54 ms."""
+"""Thresholds for `gc.set_threshold`: allocations before the youngest generation is collected, which takes 0.3 ms (4 ms
+if all objects live on), and collections of one generation before the next. Reference counts free what streams allocate;
+the collector frees what is left of callers that disconnect: 150 objects each, 19 KiB. With Python's 10 in place of 3,
+the second generation grew to 100,000 objects of one team's waiting calls, and its collection took 54 ms.
+"""
 
 
 LARGE_BLOCK_BYTES = 256 << 10
-"""Blocks of so many bytes go back to the system when they are freed. They are bodies and what is made of them: few."""
+"""Blocks of this size or more return to the system when freed. They are few: bodies, and what is made of them."""
 
 
 SWITCH_INTERVAL_S = 0.0005
-"""Seconds that a thread with a large body may keep the event loop waiting, unless it is in one long call."""
+"""Seconds that a thread may hold the interpreter while the event loop waits for it; one long C call may take longer."""
 
 
 class CannotStart(Exception):
-    """The gateway can't start: one clear line and the exit code that goes with it."""
+    """The gateway can't start. The message is one line for the operator; `code` is the exit code."""
 
     def __init__(self, code: Exit, line: str) -> None:
         super().__init__(line)
@@ -74,7 +76,7 @@ class CannotStart(Exception):
 
 
 def run(settings: GatewaySettings) -> int:
-    """Serve until told to stop; returns the exit code."""
+    """Run the gateway until a signal stops it, and return the exit code."""
     finish.configure(settings.log_level, settings.log_format)
     keep_little(LARGE_BLOCK_BYTES)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -90,7 +92,7 @@ def run(settings: GatewaySettings) -> int:
 
 @contextlib.contextmanager
 def _tracing(settings: GatewaySettings) -> Iterator[Tracer]:
-    """Yield the tracer; the block is left after the last span. Raises CannotStart."""
+    """Yield the tracer for the block, which must end after the last span. Raises CannotStart."""
     name = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
     resource = {"service.name": "paddock-gateway", "service.version": __version__, "service.instance.id": name}
     asked = (settings.otlp_endpoint, settings.otlp_headers, settings.trace_share)
@@ -119,7 +121,7 @@ async def _live(settings: GatewaySettings, tracer: Tracer) -> Exit:
 
 
 def _check(settings: GatewaySettings) -> None:
-    """Raise CannotStart where a setting is unset that has no default."""
+    """Raise CannotStart if a setting without a default is unset."""
     if not settings.redis_url:
         raise CannotStart(
             Exit.USAGE,
@@ -180,7 +182,7 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
 
 
 class Asked:
-    """The signals that the operator has sent: the first one drains, the second one cuts off."""
+    """The signals that the operator has sent: the first drains the gateway, the second cuts calls off."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -239,7 +241,7 @@ def _client(url: str) -> redis.asyncio.Redis:
 
 
 async def _redis_answers(client: redis.asyncio.Redis, wait_s: float, stop: asyncio.Event) -> bool:
-    """Wait for Redis; False when told to stop meanwhile. Raises CannotStart when there is no answer in time."""
+    """Wait until Redis answers; return False if `stop` is set first. Raises CannotStart if it takes over `wait_s`."""
     # The client may swallow a cancellation, so the waiting looks at `stop` as well.
     waiting = asyncio.create_task(_wait_for_redis(client, wait_s, stop))
     stopping = asyncio.create_task(stop.wait())

@@ -1,4 +1,4 @@
-"""Every setting of a gateway, and the union that `paddock up` takes. How values are found: `workers/settings.py`."""
+"""Declares all settings of a gateway, and those of `paddock up`. `workers/settings.py` finds their values."""
 
 from __future__ import annotations
 
@@ -207,5 +207,5 @@ class UpSettings(GatewaySettings, SupervisorSettings):
 
 
 def known_settings() -> frozenset[str]:
-    """Every setting name of Paddock, whichever process reads it."""
+    """Return the names of all settings of Paddock, whichever process reads them."""
     return frozenset(UpSettings.model_fields) | frozenset(WorkerSettings.model_fields)
