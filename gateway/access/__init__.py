@@ -1,1 +1,1 @@
-"""Authentication and authorisation: API keys, what each may use, and the first key."""
+"""Authentication and authorisation: API keys, what each key may use, and how the first key is made."""

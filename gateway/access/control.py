@@ -1,5 +1,5 @@
-"""Access control: identifies the caller of a route before its handler is called, and bounds one key's requests under
-way.
+"""Access control: identifies a request's caller before the route's handler runs, and limits each key's requests at
+once.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from gateway.errors import PermissionDenied
 from gateway.telemetry.request_log import RequestLog
 
 COUNTED = "paddock.counted_key"
-"""Key of the ASGI scope for the API key that the request is counted for."""
+"""Entry of the ASGI scope that holds the id of the API key for which the request is counted."""
 
 NOBODY = Principal("", "", frozenset(), admin=False)
-"""The caller of a route that was called without an API key."""
+"""The caller of a request that needs no API key."""
 
 STARTS_PER_TURN = 4
-"""Requests of a team that begin in one turn of the event loop: each takes a tenth of a millisecond of it or more."""
+"""Most requests of a team that begin in one turn of the event loop: each takes 0.1 ms or more of it."""
 
 
 class TeamStarts:
-    """Lets a few requests of each team begin per turn of the event loop, so that a crowd delays nobody else."""
+    """Lets a few requests of each team begin per turn of the event loop, so that one team's many delay no other."""
 
     def __init__(self, per_turn: int = STARTS_PER_TURN) -> None:
         self._per_turn = per_turn
@@ -40,7 +40,7 @@ class TeamStarts:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def start(self, team: str) -> None:
-        """Wait until the request may begin; most need not wait."""
+        """Wait until a request of the team may begin: until a later turn if this one has had STARTS_PER_TURN."""
         if team not in self._waiting and self._begun[team] < self._per_turn:
             if not self._begun:
                 asyncio.get_running_loop().call_soon(self._turn)
@@ -65,7 +65,7 @@ class TeamStarts:
 
 
 class Access(Enum):
-    """The kinds of access to a route: each says what its caller needs."""
+    """What the caller of a route needs."""
 
     OPEN = "nothing"
     KEY = "an API key"
@@ -76,22 +76,22 @@ OPEN, KEY, ADMIN = Access
 
 
 class RouteToken(NamedTuple):
-    """A token that opens one route; beside it an admin's API key does, and nothing else."""
+    """A token that opens one route. An admin's API key opens the route as well; other keys do not."""
 
     token: str
     refusal: str
-    """What callers with another API key are told."""
+    """Error message for callers whose API key is no admin's."""
 
 
 class AccessControl:
-    """Identifies callers. Counts requests under way by key, WebSockets among them: each has a connection, and other
-    keys need some.
+    """Identifies callers, and limits each key's requests under way, WebSockets included, so that one key can't take all
+    connections.
     """
 
     def __init__(
         self, keys: Keys, most_per_key: int = sys.maxsize, tokens: Mapping[str, RouteToken] | None = None
     ) -> None:
-        """`most_per_key`: requests of one key that may be under way. `tokens`: those of routes, by path."""
+        """`most_per_key`: most requests of one key that may be under way. `tokens`: path -> the token of its route."""
         self._keys = keys
         self._most_per_key = most_per_key
         self._tokens = tokens or {}
@@ -103,7 +103,8 @@ class AccessControl:
         return self._keys.authenticate(scope["headers"])
 
     async def identify(self, scope: Scope, request_log: RequestLog, access: Access) -> Principal:
-        """Return the caller of a route when the request may begin, and name them in its log. Call `end` in any case.
+        """Identify a request's caller, name them in its log, wait until it may begin, and return them. Call `end` in
+        any case.
 
         Raises AuthenticationFailed, PermissionDenied, TooManyRequests.
         """
@@ -138,7 +139,9 @@ class AccessControl:
         self._under_way[key_id] += 1
 
     def _holder(self, scope: Scope, token: RouteToken) -> Principal:
-        """Return NOBODY for a request with the route's token, else the admin who sent it; neither is counted."""
+        """Return NOBODY if the request has the route's token, else the admin who sent it. Such requests are not
+        counted.
+        """
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         if hmac.compare_digest(given, b"Bearer " + token.token.encode()):
             return NOBODY

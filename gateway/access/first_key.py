@@ -1,4 +1,4 @@
-"""The first API key: preset, found in the state folder, or made. Several gateways that start at once agree on one."""
+"""The first API key: preset, found in the state folder, or made. Gateways that start at once agree on the same key."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def path_in(state_dir: Path) -> Path:
 
 
 async def settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir: Path) -> AccessRecord:
-    """Return the record of the first key that is valid now; a key that is made here is also written to the file. A
-    record in Redis counts if it is sealed with the gateway secret; one of an earlier version, unsealed, is replaced.
+    """Decide which key is the first key, and return its record. A key that is made here is written to the file.
 
-    Only a preset key replaces the one in Redis, which others may be using: a key in the file and one that is made now
-    yield to it. Where Redis has something else under the name of the keys, this gateway's own is valid here. Raises
-    OSError when the folder can't be written.
+    A key in Redis, which others may be using, is kept; only a `preset` key replaces it, not a key in the file or a new
+    one. The record in Redis counts only if it is sealed with the gateway secret; one without a seal is of an earlier
+    version and is replaced. If Redis has no hash under the name of the keys, this gateway uses its own key. Raises
+    OSError if the folder can't be written.
     """
     try:
         return await _settle(redis, secret, preset, state_dir)
@@ -89,7 +89,7 @@ async def _offer_found(redis: redis.asyncio.Redis, secret: str, record: AccessRe
 
 
 async def _offer(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) -> AccessRecord:
-    """Write the record to Redis if there is none, and return the one that counts afterwards."""
+    """Write the first key's record to Redis unless Redis has one, and return the record that is valid then."""
     value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     if value is not None and is_bare(value):
         await redis.hset(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret))
@@ -100,7 +100,7 @@ async def _offer(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) 
 
 
 async def _read_redis(redis: redis.asyncio.Redis, secret: str) -> AccessRecord | None:
-    """Return the first key's record in Redis; None too if it is unreadable or ill sealed, which the key store logs."""
+    """Return the first key's record in Redis; None if there is none or its seal is wrong, which the key store logs."""
     value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     try:
         return None if value is None else open_record(value, secret)
@@ -125,7 +125,7 @@ def _read_file(path: Path) -> str:
 
 
 def _write_new(path: Path, key: str) -> bool:
-    """Write the key file whole or not at all, readable by its owner only. Return False when the file exists already."""
+    """Write the key file at once, readable by its owner only. Return False if the file exists already."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{FILE_NAME}-")  # mode 0600
     try:

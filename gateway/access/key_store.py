@@ -1,4 +1,4 @@
-"""Keeps the valid keys in step with Redis, so that several gateways agree within seconds."""
+"""Reads the valid keys from Redis every few seconds, so that all gateways accept the same keys."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from workers.protocol import keys
 
 REREAD_S = 3.0
 LONGEST_BYTES = 1 << 20
-"""Most bytes of a record; nobody has made a longer one."""
+"""Most bytes of a key's record; longer values are not read."""
 AT_ONCE = 64
-"""Records that are read between two looks at the time."""
+"""Records to read before checking whether the event loop needs a turn."""
 NO_BOUND = 1 << 40
-"""Nobody but gateways and operators writes there."""
+"""No limit for the number and bytes of all records: only gateways and operators write them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,15 @@ class _Opened:
     value: bytes
     record: AccessRecord | None
     error: str | None
-    """Why it is no key."""
+    """Why the value is no valid key; None: it is one."""
 
 
 class KeyStore:
-    """Reads the valid keys: the records of the settings, and those in Redis that a holder of the gateway secret wrote.
-    Where both have a name, the settings' record counts. While Redis is away the last records stay valid.
+    """Reads the valid keys: the records of the settings, and those in Redis that are sealed with the gateway secret.
+    If a name is in both, the settings' record is valid. While Redis is away, the last records stay valid.
 
-    A Redis that comes back empty gets the first key again from any gateway that has seen it; keys that stood only in
-    Redis are lost with it.
+    If Redis comes back empty, any gateway that has read the first key writes it again. Other keys that were only in
+    Redis are lost.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class KeyStore:
         first: AccessRecord,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`unreadable` hears of records that can't be read or are not sealed with `secret`; they are no keys."""
+        """`unreadable` is called for records that can't be read or are not sealed with `secret`; they are no valid
+        keys.
+        """
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
         self._secret = secret
@@ -59,12 +61,12 @@ class KeyStore:
         self._first = first
         self._source = load_members_script().source
         self._opened: dict[bytes, _Opened] | None = None
-        """What stood in Redis at the last reading: what has not changed is not opened again."""
+        """Name -> its value in Redis at the last reading, opened. Values that have not changed are not opened again."""
         self._found: dict[str, AccessRecord] = {}
 
     async def refresh(self) -> None:
-        """Read the keys in Redis once; where some have changed, replace the valid ones. Raises redis.RedisError when
-        Redis is away.
+        """Read the keys in Redis once; if some have changed, replace the valid keys. Raises redis.RedisError if Redis
+        is away.
         """
         opened, has_changed = dict[bytes, _Opened](), self._opened is None
         before, pauses = self._opened or {}, Pauses()
@@ -88,8 +90,8 @@ class KeyStore:
             await self._redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(self._first, self._secret))
 
     async def _read(self, pauses: Pauses) -> bytes:
-        """Return all fields and values, as the script tells them. In one go: a walk that changed servers on its way, as
-        after a failover, would miss some.
+        """Return all names and records, as the script packs them. One call reads them all: a scan of several calls
+        could change servers in between, at a failover, and miss some.
         """
         call = ("EVAL", self._source, 1, keys.ACCESS_KEYS, "hash", LONGEST_BYTES, NO_BOUND, NO_BOUND, "0")
         answer = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]

@@ -12,13 +12,13 @@ from gateway.errors import AuthenticationFailed
 
 
 class Keys:
-    """Every key that is valid now; replaced as a whole when Redis tells of others."""
+    """Holds the valid API keys. `replace` exchanges all of them at once when the keys in Redis change."""
 
     def __init__(self, records: Iterable[AccessRecord] = (), verified: Callable[[bytes], None] | None = None) -> None:
-        """`verified` is told each key that a request has shown and that is valid."""
+        """`verified` is called with the key of each request whose key is valid."""
         self._verified = verified
         self._known: dict[bytes, tuple[AccessRecord, Principal]] = {}
-        """By SHA-256 of the key."""
+        """SHA-256 of a key -> its record and its principal."""
         self.replace(records)
 
     def __len__(self) -> int:

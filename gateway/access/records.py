@@ -1,9 +1,9 @@
-"""The record of an API key, all that is stored about it: a hash in place of the key, and in Redis a seal before it.
+"""The record of an API key: all that is stored about the key, with a hash in its place. In Redis a seal comes first:
 
     <64 hexadecimal digits> <the record, JSON>
 
-The seal is made with the gateway secret, so that only its holders make keys. It covers the JSON as it is written, so
-that a record outlives versions that add fields.
+The seal is made with the gateway secret, so that only holders of the secret can make keys. It covers the bytes of the
+JSON, so that a record stays valid in versions that add fields.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ MOST_URGENT_PRIORITY = -100
 
 
 class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key, as it stands in the settings (`api_keys`) and in Redis (`pd:keys`)."""
+    """The record of one key, in the settings (`api_keys`) and in Redis (`pd:keys`)."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
-    """Id of the key; in logs."""
+    """Id of the key, shown in logs."""
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     """SHA-256 of the key's UTF-8 bytes, lower-case hexadecimal. Keys are long and random: they need no salt."""
     team: Annotated[str, Meta(min_length=1, max_length=64)] = DEFAULT_TEAM
     """The team (tenant) of the key: only its own calls share cached prompts. Also a label of metrics."""
     aliases: tuple[str, ...] | None = None
-    """Names that the key may use; null: all."""
+    """Model names that the key may use; null: all."""
     admin: bool = False
     weight: Annotated[float, Meta(ge=LEAST_WEIGHT, le=MOST_WEIGHT)] = 1.0
-    """Share of the key's team where calls of several teams wait for one model: a team of 3 gets three times as many
-    tokens as a team of 1. Each call counts with the weight of the key that it came with.
+    """Share of the key's team while calls of several teams wait for a model: weight 3 gets three times as many tokens
+    as weight 1. Each call has the weight of its own key.
     """
 
     min_priority: Annotated[int, Meta(ge=MOST_URGENT_PRIORITY, le=-MOST_URGENT_PRIORITY)] = 0
-    """The most urgent `priority` that its calls get; a lower number counts as this one. Admin keys may name any."""
+    """Lowest, most urgent, `priority` of the key's calls: a lower number counts as this one. Admin keys may use any."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Most tokens of one answer, and the default where the request names none; null: the model's context."""
+    """Most tokens of one answer, and the default if the request names no limit; null: the model's context."""
     answer_timeout_s: Annotated[float, Meta(gt=0)] | None = None
-    """Most seconds of one answer, from its first token on; null: the setting of that name."""
+    """Most seconds from an answer's first token to its end; null: the setting `answer_timeout_s`."""
 
     def principal(self) -> Principal:
         aliases = None if self.aliases is None else frozenset(self.aliases)
@@ -57,7 +57,7 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class KeysInvalid(ValueError):
-    """The setting `api_keys` can't be used; the message says where and how to mend it."""
+    """The setting `api_keys` can't be used; the message says where the fault is and how to mend it."""
 
 
 encode_record = msgspec.json.Encoder().encode
@@ -90,20 +90,23 @@ def read_records(setting: str) -> tuple[AccessRecord, ...]:
 
 
 class NotSealed(ValueError):
-    """A record that no holder of the gateway secret wrote."""
+    """The record has no seal made with the gateway secret."""
 
     def __init__(self) -> None:
         super().__init__("no seal of PADDOCK_GATEWAY_SECRET, the same on all gateways; write it with `paddock key add`")
 
 
 def seal_record(record: AccessRecord, secret: str) -> bytes:
-    """Return the value of a field of `keys.ACCESS_KEYS`."""
+    """Return the sealed record, as it is stored in the Redis hash `keys.ACCESS_KEYS`."""
     encoded = encode_record(record)
     return _seal(encoded, secret) + b" " + encoded
 
 
 def open_record(value: bytes | str, secret: str) -> AccessRecord:
-    """Return the record in such a value. Raises ValueError: NotSealed, or where the value is no record."""
+    """Return the record in a value of `keys.ACCESS_KEYS`.
+
+    Raises NotSealed, a ValueError, if the seal is wrong, and ValueError if the value is no record.
+    """
     raw = value if isinstance(value, bytes) else value.encode()  # as the client's types have it
     seal, _, encoded = raw.partition(b" ")
     if not hmac.compare_digest(seal, _seal(encoded, secret)):
@@ -112,7 +115,7 @@ def open_record(value: bytes | str, secret: str) -> AccessRecord:
 
 
 def is_bare(value: bytes | str) -> bool:
-    """Return whether the value is a record without any seal, as versions before the seal wrote them."""
+    """Return whether the value is a record without any seal, as earlier versions wrote it."""
     return value.lstrip()[:1] in (b"{", "{")
 
 

@@ -1,7 +1,7 @@
 """Chooses the LoRA adapters that a call uses.
 
-llama-server's adapter numbers are indexes into the list of a model's adapters, sorted by name: they move when adapters
-come and go.
+llama-server's API numbers adapters: a number is an index into the model's adapters, sorted by name, and so changes when
+adapters are added or removed.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ MAX_NAMES_TOLD = 20
 
 class AdapterScales(Protocol):
     def scales(self, model: str) -> Mapping[str, float]:
-        """Return the scales of the adapters that a call uses if it names none."""
+        """Return adapter -> scale for calls to the model that name no adapters."""
         ...
 
 
 class CallAdapters:
-    """Chooses the adapters of calls by the fleet as it is now."""
+    """Chooses the adapters of calls from those that the fleet has now."""
 
     def __init__(self, fleet: FleetView, scales: AdapterScales) -> None:
         self._fleet = fleet
         self._scales = scales
 
     def of(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """Return the adapters that a call is computed with if it asks for `asked` by name.
+        """Return the adapters to compute a call with. `asked`: the adapters that the request names.
 
-        Raises InvalidRequest for one that is not known, PermissionDenied for one that the key may not use.
+        Raises InvalidRequest for an unknown adapter, PermissionDenied for an adapter that the key may not use.
         """
         scales = self._scales.scales(call.model)
         if not (asked or call.adapter or scales):
@@ -44,7 +44,7 @@ class CallAdapters:
         return resolve_uses(asked, call.adapter, scales, known, call.principal)
 
     def apply(self, call: Call, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with the adapters that it is computed with. Raises as `of`."""
+        """Return the request with the adapters to compute it with. Raises what `of` raises."""
         uses = self.of(call, request.adapters)
         return request if uses == request.adapters else replace(request, adapters=uses)
 
@@ -52,10 +52,10 @@ class CallAdapters:
 def resolve_uses(
     asked: Sequence[AdapterUse], called: str, scales: Mapping[str, float], known: Sequence[str], principal: Principal
 ) -> tuple[AdapterUse, ...]:
-    """Return the adapters that a call computes with: those that it asked for and the one that it called as `model`.
+    """Return the adapters to compute a call with: those `asked` for, and the adapter `called` as the model.
 
-    The key must allow each one whose scale is not 0. A call that asked for none gets the model's default `scales`,
-    which the operator sets and which hold for every key. Raises InvalidRequest, PermissionDenied.
+    The key must allow each adapter whose scale is not 0. A call that names no adapter gets the model's default
+    `scales`, which the operator sets for every key. Raises InvalidRequest, PermissionDenied.
     """
     if not asked and not called:
         return tuple(AdapterUse(name, scale) for name, scale in sorted(scales.items()) if scale and name in known)
@@ -71,7 +71,7 @@ def visible_adapters(known: Sequence[str], principal: Principal) -> list[str]:
 
 
 def find_adapter(wanted: str, known: Sequence[str], principal: Principal) -> str:
-    """Return the adapter of this name or number. Raises InvalidRequest, which lists those that the key may use."""
+    """Return the adapter of this name or number. Raises InvalidRequest, which lists the adapters for the key."""
     if wanted in known:
         return wanted
     if wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < len(known):
@@ -82,7 +82,10 @@ def find_adapter(wanted: str, known: Sequence[str], principal: Principal) -> str
 
 
 def _permit(use: AdapterUse, known: Sequence[str], principal: Principal) -> AdapterUse:
-    """Return the use under the adapter's name. Raises PermissionDenied; never at a scale of 0, which turns it off."""
+    """Return the use with the adapter's name in place of a number.
+
+    Raises PermissionDenied if the key may not use the adapter; not at a scale of 0, which turns the adapter off.
+    """
     name = find_adapter(use.name, known, principal)
     if use.scale and not principal.may_use(name):
         # The error repeats what was sent, so that a number does not reveal its adapter's name.

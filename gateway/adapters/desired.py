@@ -1,6 +1,6 @@
-"""The desired state of a fleet's LoRA adapters, set by its operators: registered adapters and default scales.
+"""The LoRA adapters that operators have registered for each model, and the default scales of the adapters.
 
-Both are kept in Redis, so that every gateway knows them and a worker that starts later gets what the others have.
+Redis stores both, so that all gateways agree, and a worker that starts later gets the same adapters as the others.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ log = logging.getLogger(__name__)
 REREAD_S = 0.25
 
 REMOVED_TTL_S = 24 * 3600
-"""Seconds for which the removal of an adapter is remembered: a worker that was cut off for longer may bring it back."""
+"""Seconds for which Redis remembers a removed adapter. A worker that was out of reach for longer may bring it back."""
 
 
 class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An adapter that every worker of a model is to have."""
+    """A registered adapter: every worker of its model should load it."""
 
     name: Name
     base: str
     """Name of the base model."""
     path: str
-    """Path of the file in the workers' `adapters_dir`."""
+    """Path of the adapter's file, relative to the workers' `adapters_dir`."""
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     """Hash of the file's contents, as computed by the first worker that checked it."""
     pinned: bool = False
 
     def ask(self, *, check: bool = False) -> LoadAdapter:
-        """Return the request that has a worker load the adapter."""
+        """Return the request that makes a worker load the adapter; `check`: only check its file."""
         return LoadAdapter(name=self.name, path=self.path, pinned=self.pinned, sha256=self.sha256, check=check)
 
 
@@ -56,7 +56,7 @@ _decode = msgspec.json.Decoder(AdapterRecord).decode
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The desired state of one model's adapters, as last read."""
+    """The registered adapters and scales of one model, as last read from Redis."""
 
     records: Mapping[str, AdapterRecord] = field(default_factory=dict)
     removed: frozenset[str] = frozenset()
@@ -71,7 +71,9 @@ NO_SCALES: Mapping[str, Mapping[str, float]] = {}
 
 
 class DesiredAdapters:
-    """The desired adapters of all models: at most `REREAD_S` old while Redis answers, the last known while not."""
+    """The registered adapters and scales of all models, read every `REREAD_S`. While Redis is away, the last known
+    ones.
+    """
 
     def __init__(
         self,
@@ -80,8 +82,8 @@ class DesiredAdapters:
         unreadable: Unreadable | None = None,
         defaults: Mapping[str, Mapping[str, float]] = NO_SCALES,
     ) -> None:
-        """`models` returns the models to read; `unreadable` is told of what can't be read. `defaults`: the catalog's
-        scales, by model, which hold where nobody has set others.
+        """`models` returns the models to read; `unreadable` is called for values that can't be read. `defaults`: model
+        -> the catalog's scales, used for adapters whose scale nobody has set.
         """
         self._defaults = defaults
         self._unreadable = unreadable or Unreadable()
@@ -89,11 +91,11 @@ class DesiredAdapters:
         self._models = models
         self._known: dict[str, _Known] = {}
         self._num_changes: Counter[str] = Counter()
-        """Changes of each model that this gateway made: a reading that began before one does not know of it."""
+        """Model -> changes that this gateway has made. A reading from Redis that began before a change is dropped."""
 
     @property
     def models(self) -> list[str]:
-        """Models whose desired state has been read."""
+        """The models whose adapters have been read from Redis."""
         return list(self._known)
 
     def records(self, model: str) -> Mapping[str, AdapterRecord]:
@@ -105,12 +107,12 @@ class DesiredAdapters:
         return self._known.get(model, _NOTHING).removed
 
     def scales(self, model: str) -> Mapping[str, float]:
-        """Return adapter -> scale, for calls that name none."""
+        """Return adapter -> scale for calls to the model that name no adapters."""
         own, known = self._defaults.get(model, {}), self._known.get(model, _NOTHING).scales
         return {**own, **known} if own else known
 
     def contents(self) -> Mapping[str, Contents]:
-        """Return model -> its registered adapters -> SHA-256; models without any are left out."""
+        """Return for each model: registered adapter -> SHA-256 of its file. Models without adapters are left out."""
         return {model: known.contents for model, known in self._known.items() if known.contents}
 
     async def is_registered(self, record: AdapterRecord) -> bool:
@@ -119,7 +121,7 @@ class DesiredAdapters:
         return found == _encode(record)
 
     async def is_removed(self, model: str, name: str) -> bool:
-        """Return whether Redis says now that the adapter was removed lately. Raises redis.RedisError."""
+        """Ask Redis whether the adapter was removed within REMOVED_TTL_S. Raises redis.RedisError."""
         return bool(await self._redis.hexists(keys.adapters_removed(model), name))
 
     async def register(self, record: AdapterRecord) -> None:
@@ -133,13 +135,17 @@ class DesiredAdapters:
         self._note(record.base, {**known.records, record.name: record}, known.removed - {record.name}, known.scales)
 
     async def adopt(self, record: AdapterRecord) -> bool:
-        """Register an adapter that a worker has, if Redis lost it. Return whether it had. Raises redis.RedisError."""
+        """Register an adapter that a worker has, unless it is registered or was removed. Return whether it is new in
+        Redis.
+
+        Raises redis.RedisError.
+        """
         if await self.is_removed(record.base, record.name):
             return False
         return bool(await self._redis.hsetnx(keys.adapters(record.base), record.name, _encode(record)))
 
     async def unregister(self, model: str, name: str) -> None:
-        """Remove an adapter and its scale; workers that have it unload it. Raises StoreUnavailable."""
+        """Remove an adapter and its scale, so that workers unload it. Raises StoreUnavailable."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hset(keys.adapters_removed(model), name, str(time.time()))
             pipeline.expire(keys.adapters_removed(model), REMOVED_TTL_S)
@@ -166,7 +172,7 @@ class DesiredAdapters:
         self._note(model, known.records, known.removed, wanted)
 
     async def refresh(self) -> None:
-        """Read the desired state of all models once. Raises redis.RedisError when Redis is away."""
+        """Read the registered adapters and scales of all models once. Raises redis.RedisError if Redis is away."""
         models = sorted(self._models())
         num_changes = self._num_changes.copy()
         async with self._redis.pipeline(transaction=False) as pipeline:
@@ -209,7 +215,11 @@ class DesiredAdapters:
         self._known[model] = _Known(records, removed, scales, contents)
 
     def _is_other(self, kind: Unread, model: str, answer: object) -> bool:
-        """Return whether the key has another type; the last known value holds then. Raises redis.RedisError."""
+        """Return whether `answer` is the error for a Redis key of another type, so that the last known value must
+        serve.
+
+        Raises any other redis.RedisError.
+        """
         if not isinstance(answer, NO_ANSWER):
             return False
         if not is_of_one_name(answer):

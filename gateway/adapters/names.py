@@ -1,7 +1,7 @@
-"""Finds a model's LoRA adapters, the contents of each, and those that can be called by name. Pure.
+"""Finds a model's LoRA adapters, the hash of each file, and the adapters that can be called as `model`. Pure.
 
-The sources are the workers' records and the registered adapters. A name stands for one file's contents over the whole
-fleet: a worker that has other contents under it does not have the adapter.
+The sources are the workers' heartbeats and the registered adapters. A name stands for the same file in the whole fleet:
+a worker with another file of this name does not have the adapter.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from msgspec.structs import replace
 from workers.protocol.heartbeat import Heartbeat
 
 Contents = Mapping[str, str]
-"""Adapter -> SHA-256 of its file, in hex; empty where no worker has reported it."""
+"""Adapter -> SHA-256 of its file, in hex; an empty string if no worker has reported the hash."""
 
 NOTHING: Contents = {}
 
 
 def contents_of(workers: Iterable[Heartbeat], registered: Contents = NOTHING) -> dict[str, str]:
-    """Return a model's adapters and their contents, sorted by name.
+    """Return adapter -> SHA-256 of its file for a model, sorted by name.
 
-    Registered contents count first; of workers that contradict each other, the one that started last.
+    The hash is the registered one, else that of the worker that started last.
     """
     found: dict[str, str] = {}
     for beat in sorted(workers, key=_age):
@@ -31,17 +31,17 @@ def contents_of(workers: Iterable[Heartbeat], registered: Contents = NOTHING) ->
 
 
 def agreed(workers: Iterable[Heartbeat], contents: Contents) -> tuple[Heartbeat, ...]:
-    """Return the workers' records without those of their adapters whose contents are not the fleet's."""
+    """Return the heartbeats, each without the adapters whose hash differs from that in `contents`."""
     return tuple(_without(beat, [name for name in beat.adapters if _differs(beat, name, contents)]) for beat in workers)
 
 
 def known_adapters(workers: Iterable[Heartbeat], registered: Contents = NOTHING) -> list[str]:
-    """Return the names of one model's adapters. An adapter's index in the list is its number."""
+    """Return the names of a model's adapters, sorted. An adapter's index in the list is its number in the API."""
     return list(contents_of(workers, registered))
 
 
 def callable_adapters(models: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Return adapter -> its model, for adapters that can be called as `model`: a name that two models have is left out.
+    """Return adapter -> its model for the adapters that can be called as `model`: those whose name only one model has.
 
     `models`: model -> names of its adapters.
     """

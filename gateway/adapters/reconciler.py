@@ -1,7 +1,7 @@
-"""Sees to it that every worker of a model has the adapters that are registered, and none that were removed.
+"""Makes every worker of a model load the registered adapters and unload the removed ones.
 
-Workers that start later, and workers that could not be asked in time, get their adapters here. Where Redis has lost the
-registrations, they are made again from what the workers have.
+This is for workers that start later, or could not be asked when an adapter was registered. If Redis has lost the
+registrations, they are made again from the adapters that the workers have.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 REST_S = 30.0
-"""Seconds until what failed at a worker (loading, removing or listing adapters) is tried there again."""
+"""Seconds before a request that failed at a worker (loading, removing or listing adapters) is tried there again."""
 SETTLE_S = 2.0
-"""Seconds in which what a worker has just done is not asked of it again: its heartbeats tell of it late."""
+"""Seconds before a request that succeeded may be sent to the worker again: heartbeats show the change late."""
 
 AT_ONCE = 16
-"""Workers that are looked after at the same time."""
+"""Most workers that are asked at the same time."""
 
 _USABLE = (AdapterState.LOADED, AdapterState.KNOWN)
 
 
 class AdapterReconciler:
-    """Compares workers with the registrations, and mends differences. Telling a worker what it knows does nothing."""
+    """Compares workers' adapters with the registrations, and mends differences. A request repeated at a worker is
+    harmless.
+    """
 
     def __init__(self, fleet: FleetView, queries: WorkerQueries, desired: DesiredAdapters) -> None:
         self._fleet = fleet
@@ -44,12 +46,14 @@ class AdapterReconciler:
         self._desired = desired
         self._soon = asyncio.Event()
         self._resting: dict[tuple[str, str, str], float] = {}
-        """(Boot id, adapter, SHA-256 to load or "" to remove or "adopt") -> time.monotonic() of the next try."""
+        """(Worker's boot id, adapter, task) -> time.monotonic() of the next try. The task is a SHA-256: load this file;
+        "": remove the adapter; "adopt": register it.
+        """
         self._fixed: dict[str, frozenset[str]] = {}
-        """Boot id -> adapters from the worker's settings; no entry until the worker was asked for its adapters."""
+        """Worker's boot id -> adapters from its settings; no entry until the worker was asked for its adapters."""
 
     def reconcile_soon(self) -> None:
-        """Compare at once: the fleet has changed."""
+        """Make `run` compare at once, because the fleet has changed."""
         self._soon.set()
 
     async def run(self) -> None:
@@ -90,7 +94,7 @@ class AdapterReconciler:
         return [name for name in names if name not in self._fixed_of(beat) and not self._is_resting(beat, name, "")]
 
     def _unknown(self, beat: Heartbeat) -> set[str]:
-        """Return the worker's adapters that are neither registered nor removed, nor known to come from its settings."""
+        """Return the worker's adapters that are not registered, not removed, and not known to be of its settings."""
         known = self._desired.records(beat.model).keys() | self._desired.removed(beat.model) | self._fixed_of(beat)
         return {name for name in beat.adapters if name not in known and not self._is_resting(beat, name, "adopt")}
 

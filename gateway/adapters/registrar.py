@@ -1,7 +1,7 @@
-"""Registers LoRA adapters with all workers of a model, or with none, and removes them.
+"""Registers LoRA adapters with all workers of a model, or with none, and removes adapters.
 
-Registrations are kept in Redis. Workers are told at once; those that can't be asked now, or start later, get them from
-`gateway.adapters.reconciler`.
+Redis stores the registrations. Workers load the adapters at once; for workers that can't be reached now or start later,
+`gateway.adapters.reconciler` sees to it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from workers.protocol.queries import (
 log = logging.getLogger(__name__)
 
 AT_ONCE = 32
-"""Workers that are asked at the same time."""
+"""Most workers that are asked at the same time."""
 
 SETTLE_S = 3.0
-"""Seconds that an answer waits, at most, until the workers' heartbeats show the change."""
+"""Most seconds for which an answer waits until the workers' heartbeats show the change."""
 LOOK_S = 0.05
 
 MARGIN_S = 5.0
-"""Seconds beyond the wait that a worker was asked for, after which its answer is given up."""
+"""Seconds to wait for a worker's answer, beyond the `wait_s` that the worker was asked to wait."""
 
 T = TypeVar("T")
 
@@ -55,10 +55,10 @@ class AdapterRegistrar:
         return name in self._desired.records(model) or any(name in beat.adapters for beat in beats)
 
     async def register(self, model: str, asked: LoadAdapter) -> AdapterRecord:
-        """Register an adapter: every worker that can be asked checks the file; then all are told to load it.
+        """Register an adapter: every worker that answers checks the file, then all workers are told to load it.
 
-        Raises NoWorker, Unavailable where no worker answers, StoreUnavailable, and the error of the first worker that
-        refuses the file: nothing has changed then.
+        Raises NoWorker, Unavailable if no worker answers, StoreUnavailable, and the error of the first worker that
+        refuses the file; then nothing is registered.
         """
         beats = self._serving(model)
         record = await self._make_record(beats, model, asked)
@@ -70,9 +70,9 @@ class AdapterRegistrar:
         return record
 
     async def remove(self, model: str, name: str, wait_s: float) -> int:
-        """Remove an adapter and return how many calls still used it after `wait_s` seconds; none of them is ended.
+        """Remove an adapter, and return how many calls still use it after `wait_s` seconds; these calls go on.
 
-        Raises InvalidRequest where a worker has it from its settings, and StoreUnavailable.
+        Raises InvalidRequest if a worker has the adapter from its settings, and StoreUnavailable.
         """
         beats = [beat for beat in self._queries.workers(model) if name in beat.adapters]
         fixed = await _ask_all(beats, lambda beat: self._has_fixed(beat, name))
@@ -88,7 +88,7 @@ class AdapterRegistrar:
         return sum(left)
 
     async def _make_record(self, beats: list[Heartbeat], model: str, asked: LoadAdapter) -> AdapterRecord:
-        """Return the adapter's record, with the SHA-256 that the first worker that answers finds in the file."""
+        """Return the adapter's record, with the SHA-256 of the file as computed by the first worker that answers."""
         for beat in beats:
             info = await self._check_on(beat, replace(asked, check=True))
             if info is not None:
@@ -98,7 +98,7 @@ class AdapterRegistrar:
         raise Unavailable(f"No worker of `{model}` answered. Send the request again later.")
 
     async def _check_on(self, beat: Heartbeat, check: LoadAdapter) -> AdapterInfo | None:
-        """Return what a worker finds in the file; None if it can't be asked. Raises PaddockError if it refuses it."""
+        """Let a worker check the file; None: the worker can't be reached. Raises PaddockError if it refuses."""
         try:
             return await self._queries.ask_worker(beat, "POST", ADAPTERS_PATH, decode_info, check)
         except WorkerLost:
@@ -149,7 +149,7 @@ class AdapterRegistrar:
 
 
 async def _ask_all(beats: Iterable[Heartbeat], ask: Callable[[Heartbeat], Awaitable[T]]) -> list[T]:
-    """Return every worker's answer, in the order of `beats`; the first exception cancels the other questions."""
+    """Ask every worker and return the answers in the order of `beats`. The first exception cancels the rest."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def one(beat: Heartbeat) -> T:
