@@ -1,4 +1,4 @@
-"""Follows one pub/sub channel, and the heartbeats of the gateway processes on one Redis."""
+"""Follows one pub/sub channel, and writes and reads the heartbeats of the gateway processes on one Redis."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 SILENCE_S = 2.0
-"""Seconds without a message after which the server is pinged; after as many again it counts as gone."""
+"""Seconds without a message after which the server is pinged; without a reply for as many seconds again, it counts as
+gone.
+"""
 
 
 async def follow(
     redis: redis.asyncio.Redis, channel: str, on_message: Callable[[bytes], None], on_subscribed: Callable[[], None]
 ) -> None:
-    """Call `on_message` with each message, and `on_subscribed` after each (re)subscription, when some may have been
-    missed. Never returns; a lost connection is logged once and tried again until it holds.
+    """Call `on_message` with each message of the channel, and `on_subscribed` after each subscription, since messages
+    before it may have been missed. Never returns; a lost connection is logged once, and tried again until it is back.
     """
     away = False
     while True:
@@ -66,16 +68,16 @@ async def follow(
 
 @dataclass(frozen=True, slots=True)
 class Gateways:
-    """The live gateways, as of one heartbeat of this one."""
+    """The gateways that are alive, as read by this gateway's heartbeat."""
 
     silent_s: Mapping[str, float]
-    """Id -> seconds since its heartbeat."""
+    """Id of a gateway -> seconds since its heartbeat."""
     stayed: bool
-    """Whether this process was still on the list by its last heartbeat."""
+    """Whether this process was still on the list of gateways when its heartbeat came."""
 
 
 class GatewayHeartbeats:
-    """Writes this gateway's heartbeat and reads those of others. Methods raise redis.RedisError and OSError."""
+    """Writes this gateway's heartbeat and reads those of other gateways. Methods raise redis.RedisError and OSError."""
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class GatewayHeartbeats:
         ttl_s: float = keys.GATEWAY_TTL_S,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`unreadable` is told of ids that are no text."""
+        """`unreadable` counts and logs gateway ids that are not text."""
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
         self._gateway = gateway
@@ -92,7 +94,9 @@ class GatewayHeartbeats:
         self._beat = load_beat_script()
 
     async def beat(self) -> Gateways | None:
-        """Write this process's heartbeat and return the live gateways; None where the list's key has another type."""
+        """Write this process's heartbeat and return the live gateways; None if the key of their list has another
+        type.
+        """
         await self._redis.set(keys.gateway(self._gateway), f"{time.time():.3f}", px=round(self._ttl_s * 1000))
         try:
             told = await self._redis.eval(self._beat.source, 1, keys.GATEWAYS, self._gateway, self._ttl_s)

@@ -1,4 +1,6 @@
-"""The Redis client, and the admission scripts as typed methods. Times go in as seconds; the clock is Redis's own."""
+"""The Redis client, and the admission scripts as typed methods. Callers pass times in seconds; the scripts use Redis's
+own clock.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,20 @@ from workers.protocol.heartbeat import PROTOCOL_VERSION, WorkerAddress
 from workers.redis import link
 
 NO_LOSS_MS = 0.01
-"""Difference of cost below which two workers count as equal."""
+"""Difference of cost in ms below which two workers count as equal."""
 
 UNFENCED = 0
-"""Fencing token of a lease that Redis does not know of yet."""
+"""Fencing token of a lease that Redis does not have yet."""
 
 ANSWER_TIMEOUT_S = 2.0
-"""Seconds for one answer, and for making a connection."""
+"""Seconds within which an answer must come, and a connection must be made."""
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """Return a client for any URL of docs/redis.md; it connects on first use. Having no answer in time raises.
+    """Return a client for any URL of docs/redis.md. It connects on first use, and raises if no answer comes in time.
 
-    A dropped connection is tried again once, so every script must bear being run twice. Raises BadRedisUrl.
+    After a dropped connection a command is sent once more, so running a script twice must do no harm. Raises
+    BadRedisUrl.
     """
     return link.connect(url, timeout_s=ANSWER_TIMEOUT_S, retries=1)
 
@@ -43,12 +46,12 @@ class Lease:
     kv_tokens: int = 0
     """KV cells that the call is predicted to take."""
     queue_ms: float = 0.0
-    """Milliseconds that the call waited for the slot, admission itself included."""
+    """Milliseconds that the call waited for the slot, including the time that admission itself took."""
     team: str = ""
     weight: float = 1.0
     """Weight of the team in fair shares."""
     overtaken: int = 0
-    """How often a slot went to a ticket that was behind this call's in the queue."""
+    """How often a slot went to a ticket behind this call's in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,10 @@ class Offer:
     """Time to the first token on the best other worker, waiting for that one included."""
     kv_tokens: int
     burden_ms: float = 0.0
-    """Cost of the prefill for other calls; `other_ms` includes it as well."""
+    """Cost of the prefill to other calls; `other_ms` includes this cost on that worker."""
 
     def packed(self, hold_ms: float) -> str:
-        """Return the bid as lua/shared.lua reads it; `hold_ms` as in `Offers`."""
+        """Return the offer as the text of a bid that lua/shared.lua reads; `hold_ms` as in `Offers`."""
         lost_ms = self.other_ms - self.cost_ms - self.burden_ms
         if -NO_LOSS_MS < lost_ms < 0:
             lost_ms = 0.0  # rounding of equal sums
@@ -75,18 +78,18 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The costs of a call at the workers that would do, as its ticket carries them while it waits."""
+    """The costs of a call at the workers that would do. Its ticket carries them while the call waits."""
 
     take: tuple[Offer, ...] = ()
-    """Workers to take at once where they have a slot, best first."""
+    """Workers to take at once if they have a free slot, best first."""
     more: tuple[Offer, ...] = ()
-    """Workers whose slots it would take rather than wait on, when they come free."""
+    """Workers whose slots the call takes when they come free, rather than wait any longer."""
     elsewhere: Offer | None = None
-    """The cost at any worker that is not named; None: no other would do."""
+    """The cost at any worker that is not named here; None: no other worker would do."""
     left_out: frozenset[str] = frozenset()
-    """Workers that would not do and that `elsewhere` does not stand for."""
+    """Workers that would not do, to which `elsewhere` does not apply."""
     begin_within_ms: float = 0.0
-    """Time from now within which the first token is wanted; 0: no deadline."""
+    """Milliseconds from now within which the first token is wanted; 0: there is no deadline."""
     hold_ms: float = 0.0
     """Predicted time of the decode, after the first token."""
 
@@ -110,40 +113,40 @@ class Filed:
     """The place of a ticket in the queue."""
 
     rank: str
-    """Its score: class and virtual finish, digit by digit as Redis wrote it."""
+    """The ticket's score in the queue, from its class and virtual finish; exactly the digits that Redis wrote."""
     start: str
-    """Virtual start, virtual tokens."""
+    """Virtual start of the call in fair queueing, in virtual tokens."""
     position: int
-    """Position in the queue; 1 is next."""
+    """Position in the queue; 1 is served next."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimitReached:
     waiting: int
     of_team: bool = False
-    """Whether the bound and the number are those of one team."""
+    """Whether the limit that was reached, and `waiting`, are those of one team; else those of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A call that waits, as `reread` renews it."""
+    """A waiting call, as `reread` renews it."""
 
     order: Order
     filed: Filed
     ttl_s: float
-    """Seconds that it lives if nobody re-reads it."""
+    """Seconds that the ticket lives if nobody re-reads it."""
     offers: Offers | None
-    """New offers; None: they stay as they were."""
+    """New offers; None: the old ones still hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
     void: frozenset[str]
-    """Leases of an earlier worker process, or superseded: they will not come back."""
+    """Leases that will not come back: their worker process is gone, or another lease has superseded them."""
     crowded: frozenset[str]
-    """Leases that Redis had lost and whose slots are taken: tried again at the next renewal."""
+    """Leases that Redis has lost and whose slots others have taken by now: the next renewal tries them again."""
     fences: Mapping[str, int]
-    """Lease that was UNFENCED -> the fencing token that it has now."""
+    """Id of each lease that was UNFENCED -> the fencing token that Redis has now given it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ class Swept:
 
 
 class Store:
-    """The admission scripts (`lua/`), one method each. Methods raise StoreUnavailable when Redis is away."""
+    """Runs the admission scripts (`lua/`), one method for each. Methods raise StoreUnavailable if Redis is away."""
 
     def __init__(
         self,
@@ -168,7 +171,7 @@ class Store:
         timeout_s: float = ANSWER_TIMEOUT_S,
         took: Callable[[float, str], None] | None = None,
     ) -> None:
-        """`took` is called for each answer with the seconds that it took and the script's name."""
+        """`took` is called for each answer, with the seconds that it took and the script's name."""
         self.redis = redis
         self._protocol = protocol
         self._lease_ttl_ms = _ms(lease_ttl_s)
@@ -199,7 +202,9 @@ class Store:
         max_queue: int,
         max_team_queue: int,
     ) -> Lease | Filed | QueueLimitReached:
-        """Take a slot of the first worker in `take` that has one free, else a place in the queue."""
+        """Take a slot of the first worker in `offers.take` that has a free one, else a place in the queue, unless that
+        is full.
+        """
         answer = await self._send(
             self._acquire,
             gateway,
@@ -230,17 +235,19 @@ class Store:
                     return QueueLimitReached(answer[1])
 
     async def claim(self, gateway: str, model: str, id: str, offers: Offers) -> Lease | None:
-        """Return the lease that a ticket was granted; None while there is none."""
+        """Return the lease on the slot that a ticket was granted; None if it was granted none yet."""
         answer = await self._send(self._claim, gateway, model, id, self._lease_ttl_ms)
         with reading():
             return _lease(model, id, answer, offers) if answer[0] == b"lease" else None
 
     async def release(self, gateway: str, lease: Lease, share: float | None = None) -> bool:
-        """Free the slot. `share`: the virtual tokens that the call took. Return False when it held no such lease."""
+        """Free a lease's slot. `share`: virtual tokens to charge the call for; None: those predicted. Return False if
+        there was no such lease.
+        """
         return bool(await self._send(self._release, gateway, lease.at.model, *_release_arguments(lease, share)))
 
     async def withdraw(self, gateway: str, model: str, ids: Iterable[str]) -> int:
-        """Remove tickets, grants and leases. Return how many were known."""
+        """Remove tickets, grants and leases. Return how many of the ids existed."""
         return int(await self._send(self._withdraw, gateway, model, *ids))
 
     def post_release(self, gateway: str, lease: Lease, share: float | None, lost: Callable[[], None]) -> None:
@@ -254,8 +261,8 @@ class Store:
     async def renew(
         self, gateway: str, model: str, leases: Iterable[Lease], *, was_away: bool = False, settle: bool = False
     ) -> Renewed:
-        """Renew leases; a gateway calls this every `keys.LEASE_RENEW_S` with all that it holds. `was_away`: it may
-        have placed calls without Redis. `settle`: other gateways may have, too.
+        """Renew leases; a gateway calls this every `keys.LEASE_RENEW_S` with all its leases. `was_away`: it may have
+        placed calls without Redis. `settle`: other gateways may have done so, too.
         """
         rows = [item for one in leases for item in _lease_row(one)]
         head = (self._lease_ttl_ms, self._settle_ms, "settle" if settle else "away" if was_away else "")
@@ -265,7 +272,7 @@ class Store:
             return Renewed(_texts(void), _texts(crowded), fences)
 
     async def reread(self, gateway: str, model: str, tickets: Sequence[Ticket]) -> dict[str, int]:
-        """Renew tickets in the queue. Return id -> position, 0 for those that hold a grant."""
+        """Renew tickets in the queue. Return id -> position; 0 for tickets that were granted a slot."""
         rows: list[str | int] = []
         for ticket in tickets:
             rows += _ticket_row(ticket)
@@ -274,11 +281,13 @@ class Store:
         return {ticket.order.id: place for ticket, place in zip(tickets, positions, strict=True)}
 
     async def sweep(self, gateway: str, model: str, *, pause_s: float = 0.0) -> Swept:
-        """Free expired leases and tickets, and grant their slots, unless another gateway did so within `pause_s`."""
+        """Free expired leases and tickets, and grant the slots that come free, unless another gateway did so within
+        `pause_s`.
+        """
         return Swept(*await self._send(self._sweep, gateway, model, round(pause_s * 1000)))
 
     async def close(self) -> None:
-        """Wait for the requests on their way. The Redis client stays open: its owner closes it."""
+        """Wait until every request sent has its answer. The Redis client stays open: its owner closes it."""
         await self._pipe.close()
 
     def _send(self, script: Script, gateway: str, model: str, *rest: str | int) -> asyncio.Future[Any]:
@@ -293,7 +302,7 @@ def _ms(seconds: float) -> int:
 
 
 def _bids(offers: Offers) -> str:
-    """Return the lines of a ticket's bids (lua/shared.lua)."""
+    """Return the bids of a ticket as the lines of text that lua/shared.lua reads."""
     hold_ms = offers.hold_ms
     elsewhere = "" if offers.elsewhere is None else offers.elsewhere.packed(hold_ms)
     left_out = f" {' '.join(sorted(offers.left_out))} " if offers.left_out else ""
@@ -302,7 +311,7 @@ def _bids(offers: Offers) -> str:
 
 
 def _ticket_row(ticket: Ticket) -> list[str | int]:
-    """Return one ticket as the script `reread` takes it."""
+    """Return the arguments of the script `reread` for one ticket."""
     order, filed, offers = ticket.order, ticket.filed, ticket.offers
     whose = (order.id, _ms(ticket.ttl_s), order.team, repr(order.weight))
     row: list[str | int] = [*whose, repr(order.share), filed.start, filed.rank]
@@ -313,7 +322,7 @@ def _ticket_row(ticket: Ticket) -> list[str | int]:
 
 
 def _lease_row(lease: Lease) -> tuple[str | int, ...]:
-    """Return one lease as the script `renew` takes it."""
+    """Return the arguments of the script `renew` for one lease."""
     return lease.id, lease.fence, lease.at.worker, lease.at.boot, lease.kv_tokens, lease.team, repr(lease.weight)
 
 

@@ -1,4 +1,4 @@
-"""Checks the invariants of one model's admission data, which hold at any moment, on a live Redis."""
+"""Checks one model's admission data on a live Redis, by invariants that hold at every moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers.protocol.heartbeat import BEAT, decode_heartbeat
 
 
 class IntegrityError(AssertionError):
-    """An invariant of the admission data does not hold; the message lists every breach."""
+    """Raised if an invariant of the admission data does not hold; the message lists every breach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Picture:
 
     now_ms: int
     workers: dict[str, bytes]
-    """Worker id -> record, for live workers."""
+    """Worker id -> its record; only live workers."""
     leased: dict[str, Leased]
-    """Worker id -> its counts."""
+    """Worker id -> the leases and KV tokens that Redis counts for it."""
     expiries: dict[str, dict[str, float]]
     """Worker id -> lease id -> expiry, unix ms."""
     leases: dict[str, dict[str, str]]
@@ -42,12 +42,14 @@ class Picture:
     tickets: dict[str, dict[str, str]]
     ticket_expiries: dict[str, float]
     bids: frozenset[str]
-    """Tickets that have bids."""
+    """Ids of the tickets that have bids."""
     fair: dict[str, str]
 
 
 async def check_integrity(redis: redis.asyncio.Redis, model: str) -> None:
-    """Raise IntegrityError for any breach. Reads all data of the model: for tests and idle moments, not every call."""
+    """Raise IntegrityError if any invariant does not hold. Reads all data of the model: fit for tests and idle moments,
+    not for every call.
+    """
     breaches = list(find_breaches(await take_picture(redis, model)))
     if breaches:
         raise IntegrityError(f"model {model!r}: " + "; ".join(breaches))
@@ -134,7 +136,7 @@ def _team_breaches(picture: Picture) -> Iterable[str]:
 
 
 async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
-    """Read the model's data in one script, so that no change falls in between."""
+    """Read the model's data in one script, so that nothing changes in between."""
     rows = await redis.eval(_READ, 1, keys.model_prefix(model))
     now_ms, names = int(rows[0]), {name.decode(): value for name, value in rows[1]}
     prefix = keys.model_prefix(model)

@@ -1,8 +1,8 @@
 """Keeps loops going while Redis is away, and turns its failures into StoreUnavailable and log lines.
 
-A command without a readable reply counts as Redis being away: a server that is gone, starting, full, stuck in a
-script, not allowed to write, or that has other data in our keys than what gateways wrote there. None of it is a
-caller's fault or a fault in the gateway: calls are placed on shares meanwhile.
+Redis counts as away if a command has no readable reply: the server is gone, starting, full, stuck in a script or not
+allowed to write, or our keys hold data that no gateway wrote. None of this is the fault of a caller or of the gateway:
+meanwhile each gateway places calls on its share of the slots.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workers.redis.trouble import NO_ANSWER, code_of, is_of_one_name, remedy_for
 
 
 def raise_if_cancelled() -> None:
-    """Raise CancelledError where this task was cancelled and still runs; loops that use Redis call this every round.
+    """Raise CancelledError if this task was cancelled and still runs. Loops that use Redis call this every round.
 
     redis-py sends through `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that arrives just as the
     command has been sent (python/cpython#86296).
@@ -45,18 +45,22 @@ __all__ = [
 Answer = TypeVar("Answer")
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, struct.error)
-"""Errors of reading an answer that this version did not write; msgspec's and Unicode's are ValueErrors."""
+"""Errors raised by reading an answer that was not written by this version; those of msgspec and Unicode are
+ValueErrors.
+"""
 
 
 def unavailable(error: BaseException) -> StoreUnavailable:
-    """Return the error for callers; the Redis client's own text has addresses in it, so it stays in the log."""
+    """Return the error to raise for callers. The Redis client's own text stays in the log, because it has addresses in
+    it.
+    """
     unavailable = store_unavailable()
     unavailable.__cause__ = error
     return unavailable
 
 
 async def answered(asking: Awaitable[Answer]) -> Answer:
-    """Return the answer of a command or pipeline. Raises StoreUnavailable where there is none."""
+    """Return the answer of a command or pipeline. Raises StoreUnavailable if there is none."""
     try:
         return await asking
     except NO_ANSWER as error:
@@ -64,7 +68,9 @@ async def answered(asking: Awaitable[Answer]) -> Answer:
 
 
 def checked(answers: list[Any]) -> list[Any]:
-    """Return the answers of a pipeline that does not raise. Raises StoreUnavailable where one of them is an error."""
+    """Return the answers of a pipeline that returns errors instead of raising them. Raises StoreUnavailable if an
+    answer is one.
+    """
     for answer in answers:
         if isinstance(answer, NO_ANSWER):
             raise unavailable(answer)
@@ -73,7 +79,7 @@ def checked(answers: list[Any]) -> list[Any]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Turn errors of reading an answer inside the block into StoreUnavailable."""
+    """Turn errors raised inside the block by reading an answer into StoreUnavailable."""
     try:
         yield
     except UNREADABLE as error:
@@ -84,10 +90,14 @@ log = logging.getLogger(__name__)
 
 
 class Outage:
-    """The outages that one loop meets. No answer of Redis ends the loop, and so the process: the last data is kept."""
+    """Handles the outages of Redis that one loop meets. No answer of Redis ends the loop, and so the process: the loop
+    keeps the data that it read last.
+    """
 
     def __init__(self, lost: str, meanwhile: str, back: str) -> None:
-        """Texts for the log: something can't be done, what holds meanwhile, it can again (empty: not logged)."""
+        """Set the texts for the log. `lost`: what can't be done; `meanwhile`: what holds until it can; `back`: that it
+        can be done again (empty: nothing is logged then).
+        """
         self._lost = lost
         self._meanwhile = meanwhile
         self._back = back
@@ -95,7 +105,7 @@ class Outage:
 
     @contextmanager
     def survive(self) -> Iterator[None]:
-        """Run one round of the loop; an error in it ends the round only."""
+        """Run one round of the loop inside the block; an error in it ends that round only."""
         try:
             yield
         except (StoreUnavailable, *NO_ANSWER) as error:
@@ -117,24 +127,26 @@ class Outage:
 
 
 MAX_TOLD = 256
-"""Most entries that the log names; whatever writes such things may write many."""
+"""Most unreadable entries that the log names: a program that writes such entries may write many."""
 MAX_SHOWN = 120
 
 
 def _ignore(kind: str) -> None:
-    """Ignore entries that were skipped."""
+    """Do nothing about an entry that was skipped."""
 
 
 class Unreadable:
-    """Counts and logs the unreadable entries that one gateway process meets."""
+    """Counts and logs the entries in Redis that one gateway process can't read."""
 
     def __init__(self, count: Callable[[str], None] = _ignore) -> None:
-        """`count` is called for each skipped entry with the kind of its key."""
+        """`count` is called for each skipped entry, with the kind of its key."""
         self._count = count
         self._told: dict[tuple[Unread, str], None] = {}
 
     def skip(self, kind: Unread, name: object, why: object) -> None:
-        """Record that an entry of that kind was left out. `name`: of the key or of the entry in it."""
+        """Record that an entry was skipped. `kind`: of its key; `name`: of the key or of the entry in it; `why`: it
+        can't be read.
+        """
         self._count(kind.value)
         if len(self._told) >= MAX_TOLD:
             return
@@ -151,7 +163,7 @@ class Unreadable:
 
 
 def _shorten(what: object) -> str:
-    """Return a text that is short, on one line, and readable whatever bytes it is made of."""
+    """Return `what` as a short text on one line, readable whatever bytes it consists of."""
     text = what.decode("utf-8", "backslashreplace") if isinstance(what, bytes) else str(what)
     text = "".join([char if char.isprintable() else ascii(char)[1:-1] for char in text[: MAX_SHOWN + 1]])
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."

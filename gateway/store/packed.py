@@ -1,6 +1,7 @@
-"""Reads long answers of Redis, and rests between parts of the work.
+"""Reads long answers of Redis, and pauses long work so that the event loop is not blocked.
 
-The scripts `members` and `records` put many answers into one string, which takes a fraction of the time of as many.
+The scripts `members` and `records` pack many answers into one string, which takes a fraction of the time of that many
+separate answers.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from collections.abc import Iterator
 from struct import Struct
 
 NOTHING, THERE, TOO_LONG, OF_ANOTHER_TYPE = range(4)
-"""What the scripts tell of a key."""
+"""What the scripts `members` and `records` report for a key."""
 
 _HEADER = Struct(">BI")
 _LENGTH = Struct(">I")
 
 
 def unpacked_keys(packed: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield for each key that was told what it is, and its bytes or why there are none."""
+    """Yield for each key in the answer what was found (NOTHING, THERE, ...), and the value's bytes or, without a value,
+    the reason.
+    """
     at = 0
     while at < len(packed):
         what, length = _HEADER.unpack_from(packed, at)
@@ -27,7 +30,9 @@ def unpacked_keys(packed: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def unpacked_texts(packed: bytes) -> Iterator[bytes]:
-    """Yield the texts that `members` tells of a key: where to go on, then its members, or fields and values in turn."""
+    """Yield the texts that the script `members` reports for a key: first the place to go on from, then the members, or
+    fields and values in turn.
+    """
     at = 0
     while at < len(packed):
         (length,) = _LENGTH.unpack_from(packed, at)
@@ -36,25 +41,27 @@ def unpacked_texts(packed: bytes) -> Iterator[bytes]:
 
 
 LONGEST_S = 0.005
-"""Seconds of work after which a task rests as long: it takes half of the event loop at most."""
+"""Seconds of work after which a task rests for as long as it worked: it takes half of the event loop's time at most."""
 
 
 class Pauses:
-    """Counts the work of one task since its last pause. Begin anew after each `await`: others have worked meanwhile."""
+    """Counts how long one task has worked since its last pause. Call `begin` after each `await`: other tasks have run
+    meanwhile.
+    """
 
     __slots__ = ("_begun", "worked_s")
 
     def __init__(self) -> None:
         self._begun = time.thread_time()
         self.worked_s = 0.0
-        """Seconds of all work before a pause."""
+        """Total seconds of work so far, up to the last pause."""
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Begin to count the task's work from now on."""
         self._begun = time.thread_time()
 
     async def rest(self) -> None:
-        """Rest as long as the work took, where it took LONGEST_S; else go on."""
+        """Rest for as long as the task has worked, if that was at least LONGEST_S; else return at once."""
         took_s = time.thread_time() - self._begun
         if took_s >= LONGEST_S:
             self.worked_s += took_s

@@ -1,4 +1,4 @@
-"""Inspects a model's queue in Redis, for people: the calls that wait, for how long, with what bids."""
+"""Inspects a model's queue in Redis, for people: which calls wait, for how long, with what bids for workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ class QueuedBid:
     """The bid of a waiting ticket for one worker."""
 
     cost_ms: float
-    """Time from the slot to the first token."""
+    """Time from getting the slot to the first token."""
     other_ms: float
-    """Time to the first token on the best other worker, waiting for that one included."""
+    """Time to the first token on the best other worker, including the wait for a slot there."""
     kv_tokens: int
     rate: float
-    """Loss in ms without the slot, per ms that the call would hold it; negative: it waits for another worker."""
+    """What the call loses without the slot, in ms per ms that it would hold it; negative: another worker suits it
+    better.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,41 +37,42 @@ class QueuedTicket:
     priority: int
     """Priority class; higher goes first."""
     waited_s: float | None
-    """Seconds since it was queued; None: not known."""
+    """Seconds since the call was queued; None: not known."""
     overtaken: int
-    """How often a slot that it wanted went to a ticket behind it."""
+    """How often a slot that the call wanted went to a ticket behind it."""
     begin_in_s: float | None
-    """Seconds until its deadline; below 0: it is over; None: it has none."""
+    """Seconds until the call's deadline for its first token; below 0: missed; None: it has none."""
     gateway: str
     bids: Mapping[str, QueuedBid]
-    """Worker -> its bid."""
+    """Worker -> the call's bid for it."""
     elsewhere: QueuedBid | None
-    """The bid for workers that are not named."""
+    """The call's bid for every worker without a bid of its own; None: such workers would not do."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
     settling: bool
-    """Whether no slots are granted: Redis has lost its data, and gateways report what runs."""
+    """Whether no slots are granted because Redis has lost its data, and gateways must first report which calls run."""
     waiting: int
     by_priority: Mapping[int, int]
     by_team: Mapping[str, int]
-    """Team -> its tickets, including those that were granted a slot and have not claimed it yet."""
+    """Team -> number of its tickets, including tickets that were granted a slot and have not claimed it yet."""
     head: tuple[QueuedTicket, ...]
-    """Tickets that the next free slot may go to, in order."""
+    """Tickets that the next free slot may go to, in the order of the queue."""
     leased: Mapping[str, tuple[int, int]]
-    """Worker -> number of its leases, and their predicted KV tokens."""
+    """Worker -> number of its leases, and the KV tokens that they are predicted to take."""
 
 
 class QueueInspector:
-    """Reads queues and heartbeats, and changes nothing."""
+    """Reads queues and gateways' heartbeats from Redis; changes nothing."""
 
     def __init__(self, redis: redis.asyncio.Redis) -> None:
         self._redis = redis
         self._script = load_script("look")
 
     async def inspect(self, model: str, workers: Sequence[str], classes: int) -> QueueView:
-        """Return the state of a model's queue, and the leases of `workers`. Classes go from `-classes` to `classes`.
+        """Return the state of a model's queue, and the leases of `workers`. `classes`: the highest priority class;
+        classes go from `-classes` to `classes`.
 
         Raises StoreUnavailable.
         """
@@ -117,7 +120,9 @@ def _ticket(row: Sequence[Any], now_ms: int) -> QueuedTicket:
 
 
 def _bids(text: str) -> tuple[float, QueuedBid | None, dict[str, QueuedBid]]:
-    """Return a ticket's deadline in unix ms, 0 for none, its bid for workers that are not named, and its other bids."""
+    """Return a ticket's deadline in unix ms (0: none), its bid for workers that are not named, and worker -> bid for
+    the named ones.
+    """
     if not text:
         return 0.0, None, {}
     deadline, elsewhere, _, named, *_ = text.split("\n")

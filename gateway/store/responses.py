@@ -1,4 +1,6 @@
-"""Stores responses for later: per team, for a time, up to a number of bytes. Methods raise StoreUnavailable."""
+"""Stores responses of the model for later requests: by team, for a limited time, up to a number of bytes per team.
+Methods raise StoreUnavailable.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from gateway.store.scripts import ScriptSender, load_response_script
 from workers.protocol import keys
 
 NOT_YET = -1
-"""Answer of the script when more of the oldest responses would have to make room than one run may drop."""
+"""Answer of the script `keep_response` if more old responses would have to be dropped than one run may drop."""
 
 
 class ResponseRecords:
@@ -26,9 +28,12 @@ class ResponseRecords:
         self._pipe = ScriptSender(redis, (self._keep, self._make_room, self._drop), ANSWER_TIMEOUT_S)
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
-        """Store a record, and keep the responses before it as long; the team's oldest ones make room.
+        """Store a response's record; if there is no room, the team's oldest responses are dropped. Return False if
+        nothing was stored: the record is larger than the team's limit, or `again` is set and the old record was dropped
+        meanwhile.
 
-        `again`: replace one that is there. False: that was dropped meanwhile, or the new one exceeds the team's bound.
+        `before`: ids of the responses that it follows, which are then kept as long as this one. `again`: replace the
+        record of the same id.
         """
         rest = (id, record, self._ttl_ms, self._bytes_per_team, "1" if again else "", *before)
         prefix = keys.responses(team)
@@ -39,14 +44,16 @@ class ResponseRecords:
         return bool(kept)
 
     async def sizes(self, team: str, ids: Sequence[str]) -> list[int]:
-        """Return the bytes of each record, in the order of the ids; 0 where there is none, or none of this team."""
+        """Return the bytes of each record, in the order of the ids; 0 if there is no such record, or it is another
+        team's.
+        """
         if not ids:
             return []
         found = await answered(self._redis.hmget(keys.response_sizes(team), list(ids)))
         return [int(size) if isinstance(size, bytes) and size.isdigit() else 0 for size in found]
 
     async def find(self, team: str, ids: Sequence[str]) -> list[bytes | None]:
-        """Return the records in the order of the ids; None where there is none, or none of this team."""
+        """Return the records in the order of the ids; None if there is no such record, or it is another team's."""
         if not ids:
             return []
         found = await answered(self._redis.mget([keys.response(team, id_) for id_ in ids]))
@@ -57,5 +64,5 @@ class ResponseRecords:
         return bool(await self._pipe.send(self._drop, keys.responses(team), id))
 
     async def close(self) -> None:
-        """Wait for the requests on their way."""
+        """Wait until every request that was sent to Redis has its answer."""
         await self._pipe.close()

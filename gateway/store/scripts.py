@@ -1,4 +1,4 @@
-"""Loads the Lua scripts, and sends one gateway process's calls of them in order, in batches."""
+"""Loads the Lua scripts, and sends one gateway process's calls of these scripts in order, in batches."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ ONE_PER_MODEL = (
     keys.swept,
     keys.settling,
 )
-"""Keys that a model has once; the script's variable is `<function>_key`."""
+"""Functions for the keys that a model has once; in a script the key is the variable `<function>_key`."""
 
 MANY_PER_MODEL = (keys.worker, keys.worker_leases, keys.lease, keys.ticket, keys.ticket_bids)
-"""Keys that a model has many of; the script's function is `<function>_key(id)`."""
+"""Functions for the keys that a model has many of; in a script the function `<function>_key(id)` returns the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script of `lua/` with the key names in front. Its SHA-1 identifies it for EVALSHA."""
+    """A script of `lua/`, with the code for key names in front. Its SHA-1 identifies it for EVALSHA."""
 
     name: str
     source: str
@@ -48,7 +48,9 @@ class Script:
 
 
 def key_names() -> str:
-    """Return Lua code that builds every key name from the prefix in KEYS[1], so that only `keys` declares names."""
+    """Return Lua code that builds every key name from the prefix in KEYS[1], so that names are declared only in
+    `keys`.
+    """
     prefix = keys.model_prefix("")
     lines = [f'local {name.__name__}_key = KEYS[1] .. "{name("").removeprefix(prefix)}"' for name in ONE_PER_MODEL]
     for by_id in MANY_PER_MODEL:
@@ -59,13 +61,13 @@ def key_names() -> str:
 
 
 def load_script(name: str, *beside: str) -> Script:
-    """Return `lua/<name>.lua` below the key names, `lua/shared.lua` and the files `beside`."""
+    """Return the script `lua/<name>.lua`, with the key names, `lua/shared.lua` and the files `beside` in front."""
     shared = [(FOLDER / f"{part}.lua").read_text("utf-8") for part in ("shared", *beside)]
     return _script(name, "\n".join([key_names(), *shared]))
 
 
 def load_response_script(name: str) -> Script:
-    """Return `lua/<name>.lua` below the key names of one team's stored responses."""
+    """Return the script `lua/<name>.lua`, with the key names of one team's stored responses in front."""
     prefix = keys.responses("")
     after = keys.response("", "").removeprefix(prefix)
     names = (
@@ -77,7 +79,7 @@ def load_response_script(name: str) -> Script:
 
 
 def load_stream_script(name: str) -> Script:
-    """Return `lua/<name>.lua` below the key names of one team's resumable streams."""
+    """Return the script `lua/<name>.lua`, with the key names of one team's resumable streams in front."""
     prefix = keys.streams("")
     names = (
         "local streams_key = KEYS[1]",
@@ -88,22 +90,22 @@ def load_stream_script(name: str) -> Script:
 
 
 def load_beat_script() -> Script:
-    """Return `lua/beat.lua`, which gets its whole key as an argument."""
+    """Return the script `lua/beat.lua`. Its caller passes the complete key."""
     return _script("beat", "")
 
 
 def load_news_script() -> Script:
-    """Return `lua/news.lua`, which gets its whole key as an argument."""
+    """Return the script `lua/news.lua`. Its caller passes the complete key."""
     return _script("news", "")
 
 
 def load_members_script() -> Script:
-    """Return `lua/members.lua`, which gets its whole keys as arguments."""
+    """Return the script `lua/members.lua`. Its caller passes the complete keys."""
     return _script("members", "")
 
 
 def load_records_script() -> Script:
-    """Return `lua/records.lua`, which gets its whole keys as arguments."""
+    """Return the script `lua/records.lua`. Its caller passes the complete keys."""
     return _script("records", "")
 
 
@@ -117,14 +119,14 @@ Call = tuple[str | int | bytes, ...]
 """The arguments of EVALSHA: SHA-1, number of keys (1), key, arguments."""
 
 REPAIRABLE = (NoScriptError, MovedError)
-"""Answers for a call that was not run and can be: the script is to be loaded, or the key is at another node."""
+"""Answers to a call that was not run but can be: after its script is loaded, or at the node that has the key now."""
 
 
 class Runner(Protocol):
     """Runs batches of script calls on the server that has their keys. Methods raise redis.RedisError and OSError."""
 
     def queue(self, prefix: str) -> str:
-        """Return the queue of a key prefix; calls of one queue may share a batch."""
+        """Return the name of the queue for a key prefix; calls of one queue may share a batch."""
         ...
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
@@ -132,7 +134,7 @@ class Runner(Protocol):
         ...
 
     async def repair(self, call: Call, answer: Any) -> None:
-        """Repair the cause for which the call was not run, one of MENDABLE."""
+        """Repair the cause why a call was not run. `answer`: one of REPAIRABLE."""
         ...
 
 
@@ -178,7 +180,9 @@ class ServerRunner:
 
 
 class ClusterRunner:
-    """Runs calls on a Cluster: keys with the same hash tag are on one node, and each key prefix has its own tag."""
+    """Runs calls on a Redis Cluster: keys with the same hash tag are on one node, and each key prefix has its own
+    tag.
+    """
 
     def __init__(self, cluster: ClusterClient, scripts: Sequence[Script]) -> None:
         self._cluster = cluster
@@ -205,10 +209,10 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 256
 
 MAX_REPAIRS = 3
-"""Most retries of a batch, each after the cause has been repaired."""
+"""Most times that a batch is run again, each time after repairing the cause."""
 
 LOG_EVERY_S = 10.0
-"""Least seconds between two log lines about why Redis does not take requests."""
+"""Least seconds between two log lines that say why a script was not run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,14 +231,15 @@ class _Queue:
 
 
 class ScriptSender:
-    """Runs scripts in the order in which they were called. For one event loop; sending tasks live while there is work.
+    """Runs scripts in the order in which they were called. For one event loop; its tasks live only while there are
+    calls to send.
 
-    Calls during a round trip go together with the next one: under load a script call costs a third as much. The order
-    makes giving up safe: a withdrawal that is sent after an acquisition runs after it, even if no task waits for the
-    acquisition's answer any more.
+    Calls that come during a round trip are sent together in the next one: under load a script call then costs a third
+    as much. Thanks to the order, giving up is safe: a withdrawal that is sent after an acquisition runs after it, even
+    if no task waits for the acquisition's answer any more.
 
-    A batch has `timeout_s`, connecting included: a caller waits for at most two of them when Redis hangs. On a Cluster
-    each key prefix has a queue of its own, so that a server that is away holds up its own models only.
+    A batch has `timeout_s`, connecting included: if Redis hangs, a caller waits for at most two batches. On a Cluster
+    each key prefix has a queue of its own, so that a server that is away delays only its own models.
     """
 
     def __init__(
@@ -252,8 +257,9 @@ class ScriptSender:
         self._logged_at = float("-inf")
 
     def send(self, script: Script, prefix: str, *arguments: str | int | bytes) -> asyncio.Future[Any]:
-        """Queue a script call and return its answer as a future. The script runs whether or not that is awaited. It
-        fails with StoreUnavailable and nothing else: whatever a script meets in our keys is no fault of the caller."""
+        """Queue a script call and return its answer as a future. The script runs even if nobody awaits the future. The
+        future fails only with StoreUnavailable: whatever a script finds in our keys is not the caller's fault.
+        """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         name = self._runner.queue(prefix)
         queue = self._queues.setdefault(name, _Queue())
@@ -263,7 +269,7 @@ class ScriptSender:
         return answer
 
     def post(self, lost: Callable[[], None], script: Script, prefix: str, *arguments: str | int | bytes) -> None:
-        """Queue a script call without an answer; `lost` is called if it fails."""
+        """Queue a script call whose answer nobody needs; `lost` is called if it fails."""
 
         def done(answer: asyncio.Future[Any]) -> None:
             if not answer.cancelled() and isinstance(answer.exception(), StoreUnavailable):
@@ -321,7 +327,9 @@ class ScriptSender:
             log.warning("Redis does not run the script %s for %s (%s: %s): %s", *told)
 
     async def _answers(self, calls: list[Call]) -> list[Any]:
-        """Run calls in order. After repairing why one could not be run, run it and all after it again, some twice."""
+        """Run calls in order and return their answers. If a call could not be run, repair the cause, then run it and
+        all later ones again; so some calls run twice.
+        """
         answers = await self._runner.run(calls)
         for _ in range(MAX_REPAIRS):
             failed = next((at for at, answer in enumerate(answers) if isinstance(answer, REPAIRABLE)), None)

@@ -1,4 +1,4 @@
-"""Resumable streams in Redis: their events, owners and ends, signs of their readers, and each team's quota of them.
+"""Keeps resumable streams in Redis: their events, owners and ends, signs that they are read, and each team's quota.
 
 Events are numbered from 1. One gateway writes a stream, any gateway reads it. Methods raise StoreUnavailable.
 """
@@ -23,16 +23,16 @@ class StreamInfo:
 
     team: str
     request: str
-    """Digest of the request."""
+    """Digest of the request that the stream answers; empty: any request of the team may read it."""
     gateway: str
-    """Id of the gateway that writes it."""
+    """Id of the gateway that writes the stream."""
     trace: str = ""
-    """The `traceparent` of the span that makes it; empty: it has no trace."""
+    """The `traceparent` of the span that the stream's answer is made in; empty: it has no trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The events `first` to `last`, as clients get them."""
+    """The events number `first` to `last`, in the bytes that clients get."""
 
     first: int
     last: int
@@ -41,7 +41,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """The news of one stream, to be written to Redis."""
+    """The new events and the state of one stream, to be written to Redis."""
 
     stream: str
     head: StreamInfo
@@ -52,7 +52,9 @@ class Write:
     last: int
     """Number of the newest event."""
     renew: bool = True
-    """Whether to renew the stream, and to ask whether it shall end; otherwise only new events are added."""
+    """Whether to renew the stream's lifetime and to ask whether somebody wants it ended; else only new events are
+    added.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,17 @@ class Page:
 
 class StreamLog:
     def __init__(self, redis: redis.asyncio.Redis, kept_s: float, running_s: float = keys.STREAM_TTL_S) -> None:
-        """`kept_s`: seconds that a stream is kept after its end; `running_s`: without a renewal by its gateway."""
+        """`kept_s`: seconds that a stream is kept after its end; `running_s`: seconds that it is kept without a
+        renewal.
+        """
         self._redis = redis
         self._kept_ms = round(kept_s * 1000)
         self._running_ms = round(running_s * 1000)
 
     async def write(self, writes: Sequence[Write]) -> frozenset[str]:
-        """Write the news of streams; the same again changes nothing. Return the ids of renewed ones that are to end."""
+        """Write new events and states of streams; writing the same again changes nothing. Return the ids of renewed
+        streams that somebody wants ended.
+        """
         asked: list[tuple[int, str]] = []
         async with self._redis.pipeline(transaction=False) as pipeline:
             for write in writes:
@@ -87,7 +93,7 @@ class StreamLog:
         return frozenset(stream for position, stream in asked if answers[position] == b"1")
 
     async def head(self, stream: str) -> StreamInfo | None:
-        """Return the owner of a stream. None: there is no such stream, or no more."""
+        """Return the owner, request and writer of a stream; None if there is no such stream, or no longer."""
         names = ["team", "request", "gateway", "trace"]
         found: list[Any] = await answered(self._redis.hmget(keys.stream(stream), names))
         *fields, trace = found
@@ -98,7 +104,9 @@ class StreamLog:
             return StreamInfo(team, request, gateway, (trace or b"").decode())
 
     async def read(self, stream: str, after: int, num_batches: int) -> Page:
-        """Return at most `num_batches` that follow an event; the first may begin before it."""
+        """Return at most `num_batches` batches with the events after number `after`; the first batch may begin with
+        earlier ones.
+        """
         log = keys.stream_log(stream)
         entries: Any = await answered(self._redis.xrange(log, min=f"({after}-0", count=num_batches))
         with reading():
@@ -106,7 +114,7 @@ class StreamLog:
         return Page(batches, len(batches) < len(entries))
 
     async def ended_by(self, stream: str, number: int) -> bool:
-        """Return whether the stream has ended, with that event or before it."""
+        """Return whether the stream has ended and has no events after this number."""
         entries: Any = await answered(self._redis.xrevrange(keys.stream_log(stream), count=1))
         with reading():
             return any(b"end" in fields and int(id_.partition(b"-")[0]) <= number for id_, fields in entries)
@@ -116,7 +124,7 @@ class StreamLog:
         return any(b"end" in fields for _, fields in entries)
 
     async def sign(self, stream: str) -> None:
-        """Tell the stream's gateway that somebody reads."""
+        """Give the stream's gateway a sign that somebody reads the stream."""
         name = keys.stream_readers(stream)
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.incr(name)
@@ -124,12 +132,12 @@ class StreamLog:
             await answered(pipeline.execute())
 
     async def signs(self, stream: str) -> bytes | None:
-        """Return the count of signs, as text; another value than before means that somebody reads elsewhere."""
+        """Return the number of signs so far, as text; if it changes, somebody reads the stream at another gateway."""
         found: Any = await answered(self._redis.get(keys.stream_readers(stream)))
         return found if isinstance(found, bytes) else None
 
     async def ask_to_end(self, stream: str) -> None:
-        """Have the stream's gateway end it, at its next renewal."""
+        """Ask the stream's gateway to end the stream; it does so at its next renewal."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.hset(keys.stream(stream), "end", "1")
             # The stream may have just expired: a key that this makes anew must expire too.
@@ -157,7 +165,7 @@ def _add(pipeline: Any, write: Write) -> None:
 
 
 def _renew(pipeline: Any, write: Write, ttl_ms: int) -> None:
-    """Add the commands of a renewal; the last one's answer tells whether the stream is to end."""
+    """Add the commands that renew a stream; the answer of the last one is whether somebody wants it ended."""
     head, told = keys.stream(write.stream), write.head
     fields = {"team": told.team, "request": told.request, "gateway": told.gateway}
     pipeline.hset(head, mapping=fields | {"trace": told.trace} if told.trace else fields)
@@ -171,23 +179,23 @@ def _batch(id_: bytes, fields: dict[bytes, bytes]) -> Batch:
 
 
 LEAST_BYTES = 4096
-"""Bytes that a stream may keep however many others its team has."""
+"""Bytes that a stream may always keep, however many other streams its team has."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamBounds:
-    """The bounds of one team, over all gateways."""
+    """The limits of one team's streams, over all gateways."""
 
     max_streams: int
     max_bytes: int
 
     def share(self, num_running: int) -> int:
-        """Return the bytes that each of so many streams may keep."""
+        """Return the bytes that each stream may keep if `num_running` streams run."""
         return max(LEAST_BYTES, self.max_bytes // max(1, num_running))
 
 
 class StreamBytes(NamedTuple):
-    """The bytes of one stream that its team is charged for."""
+    """The bytes of one stream, which its team is charged for."""
 
     stream: str
     num_bytes: int
@@ -196,13 +204,13 @@ class StreamBytes(NamedTuple):
 
 class StreamCount(NamedTuple):
     num_running: int
-    """Streams of the team that run, at all gateways."""
+    """Number of the team's streams that run, at all gateways."""
     made_room: tuple[str, ...]
-    """Ids of ended streams that made room and are to be deleted now."""
+    """Ids of ended streams that no longer count, to make room, and must be deleted now."""
 
 
 class StreamQuota:
-    """Bounds the number and bytes of a team's resumable streams, over all gateways."""
+    """Limits the number and bytes of a team's resumable streams, over all gateways."""
 
     def __init__(self, redis: redis.asyncio.Redis, bounds: StreamBounds, kept_s: float) -> None:
         """`kept_s`: seconds that a stream is kept after its end."""
@@ -212,11 +220,11 @@ class StreamQuota:
         self._pipe = ScriptSender(redis, (self._script,), ANSWER_TIMEOUT_S)
 
     async def begin(self, team: str, stream: str) -> StreamCount | None:
-        """Count a new stream in; None: the team runs as many as it may have."""
+        """Count a new stream as the team's. Return None, and do not count it, if the team may run no more streams."""
         return await self._count(team, "1", (StreamBytes(stream, 0, "running"),))
 
     async def note(self, team: str, held: Iterable[StreamBytes]) -> StreamCount:
-        """Count the bytes of these streams. Call it every `keys.STREAM_RENEW_S` for those that run."""
+        """Count the bytes of these streams as the team's. Call it every `keys.STREAM_RENEW_S` for streams that run."""
         return await self._count(team, "", held) or StreamCount(0, ())
 
     async def _count(self, team: str, is_new: str, held: Iterable[StreamBytes]) -> StreamCount | None:
