@@ -1,5 +1,5 @@
-"""`paddock bench`: loads an OpenAI-compatible address as many people would, and reports what they saw.
+"""`paddock bench`: puts the load of many people on an OpenAI-compatible address, and reports the latencies they see.
 
-A source makes the requests (`conversations`, `traces`), `arrivals` times them, `driver` sends them over `connection`.
-Each call is recorded on a `Tape`, and all results are computed from the tapes (`findings`).
+`workload` makes the requests and the times at which to send them, and `driver` sends them over `connection`. Each call
+is recorded on a `Tape`, and `findings` computes all results from the tapes.
 """

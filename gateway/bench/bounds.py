@@ -1,4 +1,4 @@
-"""Bounds that a person sets: `ttft_p95<1.5` for a whole run, `ttft<1.5` for each call."""
+"""Reads and checks the bounds that a person sets: `ttft_p95<1.5` for a whole run, `ttft<1.5` for each call."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SINGLE: dict[str, Callable[[Document], float | None]] = {
 
 
 class BoundUnusable(ValueError):
-    """The text is no bound; the message is for a person."""
+    """The text can't be read as bounds; the message says why, for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One bound. `value` is in seconds where it is a time, and a share where it was percent."""
+    """One bound. `value` is in seconds if it is a time; a percentage is stored as a share (0 to 1)."""
 
     text: str
     name: str
@@ -53,18 +53,18 @@ class Bound:
 
 
 def of_runs(text: str, flag: str) -> tuple[Bound, ...]:
-    """Return the bounds of a run in a flag's text. Raises BoundUnusable."""
+    """Read a flag's text as bounds of a whole run. Raises BoundUnusable."""
     known = [f"{time}_{part}" for time in TIMES for part in PARTS] + list(SINGLE)
     return tuple(_read(part, flag, known, "ttft_p95<1.5,itl_p99<200ms,error_share<1%") for part in text.split(","))
 
 
 def of_calls(text: str) -> tuple[Bound, ...]:
-    """Return the bounds of each call in the text of `--slo`. Raises BoundUnusable."""
+    """Read the text of `--slo` as bounds for each call. Raises BoundUnusable."""
     return tuple(_read(part, "--slo", TIMES, "ttft<1.5,itl<200ms") for part in text.split(","))
 
 
 def met(bounds: tuple[Bound, ...], tape: Tape) -> bool:
-    """Return whether a call met all bounds. `itl` of a call is its longest gap."""
+    """Return whether a call succeeded and met all bounds. The `itl` of a call is its longest gap between two pieces."""
     if not tape.good:
         return False
     found: dict[str, Callable[[], float]] = {

@@ -109,7 +109,10 @@ def _bench(options: Options, access: Access) -> int:
 
 
 def _plan(options: Options, access: Access) -> Plan:
-    """Return all that the runner needs. Raises BenchUnusable, TraceUnusable, ClientError."""
+    """Read keys and trace, choose the model, and return the plan for the runner.
+
+    Raises BenchUnusable, TraceUnusable, ClientError.
+    """
     try:
         there = target(access.url, insecure=options.insecure)
     except ValueError as error:
@@ -146,7 +149,7 @@ def _first_model(url: str, key: str, insecure: bool) -> str:
 
 
 def _check_writable(path: Path | None) -> None:
-    """Raise BenchUnusable where a file's folder is missing: before an hour of measuring, not after."""
+    """Raise BenchUnusable if the folder of a result file is missing: better before an hour of measuring than after."""
     if path is not None and not path.absolute().parent.is_dir():
         raise BenchUnusable(f"{path}: there is no folder {path.absolute().parent}; make it first")
 

@@ -1,6 +1,6 @@
-"""Connections to the server (HTTP/1.1 on asyncio protocols, kept open between calls), and what each call recorded.
+"""Sends calls to the server (HTTP/1.1 on asyncio protocols, connections are kept open), and records each on a tape.
 
-A client library would cost several times as much: the run must not measure the generator.
+A client library would need several times the CPU time, and the run would measure the load generator, not the server.
 
 Sources: OpenAI's API reference, "Chat completion chunk"; llama-server's `timings`; docs/api.md, "Headers".
 """
@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 UNFINISHED = "unfinished"
-"""Value of `error` for a call that was left because the run was ended."""
+"""Value of `Tape.error` for a call that still ran when the run was ended."""
 
 
 def _no_times() -> array[float]:
@@ -30,25 +30,27 @@ def _no_times() -> array[float]:
 
 @dataclass(slots=True)
 class Tape:
-    """The record of one call. Times: time.perf_counter(). `due`: when it was to be sent, from which waits count."""
+    """The record of one call. Times are of time.perf_counter(). `due`: when the call should be sent; waits count from
+    it.
+    """
 
     due: float
     team: str = ""
     sent: float = 0.0
     ended: float = 0.0
     times: array[float] = field(default_factory=_no_times)
-    """When each piece of the answer came."""
+    """The time at which each piece of the answer came."""
     tokens: int = 0
-    """Tokens of the answer, as the server counts; the number of pieces where it does not tell."""
+    """Tokens of the answer as the server reports them; the number of pieces if it reports none."""
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     error: str = ""
-    """Kind of the error (see `reading`); empty: there is none."""
+    """Kind of the error (listed at `Reading`); empty: no error."""
     detail: str = ""
     position: int | None = None
-    """First position in the server's queue; 0: it did not wait. None: not told."""
+    """First position in the server's queue; 0: the call did not wait; None: the server did not report it."""
     wait_s: float | None = None
-    """Wait that the server predicted first."""
+    """The first wait in seconds that the server predicted; None: it predicted none."""
 
     @property
     def ttft_s(self) -> float:
@@ -60,12 +62,12 @@ class Tape:
 
     @property
     def tpot_s(self) -> float:
-        """Mean time of a token after the first; 0 where there was one only."""
+        """Mean seconds per token after the first; 0 if there was only one."""
         return (self.times[-1] - self.times[0]) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
     @property
     def late_s(self) -> float:
-        """Seconds between when it was due and when it was sent, which is the fault of the generator."""
+        """Seconds by which the load generator sent the call too late."""
         return max(0.0, self.sent - self.due)
 
     @property
@@ -118,10 +120,10 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class Reading:
-    """Parses one answer as it comes and records it on its tape. `said` has the pieces of its text.
+    """Parses one answer as it comes, and records it on the call's tape. `said`: the pieces of the answer's text.
 
     Kinds of errors: `http_<status>`, `in_stream` (an error after the stream had begun), `cut` (the stream ended without
-    `[DONE]`), `empty` (it ended in order and had no text), `unreadable`, `timeout`, `connection`.
+    `[DONE]`), `empty` (a complete stream without text), `unreadable`, `timeout`, `connection`.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -153,7 +155,7 @@ class Reading:
                 self._lines(event, now)
 
     def finish(self, now: float) -> None:
-        """Record the end of the HTTP response, and the failure of an answer that is not whole."""
+        """Record that the HTTP response has ended, and an error if the answer is not complete."""
         if self._streams and self._rest:
             self._lines(self._rest, now)
         tape = self.tape
@@ -171,7 +173,7 @@ class Reading:
             self.fail("empty", "the answer has no text")
 
     def fail(self, kind: str, detail: str) -> None:
-        """Record a failure; only the first counts."""
+        """Record an error, unless one is recorded already."""
         if not self.tape.error:
             self.tape.error, self.tape.detail = kind, " ".join(detail.split())[:DETAIL_CHARS]
 
@@ -220,12 +222,12 @@ CHAT_PATH = "/v1/chat/completions"
 
 
 class Dropped(ConnectionError):
-    """The server closed the connection before the answer was over."""
+    """The server closed the connection before the answer had ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The address that calls go to. `origin`: scheme, host and port, without anything secret."""
+    """The address that calls are sent to. `origin`: scheme, host and port, so without secrets."""
 
     origin: str
     host: str
@@ -243,7 +245,7 @@ class Target:
 
 
 def target(url: str, *, insecure: bool) -> Target:
-    """Return the target of a `url` with or without `/v1`. Raises ValueError."""
+    """Return the target for a base URL, given with or without `/v1`. Raises ValueError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{parts.scheme}://{parts.hostname or ''} is no http or https address")
@@ -257,14 +259,16 @@ def target(url: str, *, insecure: bool) -> Target:
 
 
 class Connections:
-    """The pool of connections, as many as calls run at once; the last used one is used next."""
+    """A pool of connections, one for each call that runs. The most recently used idle connection is used next."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._idle: list[_Connection] = []
 
     async def exchange(self, request: bytes, reading: Reading) -> None:
-        """Send a request and return when the answer is over. Raises OSError, TimeoutError for the connection alone."""
+        """Send a request, and return when the answer has ended. Raises OSError; TimeoutError if connecting takes too
+        long.
+        """
         while self._idle:
             connection = self._idle.pop()
             if not connection.open:
@@ -300,11 +304,11 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, for one call at a time."""
+    """A connection to the server, which carries one call at a time."""
 
     def __init__(self) -> None:
         self.began = False
-        """Whether some of the answer has come."""
+        """Whether a part of the answer has come."""
         self.reusable = False
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -318,7 +322,7 @@ class _Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def ask(self, request: bytes, reading: Reading) -> None:
-        """Send a request and return when the answer is over. Raises Dropped."""
+        """Send a request, and return when the answer has ended. Raises Dropped."""
         if self._transport is None:
             raise Dropped("the connection was not made")
         self.began = self.reusable = False

@@ -8,7 +8,7 @@ SCHEMA = 1
 
 
 class Spread(Struct, frozen=True):
-    """The distribution of one quantity over the measured time. Percentiles are by nearest rank."""
+    """The distribution of one quantity in the measured time. Percentiles are nearest-rank: each is a measured value."""
 
     count: int = 0
     mean: float = 0.0
@@ -20,25 +20,25 @@ class Spread(Struct, frozen=True):
 
 
 class Calls(Struct, frozen=True):
-    """The calls of the measured time; only `warmup` counts those of the warm-up."""
+    """Numbers of calls in the measured time; only `warmup` counts the calls of the warm-up."""
 
     sent: int = 0
     finished: int = 0
-    """Calls that were answered as they should be."""
+    """Calls with a complete answer."""
     failed: int = 0
     unfinished: int = 0
-    """Calls that were left because the run was interrupted; they count neither as finished nor as failed."""
+    """Calls that still ran when the run was interrupted; they are neither `finished` nor `failed`."""
     warmup: int = 0
 
 
 class Rates(Struct, frozen=True):
-    """The rates per second of the measured time."""
+    """Rates per second in the measured time."""
 
     sent_per_s: float = 0.0
     finished_per_s: float = 0.0
-    """Answers that ended in the measured time."""
+    """Answers that ended in the measured time, per second."""
     tokens_per_s: float = 0.0
-    """Tokens of answers that came in the measured time."""
+    """Tokens of answers that came in the measured time, per second."""
     prompt_tokens_per_s: float = 0.0
     in_flight_mean: float = 0.0
 
@@ -49,30 +49,30 @@ class Tokens(Struct, frozen=True):
     prompt: int = 0
     cached: int = 0
     cached_share: float | None = None
-    """Share of prompt tokens that were cached, in calls for which the server tells; null where it never does."""
+    """Share of prompt tokens that were cached, in calls for which the server reports it; null: it never does."""
     generated: int = 0
     pieces: int = 0
-    """Events with text; several tokens can come in one."""
+    """Events that carry text; an event can carry several tokens."""
 
 
 class Queue(Struct, frozen=True):
-    """The server's queue, where the server tells of it (`x-queue-position`)."""
+    """The server's queue, if the server reports positions in it (`x-queue-position`)."""
 
     told: int = 0
-    """Calls for which the server told the position."""
+    """Calls for which the server reported a position."""
     waited: int = 0
-    """Calls among those that did not get a slot at once."""
+    """Calls among `told` that did not get a slot at once."""
     position: Spread = Spread()
     """First queue position of the calls that waited."""
     predicted_wait_s: Spread = Spread()
 
 
 class Goodput(Struct, frozen=True):
-    """Calls that met every bound of `slo`."""
+    """The calls that met every bound of `--slo`."""
 
     slo: str = ""
     share: float = 0.0
-    """Share of all calls that finished or failed."""
+    """Share of these calls in all calls that finished or failed."""
     per_s: float = 0.0
 
 
@@ -87,20 +87,20 @@ class Group(Struct, frozen=True):
 
 
 class Generator(Struct, frozen=True):
-    """The load generator's own cost. Where it was saturated, the figures are its own, not the server's."""
+    """The load generator's own load. If it was `saturated`, the results measure the generator, not the server."""
 
     cpu_share: float = 0.0
-    """CPU time as a share of one core."""
+    """The generator's CPU time as a share of one core."""
     cpu_us_per_piece: float = 0.0
-    """All its CPU time, making requests included, per piece of an answer."""
+    """The generator's CPU time in microseconds, including that for making requests, per piece of an answer."""
     late_s: Spread = Spread()
-    """Delay between when calls were due and when they were sent; waits count from when they were due."""
+    """Seconds between when calls were due and when they were sent. All waits count from when a call was due."""
     loop_lag_s: Spread = Spread()
     saturated: bool = False
 
 
 class Second(Struct, frozen=True):
-    """One interval of the run, `at_s` after its beginning."""
+    """One interval of the run: a second, or more in long runs. `at_s`: seconds from the run's beginning."""
 
     at_s: float
     tokens_per_s: float
@@ -110,12 +110,12 @@ class Second(Struct, frozen=True):
 
 
 class Step(Struct, frozen=True):
-    """One step of a search for the limit."""
+    """One step of a search for the limit: a run at one rate."""
 
     rate: float
     held: bool
     why: str
-    """The bounds that broke; empty where all held."""
+    """The bounds that were broken; empty: all held."""
     sent: int
     ttft_p95_s: float
     itl_p95_s: float
@@ -123,7 +123,9 @@ class Step(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """The result of a search. `sustainable_rate`: the most calls per second at which the objectives held; 0: none."""
+    """The result of a search. `sustainable_rate`: most calls per second at which all objectives held; 0: they never
+    did.
+    """
 
     objectives: str
     sustainable_rate: float
@@ -133,12 +135,12 @@ class Limit(Struct, frozen=True):
 class Verdict(Struct, frozen=True):
     expression: str
     value: float | None
-    """The measured value; null: nothing was measured, which breaks it."""
+    """The measured value; null: nothing was measured, and the bound counts as broken."""
     held: bool
 
 
 class Document(Struct, frozen=True):
-    """The whole result. Times are in seconds. `curves`: percentiles 0 to 100 of each of `ttft_s`, `itl_s`, `e2e_s`."""
+    """The whole result. Times are in seconds. `curves`: percentiles 0 to 100 of `ttft_s`, of `itl_s` and of `e2e_s`."""
 
     schema: int
     version: str
@@ -148,7 +150,7 @@ class Document(Struct, frozen=True):
     ended: str
     """`done` or `interrupted`."""
     settings: dict[str, str | float | int | bool | None]
-    """The flags of the run; no key is among them."""
+    """The flags of the run, without API keys."""
     warmup_s: float
     measured_s: float
     calls: Calls
@@ -159,7 +161,7 @@ class Document(Struct, frozen=True):
     itl_s: Spread
     """Time between two pieces of an answer."""
     tpot_s: Spread
-    """Mean time of a call's tokens after the first."""
+    """A call's mean time per token after the first."""
     e2e_s: Spread
     """Time from when the call was due to the end of its answer."""
     queue: Queue
@@ -167,7 +169,7 @@ class Document(Struct, frozen=True):
     errors: dict[str, int]
     """Kind of error -> number of calls."""
     error_details: dict[str, str]
-    """Kind of error -> text of the first one."""
+    """Kind of error -> text of its first occurrence."""
     teams: dict[str, Group]
     generator: Generator
     limit: Limit | None = None

@@ -1,4 +1,4 @@
-"""Sends the requests of a source, when they are due or as soon as a caller is free, and records a tape of each."""
+"""Sends a source's requests, either when they are due or as soon as a caller is free, and records a tape of each."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from gateway.bench.workload import Prompt, Source
 
 LAG_EVERY_S = 0.02
 LEAST_SECRET = 6
-"""Least characters of a key that is masked; a shorter one, such as `none`, is a word."""
+"""Keys of fewer characters are not masked: they are words such as `none`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A key, and the name under which its calls are reported."""
+    """An API key, and the team name under which its calls are reported."""
 
     team: str
     key: str = field(repr=False)
 
     def covered(self, text: str) -> str:
-        """Return a server's text with the key masked: some repeat it."""
+        """Return a server's error text with the key masked, since some servers repeat it."""
         return text.replace(self.key, "***") if len(self.key) >= LEAST_SECRET else text
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The fields that all requests have in common. `ignore_eos`: answers are as long as was drawn."""
+    """The fields that all requests have in common. `ignore_eos`: every answer goes on until `max_tokens`."""
 
     model: str
     ignore_eos: bool
@@ -58,7 +58,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The bounds of sending: seconds, and calls."""
+    """How long to send calls: at most so many seconds, at most so many calls."""
 
     seconds: float = inf
     calls: float = inf
@@ -70,22 +70,22 @@ class Run:
 
     began: float = 0.0
     sending_ended: float = 0.0
-    """When sending ended; 0 while it goes on."""
+    """The time at which sending ended; 0: calls are still being sent."""
     ended: float = 0.0
     cpu_s: float = 0.0
-    """CPU time of this process."""
+    """CPU seconds of this process during the run."""
     tapes: list[Tape] = field(default_factory=list)
     lags: array[float] = field(default_factory=lambda: array("d"))
     """Seconds that the event loop was late, measured every 20 ms."""
     interrupted: bool = False
     pieces: int = 0
-    """Pieces of the answers that have ended."""
+    """Number of pieces of all answers that have ended."""
     running: set[int] = field(default_factory=set)
-    """Indexes of the tapes of calls that run."""
+    """Indexes in `tapes` of the calls that are running."""
 
 
 class Driver:
-    """Drives one run. `callers` take turns."""
+    """Sends the calls of one run. The callers take turns: each call uses the next key."""
 
     def __init__(self, there: Target, form: Form, callers: Sequence[Caller], source: Source, timeout_s: float) -> None:
         self.run = Run()
@@ -99,14 +99,14 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """End the run now: calls that still run are left and count as unfinished."""
+        """End the run now: running calls are cancelled and count as unfinished."""
         self.run.interrupted = True
         self._stopped.set()
         for task in self._tasks:
             task.cancel()
 
     async def timed(self, dues: Iterable[float], span: Span) -> None:
-        """Send each call when it is due, whether others have ended or not; return when all have ended."""
+        """Send each call when it is due, whether or not earlier calls have ended. Return when all have ended."""
         async with self._measured(), asyncio.TaskGroup() as group:
             for number, at in enumerate(dues):
                 if at >= span.seconds or number >= span.calls or not await self._until(self.run.began + at):
@@ -122,7 +122,7 @@ class Driver:
             self.run.sending_ended = time.perf_counter()
 
     async def together(self, callers: int, span: Span) -> None:
-        """Run `callers` callers, each of which sends its next call as soon as its answer has come."""
+        """Run `callers` callers at once; each sends its next call when the answer to its last one is complete."""
         async with self._measured(), asyncio.TaskGroup() as group:
             for _ in range(min(callers, int(min(span.calls, callers)))):
                 self._keep(group.create_task(self._ask_on(span)))
@@ -139,7 +139,7 @@ class Driver:
             run.sending_ended = min(time.perf_counter(), run.began + span.seconds)
 
     async def _until(self, at: float) -> bool:
-        """Wait until a time, or until the run is stopped. Return False in the latter case."""
+        """Wait until the time `at`, or until the run is stopped. Return False if it was stopped."""
         delay = at - time.perf_counter()
         if delay > 0:
             with suppress(TimeoutError):

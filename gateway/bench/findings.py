@@ -1,4 +1,4 @@
-"""Computes a run's document from its tapes.
+"""Computes the result of a run, a `Document`, from its tapes.
 
 Computes percentiles by nearest rank: each is a value that was measured.
 """
@@ -34,7 +34,7 @@ POINTS = 100
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Return the distribution of values; all zero where there are none."""
+    """Return the distribution of the values; all fields are 0 if there are no values."""
     ordered = sorted(values)
     if not ordered:
         return Spread()
@@ -44,12 +44,12 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the least value that at least `share` of all values do not exceed. `ordered` is not empty."""
+    """Return the quantile at `share` (0 to 1) by nearest rank. `ordered`: the sorted values, not empty."""
     return ordered[max(0, min(len(ordered), ceil(share * len(ordered) - 1e-9)) - 1)]
 
 
 def curve(values: Iterable[float]) -> tuple[float, ...]:
-    """Return percentiles 0 to 100; empty where there are no values."""
+    """Return the percentiles 0 to 100 of the values; empty if there are no values."""
     ordered = sorted(values)
     return tuple(_digits(quantile(ordered, at / POINTS)) for at in range(POINTS + 1)) if ordered else ()
 
@@ -60,15 +60,15 @@ def _digits(value: float) -> float:
 
 
 MOST_LAG_S = 0.05
-"""Seconds of p99 loop lag beyond which the generator counts as saturated."""
+"""The generator counts as saturated if the p99 of its event loop's lag is more seconds."""
 MOST_CPU = 0.9
 MOST_SECONDS = 240
-"""Most points of the series; longer runs have longer intervals."""
+"""Most intervals of `series`: in longer runs the intervals are longer than a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The facts of a run beside its tapes."""
+    """The facts about a run that its tapes do not have."""
 
     started_at: str
     settings: Mapping[str, str | float | int | bool | None]
@@ -122,7 +122,7 @@ def _unfinished(tapes: Sequence[Tape]) -> int:
 
 
 def _between(tape: Tape, start: float, end: float) -> float:
-    """Return about how many tokens of an answer came in the time, by its pieces."""
+    """Estimate how many tokens of an answer came between two times, from the pieces that came then."""
     if not tape.times:
         return 0.0
     pieces = bisect_right(tape.times, end) - bisect_left(tape.times, start)

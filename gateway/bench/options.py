@@ -20,12 +20,14 @@ WARMUP_SHARE, MOST_WARMUP_S = 0.1, 10.0
 
 
 class BenchUnusable(ValueError):
-    """The bench can't do what its flags say; the message is for a person."""
+    """The benchmark can't run with these flags; the message says why, for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options: times in seconds, lengths in tokens. `rate`, `callers`, `limit` or the trace times set the pace."""
+    """All options: times in seconds, lengths in tokens. Calls are sent by `rate`, `callers`, `limit` or the trace's
+    times.
+    """
 
     url: str | None
     model: str | None
@@ -56,7 +58,7 @@ class Options:
     html: Path | None
 
     def told(self) -> dict[str, str | float | int | bool | None]:
-        """Return the options for the report, by the flags that would repeat the run."""
+        """Return the options for the report: flag -> value, so that the run can be repeated."""
         when = {
             "rate": self.rate,
             "bursts": self.variation if self.rate else None,
@@ -87,7 +89,7 @@ class _Parser(ArgumentParser):
 
 
 def read(args: Sequence[str]) -> tuple[Options, list[str]]:
-    """Return the options, and the flags that are not the bench's own. Raises BenchUnusable."""
+    """Read the flags. Return the options, and the flags that belong to the gateway's settings. Raises BenchUnusable."""
     found, rest = _parser().parse_known_args(args)
     try:
         return _options(found), rest

@@ -1,4 +1,4 @@
-"""Writes the result as one HTML page: no scripts, nothing from elsewhere, light and dark.
+"""Writes the result as one HTML file without scripts or external resources, with a light and a dark theme.
 
 The style sheet of the report.
 """
@@ -65,7 +65,7 @@ CURVES = (
 MARKED = (50, 95)
 FIRST = 1
 SHORTEST_S = 1e-5
-"""Least time in plots: pieces that came in one read have no time between them, which a logarithm can't show."""
+"""Shorter times are plotted as this one: pieces that came in one read are 0 s apart, and 0 has no logarithm."""
 
 
 def page(done: Document) -> str:

@@ -1,4 +1,4 @@
-"""Draws plots as SVG, with the classes and colours of the page that they are in."""
+"""Draws plots as SVG, with the CSS classes of the HTML page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. `tone` is one of the page's colours, 1 to 4. `filled` colours the area down to the axis."""
+    """One line of a plot. `tone`: one of the page's colours, 1 to 4. `filled`: the area below the line is coloured."""
 
     name: str
     tone: int
@@ -30,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis: its ticks, and `place`, which turns values into places from 0 to 1."""
+    """One axis of a plot. `ticks`: values and their labels. `place` maps a value to a position from 0 to 1."""
 
     ticks: tuple[tuple[float, str], ...]
     place: Callable[[float], float]
@@ -39,7 +39,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Both axes and the width of the drawing; turns values into places in it."""
+    """Both axes and the width of a plot. Maps values to coordinates of the drawing."""
 
     x: Axis
     y: Axis
@@ -138,7 +138,7 @@ def exact(most: float, label: str, text: Callable[[float], str], *, ticks: int =
 
 
 def logarithmic(least: float, most: float, label: str, text: Callable[[float], str]) -> Axis:
-    """Return a logarithmic axis with ticks at powers of ten, and at as many values between them as have room."""
+    """Return a logarithmic axis with ticks at powers of ten, and between them if there is room (MOST_TICKS)."""
     low, high = log10(max(least, 1e-6)), log10(max(most, least * 1.5, 1.5e-6))
     margin = 0.04 * (high - low)
     low, high = low - margin, high + margin
@@ -150,7 +150,7 @@ def logarithmic(least: float, most: float, label: str, text: Callable[[float], s
 
 
 def _rounds(factors: Sequence[float], low: float, high: float) -> list[float]:
-    """Return the round values between two bounds; `low` and `high` are logarithms."""
+    """Return the powers of ten times `factors` from 10**low to 10**high."""
     found = [factor * 10.0**power for power in range(floor(low), ceil(high) + 1) for factor in factors]
     return [value for value in found if low <= log10(value) <= high]
 

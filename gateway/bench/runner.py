@@ -1,4 +1,4 @@
-"""Runs a whole benchmark: probes the server, runs the load or searches the limit, makes the document."""
+"""Runs a whole benchmark: probes the server, runs the load or searches for its limit, and returns the result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gateway.bench.workload import (
 )
 
 CLOSE_ENOUGH = 1.1
-"""Ratio of the lowest rate that broke to the highest that held at which the search ends."""
+"""The search ends when the lowest rate that failed is at most this many times the highest that held."""
 MOST_STEPS = 20
 MOST_FAILED = 0.01
 
@@ -46,9 +46,9 @@ async def search(
     first_rate: float,
     tell: Callable[[Step], None],
 ) -> tuple[Document, Limit]:
-    """Double the rate of calls until the objectives break, then narrow it.
+    """Double the rate of calls until an objective is broken, then narrow the interval.
 
-    Return the limit, and the document of the best step that held, or of the first one if none did.
+    Return the limit, and the result at the highest rate that held; if none held, at the first rate.
     """
     steps: list[Step] = []
     told: Document | None = None
@@ -76,7 +76,9 @@ async def search(
 
 
 def judge(found: Document, objectives: tuple[Bound, ...], rate: float) -> Step:
-    """Return the step's result. Saturation of the generator breaks it too: it did not measure the server then."""
+    """Return whether the objectives held at this rate. They did not if the generator was saturated: it slowed the
+    calls.
+    """
     calls = found.calls
     broken = [f"{verdict.expression}: {_value(verdict.value)}" for verdict in _verdicts(found, objectives)]
     if calls.failed > MOST_FAILED * max(1, calls.sent):
@@ -109,13 +111,13 @@ def _next(low: float, high: float) -> float:
 
 
 TIMEOUT_S = 120.0
-"""Seconds for one probe: the model may have to be loaded."""
+"""Seconds that one probe may take: the server may have to load the model first."""
 LONG, SHORT = 160, 40
-"""Words of two prompts: the difference of their tokens does not include what a template adds."""
+"""Words of the two probing prompts. The difference of their tokens is free of the tokens that a chat template adds."""
 
 
 async def calibrate(there: Target, form: Form, caller: Caller, words: Words) -> None:
-    """Ask the server for the tokens of two prompts, and set `words` by them. Raises BenchUnusable."""
+    """Set the tokens per word of `words` from the server's token counts of two prompts. Raises BenchUnusable."""
     connections = Connections(there)
     try:
         counts = [await _tokens(connections, there, form, caller, words, count) for count in (SHORT, LONG)]
@@ -126,7 +128,7 @@ async def calibrate(there: Target, form: Form, caller: Caller, words: Words) -> 
 
 
 async def _tokens(connections: Connections, there: Target, form: Form, caller: Caller, words: Words, count: int) -> int:
-    """Return the tokens of a prompt of `count` words; 0 where the server does not tell."""
+    """Ask the server how many tokens a prompt of `count` words has; 0: it does not report them."""
     tape = Tape(time.perf_counter())
     reading = Reading(tape)
     text = words.text(round(count * words.tokens_per_word), Random(count))
@@ -148,7 +150,7 @@ async def _tokens(connections: Connections, there: Target, form: Form, caller: C
 
 
 class KeyRefused(BenchUnusable):
-    """The server does not know the key."""
+    """The server refuses the API key."""
 
 
 class _Message(Struct):
@@ -172,7 +174,7 @@ FIRST_RATE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The inputs of a benchmark. `trace` is empty where conversations are made up."""
+    """The inputs of a benchmark. `trace`: recorded calls; empty: conversations are made up."""
 
     options: Options
     there: Target
@@ -182,7 +184,7 @@ class Plan:
 
 
 class Runner:
-    """One benchmark; call `run` once."""
+    """Runs one benchmark. Call `run` once."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
         self._plan = plan
@@ -261,7 +263,7 @@ class Runner:
 
 
 def preset(options: Options) -> Preset:
-    """Return the workload's preset as the flags change it."""
+    """Return the preset of the chosen workload, with the lengths that the flags set."""
     chosen = PRESETS[options.workload]
     if options.prompt:
         chosen = replace(chosen, prompt=Length(options.prompt, chosen.prompt.sigma))

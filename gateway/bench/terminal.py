@@ -1,4 +1,4 @@
-"""Writes the progress and the result of a run for a terminal."""
+"""Writes the progress and the result of a run as text for a terminal."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Progress:
             self.clear()
 
     def tell(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line that the progress does not overwrite."""
         self.clear()
         print(line, file=sys.stderr, flush=True)
 
@@ -152,7 +152,7 @@ class Progress:
 
 
 def status(driver: Driver, span: Span, now: float, rate: float) -> str:
-    """Return the line of progress. `rate`: pieces of answers per second."""
+    """Return a line that shows the progress of a run. `rate`: pieces of answers per second."""
     run = driver.run
     passed, sent, running = now - run.began, len(run.tapes), len(run.running)
     failed = sum(bool(tape.error) for tape in run.tapes)

@@ -17,9 +17,9 @@ import msgspec
 
 
 def arrivals(rate: float, variation: float, chance: Random) -> Iterator[float]:
-    """Return times of `rate` calls a second. `variation` is the coefficient of variation of the gaps between calls.
+    """Yield the times at which to send calls, `rate` per second. `variation`: coefficient of variation of the gaps.
 
-    0: even; 1: Poisson, as of many independent people; above: bursts (gamma-distributed gaps).
+    0: even gaps; 1: Poisson, as of many independent people; above 1: bursts (gamma-distributed gaps).
     """
     return accumulate(_gaps(rate, variation, chance))
 
@@ -33,7 +33,7 @@ def _gaps(rate: float, variation: float, chance: Random) -> Iterable[float]:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """A distribution of lengths in tokens. `sigma` is the standard deviation of the logarithm; 0: always the median."""
+    """A distribution of lengths in tokens. `sigma`: standard deviation of the logarithm; 0: always the median."""
 
     median: float
     sigma: float
@@ -44,11 +44,11 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One workload. Each conversation has one of `systems` system prompts, and `turns` turns in the mean.
+    """A workload. Each conversation has one of `systems` system prompts, and on average `turns` turns.
 
-    Lengths are log-normal, turns geometric. The medians follow published traces: Azure's chats have 1,155 tokens in and
-    211 out in the mean, its code 2,047 and 28 (Splitwise, ISCA 2024); Mooncake's agents re-send long histories and
-    answer briefly (FAST'25).
+    Lengths are log-normal, turns geometric. The medians follow published traces: Azure's chats have on average 1,155
+    tokens in and 211 out, its code completions 2,047 and 28 (Splitwise, ISCA 2024); Mooncake's agents re-send long
+    histories and answer briefly (FAST'25).
     """
 
     name: str
@@ -61,7 +61,7 @@ class Preset:
     turns: float
 
     def scaled(self, by: float) -> Preset:
-        """Return the preset with all lengths times `by`, for models with a small context."""
+        """Return the preset with all lengths multiplied by `by`, for models with a small context."""
         system, prompt, answer = (
             replace(length, median=max(1.0, length.median * by)) for length in (self.system, self.prompt, self.answer)
         )
@@ -91,11 +91,11 @@ came want show also around form three small set
 _WORDS = _TEXT.split()
 _KEPT = 60_000
 TOKENS_PER_WORD = 1.25
-"""Tokens per word until the server has shown how it counts."""
+"""Tokens per word until the server has been probed (`Words.calibrated`)."""
 
 
 class Words:
-    """Cuts slices from one long random text. `tokens_per_word` is the server's, see `calibrated`."""
+    """Makes texts by cutting slices from one long random text. `tokens_per_word`: as `calibrated` has set it."""
 
     def __init__(self, seed: int) -> None:
         chance = Random(seed)
@@ -105,7 +105,7 @@ class Words:
         self._starts = [0, *accumulate(len(word) + 1 for word in words)]
 
     def calibrated(self, words: int, tokens: int) -> None:
-        """Set the tokens per word: the server counted `tokens` for a text of `words` words."""
+        """Set the tokens per word. The server counted `tokens` tokens in a text of `words` words."""
         self.tokens_per_word = max(0.2, tokens / words)
 
     def text(self, tokens: int, chance: Random, mark: str = "") -> str:
@@ -125,7 +125,7 @@ Message = dict[str, str]
 
 @dataclass(slots=True)
 class Prompt:
-    """One prompt. `conversation` is the source's own data, which it gets back when the call has ended."""
+    """The prompt of one call. `conversation`: data of the source, which `Source.ended` gets back after the call."""
 
     messages: list[Message]
     answer_tokens: int
@@ -133,28 +133,28 @@ class Prompt:
 
 
 class Source(Protocol):
-    """Makes the requests of a run. It never blocks, and one task at a time calls it."""
+    """Makes the requests of a run. Its methods never block, and only one task at a time calls them."""
 
     def next(self) -> Prompt | None:
-        """Return the next request; None where there are no more."""
+        """Return the next request; None: there are no more."""
 
     def ended(self, prompt: Prompt, answer: str, *, good: bool) -> None:
-        """Take in that the call is over; `answer` is its text."""
+        """Note that a call has ended. `answer`: the answer's text. `good`: whether the call succeeded."""
 
 
 @dataclass(slots=True)
 class _Conversation:
     messages: list[Message] = field(default_factory=list)
     tokens: int = 0
-    """Tokens of the conversation, about, answers included."""
+    """Approximate tokens of the conversation, answers included."""
 
 
 class Conversations:
-    """Makes conversations that re-send their history, as chat clients do, without end.
+    """Makes an endless series of calls that belong to conversations and re-send their history, as chat clients do.
 
-    A call that is due goes on with a conversation whose last answer has come, or begins a new one; the preset's number
-    of turns sets the proportion. So calls come when they are due, whatever the server does, and the histories are true.
-    `most_tokens` bounds prompt and answer together: a conversation beyond it is over.
+    Each call continues a conversation whose last answer has come, or begins a new one; the preset's `turns` sets the
+    proportion. So calls need not wait for the server, and histories contain its real answers. A conversation ends when
+    prompt and answer together would exceed `most_tokens`.
     """
 
     def __init__(self, preset: Preset, words: Words, most_tokens: int, seed: int) -> None:
@@ -209,12 +209,12 @@ _COLUMNS = {
 
 
 class TraceUnusable(ValueError):
-    """The file is no trace; the message is for a person."""
+    """The file can't be read as a trace; the message says why, for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One recorded call; `at_s`: seconds after the first one. Lengths are in tokens."""
+    """One call of a trace. `at_s`: seconds after the first call. Lengths are in tokens."""
 
     at_s: float
     prompt: int
@@ -230,7 +230,7 @@ class _Line(msgspec.Struct):
 
 
 def read(path: Path) -> list[Recorded]:
-    """Return the calls of a trace file in order of time. Raises TraceUnusable.
+    """Read a trace file, and return its calls in order of time. Raises TraceUnusable.
 
     It reads Mooncake's JSON lines (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`: an id per 512 tokens
     of the prompt) and CSV with a header, as Azure's LLM inference traces and BurstGPT have.
@@ -277,9 +277,9 @@ def _seconds(text: str) -> float:
 
 
 class Replay:
-    """The calls of a trace as a source. Equal block ids become equal texts; other prompts share nothing.
+    """Makes a request of each call of a trace. Equal block ids become equal texts; otherwise prompts share no text.
 
-    `scale` shortens all lengths, `most_tokens` bounds prompt and answer together.
+    All lengths are multiplied by `scale`. Prompt and answer together have at most `most_tokens`.
     """
 
     def __init__(self, calls: Sequence[Recorded], words: Words, scale: float, most_tokens: int, seed: int) -> None:
