@@ -23,8 +23,8 @@ from pathlib import Path
 
 from benchmarks.table import Row, print_rows
 from gateway.telemetry import finish
+from gateway.telemetry.answer_log import begin_trace
 from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.trace_recorder import begin_trace
 from tests.support.stack import Process, Stack
 from workers.protocol.heartbeat import WorkerAddress
 from workers.tracing.span import TraceContext, new_context

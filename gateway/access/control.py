@@ -65,7 +65,7 @@ class TeamStarts:
 
 
 class Access(Enum):
-    """What the caller of a route needs."""
+    """The right that a route asks of its caller."""
 
     OPEN = "nothing"
     KEY = "an API key"

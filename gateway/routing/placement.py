@@ -1,4 +1,4 @@
-"""What a call wants of a worker (`PlacementRequest`), and the ranking of workers that answers it (`Ranking`). Pure.
+"""Describes a call's needs of a worker (`PlacementRequest`), and the ranking of workers for it (`Ranking`). Pure.
 
 Slots are numbered over all workers of a model: in the order of worker ids, each worker has as many numbers as slots. If
 there is only one worker, these are its own slot numbers. The numbers change when workers come and go.

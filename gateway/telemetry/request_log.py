@@ -9,8 +9,7 @@ import time
 from dataclasses import dataclass, field
 
 from gateway.call import Principal
-from gateway.telemetry.answer_log import AnswerLog, QueuePosition
-from gateway.telemetry.trace_recorder import UNRECORDED, TraceRecorder
+from gateway.telemetry.answer_log import UNRECORDED, AnswerLog, QueuePosition, TraceRecorder
 from workers.protocol.events import Usage
 
 MAX_NAMES = 16

@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from starlette.types import Scope, Send
 
 from gateway.api.http.streaming import PING
+from gateway.telemetry.answer_log import UNRECORDED, begin_trace
 from gateway.telemetry.finish import PROBED
 from gateway.telemetry.request_log import Ignored, RequestLog
-from gateway.telemetry.trace_recorder import UNRECORDED, begin_trace
 from workers.tracing.span import MAX_STATE_CHARS, TRACEPARENT, TRACESTATE, TraceContext, read_context
 from workers.tracing.tracer import Tracer
 

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.call import Principal
 from gateway.telemetry import finish
+from gateway.telemetry.answer_log import UNRECORDED, begin_trace
 from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.trace_recorder import UNRECORDED, begin_trace
 from tests.support.request_logs import attempt
 from workers.protocol.events import Failed, Failure, FailureCode, Finished, FinishReason, Timings, Usage
 from workers.tracing.span import Span, TraceContext, new_context
