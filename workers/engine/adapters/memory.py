@@ -1,7 +1,7 @@
-"""The LoRA adapters whose weights are in memory, and those that one context computes with.
+"""The LoRA adapters whose weights are in memory, and the choice of those that a context computes with.
 
 Everything here belongs to the engine's thread, because llama.cpp's list of a model's adapters has no lock of its own
-and `llama_decode` walks it. A file was read and checked before, so loading is a copy from the page cache: 35 MB took
+and `llama_decode` walks it. A file was read and checked before, so loading copies it from the page cache: 35 MB took
 19 ms three times (about a step of a 0.5 B model) and 110 ms once.
 """
 
@@ -21,7 +21,7 @@ from workers.llama.model import Model
 from workers.metrics.types import LOAD_S
 
 NUM_LOADS = 8
-"""Newest loads, whose median is `load_ms`."""
+"""Number of newest loads whose median is `load_ms`."""
 
 
 class AdapterMemory:
@@ -41,7 +41,7 @@ class AdapterMemory:
 
     @property
     def load_s(self) -> Distribution:
-        """Return the seconds of all loads. Any thread may call this."""
+        """Return a histogram of the seconds that each load took. Any thread may call this."""
         return self._load_s.distribution
 
     @property
@@ -50,15 +50,15 @@ class AdapterMemory:
         return statistics.median(self._load_ms.copy()) if self._load_ms else 0.0
 
     def fits(self, entries: Collection[Entry]) -> bool:
-        """Return whether these could be in memory together. Any thread may call this."""
+        """Return whether these adapters could be in memory together. Any thread may call this."""
         size = sum(entry.file.size for entry in entries)
         return len(entries) <= self.max_adapters and (not self.max_bytes or size <= self.max_bytes)
 
     def load(self, entry: Entry, keep: Collection[Entry]) -> None:
-        """Copy the weights into memory; adapters that are not in `keep` make room. Raises AdapterError.
+        """Copy the weights into memory; frees adapters that are not in `keep` to make room. Raises AdapterError.
 
-        Adapters that no call waits for go first, of these the one used longest ago. Those whose file may be another
-        one by now go last. `keep` and `entry` fit together.
+        Frees adapters that no call waits for first, beginning with the one used longest ago, and last those
+        that are being unloaded but still have calls: their file may have changed. `keep` and `entry` fit together.
         """
         evictable = sorted((one for one in self.resident if one not in keep), key=_worth)
         while evictable and not self.fits([*self.resident, entry]):
@@ -83,7 +83,7 @@ class AdapterMemory:
             adapter.close()
 
     def apply(self, adapters: AdapterSet) -> bool:
-        """Compute the next step with a set that is in memory; return whether llama.cpp has to switch."""
+        """Make llama.cpp compute the next step with a set that is in memory; return whether its adapters change."""
         return self._applied.apply(tuple((_weights(entry), scale) for entry, scale in adapters.uses))
 
 

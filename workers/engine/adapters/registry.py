@@ -1,8 +1,8 @@
 """The adapter registry: which names stand for which LoRA weights, which calls use them, and which may be in memory.
 
 Any thread may call `register`, `unload`, `resolve`, `release` and `infos`: names and counts are guarded by a lock that
-is never held for long. A file is read and checked on the thread that registers it. Weights are touched on the engine's
-thread alone (`workers.engine.adapters.memory`): by `enter`, `apply`, and what `register` and `unload` post.
+is never held for long. A file is read and checked on the thread that registers it. Only the engine's thread touches
+weights (`workers.engine.adapters.memory`): in `enter`, `apply`, and the functions that `register` and `unload` post.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from workers.protocol.requests import AdapterUse
 logger = logging.getLogger(__name__)
 
 Post = Callable[[Callable[[], None]], None]
-"""Function that has an act carried out on the engine's thread, between two steps."""
+"""Function that queues another function, to be called on the engine's thread between two steps."""
 
 MAX_SCALE = 16.0
 """Largest absolute scale. A scale of a million makes infinities in the KV cache; attention without flash attention
@@ -45,22 +45,22 @@ MAX_SET = 8
 
 MAX_NAMES = 4096
 MAX_INSPECTED = 64
-"""Most files whose check is remembered, for as long as they do not change."""
+"""Most files whose check is remembered. A file that changes is checked again."""
 LOAD_S = 120.0
 
 LOAD_STEP_S = 0.02
-"""Seconds of a round after which no more adapters are loaded in it: streams wait meanwhile."""
+"""Seconds of loading after which a round of admission loads no more adapters, since streams wait meanwhile."""
 
 PATIENCE_S = 2.0
-"""Seconds for which calls whose adapters are in use may overtake a call that waits for room."""
+"""Seconds for which calls whose adapters are in use may overtake a call that waits for room in memory."""
 
 
 class AdapterRegistry:
-    """The adapters that calls may name: known from `register` on, in memory from the first call that names them.
+    """The adapters that calls may name: known from `register` on, and loaded for the first call that names them.
 
-    At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory. The one used longest ago makes
-    room; those that running calls use and pinned ones stay. A call that finds no room waits until other calls end, or
-    give way to its team (`workers.engine.step.scheduler`).
+    At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory. The adapter used longest ago
+    makes room; adapters that running calls use and pinned adapters stay. A call that finds no room waits until other
+    calls end, or lose their slots to its team (`workers.engine.step.scheduler`).
     """
 
     def __init__(
@@ -83,26 +83,26 @@ class AdapterRegistry:
         self._inspected: dict[Path, AdapterFile] = {}
         self._ticks = itertools.count(1)
         self._held: frozenset[Entry] = frozenset()
-        """Adapters of the calls that held a slot when the engine last looked. Written on its thread."""
+        """Adapters of the calls that held a slot at the last `begin_round`. Written on the engine's thread."""
         self._is_awaited = False
-        """Whether a call waits for room: calls behind it that need some as well do not overtake it."""
+        """Whether a call waits for room in memory. Later calls that need room too do not overtake it."""
         self._awaited_since = math.inf
         """When that call began to wait, `time.monotonic` seconds."""
         self._coming: frozenset[Entry] = frozenset()
-        """Adapters of a call some of which are loaded, the others in later rounds; they keep their room meanwhile."""
+        """Adapters of a call that is loading them over several rounds; the loaded ones stay in memory meanwhile."""
         self._is_coming_asked = False
-        """Whether that call asked again in this round: else nobody waits for them."""
+        """Whether that call asked again in this round; if not, it no longer waits for the adapters of `_coming`."""
         self._load_left_s = LOAD_STEP_S
-        """Seconds that are left for loading in this round."""
+        """Seconds of this round that are left for loading adapters."""
 
     # Any thread may call these.
 
     def follow(self, post: Post) -> None:
-        """Carry out what touches weights through `post` from now on; until then the caller's own thread does it."""
+        """Use `post` for all work on weights from now on; until this call, the caller's own thread does that work."""
         self._post = post
 
     def inspect(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo:
-        """Return what `register` would return, without changing anything. Raises as that does."""
+        """Check a file and return what `register` would return, without registering it. Raises the same errors."""
         file = self._checked(name, path, sha256)
         with self._lock:
             known = self._entries.get(name)
@@ -118,10 +118,10 @@ class AdapterRegistry:
     ) -> AdapterInfo:
         """Check a file and give it a name; load it if it is `pinned`. Blocks for as long as reading the file takes.
 
-        A name that stands for other contents gets the new ones; calls that use the old ones keep them. `sha256`: the
-        hash that the file must have, in hex; empty: any. `fixed`: nothing else may have the name while the worker
-        runs. Raises AdapterError, and CallFailed: INVALID_REQUEST (the name is fixed), BUSY (no room for a pinned
-        one), INTERNAL (the engine is gone).
+        If the name stands for other contents, the new contents replace them; calls that use the old contents keep
+        them. `sha256`: the hash that the file must have, in hex; empty: any. `fixed`: the name can't be replaced or
+        unloaded while the worker runs. Raises AdapterError, and CallFailed: INVALID_REQUEST (the name is
+        fixed), BUSY (no room for a pinned adapter), INTERNAL (the engine has ended).
         """
         file = self._checked(name, path, sha256)
         with self._lock:
@@ -139,7 +139,7 @@ class AdapterRegistry:
             raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
 
     def unload(self, name: str) -> AdapterInfo:
-        """Refuse new calls with an adapter; free it when the last call that uses it has ended. Raises CallFailed."""
+        """Refuse new calls that name an adapter; free it when its last call has ended. Raises CallFailed."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is None:
@@ -153,7 +153,7 @@ class AdapterRegistry:
         return info
 
     def infos(self) -> list[AdapterInfo]:
-        """Return the known adapters, sorted by name, then those that are being unloaded."""
+        """Return the registered adapters, sorted by name, then the adapters that are being unloaded."""
         with self._lock:
             return [entry.info() for entry in (*sorted(self._entries.values(), key=_name), *self._leaving)]
 
@@ -174,12 +174,12 @@ class AdapterRegistry:
 
     @property
     def load_ms(self) -> float:
-        """Return the milliseconds that loading an adapter took lately; 0: not known yet."""
+        """Return the median milliseconds of the newest loads of an adapter; 0: not known yet."""
         return self._memory.load_ms
 
     @property
     def room(self) -> int:
-        """Return how many adapters could be loaded now; those that running calls use, and pinned ones, stay."""
+        """Return how many more adapters could be loaded now beside the pinned ones and those that running calls use."""
         with self._lock:
             fixed = self._pinned | self._in_use
             largest = max((entry.file.size for entry in self._entries.values()), default=0)
@@ -189,8 +189,8 @@ class AdapterRegistry:
         return max(0, places)
 
     def resolve(self, uses: tuple[AdapterUse, ...]) -> AdapterSet:
-        """Return the adapters behind the names; they stay until `release`, to be called once. Raises CallFailed:
-        INVALID_REQUEST, and BUSY where pinned ones leave no room for these at any time.
+        """Return the adapters that a call names; they stay registered until `release`, to be called once. Raises
+        CallFailed: INVALID_REQUEST, or BUSY if pinned adapters never leave room for these.
         """
         if not uses:
             return NO_ADAPTERS
@@ -213,7 +213,7 @@ class AdapterRegistry:
         return AdapterSet(b"".join(part[0] for part in parts), tuple((entry, scale) for _, entry, scale in parts))
 
     def release(self, adapters: AdapterSet) -> None:
-        """Give back a set that `resolve` returned, since its call is over."""
+        """Give back a set that `resolve` returned, because its call has ended."""
         with self._lock:
             for entry, _ in adapters.uses:
                 entry.num_calls -= 1
@@ -235,11 +235,11 @@ class AdapterRegistry:
         self._load_left_s = LOAD_STEP_S
 
     def enter(self, adapters: AdapterSet) -> bool:
-        """Load the weights of a resolved set, to stay while its call runs; return False where there is no room now, or
-        more to load than this round has time for.
+        """Load the weights of a resolved set and keep them while its call runs. Return False if there is no room now,
+        or this round has no time to load all of them.
 
-        Ask for calls in their order. Raises CallFailed where a file is gone or has changed, or pinned ones leave no
-        room any more.
+        To be called for waiting calls in their order. Raises CallFailed if a file is gone or has changed, or pinned
+        adapters leave no room any more.
         """
         wanted = adapters.entries
         if not wanted or (wanted <= self._held and not self._is_overdue):
@@ -251,21 +251,21 @@ class AdapterRegistry:
         return True
 
     def fits(self, adapters: AdapterSet, running: Iterable[AdapterSet]) -> bool:
-        """Return whether a set fits in memory beside `running` and the pinned adapters alone."""
+        """Return whether a set fits in memory together with the `running` sets and other adapters that must stay."""
         with self._lock:
             return self._memory.fits(_entries(running) | self._pinned | self._coming | adapters.entries)
 
     def enter_beside(self, adapters: AdapterSet, running: Iterable[AdapterSet]) -> bool:
-        """Do as `enter` for a call that need not stay behind those that wait for room. `running`: the calls left."""
+        """Do what `enter` does, for a call that may overtake waiting calls. `running`: the sets of the other calls."""
         self._held = _entries(running)
         return self._bring(adapters.entries)
 
     def apply(self, adapters: AdapterSet) -> bool:
-        """Compute the next step with a set that has entered; return whether llama.cpp has to switch."""
+        """Make llama.cpp compute the next step with a set that has entered; return whether its adapters change."""
         return self._memory.apply(adapters)
 
     def check(self, held: Iterable[AdapterSet]) -> None:
-        """Compare the registry's counts with the sets that live calls hold. Raises IntegrityError."""
+        """Compare the registry's counts with the sets that unfinished calls hold. Raises IntegrityError."""
         counts: dict[Entry, int] = {}
         for adapters in held:
             for entry, _ in adapters.uses:
@@ -281,7 +281,7 @@ class AdapterRegistry:
             raise IntegrityError(f"{len(resident)} adapters are in memory, {self.max_adapters} may be")
 
     def close(self) -> None:
-        """Free everything. Call this after the engine's end and before the context's; no call may be left."""
+        """Free all adapters. To be called after the engine's last call, and before the context is closed."""
         with self._lock:
             self._entries.clear()
             self._leaving.clear()
@@ -309,11 +309,11 @@ class AdapterRegistry:
 
     @property
     def _is_overdue(self) -> bool:
-        """Return whether a call has waited so long for room that no call behind it may use what is in memory."""
+        """Return whether a call has waited so long for room that later calls may no longer overtake it."""
         return self._is_awaited and time.monotonic() - self._awaited_since > self._patience_s
 
     def _bring(self, wanted: frozenset[Entry]) -> bool:
-        """Load what is missing, beside what running calls use; return False without room, or time for all of it.
+        """Load the adapters of `wanted` that are not in memory; return False if there is no room, or no time for all.
 
         Raises CallFailed.
         """
@@ -334,7 +334,7 @@ class AdapterRegistry:
         return True
 
     def _load(self, entry: Entry, keep: frozenset[Entry]) -> bool:
-        """Load an adapter where this round has time left; return whether it had. Raises CallFailed."""
+        """Load an adapter if this round has time left; return whether it had. Raises CallFailed."""
         if self._load_left_s <= 0:
             return False
         began = time.perf_counter()
@@ -358,7 +358,7 @@ class AdapterRegistry:
             self._leaving = [entry for entry in self._leaving if entry not in gone]
 
     def _checked(self, name: str, path: Path, sha256: str) -> AdapterFile:
-        """Return the file, checked. Raises AdapterError."""
+        """Check an adapter's file and return it. Raises AdapterError."""
         with self._lock:
             file = self._inspected.pop(path, None)
         if file is None or not file.is_unchanged():
@@ -382,7 +382,7 @@ class AdapterRegistry:
 
     @property
     def _in_use(self) -> frozenset[Entry]:
-        """Return the adapters that running calls use; some calls that the engine last saw may have ended."""
+        """Return the adapters of the calls that last ran, without adapters that no call names any more."""
         return frozenset(entry for entry in self._held if entry.num_calls)
 
     def _all(self) -> Iterable[Entry]:
@@ -393,7 +393,7 @@ class AdapterRegistry:
         self._leaving.append(entry)
 
     def _as_fixed(self, known: Entry, file: AdapterFile) -> AdapterInfo:
-        """Return the answer to registering a fixed name again. Raises CallFailed where the contents differ."""
+        """Return the answer to registering a fixed name again. Raises CallFailed if the contents differ."""
         if file.digest != known.file.digest:
             raise _refused(
                 f"adapter {known.name!r} stands in this worker's settings with other contents (SHA-256 "
@@ -404,14 +404,14 @@ class AdapterRegistry:
         return known.info()
 
     def _require_place(self, entries: frozenset[Entry]) -> None:
-        """Raise CallFailed where these don't fit beside the pinned ones: their call would wait for ever."""
+        """Raise CallFailed if `entries` don't fit beside the pinned adapters: their call would wait for ever."""
         pinned = self._pinned
         if not self._memory.fits(pinned | entries):
             message = f"{len(pinned)} pinned adapters leave no room for these {len(entries)}{self._limit}"
             raise CallFailed(Failure(FailureCode.BUSY, message, "adapters"))
 
     def _require_room(self, entry: Entry, pinned: frozenset[Entry | None]) -> None:
-        """Raise CallFailed where an adapter to be pinned does not fit beside `pinned` and what running calls use."""
+        """Raise CallFailed if an adapter to be pinned does not fit beside `pinned` and those of running calls."""
         fixed = {one for one in pinned | self._in_use if one is not None}
         if not self._memory.fits({*fixed, entry}):
             message = f"calls in progress and pinned adapters leave no room for one that is pinned{self._limit}"
@@ -445,7 +445,7 @@ def _part(entry: Entry, scale: float) -> bytes:
 
 
 def _checked_scale(use: AdapterUse) -> float:
-    """Return the scale as llama.cpp will see it, in 32 bits. Raises CallFailed where it is out of bounds."""
+    """Return the scale rounded to 32 bits, which llama.cpp uses. Raises CallFailed if it is out of bounds."""
     if not math.isfinite(use.scale) or abs(use.scale) > MAX_SCALE:
         raise _refused(
             f"the scale of adapter {use.name[:128]!r} is {use.scale}; it must be -{MAX_SCALE:g} to {MAX_SCALE:g}"

@@ -1,13 +1,13 @@
 """Adapter turns: a pure choice of the adapters that the next step computes with, since all rows of one `llama_decode`
-share them.
+share their adapters.
 
 Calls with the same adapters and scales (`AdapterSet`) are a group. Teams take turns, and a team's turn goes to its
 group that has waited longest: however many groups a team makes, it bears their cost. All calls of a group are computed
-in its turn, whichever team they are of; a team that waited for just this group has had its turn with it.
+in its turn, whichever team they are of; if a team waited for just this group, its own turn is over as well.
 
 A switch makes llama.cpp lay out its graphs anew, so a turn lasts several steps if a switch costs much beside a step.
 One caller with an adapter of their own does not halve the pace of fifteen others: a group's turn grows with its share
-of the callers. Both have a bound, in steps and in time.
+of the callers. Both effects are bounded, in steps and in time.
 
 One run each on one core, one caller, rank 8 or 16 on seven matrices of each layer: a switch adds 0.8 to 1.0 ms with the
 demo model (steps of 0.25 ms), 4.2 to 4.4 ms with a 0.5 B model (steps of 23 ms). With eight callers it is in the noise.
@@ -27,19 +27,19 @@ SHARE = 0.1
 """Share of a turn's time that its switch may take."""
 
 FEWEST_STEPS = 2
-"""Fewest steps of a turn: the first one pays for the switch, the second tells how much that was."""
+"""Fewest steps of a turn: the first includes the switch, the second shows how long a step takes without it."""
 
 MOST_STEPS = 16
-"""Most steps of a turn that others wait for; with k groups of one team none waits for more than (k - 1) times that."""
+"""Most steps of a turn while other groups wait; of k groups of one team, none waits longer than (k - 1) such turns."""
 
 WAIT_S = 0.25
-"""Seconds that the turns of all groups of one team may take: past that a turn ends early, after at least one step."""
+"""Most seconds that a group waits while each other group of its team has a turn; each turn has at least one step."""
 
 TEAM_WAIT_S = 0.06
-"""`WAIT_S` where other teams wait: a turn ends before a step with which all of their turns would take longer."""
+"""`WAIT_S` if groups of other teams wait: a turn ends before the step that would make them wait longer."""
 
 _WEIGHT = 0.3
-"""Weight of the newest measurement, against all before it."""
+"""Weight of the newest measurement in a running mean; the measurements before it share the rest."""
 
 K = TypeVar("K")
 
@@ -60,33 +60,33 @@ class Keyed(Protocol):
 S = TypeVar("S", bound=AdapterUser)
 
 Callers = Mapping[K, Mapping[str, int]]
-"""Number of callers, at least one, by group and team."""
+"""Number of callers (at least one) of each group and team."""
 
 
 class AdapterTurns(Generic[K]):
-    """Decides which group has the turn, of those with something to compute. Times are seconds of any one clock."""
+    """Decides which of the groups with something to compute has the turn. Times are seconds of any one clock."""
 
     def __init__(self) -> None:
         self.switch_s = 0.0
-        """Seconds of a switch, as far as known."""
+        """Seconds that a switch takes; 0: not known yet."""
         self.step_s = 0.0
         """Seconds of a step without a switch."""
         self._current: K | None = None
         self._holder = ""
         """The team whose turn it is."""
         self._groups: dict[K, None] = {}
-        """All groups that are here; those that wait are in order, the longest first."""
+        """The groups that have callers, in the order of their turns: the group that has waited longest is first."""
         self._teams: dict[str, None] = {}
-        """All teams that are here, in the same order."""
+        """The teams that have callers, in the order of their turns."""
         self._num_steps = 0
         self._since = 0.0
         self._first_s = 0.0
-        """Seconds of the turn's first step, if that paid for a switch; else 0."""
+        """Seconds of the turn's first step if that included a switch; else 0."""
         self._last_s = 0.0
         """Seconds of the turn's last step, without a switch."""
 
     def choose(self, callers: Callers[K], now: float) -> K:
-        """Return the group that the next step computes; `callers` has at least one. Asking again changes nothing."""
+        """Return the group that the next step computes. `callers`: at least one group. Asking again changes nothing."""
         self._groups = _present(self._groups, callers)
         self._teams = _present(self._teams, (team for teams in callers.values() for team in teams))
         claims = self._claims(callers)
@@ -105,7 +105,7 @@ class AdapterTurns(Generic[K]):
         return current
 
     def note_step(self, seconds: float, *, switched: bool, comparable: bool = True) -> None:
-        """Learn from a step of the chosen group. `comparable`: it computed one token per caller, no prompt."""
+        """Learn from the time of the chosen group's step. `comparable`: it computed one token per caller, no prompt."""
         self._num_steps += 1
         self._last_s = max(0.0, seconds - self.switch_s * switched)
         if not comparable:
@@ -119,7 +119,7 @@ class AdapterTurns(Generic[K]):
                 self._first_s = 0.0
 
     def length(self, group: K, callers: Callers[K], rivals: Collection[str] = ()) -> int:
-        """Return the steps of a turn of `group` while others wait: `rivals`, or if empty its own team's others."""
+        """Return the steps of a turn of `group` while `rivals` (teams) wait; empty: groups of its own team wait."""
         worth = math.ceil(self.switch_s / (SHARE * self.step_s)) if self.step_s else 0
         others = [
             sum(count for team, count in teams.items() if not rivals or team in rivals)
@@ -131,7 +131,7 @@ class AdapterTurns(Generic[K]):
         return min(MOST_STEPS, max(FEWEST_STEPS, worth) * max(1, share))
 
     def _claims(self, callers: Callers[K]) -> dict[str, K]:
-        """Return each team's group that has waited longest, which gets the team's next turn."""
+        """Return, for each team, its group that has waited longest and gets the team's next turn."""
         claims: dict[str, K] = {}
         for group in self._groups:
             for team in callers[group]:
@@ -155,7 +155,7 @@ class AdapterTurns(Generic[K]):
 
 
 def chosen(turns: AdapterTurns[bytes], ready: list[S], now: float) -> list[S]:
-    """Return those of `ready` whose adapters have the turn, in the same order."""
+    """Return the sequences of `ready` whose adapters have the turn, in the same order."""
     callers: dict[bytes, dict[str, int]] = {}
     for one in ready:
         teams = callers.setdefault(one.adapter_set.key, {})
@@ -167,7 +167,7 @@ def chosen(turns: AdapterTurns[bytes], ready: list[S], now: float) -> list[S]:
 
 
 def _present(queue: Mapping[K, None], here: Iterable[K]) -> dict[K, None]:
-    """Return the queue with those that are here, newcomers at its end."""
+    """Return the queue without members that are not in `here`, and with new members of `here` at its end."""
     new = dict.fromkeys(here)
     return {**{one: None for one in queue if one in new}, **new}
 
@@ -184,15 +184,15 @@ def _mean(mean: float, value: float) -> float:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One adapter: a file's weights under a name. All but `name` and `file`'s digest changes under the registry's
-    lock.
+    """One adapter: a file's weights under a name. The registry's lock guards all fields that change (all but `name` and
+    the digest of `file`).
     """
 
     name: str
     file: AdapterFile
     pinned: bool = False
     fixed: bool = False
-    """Whether it comes from the worker's settings, so that it can't be replaced or unloaded."""
+    """Whether the adapter comes from the worker's settings, so that it can't be replaced or unloaded."""
     adapter: Adapter | None = None
     """The weights in memory. Written on the engine's thread only."""
     num_calls: int = 0
@@ -200,7 +200,7 @@ class Entry:
     leaving: bool = False
 
     def info(self) -> AdapterInfo:
-        """Return the adapter's description, with the whole path of its file, which callers must not see."""
+        """Return the adapter's description. It has the full path of the file, which must not be shown to callers."""
         state = AdapterState.KNOWN if self.adapter is None else AdapterState.LOADED
         return AdapterInfo(
             name=self.name,
@@ -217,14 +217,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSet:
-    """The adapters of one call with their scales. Two sets are equal when they compute the same."""
+    """The adapters of one call with their scales. Two sets are equal if they have the same effect."""
 
     key: bytes
-    """Content hashes with scales, sorted; empty: no adapter. The prefix index and the grouping of calls use it."""
+    """Hashes of the adapters' contents with their scales, sorted; empty: no adapter. Calls are grouped by it."""
     uses: tuple[tuple[Entry, float], ...] = field(compare=False, repr=False)
     """Adapters with their scales, in the order of the key; no scale is zero."""
     entries: frozenset[Entry] = field(init=False, compare=False, repr=False)
-    """The adapters alone."""
+    """The adapters without their scales."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entries", frozenset(entry for entry, _ in self.uses))
