@@ -13,7 +13,7 @@ from workers.metrics.types import DECODE_S, GAP_S, LOAD_S
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A histogram: how many values fell between which bounds."""
+    """A histogram: for each pair of neighbouring bounds, how many values fell between them."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -23,7 +23,7 @@ class Distribution:
 
 
 class Tally:
-    """A histogram that grows. Adding takes some tenths of a microsecond."""
+    """A histogram that values are added to. Adding one takes some tenths of a microsecond."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -40,15 +40,15 @@ class Tally:
 
 
 class TokenGaps:
-    """Times between the tokens of each call, as the model made them; text held back for a stop string counts too."""
+    """Measures the times between the tokens of a call as the model makes them, even if text is held back for a stop."""
 
     def __init__(self) -> None:
         self.tally = Tally(GAP_S)
 
     def note(self, sequences: Iterable[Sequence], now: float) -> None:
-        """Note that a step which ended at `now` made one token for each of these, none of them the call's first.
+        """Note that a step which ended at `now` made one token for each sequence, and for none its first.
 
-        Calls that run together had their last token at the same time too, so they are counted at once.
+        Calls that run together mostly got their previous token at the same time, so they are counted together.
         """
         last_at, count = now, 0
         for sequence in sequences:
@@ -64,7 +64,7 @@ class TokenGaps:
 
 @dataclass(frozen=True, slots=True)
 class PromptSources:
-    """Prompt tokens of calls that began, by where they came from."""
+    """Numbers of prompt tokens of the calls that began, by the place that their KV came from."""
 
     computed: int = 0
     kv: int = 0
@@ -83,7 +83,7 @@ class PromptTally:
         self._computed = self._kv = self._ram = self._disk = 0
 
     def note(self, sequence: Sequence) -> None:
-        """Count a call whose `num_cached` is known and for which nothing was computed yet."""
+        """Count the prompt of a call whose `num_cached` is known, before anything is computed for it."""
         num_restored = min(sequence.num_restored, sequence.num_cached)
         num_disk = min(sequence.num_fetched, num_restored)
         self._computed += sequence.num_prompt - sequence.num_cached
@@ -105,15 +105,15 @@ class EngineCounters:
     num_decodes: int = 0
     """Calls of `llama_decode`."""
     num_busy: int = 0
-    """Calls that held a slot at each `llama_decode`, summed up."""
+    """Sum, over all calls of `llama_decode`, of the calls that held a slot then."""
     num_preempted: int = 0
-    """Times that a call lost its cells for a while because cells ran out."""
+    """Times that a call lost its KV cells for a while because no free cells were left."""
     num_sliced: int = 0
-    """Times that a call of a team over its share gave its slot to another team's for a while."""
+    """Times that a call of a team over its share gave its slot for a while to a call of another team."""
     num_packed: int = 0
-    """Tokens that were moved within the cache to close holes."""
+    """Tokens that were moved within the KV cache to close gaps of free cells."""
     num_restored: int = 0
-    """Tokens restored from RAM, for calls that begin and for those that go on."""
+    """Tokens restored from RAM, for calls that begin and for calls that continue after a pause."""
     num_fetched: int = 0
     """Tokens fetched from disk to RAM."""
     num_queried: int = 0
@@ -129,7 +129,7 @@ class EngineCounters:
     """Bytes of saved prefixes in RAM now."""
     ram_blocks: int = 0
     disk: DiskStats = NO_DISK
-    """Counters of the disk tier, all zero where there is none."""
+    """Counters of the disk tier; all zero without a disk tier."""
     num_switches: int = 0
     """Steps before which llama.cpp had to change adapters."""
     adapters_loaded: int = 0

@@ -40,7 +40,7 @@ class Engine:
     """Serves `slots` calls at once and lets some more wait (`workers.engine.request`); several teams take turns.
 
     `submit`, `cancel`, `end`, `drain`, `retire` and `load` may be called from any thread and do not block. `emit(step,
-    events)` is called on the engine thread, once per step that brought something, with `step` rising by one; it must be
+    events)` is called on the engine thread, once per step that has events, with `step` rising by one; it must be
     quick and must not raise. The events of one call come in the order that `workers.protocol.events` describes.
     """
 
@@ -61,9 +61,10 @@ class Engine:
     ) -> None:
         """`n_ctx`: the longest single conversation, tokens. `on_crash` is called on the engine thread.
 
-        `ram_bytes`: most memory for prefixes that left the KV cache; 0: they are forgotten. `adapters`: LoRA adapters
-        that calls may name. `watchdog`: is told of each step. `disk`: the tier behind RAM; `stop` spends at most
-        `write_out_s` on writing everything there. The caller closes these after `stop`.
+        `ram_bytes`: most memory for prefixes that left the KV cache; 0: none are kept. `adapters`: LoRA adapters
+        that calls may name. `watchdog`: ends the process if a step hangs. `disk`: the tier behind RAM; `stop`
+        spends at most `write_out_s` seconds on writing everything to it. The caller closes adapters, watchdog and disk
+        after `stop`.
         """
         if n_ctx > context.kv_tokens:
             raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
@@ -80,7 +81,7 @@ class Engine:
             Work(self._step, self._rest, self._end_all, self._check), self._intake, watchdog, on_crash
         )
         self.post = self._thread.post
-        """Has an act carried out on the engine thread between two steps. The act must be quick and must not raise."""
+        """Queues a function for the engine thread to call between two steps. It must be quick and must not raise."""
         self._adapters = adapters or AdapterRegistry(model, context)
         self._adapters.follow(self.post)
         self._tools = SamplerTools(model.vocab)
@@ -91,9 +92,9 @@ class Engine:
             context, self._adapters, box, on_end, link, slots=slots, n_ctx=n_ctx, ram_bytes=ram_bytes
         )
         self.slot_contents = SlotProxy(self._stepper.slots, self.post)
-        """The conversations that slots hold when no call runs in them."""
+        """Copies, restores and erases the conversations that slots hold while no call runs in them."""
         self.cache_report = CacheReportProxy(self._stepper.cache_report, self.post)
-        """The report of what is cached of conversations that ended."""
+        """Reports how much of each conversation that ended is still cached."""
         self._disk = disk
         self._write_out_s = write_out_s
         self._written_out = False
@@ -108,8 +109,8 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: EngineRequest) -> None:
-        """Take a call. Raises CallFailed: CONTEXT_OVERFLOW, BUSY, DRAINING, INTERNAL (the engine has crashed),
-        INVALID_REQUEST and UNSUPPORTED for what this model can't do.
+        """Accept a call and queue it for the engine thread. Raises CallFailed: CONTEXT_OVERFLOW, BUSY, DRAINING,
+        INTERNAL (the engine has crashed), INVALID_REQUEST, or UNSUPPORTED if this model can't do what is asked.
         """
         self._check_request(request)
         self._intake.enter(request.key)
@@ -127,22 +128,22 @@ class Engine:
                 raise CallFailed(self._intake.refusal)
 
     def cancel(self, key: int) -> None:
-        """End the call within one step; it emits nothing more. Unknown keys are ignored."""
+        """End the call `key` within one step; no more events come for it. Unknown keys are ignored."""
         self._intake.cancel(key, partial(self.post, partial(self._stepper.drop, key)))
 
     def end(self, key: int, num_tokens: int) -> None:
-        """End an answer after its first `num_tokens` tokens, as its caller wants no more: it is told as Finished (STOP)
-        between two steps. Unknown keys are ignored.
+        """End the call `key` after `num_tokens` tokens of its answer, because its caller wants no more. Emits Finished
+        (STOP) between two steps. Unknown keys are ignored.
         """
         self.post(partial(self._end, key, num_tokens))
 
     @property
     def crashed(self) -> BaseException | None:
-        """Return the error that ended the loop; None: it runs, or ended as asked."""
+        """Return the error that ended the engine's loop; None: the loop runs, or was stopped."""
         return self._thread.crashed
 
     def load(self) -> EngineLoad:
-        """Return a snapshot of the load; the step that runs meanwhile may change it."""
+        """Return a snapshot of the load; a step may run meanwhile, so its numbers may be of different moments."""
         num_busy = self._stepper.num_running
         running, backlog_tokens = self._stepper.calls_left
         return EngineLoad(
@@ -160,7 +161,7 @@ class Engine:
 
     @property
     def counters(self) -> EngineCounters:
-        """Return a snapshot of the counters, as `load` does; takes a few microseconds."""
+        """Return a snapshot of the counters; takes a few microseconds. A step may run at the same time."""
         running, waiting = self._adapter_names
         return replace(
             self._stepper.counters,
@@ -179,13 +180,13 @@ class Engine:
         self._intake.drain()
 
     def retire(self) -> None:
-        """Write idle prefixes to disk, where others find them, as the process is about to end. Calls go on meanwhile;
-        `stop` writes the rest.
+        """Begin to write idle prefixes to disk for other workers, because the process is about to end. Calls go on
+        meanwhile; `stop` writes the prefixes that are left.
         """
         self.post(self._stepper.retire)
 
     def stop(self) -> None:
-        """End the loop after the running step and join the thread. Calls that are still in end as Failed (DRAINING)."""
+        """End the loop after the running step and join the thread. Unfinished calls end as Failed (DRAINING)."""
         self._thread.stop()
         self._dry.close()
         if self.crashed is None and not self._written_out:
@@ -193,7 +194,7 @@ class Engine:
             self._stepper.write_out(self._write_out_s)
 
     def check_integrity(self) -> None:
-        """Compare the records of slots and cells with llama.cpp's cache. Raises IntegrityError. Waits for the step."""
+        """Compare the records of slots and cells with llama.cpp's cache after this step. Raises IntegrityError."""
         self._thread.check()
 
     def _check_request(self, request: EngineRequest) -> None:
@@ -219,7 +220,7 @@ class Engine:
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "context_shift"))
 
     def _sequence(self, request: EngineRequest) -> Sequence:
-        """Make the sequence of a call, with all that it holds from now on. Raises CallFailed."""
+        """Return the sequence of a new call, which now holds the call's adapters and sampler. Raises CallFailed."""
         vocab = self._model.vocab
         banned = vocab.suppressed
         if request.asked.ignore_eos:
@@ -259,14 +260,14 @@ class Engine:
             self._emit(self._step_number, events)
 
     def _look(self) -> None:
-        """Update the parts of `load` and `counters` that only this thread may compute."""
+        """Update the parts of `load` and `counters` that only the engine thread may compute."""
         self._num_used, self._num_idle = self._stepper.num_cells_needed, self._stepper.num_cells_idle
         self._adapter_names = self._stepper.adapter_names
         self._stepper.cache_report.look()
         self._look_again_at = time.monotonic() + LOOK_INTERVAL_S
 
     def _rest(self) -> None:
-        """Check the records, then save prefixes that may be wanted again. Called when nothing runs."""
+        """Check the records, then save idle prefixes, which later calls may need. Called when no call runs."""
         self._look()
         if not self._thread.is_wanted:
             self._stepper.check_cells()

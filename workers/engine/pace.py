@@ -11,49 +11,50 @@ from collections.abc import Callable
 from itertools import accumulate
 
 LONGEST_STEP_S = 2.0
-"""Longest planned step, in seconds, that running streams wait for, where prompts can be cut finer."""
+"""Longest step, in seconds, to plan while streams run; prompts are cut into chunks for that, if they can be."""
 
 FIXED_SHARE = 1 / 17
-"""Most of a step that its fixed cost may be, a share: prompt chunks are just long enough for that.
+"""Largest share of a step's time that its fixed cost may take: prompt chunks are just long enough for that.
 
-A longer chunk makes running streams wait longer, a shorter one the prompt: a 0.5 B model on one core read 3,072 tokens
-beside three streams in 51 s with steps of 64 rows (longest gap 1.5 s), in 34 s with about 128 (1.4 s), and alone, in
-steps of 512, in 24 s.
+A longer chunk makes running streams wait longer, a shorter chunk makes the prompt take longer: a 0.5 B model on one
+core read 3,072 tokens beside three streams in 51 s with steps of 64 rows (longest gap 1.5 s), in 34 s with about 128
+(1.4 s), and alone, in steps of 512, in 24 s.
 """
 
 AGAIN_S = 0.02
-"""Seconds of a step, beside other calls, for tokens computed again: their caller has a part of the answer already.
+"""Most seconds of a step, if other calls run, for computing tokens again for calls that lost their cells: their callers
+have a part of their answer already.
 
-With the demo model, calls that gave their slots to another team read 600 tokens again in steps of 0.13 to 0.28 s.
+With the demo model, calls that gave their slots to another team computed 600 tokens again in steps of 0.13 to 0.28 s.
 """
 
 GENTLE_S, GENTLE_TOKENS = 0.045, 64
-"""Most seconds that one team's prompts add to a step that another team's answers wait for, or the step's fixed cost if
-that is more; but never fewer than `GENTLE_TOKENS` tokens.
+"""Most seconds that one team's prompts add to a step while another team's answers run (the step's fixed cost if
+that is more), and the number of prompt tokens that such a step may always read.
 
-Shorter steps waste more of a device than the streams gain. With the demo model, prompts of 450 tokens that were not
-cached were read whole: streams of others waited 0.23 s.
+Shorter steps waste more of a device than the streams gain. When prompts of 450 tokens that were not
+cached were read whole, with the demo model, streams of other teams waited 0.23 s.
 """
 
 _STEADY_STEPS = 4
-"""Number of last steps whose estimates all bound the length of a chunk.
+"""Number of last steps of which the smallest estimate is the length of a chunk.
 
-A chunk of another length changes what is learned of a step's costs, and so the next chunk's length, which would swing:
+A chunk's length changes the estimate of a step's costs, and so the next chunk's length, which would swing up and down:
 a 16k prompt of the 2-layer toy was read in turns of 505 and 313 tokens, and streams waited 2.6 s at its end.
 """
 
 _DECAY = 0.9
-"""Factor on the weight of earlier steps, for each newer one."""
+"""Factor by which the weight of earlier steps shrinks with each new step."""
 
 _WEIGHT = 0.3
-"""Weight of the newest measurement, against all before it."""
+"""Weight of the newest measurement in a running mean; the measurements before it share the rest."""
 
 _STEADY_DECAY = 0.95
-"""`_DECAY` for the cost that is reported: comparisons of workers must not show noise."""
+"""`_DECAY` for the cost that is reported to gateways: it is steadier, since they compare workers by it."""
 
 
 class PrefillPace:
-    """Learns `seconds = fixed + tokens * each` of a step. `budget` lies between `least` and `most` tokens."""
+    """Learns how a step's time depends on its tokens (`seconds = fixed + tokens * each`), and from that `budget`."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
@@ -62,20 +63,20 @@ class PrefillPace:
         self._recent: deque[tuple[float, float]] = deque(maxlen=_STEADY_STEPS)
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self.token_s = 0.0
-        """Seconds of a prompt token in a step that has others; 0: not known yet."""
+        """Seconds of a prompt token, its part of the step's fixed cost included; 0: not known yet."""
         self._fixed = self._dearest = 0.0
         self._steady_x = self._steady_y = 0.0
         self.budget = most
-        """Most prompt tokens of a step with running streams."""
+        """Most prompt tokens of a step while streams run; from `least` to `most`."""
 
     @property
     def again(self) -> int:
-        """Return the most prompt tokens, beside other calls, of calls that compute tokens again."""
+        """Return the most tokens that a step with other calls computes again for calls that lost their cells."""
         return max(self._least, min(self.budget, int(AGAIN_S / self.token_s))) if self.token_s else self._least
 
     @property
     def gentle(self) -> int:
-        """Return the most prompt tokens that a step reads beside streams of other teams, however many callers wait."""
+        """Return the most prompt tokens of a step while streams of other teams run, however many callers wait."""
         if not self.token_s:
             return self._most
         # The learned cost of a token alone swings more than its cost together with its part of the fixed cost.
@@ -84,11 +85,11 @@ class PrefillPace:
 
     @property
     def steady_s(self) -> float:
-        """Return `token_s` weighed by tokens, not steps, and over more: short prompts don't make a worker look slow."""
+        """Return `token_s` as a mean per token over more steps, so that short prompts don't make a worker look slow."""
         return self._steady_y / self._steady_x if self._steady_x else 0.0
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """Learn from a step that computed `num_tokens` tokens in `seconds`."""
+        """Update the estimates with a step that computed `num_tokens` tokens in `seconds`."""
         x, y = float(num_tokens), seconds
         self._weight = self._weight * _DECAY + 1
         self._x, self._y = self._x * _DECAY + x, self._y * _DECAY + y
@@ -114,17 +115,17 @@ class PrefillPace:
 
 
 MOVE_S = 0.02
-"""Most seconds that a step with running streams spends on moving cached tokens, beside one block."""
+"""Seconds that a step may spend on moving cached tokens while streams run; one block is moved in any case."""
 
 RECENT_MOVES = 8
-"""Moves of which the quickest tells the cost, since a move may be interrupted."""
+"""Number of last moves of which the quickest is taken as the cost, since a move may be interrupted."""
 
 TRY_AGAIN_S = 10.0
-"""Seconds without a measurement after which restoring is tried again, to see whether it pays."""
+"""Seconds since the last restore after which another is tried, to measure whether restoring is quicker now."""
 
 
 class MovePace:
-    """Learns the cost of moving a token between the KV cache and RAM, to compare with computing it."""
+    """Learns the time of restoring a token from RAM to the KV cache, to compare it with the time of computing it."""
 
     def __init__(self, prefill: PrefillPace, clock: Callable[[], float] = time.monotonic) -> None:
         self._prefill = prefill
@@ -134,16 +135,16 @@ class MovePace:
 
     @property
     def restore_s(self) -> float:
-        """Return the seconds of restoring a token; 0: not known yet."""
+        """Return the seconds that restoring one token from RAM takes; 0: not known yet."""
         return min(self._restores, default=0.0)
 
     @property
     def restore_pays(self) -> bool:
-        """Return whether restoring a prefix is quicker than computing it, as far as is known."""
+        """Return whether to restore a prefix from RAM: it is quicker than computing it, or not measured lately."""
         return self.fetch_pays(0.0)
 
     def fetch_pays(self, read_s: float) -> bool:
-        """Return the same for a prefix that must be read first, in `read_s` seconds per token."""
+        """Return whether to restore a prefix that must be read from disk first, in `read_s` seconds per token."""
         if not (self._restores and self._prefill.token_s) or read_s + self.restore_s < self._prefill.token_s:
             return True
         return self._clock() - self._restored_at > TRY_AGAIN_S
@@ -153,43 +154,43 @@ class MovePace:
         self._restored_at = self._clock()
 
     def rebuild_s(self, num_tokens: int, *, saved: bool) -> float:
-        """Return the seconds to restore or compute a prefix again after it was freed."""
+        """Return the seconds to restore (if `saved`) or compute a prefix of `num_tokens` again after it was freed."""
         return num_tokens * ((self.restore_s if saved else self._prefill.token_s) or 1e-6)
 
 
 NUM_ANSWERS = 256
-"""Last answers whose lengths are kept."""
+"""Number of last answers whose lengths are kept."""
 
 QUANTILE = 0.9
 
 FIRST_GUESS_TOKENS = 64
-"""Assumed length of an answer, tokens, before any was seen."""
+"""Assumed length of an answer, in tokens, before any answer has ended."""
 
 
 class AnswerLengths:
-    """The one estimator of an engine. Its thread notes lengths; any thread may ask."""
+    """Estimates the length of answers from the last ones. The engine's thread notes lengths; any thread may ask."""
 
     def __init__(self) -> None:
         self._answers: deque[int] = deque(maxlen=NUM_ANSWERS)
         self._table: tuple[list[int], list[int]] = ([], [0])
-        """The lengths in order, and their sums: of none, of the first one, of the first two, ... Replaced whole."""
+        """The sorted lengths, and the sums of the first 0, 1, 2, ... of them. Never changed, only replaced."""
 
     def note(self, num_tokens: int) -> None:
-        """Note an answer that has ended. Takes about 15 us."""
+        """Note the length of an answer that has ended. Takes about 15 us."""
         self._answers.append(num_tokens)
         ordered = sorted(self._answers)
         self._table = (ordered, list(accumulate(ordered, initial=0)))
 
     @property
     def usual(self) -> float:
-        """Return the length, tokens, that one answer in ten exceeds; 0: none was seen yet."""
+        """Return the length, in tokens, that one answer in ten exceeds; 0: no answer has ended yet."""
         ordered, _ = self._table
         return float(ordered[int(QUANTILE * len(ordered))]) if ordered else 0.0
 
     def left(self, num_predicted: int, limit: int) -> float:
-        """Return the tokens that an answer still takes, by those of the last answers that were longer than it is.
+        """Return how many more tokens an answer will probably get, from the mean of the last answers that were longer.
 
-        `limit`: most tokens of the answer.
+        `num_predicted`: its tokens so far. `limit`: most tokens that it may have.
         """
         ordered, sums = self._table
         longer = bisect_right(ordered, num_predicted)

@@ -1,5 +1,5 @@
-"""The values that an engine takes and returns (requests, its load, the error of records that disagree), and its intake,
-which admits calls.
+"""The values that an engine takes and returns (requests, its load, `IntegrityError`), and the intake that admits calls
+to it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from workers.protocol.requests import GenerateRequest, Sampling
 
 
 class TokenMask(Protocol):
-    """Tells which tokens may come next. The engine's thread only uses it, once per token, so it must be quick."""
+    """Tells which tokens of an answer may come next. Must be quick: the engine's thread asks for every token."""
 
     def permits(self, token: int) -> bool:
-        """Return whether `token`, drawn from all, may come next. Asked before `allowed` is needed."""
+        """Return whether `token` may come next. It was drawn from all tokens; if it may not, `allowed` is called."""
 
     def allowed(self) -> NDArray[np.uint32] | None:
-        """Return whether token t may come as bit t % 32 of word t // 32; None: all may. Valid until `accept`."""
+        """Return words: bit t % 32 of word t // 32 is set if token t may come next; None: any. Valid until `accept`."""
 
     def accept(self, token: int) -> None:
-        """Note that `token` came. Raises CallFailed where it could not."""
+        """Note that `token` is the answer's next token. Raises CallFailed if the mask does not permit it."""
 
     @property
     def is_done(self) -> bool:
-        """Return whether nothing but the end can follow."""
+        """Return whether the answer must end here."""
 
 
 class IntegrityError(RuntimeError):
-    """The engine's own records and llama.cpp's cache disagree."""
+    """Raised if the engine's own records disagree with llama.cpp's cache, or with each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class EngineRequest:
     """One call, tokenised."""
 
     key: int
-    """Number of the call in this engine, never used twice."""
+    """Number of the call within this engine; never used twice."""
     asked: GenerateRequest
-    """The caller's request, as it came; in place of its messages and sampling parameters the engine reads these:"""
+    """The caller's request as it came. Instead of its messages and sampling, the engine reads the next fields:"""
     prompt: Prompt
     sampling: Sampling
     """Sampling parameters; None fields stand for llama-server's defaults."""
@@ -57,29 +57,29 @@ class EngineRequest:
     weight: float = 1.0
     """The team's weight in sharing the slots with other teams."""
     num_public: int = 0
-    """Tokens at the beginning that come from a prompt which the catalog marks shareable: they have no salt."""
+    """Number of leading tokens from a prompt that the catalog marks shareable; all teams share their KV."""
     deadline: float = math.inf
     """Deadline, `time.monotonic` seconds; orders calls of one priority."""
     written: Mapping[int, bytes] = field(default_factory=dict)
-    """Control tokens that are written in any case, with their texts."""
+    """Control tokens that always appear in the answer's text, with their texts."""
     mask: TokenMask | None = None
-    """The constraint of the answer; it belongs to this call alone."""
+    """Which tokens the answer may have; the mask belongs to this call alone. None: any."""
 
     @property
     def has_hooks(self) -> bool:
-        """Return whether each token of the call needs the extra work of `workers.engine.step.token_hooks`."""
+        """Return whether `workers.engine.step.token_hooks` must handle each token of the call."""
         asked = self.asked
         return "tokens" in asked.tell or "timings" in asked.tell or asked.max_predict_ms > 0 or asked.n_indent > 0
 
 
 @dataclass(frozen=True, slots=True)
 class CallLeft:
-    """The tokens that a call with a slot has left."""
+    """How many tokens are still to be computed for a call that has a slot."""
 
     num_prompt: int
-    """Tokens to compute before its next token comes."""
+    """Tokens to compute before the next token of its answer."""
     num_answer: float
-    """Tokens that its answer still takes, an estimate."""
+    """Estimated number of tokens that its answer will still get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +90,17 @@ class EngineLoad:
     """Accepted calls that hold no slot yet."""
     kv_tokens: int
     kv_tokens_used: int
-    """Cells that calls with a slot hold; cells of idle prefixes can be evicted for new calls and do not count."""
+    """KV cells of calls that have a slot. Cells of idle prefixes do not count, since new calls can evict them."""
     backlog_tokens: int = 0
-    """Prompt tokens of all calls that are not computed yet."""
+    """Number of prompt tokens, of all calls, that are not computed yet."""
     running: tuple[CallLeft, ...] = ()
     answer_tokens: float = 0.0
-    """Length that one answer in ten exceeds, tokens; 0: not known yet."""
+    """Length, in tokens, that one answer in ten exceeds; 0: not known yet."""
     prefill_s: float = 0.0
     """Seconds of computing a prompt token; 0: not known yet."""
     overdraft: int = 0
-    """Calls beyond its slots that may be in it, where teams share them: it slices (`workers.engine.step.shares`), or
-    serves all that are in, teams in turn (`workers.engine.pooled.jobs`)."""
+    """Number of calls that gateways may send beyond the slots, if several teams share them. The engine gives slots to
+    teams in turn (`workers.engine.step.shares`), or serves teams in turn (`workers.engine.pooled.jobs`)."""
 
 
 MIN_WAITING_ROOM = 4
@@ -114,7 +114,7 @@ class Intake:
     """Admits calls to an engine: `slots` calls, and as many more (at least `MIN_WAITING_ROOM`) that wait."""
 
     def __init__(self, slots: int, beyond: int = 0) -> None:
-        """`beyond`: calls that gateways may place although all slots are taken; they always have room to wait."""
+        """`beyond`: calls that gateways may send although all slots are taken; they always find room to wait."""
         self._slots = slots
         self._room = max(slots, MIN_WAITING_ROOM + beyond)
         # Guards what follows, which must agree: the calls that are alive, and whether more are taken.
@@ -131,11 +131,11 @@ class Intake:
 
     @property
     def refusal(self) -> Failure:
-        """Return why no more calls are taken; calls that are still in when the engine ends get this failure."""
+        """Return why the engine takes no more calls. Calls that are open when the engine ends get this failure."""
         return self._refusal or CRASHED
 
     def enter(self, key: int) -> None:
-        """Admit a call. Raises CallFailed: BUSY, or why no more calls are taken."""
+        """Admit a call. Raises CallFailed: BUSY if too many wait, else the `refusal`."""
         with self._lock:
             if self._refusal is not None:
                 raise CallFailed(self._refusal)
@@ -146,7 +146,7 @@ class Intake:
             self._open.add(key)
 
     def hand_over(self, key: int, post: Callable[[], None]) -> bool:
-        """Post a call that has entered; return False if it was cancelled since or the engine has ended."""
+        """Call `post` for a call that has entered; return False if it was cancelled since or the engine has ended."""
         with self._lock:
             if self._over or key in self._cancelled:
                 return False
@@ -158,7 +158,7 @@ class Intake:
             self._open.discard(key)
 
     def cancel(self, key: int, post: Callable[[], None]) -> bool:
-        """Post the end of a call that is in the engine; return whether it is in."""
+        """Mark a call as cancelled and call `post`; return whether the call is in the engine."""
         with self._lock:
             if key not in self._open:
                 return False
@@ -167,7 +167,7 @@ class Intake:
             return True
 
     def take_cancelled(self) -> frozenset[int]:
-        """Return the cancelled calls, which emit nothing more; those that have left since are forgotten."""
+        """Return the keys of the cancelled calls, which must emit nothing more. Forgets calls that have left since."""
         if not self._cancelled:
             return frozenset()
         with self._lock:
@@ -180,12 +180,12 @@ class Intake:
             self._refusal = self._refusal or DRAINING
 
     def crash(self, error: BaseException) -> None:
-        """Refuse calls from now on, since the engine has ended with this error."""
+        """Refuse calls from now on because the engine has ended with this error."""
         with self._lock:
             self._refusal = NO_MEMORY if isinstance(error, MemoryError) else CRASHED
 
     def end(self) -> bool:
-        """Hand over nothing from now on; return whether this is the first call."""
+        """Make `hand_over` post nothing from now on; return False if this was done before."""
         with self._lock:
             first, self._over = not self._over, True
             return first

@@ -1,4 +1,4 @@
-"""The one thread that owns a llama.cpp context: its mailbox, its loop and its end. The engine says what a step does."""
+"""The one thread that owns a llama.cpp context: its mailbox, its loop and its end. `Work` is what it calls."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ CHECK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The functions that the thread calls; once it has ended, others call them."""
+    """The functions that the thread calls. Other threads may call them only after it has ended."""
 
     step: Callable[[], bool]
-    """Takes one step; returns whether there is more to do at once."""
+    """Computes one step; returns whether the next step should follow at once."""
     rest: Callable[[], None]
-    """Does what can be done while there is nothing else to do."""
+    """Called before the thread goes to sleep, for work that can wait."""
     end_all: Callable[[], None]
-    """Ends every call that is still in, and gives back what they hold."""
+    """Ends every unfinished call, and frees the slots, cells and adapters that the calls hold."""
     check: Callable[[], None]
-    """Checks the records. Raises IntegrityError."""
+    """Checks the engine's records. Raises IntegrityError."""
 
 
 class EngineThread:
-    """Runs `work` until stopped. With nothing to do it sleeps on its mailbox."""
+    """Runs `work` until stopped. Sleeps while there is nothing to do, until something is posted."""
 
     def __init__(
         self, work: Work, intake: Intake, watchdog: Watchdog, on_crash: Callable[[BaseException], None] | None
     ) -> None:
         """`on_crash` is called on the thread."""
         self.crashed: BaseException | None = None
-        """The error that ended the loop; None: it runs, or ended as asked."""
+        """The error that ended the loop; None: the loop runs, or was stopped."""
         self._work = work
         self._intake = intake
         self._watchdog = watchdog
@@ -55,7 +55,7 @@ class EngineThread:
         self._thread.start()
 
     def post(self, act: Callable[[], None]) -> None:
-        """Have `act` carried out between two steps. It must be quick and must not raise."""
+        """Queue `act` to be called on the thread between two steps. It must be quick and must not raise."""
         self._mail.append(act)
         self._wake.set()
 
@@ -81,7 +81,7 @@ class EngineThread:
 
     @property
     def is_wanted(self) -> bool:
-        """Return whether there is mail, or the loop is to end."""
+        """Return whether something was posted, or the loop is to end."""
         return bool(self._mail) or self._stopping
 
     def _main(self) -> None:
@@ -122,7 +122,7 @@ class EngineThread:
             self._wake.clear()
 
     def _take_mail(self) -> None:
-        """Carry out the posted acts. Acts that these post wait for the next step."""
+        """Call the posted functions. Functions that these post in turn wait until after the next step."""
         for _ in range(len(self._mail)):
             self._mail.popleft()()
 

@@ -3,13 +3,14 @@
 There are two kinds of hangs, because one of them stops every Python thread:
 
 - A step that released the interpreter lock (`llama_decode`) and does not come back is noticed by a thread that looks
-  ten times per bound. It logs the requests and every thread's stack, and ends the process with `Exit.HUNG`.
+  ten times within the bound (`bound_s`). It logs the requests and every thread's stack, and ends the
+  process with `Exit.HUNG`.
 - Code that keeps the interpreter lock (a sampler, a regular expression) stops that thread too. So each look restarts a
-  timer of `faulthandler`, which needs no lock: without a look for two bounds, it writes the stacks and ends the process
-  with code 1. The ids of the requests are in the black box then.
+  timer of `faulthandler`, which needs no lock: if no look comes for twice the bound, the timer writes the stacks and
+  ends the process with code 1. The ids of the requests are then in the black box only.
 
-The thread counts only time that it saw: a process that was frozen (SIGSTOP, a paused container) is not ended by it for
-the time in which it did not run.
+The thread counts only the time in which it ran itself: it does not end a process because that was frozen for long
+(SIGSTOP, a paused container).
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ log = logging.getLogger("paddock.engine")
 
 LOOKS_PER_BOUND = 10
 STUCK_BOUNDS = 2
-"""Bounds without any Python code running, after which the timer ends the process."""
+"""How many times the bound may pass without a look of the watching thread before the timer ends the process."""
 
 FAREWELL_S = 10.0
-"""Seconds that the last log lines may take: a thread that hangs may hold the log's own lock."""
+"""Most seconds that the last log lines may take before the process ends: a hung thread may hold the log's lock."""
 
 STDERR = 2
 
@@ -41,17 +42,17 @@ IDLE = 0.0
 
 
 class StepAge:
-    """The time for which the running step has been seen to run. Pure: the caller brings the clock."""
+    """Adds up for how long the running step has run while the watchdog looked. Pure: the caller passes the times."""
 
     def __init__(self, longest_look_s: float) -> None:
-        """`longest_look_s`: most that counts between two looks, as the process itself may not have run for longer."""
+        """`longest_look_s`: most seconds that count between two looks; in a longer gap the process stood still."""
         self._longest_look_s = longest_look_s
         self._began_at = IDLE
         self._looked_at = 0.0
         self._age_s = 0.0
 
     def look(self, now: float, began_at: float) -> float:
-        """Return the seconds that the running step has run. `began_at` tells steps apart; `IDLE`: none runs."""
+        """Return for how many seconds the running step has run. `began_at`: when it began; `IDLE`: no step runs."""
         if began_at == IDLE:
             self._age_s = 0.0
         elif began_at != self._began_at:
@@ -63,12 +64,12 @@ class StepAge:
 
 
 class Watchdog:
-    """Ends the process if a step hangs. Start it before the engine, close it after. Each mark costs one store."""
+    """Ends the process if a step hangs. Make it before the engine, close it after the engine."""
 
     def __init__(
         self, bound_s: float = 0.0, black_box: BlackBox | None = None, *, end: Callable[[float], None] | None = None
     ) -> None:
-        """`bound_s`: longest step; 0 watches nothing. `end(age_s)` is called by the watching thread, once."""
+        """`bound_s`: longest time of a step; 0: no watch. `end(age_s)` is called once, if a step takes longer."""
         self.black_box = black_box or BlackBox(None)
         self._bound_s = bound_s
         self._end = end or self._bark
@@ -83,7 +84,7 @@ class Watchdog:
         self._began_at = IDLE
 
     def hung_s(self) -> float:
-        """Return the seconds for which the running step has been over its bound; 0 while it is not. For any thread."""
+        """Return by how many seconds the running step is over its bound; 0: it is not. Any thread may call this."""
         began_at = self._began_at
         if began_at == IDLE or self._bound_s <= 0:
             return 0.0
