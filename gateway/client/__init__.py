@@ -1,6 +1,6 @@
-"""A typed client for Paddock, and for llama-server where that has the same; for threads and for tasks.
+"""A typed client for Paddock, and for llama-server as far as it has the same API: for threads, and for asyncio tasks.
 
-Builds on msgspec and httpx only. docs/client.md shows how it is used.
+Needs only msgspec and httpx. docs/client.md shows how to use it.
 """
 
 from gateway.client.answers import (

@@ -1,4 +1,4 @@
-"""The answers of calls. Unknown fields of a server are ignored; missing ones have defaults.
+"""The types of the answers to calls. Unknown fields of an answer are ignored; missing fields have defaults.
 
 Sources: OpenAI's API reference, "Chat completion object", "chunk object" and "Embedding object"; llama-server's
 `/completion`, `/embedding`, `/rerank` and `/tokenize`, its `timings`, `prompt_progress` and `reasoning_content`
@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 
 class Timings(Struct, frozen=True):
-    """The durations and rates of one answer: milliseconds, and tokens per second."""
+    """The timings of one answer: durations in milliseconds, rates in tokens per second."""
 
     cache_n: int = 0
     """Prompt tokens taken from a cache."""
@@ -33,7 +33,7 @@ class Timings(Struct, frozen=True):
 
 
 class PromptProgress(Struct, frozen=True):
-    """The progress of the prefill in tokens; sent where `return_progress` was asked for."""
+    """The progress of the prefill in tokens; sent if the call has `return_progress`."""
 
     total: int = 0
     cache: int = 0
@@ -103,7 +103,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True, omit_defaults=True):
-    """An answer, or a turn of the conversation; the parameter `messages` takes it as it is."""
+    """A message: an answer, or a turn of the conversation. The parameter `messages` accepts it unchanged."""
 
     role: str
     content: str | None = None
@@ -120,12 +120,12 @@ class Choice(Struct, frozen=True):
 
 
 class ChatCompletion(Struct, frozen=True):
-    """A whole answer."""
+    """A whole answer of `chat.completions.create`, not streamed."""
 
     choices: tuple[Choice, ...]
     id: str = ""
     created: int = 0
-    """Unix time, seconds."""
+    """Unix time in seconds at which the answer was made."""
     model: str = ""
     system_fingerprint: str | None = None
     usage: Usage | None = None
@@ -133,14 +133,14 @@ class ChatCompletion(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The content of the first choice; empty where it is a tool call."""
+        """The content of the first choice; empty if it has none, such as a tool call."""
         return (self.choices[0].message.content or "") if self.choices else ""
 
 
 class FunctionDelta(Struct, frozen=True):
     name: str | None = None
     arguments: str | None = None
-    """The next piece of the JSON text."""
+    """The next piece of the arguments' JSON text."""
 
 
 class ToolCallDelta(Struct, frozen=True):
@@ -151,7 +151,7 @@ class ToolCallDelta(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """The piece of an answer that a chunk adds to its choice."""
+    """The piece that a chunk adds to the answer of its choice."""
 
     role: str | None = None
     content: str | None = None
@@ -168,7 +168,7 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatChunk(Struct, frozen=True):
-    """One event of a streamed answer; `choices` is empty in the one that carries `usage`."""
+    """One event of a streamed answer. In the event that carries `usage`, `choices` is empty."""
 
     choices: tuple[ChunkChoice, ...] = ()
     id: str = ""
@@ -180,12 +180,12 @@ class ChatChunk(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The text that it adds to the content of the first choice."""
+        """The text that this chunk adds to the content of the first choice."""
         return next((choice.delta.content or "" for choice in self.choices if choice.index == 0), "")
 
     @property
     def reasoning(self) -> str:
-        """The text that it adds to the reasoning of the first choice."""
+        """The text that this chunk adds to the reasoning of the first choice."""
         return next((choice.delta.reasoning_content or "" for choice in self.choices if choice.index == 0), "")
 
 
@@ -193,14 +193,14 @@ class StopType(Enum):
     """The reasons why an answer ended."""
 
     NONE = "none"
-    """It has not ended."""
+    """The answer has not ended."""
     EOS = "eos"
     LIMIT = "limit"
-    """It reached `n_predict` or the end of the context."""
+    """The answer reached `n_predict` or the end of the context."""
     WORD = "word"
-    """It reached a stop string; `stopping_word` is the one."""
+    """The answer reached a stop string, which is in `stopping_word`."""
     OTHER = "other"
-    """A reason that this client does not know."""
+    """The server named a reason that this client does not have."""
 
     @classmethod
     def _missing_(cls, value: object) -> StopType:
@@ -208,24 +208,24 @@ class StopType(Enum):
 
 
 class CompletionResponse(Struct, frozen=True, kw_only=True):
-    """A whole answer. Fields that `response_fields` left out have their defaults."""
+    """A whole answer of `complete`, not streamed. Fields that `response_fields` does not name have their defaults."""
 
     content: str = ""
     tokens: tuple[int, ...] = ()
-    """Ids of the answer's tokens, where `return_tokens` was asked for."""
+    """Ids of the answer's tokens, if the call has `return_tokens`."""
     index: int = 0
-    """Number of the prompt or completion among several."""
+    """Number of the prompt or completion, if the call has several."""
     id_slot: int = -1
     stop: bool = True
     stop_type: StopType = StopType.NONE
     stopping_word: str = ""
     model: str = ""
     prompt: Any = None
-    """The prompt as the model read it."""
+    """The prompt as the model got it."""
     generation_settings: dict[str, Any] = field(default_factory=dict)
     tokens_predicted: int = 0
     tokens_evaluated: int = 0
-    """Tokens of the prompt."""
+    """Number of tokens of the prompt."""
     tokens_cached: int = 0
     has_new_line: bool = False
     truncated: bool = False
@@ -233,11 +233,11 @@ class CompletionResponse(Struct, frozen=True, kw_only=True):
     timings: Timings | None = None
     completion_probabilities: tuple[TokenLogprob, ...] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
-    """Fields that are not named here, such as the ones that `response_fields` lifted out of others."""
+    """Fields of the answer that this class does not declare, such as nested ones that `response_fields` names."""
 
 
 class CompletionChunk(CompletionResponse, frozen=True, kw_only=True):
-    """One event of a streamed answer: the next `content`. The last one has `stop` and all fields but the text."""
+    """One event of a streamed answer: the next `content`. The last event has `stop` and all fields but the text."""
 
     stop: bool = False
     prompt_progress: PromptProgress | None = None
@@ -251,7 +251,7 @@ read_chunk = msgspec.json.Decoder(CompletionChunk).decode
 
 
 def read_completion(body: bytes) -> CompletionResponse:
-    """Return the answer in a body. Raises msgspec.MsgspecError, also for a list, as several completions give."""
+    """Return the answer in a body. Raises msgspec.MsgspecError, also for a list, the answer of several completions."""
     return _completion(_document(body))
 
 
@@ -261,7 +261,7 @@ def read_completion_text(body: bytes) -> str:
 
 
 def read_completions(body: bytes) -> tuple[CompletionResponse, ...]:
-    """Return the answers in a body, one or a list of them. Raises msgspec.MsgspecError."""
+    """Return the answers in a body, which has one answer or a list. Raises msgspec.MsgspecError."""
     found = _documents(body)
     return tuple(_completion(one) for one in (found if isinstance(found, list) else [found]))
 
@@ -276,12 +276,12 @@ FLOAT_BYTES = 4
 
 class Embedding(Struct, frozen=True):
     embedding: tuple[float, ...] | str
-    """The vector; for `encoding_format="base64"` text of little-endian 32-bit floats."""
+    """The vector; with `encoding_format="base64"` a text: little-endian 32-bit floats in base64."""
     index: int = 0
 
     @property
     def vector(self) -> tuple[float, ...]:
-        """The numbers of the vector, whichever the encoding."""
+        """The vector as numbers, whichever encoding the call asked for."""
         if not isinstance(self.embedding, str):
             return self.embedding
         raw = base64.b64decode(self.embedding)
@@ -295,14 +295,14 @@ class EmbeddingsResponse(Struct, frozen=True):
 
 
 class TextEmbedding(Struct, frozen=True):
-    """An answer of `embed`: one vector, or one per token where the model pools nothing."""
+    """An answer of `embed`: one vector, or one per token if the model does not pool."""
 
     embedding: tuple[tuple[float, ...], ...]
     index: int = 0
 
     @property
     def vector(self) -> tuple[float, ...]:
-        """The first vector: that of the text, where the model pools."""
+        """The first vector; if the model pools, it is the only one, that of the whole text."""
         return self.embedding[0] if self.embedding else ()
 
 
@@ -311,7 +311,7 @@ class RerankResult(Struct, frozen=True):
     """Index of the document in the request."""
     relevance_score: float
     document: Any = None
-    """The document as the server returns it, if it was asked to."""
+    """The document, if the call asked the server to return it."""
 
 
 class RerankResponse(Struct, frozen=True):
@@ -324,7 +324,7 @@ class RerankResponse(Struct, frozen=True):
 class TokenizeResponse(Struct, frozen=True):
     tokens: tuple[int, ...]
     pieces: tuple[str | bytes, ...] | None = None
-    """Text of each token, where asked for; bytes where a token alone is no valid UTF-8."""
+    """Text of each token, if the call asked for it; bytes if the token alone is no valid UTF-8."""
 
 
 class _Piece(Struct, frozen=True):

@@ -1,6 +1,6 @@
-"""The calls without streamed answers, each as a value. Their keywords are those of the clients' methods.
+"""Builds the requests of all calls without streamed answers. The functions' keywords are those of the clients' methods.
 
-Where a server has several models, `model` names one; a server that has one needs no name.
+`model` names one of a server's models; a server with only one model needs no name.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from gateway.client.server_answers import (
 )
 
 PROBE_S = 5.0
-"""Longest silence of a probe in seconds: a healthy server answers at once."""
+"""Most seconds for which a server may send nothing when its health is asked: a healthy server answers at once."""
 
 
 def health() -> Request[HealthStatus]:
-    """Ask whether the server is up; a 503 is an answer too."""
+    """Ask whether the server is up. A 503 is an answer, not an error."""
     return Request("GET", "/health", server_answers.read_health, read_at=frozenset({503}), patience_s=PROBE_S)
 
 
 def readiness() -> Request[None]:
-    """Ask Paddock's `/ready`, which refuses with 503 while calls would not be answered."""
+    """Ask Paddock's `/ready`, which answers 503 as long as the gateway can't serve calls."""
     return Request("GET", "/ready", server_answers.read_nothing, patience_s=PROBE_S)
 
 
@@ -61,7 +61,7 @@ def props(*, model: str | None = None) -> Request[Props]:
 
 
 def set_props(properties: Mapping[str, Any] | None = None, *, model: str | None = None) -> Request[None]:
-    """Change properties, where the server lets them be changed."""
+    """Change properties, if the server allows it."""
     return _post("/props", server_answers.read_nothing, {**(properties or {}), "model": model})
 
 
@@ -76,17 +76,17 @@ def retrieve_model(model: str) -> Request[Model]:
 
 
 def load_model(model: str) -> Request[None]:
-    """Have a model's workers started."""
+    """Ask the server to start workers for a model."""
     return _post("/models/load", server_answers.read_nothing, {"model": model})
 
 
 def unload_model(model: str) -> Request[None]:
-    """Have a model's workers drained."""
+    """Ask the server to drain a model's workers."""
     return _post("/models/unload", server_answers.read_nothing, {"model": model})
 
 
 def list_slots(*, model: str | None = None, fail_on_no_slot: bool = False) -> Request[tuple[SlotInfo, ...]]:
-    """List the slots; with `fail_on_no_slot` Unavailable is raised when none is free."""
+    """List the slots. With `fail_on_no_slot`, raises Unavailable if no slot is free."""
     query = _model_query(model) | ({"fail_on_no_slot": "1"} if fail_on_no_slot else {})
     return Request("GET", "/slots", server_answers.read_slots, query)
 
@@ -102,7 +102,7 @@ def restore_slot(id_slot: int, filename: str, *, model: str | None = None) -> Re
 
 
 def erase_slot(id_slot: int, filename: str | None = None, *, model: str | None = None) -> Request[SlotErased]:
-    """Drop the conversation in a slot; with `filename` delete a file that was saved on its worker instead."""
+    """Erase the conversation in a slot; with `filename`, delete this saved file on the slot's worker instead."""
     return _slot(id_slot, "erase", server_answers.read_slot_erased, filename, model)
 
 
@@ -112,19 +112,19 @@ def list_adapters(*, model: str | None = None) -> Request[tuple[LoraAdapter, ...
 
 
 def set_scales(scales: Lora, *, model: str | None = None) -> Request[None]:
-    """Set the scales for calls that name none themselves; an adapter that is left out gets 0."""
+    """Set the default scales, for calls that name no adapters. An adapter that is left out gets 0."""
     body = msgspec.json.encode(list(scales))
     return Request("POST", "/lora-adapters", server_answers.read_nothing, _model_query(model), body)
 
 
 def load_adapter(name: str, path: str, *, model: str | None = None) -> Request[None]:
-    """Load an adapter; its name can be called as `model` from then on. Paddock and vLLM."""
+    """Load an adapter; then calls can use its name as `model`. Paddock and vLLM only."""
     values = {"lora_name": name, "lora_path": path, "model": model}
     return _post("/v1/load_lora_adapter", server_answers.read_nothing, values)
 
 
 def unload_adapter(name: str, *, model: str | None = None) -> Request[None]:
-    """Unload an adapter. Paddock and vLLM."""
+    """Unload an adapter. Paddock and vLLM only."""
     return _post("/v1/unload_lora_adapter", server_answers.read_nothing, {"lora_name": name, "model": model})
 
 
@@ -149,7 +149,9 @@ def embed(
     model: str | None = None,
     embd_normalize: int | None = None,
 ) -> Request[tuple[TextEmbedding, ...]]:
-    """Embed as llama-server does. `embd_normalize`: -1 none, 0 by the largest, 1 taxicab, 2 Euclidean (default)."""
+    """Compute embeddings with llama-server's API. `embd_normalize`: -1 none, 0 by the largest value, 1 taxicab norm,
+    2 Euclidean norm (default).
+    """
     values = {"content": content, "model": model, "embd_normalize": embd_normalize}
     return _post("/embedding", answers.read_text_embeddings, values)
 
@@ -162,7 +164,7 @@ def rerank(
     top_n: int | None = None,
     extra_body: Mapping[str, Any] | None = None,
 ) -> Request[RerankResponse]:
-    """Score how well each document fits the query, best first."""
+    """Score how well each document fits the query. The results are sorted, best first."""
     values = {"query": query, "documents": documents, "model": model, "top_n": top_n, **(extra_body or {})}
     return _post("/v1/rerank", answers.read_ranks, values)
 
@@ -216,12 +218,15 @@ def _slot(id_slot: int, action: str, read: Any, filename: str | None, model: str
 
 
 def is_ready() -> Script[bool]:
-    """Return whether the server takes calls; False if nothing answers. Raises ClientErrors that waiting can't mend."""
+    """Return whether the server takes calls; False if nothing answers. Raises ClientErrors that waiting can't cure."""
     return (yield from _obstacle()) is None
 
 
 def wait_until_ready(timeout: float, poll_interval: float) -> Script[None]:
-    """Wait until the server takes calls; both in seconds. Raises NotReady, and ClientErrors that waiting can't mend."""
+    """Wait until the server takes calls. Both parameters are in seconds.
+
+    Raises NotReady after `timeout`, and at once ClientErrors that won't pass by waiting.
+    """
     deadline = time.monotonic() + timeout
     while (obstacle := (yield from _obstacle())) is not None:
         left = deadline - time.monotonic()

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Connection:
-    """Sends calls to one server. May be shared by threads."""
+    """Sends calls to one server. Threads may share it."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -100,7 +100,7 @@ class Client(
         Stream[CompletionChunk],
     ],
 ):
-    """A client of a Paddock gateway or a llama-server. Every call raises ClientError; none is retried by itself."""
+    """A client of a Paddock gateway or a llama-server. Every call may raise ClientError. The client retries no call."""
 
     def __init__(
         self,
@@ -111,7 +111,9 @@ class Client(
         *,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`base_url` with or without `/v1`; `timeout` is the server's longest silence in seconds, None: forever."""
+        """`base_url`: with or without `/v1`. `timeout`: most seconds for which the server may send nothing; None: no
+        limit.
+        """
         connection = Connection(Server(base_url, api_key, timeout, verify_ssl, headers or {}))
         super().__init__(connection.send, connection.open)
         self._connection = connection
@@ -143,9 +145,11 @@ class Client(
     apply_template = make_method(calls.apply_template)
 
     def is_ready(self) -> bool:
-        """Return whether calls would be answered now."""
+        """Return whether the server would answer calls now."""
         return self._connection.run(calls.is_ready())
 
     def wait_until_ready(self, timeout: float = 60.0, poll_interval: float = 0.25) -> None:
-        """Wait until calls would be answered. Both parameters are in seconds. Raises NotReady."""
+        """Wait until the server would answer calls. Raises NotReady after `timeout` seconds; asks every
+        `poll_interval`.
+        """
         self._connection.run(calls.wait_until_ready(timeout, poll_interval))

@@ -30,7 +30,7 @@ SHOWN_CHARS = 200
 
 
 class ClientError(Exception):
-    """The base of all errors that a call of the client raises; `message` is for a person."""
+    """The base of all errors that calls of the client raise. `message` is for a person."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class StreamBroken(ClientError):
 
 
 class AnswerError(ClientError):
-    """An error from the server. `status` is None for one in a stream that names none; `retry_after` is in seconds."""
+    """The server answered with an error. `status`: None if it came in a stream and has none. `retry_after`: seconds."""
 
     def __init__(
         self, message: str, *, status: int | None, detail: Mapping[str, Any], headers: Mapping[str, str]
@@ -148,18 +148,20 @@ _BY_WORD: dict[str, type[AnswerError]] = {
     "exceed_context_size_error": ContextOverflow,
     "stream_gone": StreamGone,
 }
-"""Codes and types that are more precise than the status. The first is OpenAI's, the second llama-server's."""
+"""Code or type in the error body -> error class, if it is more precise than the status. The first is OpenAI's, the
+second llama-server's.
+"""
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> AnswerError:
-    """Return the error for an answer with this status, whatever its body."""
+    """Return the error for an answer with this status. The body may be anything."""
     detail = _detail(body)
     message = _text(detail.get("message")) or f"HTTP status {status}{_excerpt(body)}"
     return _kind(detail, status)(message, status=status, detail=detail, headers=headers)
 
 
 def stream_error(event: bytes, headers: Mapping[str, str]) -> AnswerError | None:
-    """Return the error that an event of a stream carries; None for any other event. `headers` are the stream's."""
+    """Return the error that an event of a stream carries; None: the event is no error. `headers`: of the response."""
     if b'"error"' not in event:
         return None
     detail = _detail(event)
@@ -182,7 +184,7 @@ def _kind(detail: Mapping[str, Any], status: int | None) -> type[AnswerError]:
 
 
 def _detail(body: bytes) -> Mapping[str, Any]:
-    """Return the object below `error`; empty where there is none."""
+    """Return the `error` object of a body; empty if it has none."""
     try:
         document = msgspec.json.decode(body)
     except msgspec.DecodeError:
@@ -202,7 +204,7 @@ def _count(value: Any) -> int | None:
 
 
 def _seconds(value: str | None) -> float | None:
-    """Return the seconds in a `retry-after` header; None for a date, which none of the servers here sends."""
+    """Return the seconds in a `retry-after` header; None for a date, which neither Paddock nor llama-server sends."""
     try:
         return None if value is None else max(0.0, float(value))
     except ValueError:

@@ -1,6 +1,6 @@
-"""The generating methods, declared once for both clients; type parameters stand for what `send` and `open` return.
+"""The methods that generate: chat, completion and infill, whole or streamed, and the requests that they send.
 
-The calls that generate, each as a value: chat, completion, infill; whole or streamed.
+Both clients share these classes; the type parameters stand for the results of their `send` and `open`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ class ChatCompletions(Sender, Generic[Whole, Streamed]):
         resume_grace: int | None = None,
         **parameters: Unpack[ChatParameters],
     ) -> Whole | Streamed:
-        """Answer a conversation. Raises ClientError; TypeError and ValueError for parameters that can't be sent.
+        """Generate the answer to a conversation.
 
-        With `resume_grace` (1 to 60 seconds) a stream goes on after a broken connection.
+        With `resume_grace` (1 to 60 seconds) a stream is resumed if its connection breaks.
+        Raises ClientError; TypeError and ValueError for parameters that can't be sent.
         """
         if stream:
             streamed: Streamed = self._open(chat_stream(messages, resume_grace, parameters))
@@ -68,7 +69,7 @@ class Chat(Generic[Whole, Streamed]):
 
 
 class Completions(Sender, Generic[Whole, Many, Text, Streamed]):
-    """The generating calls of llama-server's own API."""
+    """The methods that generate with llama-server's own API."""
 
     def __init__(self, send: Send, open: Open) -> None:
         super().__init__(send)
@@ -101,7 +102,7 @@ class Completions(Sender, Generic[Whole, Many, Text, Streamed]):
         return self._generated(COMPLETION, {"prompt": prompt}, stream, resume_grace, parameters)
 
     def complete_many(self, prompts: Sequence[Prompt], **parameters: Unpack[CompletionParameters]) -> Many:
-        """Continue several prompts, or each several times (`n_cmpl`); `index` is the number of each completion."""
+        """Continue several prompts, or one prompt several times (`n_cmpl`). `index` of each answer is its number."""
         answers: Many = self._send(complete_many(prompts, parameters))
         return answers
 
@@ -186,7 +187,7 @@ def chat_stream(messages: Messages, resume_grace: int | None, parameters: ChatPa
 
 
 def complete(path: str, values: Mapping[str, Any], parameters: CompletionParameters) -> Request[CompletionResponse]:
-    """Return the call for a whole completion. `values`: the prompt, or the prefix and suffix of an infill."""
+    """Return the request for a completion, not streamed. `values`: the prompt, or an infill's prefix and suffix."""
     return _completion(path, values, parameters, answers.read_completion)
 
 

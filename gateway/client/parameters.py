@@ -1,7 +1,7 @@
-"""The parameters that generating calls take, as keywords. `None` counts as left out.
+"""The keyword parameters of the methods that generate. `None` counts as left out.
 
-Sources: llama-server (tools/server/README.md and server-schema.cpp of llama.cpp), whose names, defaults and meaning the
-sampling parameters have everywhere; OpenAI's API reference, "Create chat completion"; and Paddock alone for
+Sources: llama-server (tools/server/README.md and server-schema.cpp of llama.cpp) for names, defaults and meaning of the
+sampling parameters; OpenAI's API reference, "Create chat completion"; and Paddock alone for
 `cache_salt`, `priority`, `context_shift`, `special`. Paddock refuses parameters that it does not have, llama-server
 ignores them.
 """
@@ -18,7 +18,7 @@ Prompt = str | Sequence[int | str] | Mapping[str, Any]
 """Text, token ids, a mix of both, or llama-server's object with `prompt_string`."""
 
 Messages = Sequence[Mapping[str, Any] | Message]
-"""Turns of a conversation: dictionaries, or messages that were answered before."""
+"""Turns of a conversation: dictionaries, or `Message` objects of earlier answers."""
 
 Lora = Sequence[LoraScale | Mapping[str, Any]]
 LogitBias = Mapping[str, float | bool] | Mapping[str, float] | Sequence[Sequence[Any]]
@@ -66,7 +66,7 @@ class GenerationParameters(SamplingParameters, total=False):
     model: str | None
     stop: Sequence[str] | str | None
     n_predict: int | None
-    """-1: until the model ends; 0: the prompt is only read into the cache."""
+    """Most tokens of the answer. -1: until the model ends it; 0: none, the prompt is only read into the cache."""
     ignore_eos: bool | None
     special: bool | None
     grammar: str | None
@@ -103,7 +103,7 @@ class GenerationParameters(SamplingParameters, total=False):
     reasoning_budget_message: str | None
     reasoning_control: bool | None
     extra_body: Mapping[str, Any] | None
-    """Parameters that are not named here; sent as they are."""
+    """Further parameters, which are sent as they are."""
 
 
 class CompletionParameters(GenerationParameters, total=False):
@@ -111,7 +111,7 @@ class CompletionParameters(GenerationParameters, total=False):
 
     n_cmpl: int | None
     response_fields: Sequence[str] | None
-    """Fields of the answer that are wanted; `a/b` is lifted out of `a` and lands in `extra`."""
+    """Names of the fields that the answer should have. `a/b` is the field b of the object a; it is put in `extra`."""
 
 
 class ChatParameters(GenerationParameters, total=False):

@@ -1,7 +1,7 @@
-"""Receives a streamed answer, apart from its connection: cuts the bytes into typed items, and checks its completeness.
+"""Turns the bytes of a streamed answer into typed items, and checks that the answer is complete. Does no I/O.
 
-After a break it decides whether and when to reconnect: only with a grace that the caller asked for, only once an
-event with an id has come, and for no longer than the server keeps the stream.
+After a break it decides whether and when to reconnect: only if the caller asked for a `resume_grace`, only if an event
+with an id has come, and only as long as the server keeps the stream.
 
 Source: WHATWG HTML, "Server-sent events". `retry` is not read: how often to reconnect is the caller's decision.
 """
@@ -22,16 +22,16 @@ MAX_EVENT_BYTES = 16 << 20
 
 class SseEvent(NamedTuple):
     id: str
-    """Id of this event; empty where it has none of its own."""
+    """Id of this event; empty: it has none."""
     data: bytes
 
 
 class EventTooLong(ValueError):
-    """An event passed `MAX_EVENT_BYTES` without ending."""
+    """An event is longer than `MAX_EVENT_BYTES`."""
 
 
 class SseReader:
-    """Parses bytes as they come, cut anywhere. Holds at most one event."""
+    """Parses server-sent events from chunks that may be cut anywhere. Keeps at most one unfinished event."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._rest = b""
@@ -55,7 +55,7 @@ class SseReader:
         return events
 
     def _lines(self, chunk: bytes) -> list[bytes]:
-        """Return the whole lines so far, without their line ends."""
+        """Return the lines that this chunk completes, without their line ends."""
         lines = (self._rest + chunk).splitlines(keepends=True)
         # A CR at the very end may be half of a CRLF.
         self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
@@ -79,7 +79,7 @@ DONE = b"[DONE]"
 
 
 class StreamReceiver(Generic[T]):
-    """The state of one streamed answer that is being received."""
+    """The state of one streamed answer while it is received."""
 
     def __init__(self, request: StreamRequest[T], clock: Callable[[], float] = time.monotonic) -> None:
         self.request = request
@@ -102,7 +102,9 @@ class StreamReceiver(Generic[T]):
         return headers
 
     def opened(self, headers: Mapping[str, str]) -> None:
-        """Begin with a new connection. Half an event of the one before is dropped: it comes again."""
+        """Begin with a new connection. Drop an unfinished event of the last connection, since the server sends it
+        again.
+        """
         self.headers = headers
         self._reader = SseReader()
 
@@ -123,19 +125,19 @@ class StreamReceiver(Generic[T]):
                 yield self._item(event.data)
 
     def refused(self, error: ClientError) -> ClientError:
-        """Return the error for a refusal: StreamGone where a server that does not know the stream says only 404."""
+        """Return the error to raise if a connection was refused: StreamGone in place of a plain 404 to a reconnect."""
         if self._last_id and isinstance(error, NotFound) and not isinstance(error, StreamGone):
             return StreamGone(error.message, status=error.status, detail=error.detail, headers=self.headers)
         return error
 
     def ended(self) -> None:
-        """Note that the connection ended in good order. Raises StreamBroken if the answer is not complete."""
+        """Note that the server has ended the response. Raises StreamBroken if the answer is not complete."""
         if not self.complete and not self._may_end:
             raise StreamBroken("the stream ended before the answer was complete")
         self.complete = True
 
     def pause_s(self, error: ClientError) -> float:
-        """Return the seconds to wait before reconnecting after this break. Raises StreamBroken where that is no use."""
+        """Return the seconds to wait before reconnecting. Raises StreamBroken if the stream can't be resumed."""
         now = self._clock()
         if self._broke_at is None:
             self._broke_at, self._pause_s = now, FIRST_PAUSE_S

@@ -1,4 +1,4 @@
-"""One call as a value: the request to send, and how its answer is read. Nothing here touches a network."""
+"""A call as an object: the request to send, and how to read its answer. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class Request(Generic[T]):
     method: str
     path: str
     read: Callable[[bytes], T]
-    """Reads the body of the answer. Raises msgspec.MsgspecError for one of another shape."""
+    """Reads the body of the answer. Raises msgspec.MsgspecError if the body has another form."""
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     read_at: frozenset[int] = frozenset()
-    """Statuses, beside the successful ones, whose body is the answer."""
+    """Statuses outside 200 to 299 whose body counts as an answer, not as an error."""
     patience_s: float | None = None
-    """Longest silence of the server in seconds, where it is shorter than the client's."""
+    """Most seconds for which the server may send nothing, if fewer than the client's `timeout`; None: the client's."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest(Generic[T]):
-    """A POST that is answered by a stream of events."""
+    """A call (POST) whose answer is a stream of events."""
 
     path: str
     body: bytes
     read: Callable[[bytes], T]
     last: Callable[[T], bool]
-    """Returns whether a stream may end after this item; one that says `[DONE]` is complete anyhow."""
+    """Returns whether the stream may end after this item. After `[DONE]` it may in any case."""
     resume_grace: int | None = None
-    """Seconds for which the server keeps a stream whose connection broke."""
+    """Seconds for which the server keeps the stream if its connection breaks; None: it can't be resumed."""
 
     def __post_init__(self) -> None:
         grace = self.resume_grace
@@ -53,22 +53,24 @@ class StreamRequest(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A step of a script that only waits."""
+    """A step of a script: wait for some seconds."""
 
     seconds: float
 
 
 Script = Generator[Request[Any] | Pause, Any, T]
-"""A generator of several calls: it yields each step, is sent its answer or thrown its ClientError, and returns."""
+"""A generator that makes several calls. It yields each request or pause; the client sends it the answer, or throws the
+ClientError into it. Its return value is the result.
+"""
 
 
 def encode_body(values: Mapping[str, Any]) -> bytes:
-    """Return the values that are not None as a JSON body. Raises TypeError for a value that JSON has no form for."""
+    """Return the values that are not None as a JSON body. Raises TypeError for a value that JSON can't express."""
     return msgspec.json.encode({name: value for name, value in values.items() if value is not None})
 
 
 def read_answer(request: Request[T], status: int, headers: Mapping[str, str], body: bytes) -> T:
-    """Return the answer that a response carries. Raises AnswerError, UnexpectedAnswer."""
+    """Read the answer from the parts of an HTTP response. Raises AnswerError, UnexpectedAnswer."""
     if not 200 <= status < 300 and status not in request.read_at:
         raise refusal(status, headers, body)
     try:
@@ -90,10 +92,10 @@ Send = Callable[[Request[Any]], Any]
 
 
 class Sender:
-    """The base of objects that have calls as methods. These raise ClientError.
+    """The base of the classes whose methods are calls. The methods raise ClientError.
 
-    `make_method` and `make_async_method` make them from the functions that build requests: same keywords, types and
-    documentation. `send` of a client for tasks returns an awaitable, that of a client for threads returns the answer.
+    `make_method` and `make_async_method` make a method from the function that builds its request: with the same
+    keywords, types and docstring. `send` returns the answer in the client for threads, an awaitable in that for tasks.
     """
 
     def __init__(self, send: Send) -> None:
@@ -101,12 +103,12 @@ class Sender:
 
 
 def make_method(build: Callable[P, Request[T]]) -> Callable[Concatenate[Sender, P], T]:
-    """Return a method that returns the call's answer."""
+    """Return a method that makes the call and returns its answer."""
     return _method(build)
 
 
 def make_async_method(build: Callable[P, Request[T]]) -> Callable[Concatenate[Sender, P], Awaitable[T]]:
-    """Return a method whose result, awaited, is the call's answer."""
+    """Return a method that makes the call and returns an awaitable of its answer."""
     return _method(build)
 
 

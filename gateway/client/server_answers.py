@@ -1,4 +1,4 @@
-"""The answers of a server about itself: health, models, slots, adapters, properties.
+"""The types of a server's answers about itself: health, models, slots, adapters, properties.
 
 Source: llama-server's routes of these names (tools/server/README.md of llama.cpp); OpenAI's API reference, "Model
 object".
@@ -16,7 +16,7 @@ from gateway.client.errors import refusal
 
 class HealthStatus(Struct, frozen=True):
     status: str
-    """`ok`; with anything else the server is not ready yet, or no more."""
+    """`ok`; anything else: the server is not ready yet, or not ready any more."""
     message: str = ""
 
     @property
@@ -25,7 +25,7 @@ class HealthStatus(Struct, frozen=True):
 
 
 class ModelMeta(Struct, frozen=True):
-    """The sizes of a model: tokens, parameters, bytes."""
+    """The sizes of a model, in tokens, parameters and bytes."""
 
     n_ctx: int | None = None
     n_ctx_train: int | None = None
@@ -82,10 +82,10 @@ class SlotInfo(Struct, frozen=True):
     n_prompt_tokens_cache: int | None = None
     params: dict[str, Any] = field(default_factory=dict)
     next_token: tuple[NextToken, ...] | NextToken | None = None
-    """A list of one from newer servers, the object itself from older ones."""
+    """Newer servers send a list with one object, older servers the object itself."""
     model: str | None = None
     worker: str | None = None
-    """The worker that has the slot, where several serve a model."""
+    """The worker that has the slot, if several workers serve the model."""
 
 
 class SlotSaved(Struct, frozen=True):
@@ -94,7 +94,7 @@ class SlotSaved(Struct, frozen=True):
     n_saved: int = 0
     """Tokens that were saved."""
     n_written: int = 0
-    """Bytes of the file."""
+    """Bytes of the file that was written."""
     timings: dict[str, float] = field(default_factory=dict)
 
 
@@ -111,9 +111,9 @@ class SlotRestored(Struct, frozen=True):
 class SlotErased(Struct, frozen=True):
     id_slot: int
     n_erased: int = 0
-    """Tokens that were dropped."""
+    """Tokens that were erased from the slot."""
     n_freed: int = 0
-    """Bytes of the file."""
+    """Bytes of the file that was deleted."""
 
 
 class LoraAdapter(Struct, frozen=True):
@@ -170,7 +170,7 @@ def read_models(body: bytes) -> tuple[Model, ...]:
 
 
 def read_health(body: bytes) -> HealthStatus:
-    """Return the health in the body of a 200, or of the 503 of a server that loads. Raises msgspec.MsgspecError."""
+    """Return the health in the body of a 200, or of a loading server's 503. Raises msgspec.MsgspecError."""
     if b'"error"' in body:
         return HealthStatus("unavailable", refusal(503, {}, body).message)
     return _health(body)
@@ -181,4 +181,4 @@ def read_text(body: bytes) -> str:
 
 
 def read_nothing(body: bytes) -> None:
-    """Ignore the body of an answer, where its status says all."""
+    """Ignore the body of an answer whose status says everything."""

@@ -1,6 +1,7 @@
-"""Streamed answers as iterators, for threads and for tasks. `receiver` reads the bytes and decides on reconnects.
+"""Streamed answers as iterators, for threads and for tasks. `receiver` parses the bytes and decides on reconnects.
 
-Closing one, leaving its `with` block or a loop over it closes the connection, which ends the call on the server.
+Closing a stream, leaving its `with` block or ending a loop over it closes the connection. This ends the call on the
+server.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from gateway.client.transport import Server, exchange, exchange_async
 T = TypeVar("T")
 
 BREAKS = (ConnectionFailed, StreamBroken, Timeout)
-"""Errors that a stream may survive."""
+"""Errors after which a stream may be resumed."""
 
 NOT_NOW = (ConnectionFailed, Timeout, Unavailable)
-"""Errors of a reconnect after which it is tried again."""
+"""Errors of a reconnect after which another reconnect is tried."""
 
 
 class Stream(Generic[T]):
-    """An iterator over the items of an answer as they come, each once. Iterating raises ClientError."""
+    """An iterator over the items of an answer as they come; each comes only once. Iterating raises ClientError."""
 
     def __init__(self, http: httpx2.Client, server: Server, receiver: StreamReceiver[T]) -> None:
-        """Connect, and wait for the server to begin. Raises ClientError."""
+        """Connect, and wait until the server begins to answer. Raises ClientError."""
         self._http = http
         self._server = server
         self._receiver = receiver
@@ -65,7 +66,7 @@ class Stream(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """End the call on the server, if it still runs."""
+        """Close the connection, which ends the call on the server if it still runs."""
         self._items.close()
         self._response.close()
 
@@ -107,12 +108,12 @@ class Stream(Generic[T]):
 
 
 class AsyncStream(Generic[T]):
-    """The same iterator for tasks."""
+    """`Stream` for asyncio tasks: an asynchronous iterator over the items of an answer."""
 
     def __init__(
         self, http: httpx2.AsyncClient, server: Server, receiver: StreamReceiver[T], response: httpx2.Response
     ) -> None:
-        """Use `open` to make one."""
+        """Do not call this: `open` makes a stream."""
         self._http = http
         self._server = server
         self._receiver = receiver
@@ -121,7 +122,7 @@ class AsyncStream(Generic[T]):
 
     @classmethod
     async def open(cls, http: httpx2.AsyncClient, server: Server, receiver: StreamReceiver[T]) -> AsyncStream[T]:
-        """Connect, and wait for the server to begin. Raises ClientError."""
+        """Connect, and wait until the server begins to answer. Raises ClientError."""
         return cls(http, server, receiver, await _connect(http, server, receiver))
 
     @property
@@ -145,7 +146,7 @@ class AsyncStream(Generic[T]):
         await self.close()
 
     async def close(self) -> None:
-        """End the call on the server, if it still runs."""
+        """Close the connection, which ends the call on the server if it still runs."""
         await self._items.aclose()
         await self._response.aclose()
 

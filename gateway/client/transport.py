@@ -1,8 +1,8 @@
-"""The options that both clients give httpx, and the translation of its errors.
+"""The options that both clients pass to httpx, and the translation of httpx's errors.
 
-A request is sent over a kept connection or a new one. A server may close an idle connection at the moment in which it
-is used again; llama-server does so after each stream. The error that follows says nothing about the request, so the
-request is sent once more over another connection. Nothing else is sent twice.
+A request is sent over a kept connection or a new one. A server may close an idle connection just when the client uses
+it again; llama-server does so after each stream. The error that follows says nothing about the request, so the request
+is sent again over another connection. No request is sent twice for any other reason.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ DEFAULT_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 
 VerifySsl = bool | str | ssl.SSLContext
-"""Whether certificates are checked; or the file of authorities to check them with; or an SSL context."""
+"""Whether to check certificates; or a file of certificate authorities to check them with; or an SSL context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The address of a server, with the key, timeouts and headers for it."""
+    """A server's address, and the key, timeout and headers for requests to it."""
 
     base_url: str
     api_key: str = field(repr=False)
     timeout_s: float | None
-    """Longest silence of the server in seconds, None: forever; connecting takes at most CONNECT_TIMEOUT_S."""
+    """Most seconds for which the server may send nothing; None: no limit. For connecting: CONNECT_TIMEOUT_S."""
     verify_ssl: VerifySsl
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def root(self) -> str:
-        """The base URL without the `/v1` that clients for OpenAI want."""
+        """The base URL without `/v1`, which OpenAI's clients need at its end."""
         return self.base_url.rstrip("/").removesuffix("/v1")
 
     def options(self) -> dict[str, Any]:
-        """Return the options of httpx2's clients. Raises ConnectionFailed for a file that holds no authorities."""
+        """Return the options for httpx2's clients. Raises ConnectionFailed if the file of authorities can't be used."""
         headers = {"user-agent": "paddock-client", **self.headers}
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -51,7 +51,7 @@ class Server:
         return {"headers": headers, "timeout": self._timeout(), "verify": self._verify(), "limits": limits}
 
     def options_of(self, request: Request[Any]) -> dict[str, Any]:
-        """Return the options of one request."""
+        """Return httpx's options for one request."""
         options: dict[str, Any] = {"params": dict(request.query)}
         if request.body is not None:
             options |= {"content": request.body, "headers": {"content-type": "application/json"}}
@@ -62,7 +62,7 @@ class Server:
 
     @contextmanager
     def translating(self, request: Request[Any] | StreamRequest[Any]) -> Iterator[None]:
-        """Raise httpx's errors inside the block as the client's own."""
+        """Translate httpx's errors inside the block into ClientErrors."""
         try:
             yield
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
@@ -95,11 +95,11 @@ class Server:
 
 
 CLOSED = (httpx2.ReadError, httpx2.RemoteProtocolError, httpx2.WriteError)
-"""Errors that follow when the server has closed the connection."""
+"""Errors that httpx raises if the server has closed the connection."""
 
 
 class _Trace:
-    """Notes whether a new connection is made for a request."""
+    """Notes whether httpx makes a new connection for a request."""
 
     def __init__(self) -> None:
         self.is_new = False
@@ -112,7 +112,7 @@ class _Trace:
 
 
 def exchange(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
-    """Send a request and return the response, its body unread. Raises httpx2.HTTPError."""
+    """Send a request and return the response without reading its body. Raises httpx2.HTTPError."""
     while True:
         trace = _Trace()
         request.extensions["trace"] = trace.note
@@ -124,7 +124,7 @@ def exchange(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
 
 
 async def exchange_async(http: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
-    """Send a request and return the response, its body unread. Raises httpx2.HTTPError."""
+    """Send a request and return the response without reading its body. Raises httpx2.HTTPError."""
     while True:
         trace = _Trace()
         request.extensions["trace"] = trace.note_async
