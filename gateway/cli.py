@@ -34,7 +34,7 @@ CONFIG = "what the settings are and where they come from: config show|schema|doc
 
 
 def main() -> int:
-    """Run the command that the arguments name, and return the process's exit code (`workers.protocol.control`)."""
+    """Run the command that the arguments name, and return the process's exit code (`workers.protocol.exits`)."""
     return command.guarded(_main)
 
 

@@ -76,8 +76,9 @@ async def search(
 
 
 def judge(found: Document, objectives: tuple[Bound, ...], rate: float) -> Step:
-    """Return whether the objectives held at this rate. They did not if the generator was saturated: it slowed the
-    calls.
+    """Return whether the objectives held at this rate. A step with a saturated generator fails as well.
+
+    Then the run did not measure the server.
     """
     calls = found.calls
     broken = [f"{verdict.expression}: {_value(verdict.value)}" for verdict in _verdicts(found, objectives)]

@@ -33,7 +33,7 @@ from workers.protocol.exits import Exit
 DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Control characters to remove: what a model says must not steer the terminal that it is shown on."""
+"""Control characters to remove from what a model writes, as they would control the terminal that shows it."""
 
 HELP = """/help            this
 /clear           forget the conversation
@@ -44,43 +44,48 @@ Ctrl-C stops an answer. A line that begins with a space is sent as it is."""
 
 
 class ChatUnusable(ValueError):
-    """A request that can't be fulfilled; the message is for a person."""
+    """The chat can't go on as asked; the message says why, for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a streamed answer."""
+    """A piece of a streamed answer: of its text, or of the model's reasoning."""
 
     text: str
     is_thought: bool
 
 
 class Conversation:
-    """The turns with one model. `parameters` are those of `chat.completions.create`."""
+    """The turns of a conversation with a model. `parameters`: those of `chat.completions.create`."""
 
     def __init__(self, client: Client, model: str | None, system: str | None, parameters: Mapping[str, Any]) -> None:
-        """Ask the server which models there are. Raises ClientError, ChatUnusable."""
+        """Choose the model: `model`, or if None the first that is loaded and writes text. Raises ClientError,
+        ChatUnusable.
+        """
         self.system = system
         self.timings: Timings | None = None
-        """The timings of the last answer that ended."""
+        """The latest timings of the last answer; None: the server has sent none."""
         self._client = client
         self._parameters = parameters
         self._turns: list[Message] = []
         self.model = self._chosen(model)
 
     def models(self) -> tuple[Model, ...]:
-        """Return the models that are served. Raises ClientError."""
+        """Return the models that the server lists. Raises ClientError."""
         return self._client.models.list()
 
     def use(self, model: str) -> None:
-        """Change to another model. Raises ClientError, ChatUnusable."""
+        """Use another model for the next turns. Raises ClientError, ChatUnusable."""
         self.model = self._chosen(model)
 
     def clear(self) -> None:
         self._turns.clear()
 
     def say(self, text: str) -> Generator[Piece]:
-        """Yield the answer in pieces. Both turns are kept when it ends or is left; none when it fails (ClientError)."""
+        """Send a turn and yield the answer in pieces. Raises ClientError.
+
+        The conversation keeps both turns if the answer ends or the caller stops it, and neither if the answer fails.
+        """
         self.timings = None
         said: list[str] = []
         turns = [*self._turns, Message("user", text)]
@@ -116,7 +121,7 @@ class Conversation:
 
 
 def _talks(model: Model) -> bool:
-    """Return whether a model writes text: one that makes vectors or ranks does not."""
+    """Return whether a model writes text; models for embeddings or ranking do not."""
     return model.architecture is None or "text" in model.architecture.output_modalities
 
 
@@ -125,14 +130,14 @@ def _is_loaded(model: Model) -> bool:
 
 
 class Terminal:
-    """Reads lines from standard input, writes to standard output; colours only where that is a terminal."""
+    """Reads lines from standard input, and writes to standard output: in colours only if that is a terminal."""
 
     def __init__(self) -> None:
         self._is_tty = sys.stdout.isatty()
         self._has_colours = self._is_tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def answer_once(self, conversation: Conversation, prompt: str) -> None:
-        """Prints the answer to one prompt, and nothing else. Raises ClientError, ChatUnusable."""
+        """Print the answer to one prompt, and nothing else. Raises ClientError, ChatUnusable."""
         if not prompt.strip():
             raise ChatUnusable("nothing came in on standard input; send a prompt, or run it in a terminal")
         with closing(conversation.say(prompt.strip())) as pieces:
@@ -151,7 +156,7 @@ class Terminal:
                 self._turn(conversation, line.strip())
 
     def _line(self) -> str | None:
-        """Return the next line; None when the person leaves."""
+        """Return the next line that the person types; None: the person leaves."""
         while True:
             try:
                 return input("> ")
@@ -176,7 +181,7 @@ class Terminal:
             self._note(f"{timings.predicted_n} tokens, {timings.predicted_per_second:.1f} tokens/s")
 
     def _show(self, pieces: Iterator[Piece]) -> None:
-        """Thoughts are shown on a terminal only, dimmed; the answer begins on a line of its own."""
+        """Print an answer. Reasoning is shown, dimmed, on a terminal only; the answer's text begins on a new line."""
         thinking = said = False
         try:
             for piece in pieces:
@@ -194,7 +199,7 @@ class Terminal:
             self._write("\n")
 
     def _command(self, conversation: Conversation, line: str) -> bool:
-        """Carry out a command; return False to leave."""
+        """Carry out a command such as /help. Return False if it ends the conversation."""
         name, _, rest = line.partition(" ")
         actions: dict[str, Callable[[Conversation, str], None]] = {
             "/help": lambda _, __: self._note(HELP),
@@ -253,7 +258,7 @@ class _Parser(ArgumentParser):
 
 
 def main(args: Sequence[str], known: Collection[str] = ()) -> int:
-    """Returns the exit code. `known`: every setting's name."""
+    """Run the command and return the exit code. `known`: the names of all settings."""
     if args and args[0] in ("-h", "--help"):
         print((__doc__ or "").strip())
         return 0

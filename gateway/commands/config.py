@@ -103,7 +103,7 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 
 
 def settings_page() -> str:
-    """Return the whole page, in Markdown."""
+    """Return docs/settings.md, in Markdown."""
     lines = [SETTINGS_HEAD]
     told: set[str] = set()
     for title, owner in SECTIONS:
@@ -204,7 +204,7 @@ def metrics_of(groups: Iterable[Group]) -> tuple[Declaration, ...]:
 
 
 def metrics_page() -> str:
-    """Return the whole page, in Markdown."""
+    """Return docs/metrics.md, in Markdown."""
     *of_gateway, of_process = gateway_groups()
     *of_worker, _ = worker_groups()
     return "\n".join(
@@ -266,7 +266,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def show(args: Sequence[str]) -> int:
-    """Prints a line per setting, or one JSON object {setting: {value, source}}."""
+    """Print a line per setting, or with --json one object {setting: {value, source}}. Return the exit code."""
     try:
         reading = sources.read(
             UpSettings, [arg for arg in args if arg != "--json"], prog="paddock config show", known=known_settings()
@@ -294,7 +294,7 @@ def schema_text() -> str:
 
 
 def _clean(node: Any) -> Any:
-    """Return the schema with docstrings at the margin: Python 3.13 removes their indentation, older ones keep it."""
+    """Return the schema without the indentation of docstrings, which Python 3.13 removes and older versions keep."""
     if isinstance(node, dict):
         return {name: _clean(value) for name, value in node.items()}
     if isinstance(node, list):

@@ -42,7 +42,7 @@ from workers.supervisor.redis_process import private_url
 
 
 class _Unusable(ValueError):
-    """A request that can't be fulfilled; the message is for a person."""
+    """The command can't do what its flags say; the message says why, for a person."""
 
 
 class _Parser(ArgumentParser):
@@ -51,7 +51,7 @@ class _Parser(ArgumentParser):
 
 
 def main(args: Sequence[str], known: Collection[str] = ()) -> int:
-    """Returns the exit code. `known`: every setting's name."""
+    """Run the command and return the exit code. `known`: the names of all settings."""
     if not args or not {"-h", "--help"}.isdisjoint(args):
         print((__doc__ or "").strip())
         return 0
@@ -82,7 +82,7 @@ def _parser() -> _Parser:
 
 
 async def _run(options: Namespace, settings: UpSettings) -> int:
-    """Carry out the command; return the exit code. Raises _Unusable, OSError, redis.RedisError."""
+    """Make, add, list or remove keys, and return the exit code. Raises _Unusable, OSError, redis.RedisError."""
     path = settings.state_dir / secret_file.GATEWAY_SECRET
     secret = settings.gateway_secret or secret_file.read(path)
     if not secret:
@@ -106,7 +106,7 @@ async def _run(options: Namespace, settings: UpSettings) -> int:
 
 
 def _make_key(options: Namespace) -> tuple[str, AccessRecord]:
-    """Return the key, empty where only its hash is known, and its record. Raises _Unusable."""
+    """Return a key and its record. The key is empty if `--sha256` gives only its hash. Raises _Unusable."""
     if options.name == FIRST_KEY_NAME:
         raise _Unusable(f"key: {FIRST_KEY_NAME!r} is the name of the first key; preset that with PADDOCK_API_KEY")
     key = "" if options.sha256 else PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)

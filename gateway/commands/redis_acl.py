@@ -17,7 +17,7 @@ from workers.protocol.keys import ROLES, Role, rules_of, user_line, user_of
 
 
 def main(args: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the exit code."""
+    """Run the command and return the exit code."""
     if not {"-h", "--help"}.isdisjoint(args):
         print((__doc__ or "").strip())
         return 0

@@ -1,4 +1,4 @@
-"""Finds the gateway that a command for people calls, and writes what `paddock up` prints when it is ready."""
+"""Finds the gateway that `paddock chat` and `bench` call, and writes what `paddock up` prints when it is ready."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ OTHERS_KEY = (
 
 
 NO_KEY = "<key>"
-"""Stands in the snippets where the key is not known here."""
+"""Stands for the key in the snippets if this machine does not have the key."""
 
 
 def address_file(state_dir: Path) -> Path:
-    """Return the file where `paddock up` writes its address, without `/v1`, while it runs: `paddock chat` reads it."""
+    """Return the file that has the address of `paddock up`, without `/v1`, while it runs. `paddock chat` reads the
+    file.
+    """
     return state_dir / "run" / "address"
 
 
 def welcome(address: str, key: str, kept_in: Path | None, models: tuple[str, ...], logs: Path) -> str:
-    """Return the text. `address` has no `/v1`. Snippets begin at the margin, so that they can be pasted as they are.
+    """Return the text that `paddock up` prints when it is ready. Its snippets are not indented, so that they can be
+    pasted.
 
-    `key` is empty where another gateway on the same Redis made the first one; `kept_in` is the file that holds it.
+    `address`: without `/v1`. `key`: empty if another gateway on the same Redis made the first key. `kept_in`: the file
+    that has the key; None: no file has it.
     """
     shown = f"{key}{f' (kept in {kept_in})' if kept_in else ''}" if key else OTHERS_KEY
     bearer = f"Bearer {key or NO_KEY}"
@@ -65,16 +69,16 @@ Ctrl-C stops everything.
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The address to call, and the key."""
+    """The address of the gateway to call, and the API key to send."""
 
     url: str
     key: str
     key_from: str
-    """The source of the key, for a person: what to change where it is wrong."""
+    """Where the key came from, in words for a person who has to correct it."""
 
 
 def find(url: str | None, reading: sources.Reading[GatewaySettings]) -> Access:
-    """Return the gateway at `url`, else the one that the settings name, else that of `paddock up` on this machine."""
+    """Find the gateway to call: at `url`, else where the settings say, else that of `paddock up` on this machine."""
     settings = reading.settings
     if url:
         # A key that was made for this machine is not sent elsewhere.

@@ -1,6 +1,6 @@
 """`paddock up`: a private Redis, this machine's workers and a gateway, started in this order and stopped in reverse.
 
-Everything that can be known to be wrong is said before the first process starts.
+Errors that can be found before, such as in the settings, are reported before the first process starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from workers.supervisor.state_folder import FolderTaken, StateFolder
 from workers.supervisor.supervisor import PlannedWorker, Supervisor, available_cores, host_id, plan, write_specs
 
 READY_TIMEOUT_S = 900.0
-"""Seconds until a start is given up that never gets ready; loading a large model from a slow disk takes minutes."""
+"""Seconds after which a start that is not ready is given up; loading a large model from a slow disk takes minutes."""
 
 PROGRESS_S = 5.0
 POLL_S = 0.03
@@ -43,11 +43,11 @@ KILL_MARGIN_S = 5.0
 
 
 class PortTaken(RuntimeError):
-    """The address to listen on is in use."""
+    """The address to listen on is in use by another process."""
 
 
 def run(settings: UpSettings) -> int:
-    """Blocks until SIGINT, SIGTERM or a failure; returns the exit code (`workers.protocol.control`)."""
+    """Run until SIGINT, SIGTERM or a failure, and return the exit code (`workers.protocol.exits`)."""
     # Unless a level was asked for, the terminal shows what needs attention; the log files hold everything.
     threshold = settings.log_level if "log_level" in settings.model_fields_set else "warning"
     with Terminal() as terminal:
@@ -81,7 +81,9 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
 
 
 def claim_port(host: str, port: int) -> int:
-    """Return the port if it is free (0: any free one). Raises PortTaken; OSError when `host` is not of this machine."""
+    """Return the port if it is free; 0: return any free port. Raises PortTaken; OSError if `host` is not this
+    machine's.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -100,7 +102,7 @@ def claim_port(host: str, port: int) -> int:
 
 
 def _fill_in(settings: UpSettings, folder: StateFolder, found: Catalog, port: int) -> UpSettings:
-    """Return the settings with everything filled in that children need to know."""
+    """Return the settings for the child processes, with state folder, port, catalog and secrets filled in."""
     catalog = settings.catalog
     if catalog is None:
         catalog = folder.run / "catalog.json"
@@ -122,7 +124,7 @@ def _report_end(console: Console, error: Exception, code: Exit) -> int:
 
 
 class Machine:
-    """The processes of one `paddock up`, from the first to the last."""
+    """Starts, watches and stops the processes of one `paddock up`."""
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class Machine:
         show: Callable[[str], None],
         started: float,
     ) -> None:
-        """`show` prints on standard output."""
+        """`show` prints a text on standard output."""
         self._settings = settings
         self._folder = folder
         self._workers = workers
@@ -145,7 +147,7 @@ class Machine:
             "worker": settings.worker_redis_url or settings.redis_url,
         }
         self._stack: list[Child | Supervisor] = []
-        """The parts that run, in the order of starting."""
+        """The parts that run, in the order in which they were started."""
         self._over = asyncio.Event()
         self._code = int(Exit.OK)
         self._ready = False
@@ -176,7 +178,7 @@ class Machine:
         return private
 
     async def _start(self, tasks: asyncio.TaskGroup, private: PrivateRedis | None, fleet: Fleet) -> None:
-        """Start Redis, workers and gateway; return when all are ready and this is told. A failure here ends the run."""
+        """Start Redis, workers and gateway, wait until all are ready, and print the welcome. A failure ends the run."""
         self._console.held = "log_level" not in self._settings.model_fields_set
         try:
             if private:
@@ -260,7 +262,7 @@ class Machine:
             self._say("gateway ready")
 
     async def _gateway_agrees(self, path: str, key: str = "") -> bool:
-        """Return whether a GET of this path is answered with 200."""
+        """Return whether the gateway answers a GET of this path with 200."""
         host = sockets.host_of(self._settings.host)
         try:
             reader, writer = await asyncio.open_connection(host, self._settings.port)
