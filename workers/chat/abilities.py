@@ -1,7 +1,7 @@
-"""Finds out a chat template's abilities by rendering small conversations with it.
+"""Finds out what a chat template can show by rendering small test conversations with it.
 
-Marked words go in, and the output is searched for them. llama.cpp finds out the same by watching its own interpreter
-(common/jinja/caps.cpp); callers are told the abilities by its names.
+The test conversations contain marked words, and the output is searched for these words. llama.cpp finds out the same by
+watching its own interpreter (common/jinja/caps.cpp); callers get the abilities under llama.cpp's names.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 from workers.chat.conversation import EFFORT_NAMES, PRESERVED, spoken_turn_of, turn_marks_of
 
 Form = dict[str, Any]
-"""A message, a tool or a call in the form that templates get."""
+"""A message, a tool or a tool call, as the dictionary that templates read."""
 
 Render = Callable[[Sequence[Form], Sequence[Form] | None, Mapping[str, Any]], str | None]
-"""Takes messages, tools and more values; returns the prompt, None where the template refuses them."""
+"""A function that takes messages, tools and more variables and returns the prompt; None: the template refuses them."""
 
 USER, SYSTEM, RESULT, THOUGHT, SAID = "Uq7x", "Sq7x", "Rq7x", "Tq7x", "Aq7x"
 TOOL, OTHER_TOOL, ARGUMENT, VALUE = "tool_q7a", "tool_q7b", "argq7x", "valq7x"
@@ -44,7 +44,7 @@ SIGNATURES: tuple[Form, ...] = tuple(
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities of one chat template. The first nine are llama-server's `chat_template_caps`."""
+    """What one chat template can show and needs. The first nine fields are llama-server's `chat_template_caps`."""
 
     string_content: bool = True
     typed_content: bool = False
@@ -55,24 +55,24 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     preserve_reasoning: bool = False
     reasoning_effort: bool = False
     object_arguments: bool = True
-    """Whether arguments of calls must be an object, not text."""
+    """Whether the arguments of tool calls must be an object, not text."""
     tool_results: bool = True
     thinking_parts: bool = False
-    """Whether earlier thoughts are shown only as parts of the content."""
+    """Whether thoughts of earlier turns are shown only if they are parts of the message's content."""
     null_content: bool = False
-    """Whether calls are shown only in messages whose content is null."""
+    """Whether tool calls are shown only in messages whose content is null."""
     words_apart: bool = False
-    """Whether calls are not shown in messages that have text too."""
+    """Whether tool calls are left out of messages that have text, too."""
     later_system: bool = True
-    """Whether system messages may come in the middle."""
+    """Whether system messages may also stand in the middle of a conversation."""
     short_ids: bool = False
-    """Whether ids of calls must be nine letters or digits."""
+    """Whether the ids of tool calls must be nine letters or digits."""
     tool_list: bool = False
-    """Whether the template needs an empty list without tools, not null."""
+    """Whether the template needs an empty list, not null, for a request without tools."""
     thought_open: str = ""
-    """Text that a turn has before its thought, whitespace included; empty: it has no thought."""
+    """Text before the thought in an assistant's turn, whitespace included; empty: turns have no thought."""
     thought_close: str = ""
-    """Text between the thought and the answer."""
+    """Text between the thought and the answer in an assistant's turn."""
 
     def caps(self) -> dict[str, bool]:
         names = self.__struct_fields__[:9]
@@ -80,12 +80,12 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_abilities(render: Render, source: str) -> Abilities:
-    """Return a template's abilities, after some 25 renderings. `source` is searched for the marks of thoughts."""
+    """Return a template's abilities, found by some 25 renderings. `source`: its text, searched for thought marks."""
     return _Probe(render, source).abilities()
 
 
 class _Probe:
-    """Asks the questions, in an order: a template that wants typed content gets it in all later questions."""
+    """Finds the abilities in order: a template that reads only typed content gets that form in all later tests."""
 
     def __init__(self, render: Render, source: str) -> None:
         self._render = render
@@ -139,13 +139,13 @@ class _Probe:
         return string or not typed, typed
 
     def _tools(self) -> bool:
-        """Return whether tools are shown; some templates show them beside a system message only."""
+        """Return whether the template shows tools; some templates do so only beside a system message."""
         bare = self._asked([QUESTION], SIGNATURES)
         beside = self._asked([{"role": "system", "content": SYSTEM}, QUESTION], SIGNATURES)
         return TOOL in (bare or "") or TOOL in (beside or "")
 
     def _calls(self) -> tuple[bool, bool, bool]:
-        """Return whether content must be null, whether arguments are objects, whether calls are shown at all."""
+        """Return whether content must be null, whether arguments are objects, and whether calls are shown at all."""
         for null in (False, True):
             for as_text in (False, True):
                 text = self._called([SHORT_ID], null=null, as_text=as_text)
@@ -154,7 +154,7 @@ class _Probe:
         return False, True, False
 
     def _called(self, ids: Sequence[str], *, null: bool, as_text: bool, words: str = "") -> str | None:
-        """Render a conversation with tool calls, without the tools' signatures: marked names come from calls only."""
+        """Render a conversation with calls, without the tools' signatures: marked names can come from calls only."""
         arguments: Any = f'{{"{ARGUMENT}": "{VALUE}"}}' if as_text else {ARGUMENT: VALUE}
         calls = [
             {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -170,7 +170,7 @@ class _Probe:
         return bare if bare is not None else self._asked(messages, [_renamed(one) for one in SIGNATURES])
 
     def _shows_results(self, tools: bool, calls: bool, *, null: bool, as_text: bool) -> bool:
-        """Return whether tools' results are shown; without tools and calls a shown role may be unknown to the model."""
+        """Return whether results are shown. False without tools and calls: the model may not know the role then."""
         if calls:
             return RESULT in (self._called([SHORT_ID], null=null, as_text=as_text) or "")
         result = {"role": "tool", "content": RESULT, "tool_call_id": SHORT_ID, "name": TOOL}
@@ -194,7 +194,7 @@ class _Probe:
         return THOUGHT not in as_field and THOUGHT in as_parts and not quoted
 
     def _thought(self) -> tuple[str, str]:
-        """Return the marks with the text that the template writes beside them; bare where it shows no thought."""
+        """Return the thought's marks with the text that the template adds to them; bare if it shows no thought."""
         marks = turn_marks_of(self._source)
         if marks is None:
             return "", ""
@@ -239,13 +239,13 @@ def typed(message: Form) -> Form:
 
 
 def thinking_parts(thought: str, text: str) -> list[Form]:
-    """Return an assistant's content in Mistral's form."""
+    """Return an assistant's content, a thought and a text, as the list of parts that Mistral's templates read."""
     said = [{"type": "text", "text": text}] if text else []
     return [{"type": "thinking", "thinking": thought}, *said]
 
 
 def _called_well(text: str) -> bool:
-    """Return whether name and arguments are shown, as JSON or in a form of its own; not as Python, not in a string."""
+    """Return whether a call is shown as JSON or in the model's own form, but not as Python or inside a string."""
     return (
         all(word in text for word in (TOOL, ARGUMENT, VALUE))
         and f"'{ARGUMENT}'" not in text
@@ -254,5 +254,5 @@ def _called_well(text: str) -> bool:
 
 
 def _renamed(signature: Form) -> Form:
-    """Return a signature under another name, for a conversation in which marked names come from calls only."""
+    """Return a tool's signature under another name, so that the marked names in a conversation come from calls only."""
     return {**signature, "function": {**signature["function"], "name": "unrelated"}}

@@ -1,4 +1,4 @@
-"""Chooses the parser of one model's answers: by its family, which its chat template or the catalog names, its
+"""Chooses the parser for one model's answers, by the model's family (named by its chat template or the catalog), its
 vocabulary, and what each request asks for.
 """
 
@@ -36,7 +36,7 @@ FAMILIES = (
     *(SEED_OSS, MINIMAX, QWEN3_CODER, GLM, FUNCTIONARY_V31, FUNCTIONARY_V32, GRANITE, PHI4, LFM2, PYTHONIC),
     *(NEMOTRON, FUNCTOOLS_FAMILY, HERMES, LLAMA, GEMMA, PLAIN),
 )
-"""All families, in the order in which templates are tried."""
+"""All families, in the order in which a template's marks are compared with theirs."""
 
 
 class FamilyUnknown(ValueError):
@@ -44,7 +44,7 @@ class FamilyUnknown(ValueError):
 
 
 def family_of(template: str, name: str = "") -> Family:
-    """Return the named family, else the template's, with the thought marks that the template has.
+    """Return the family of this name, else the template's; its thought marks are the template's if it has none.
 
     Raises FamilyUnknown.
     """
@@ -61,7 +61,7 @@ def _named(name: str) -> Family:
 
 
 class Prefaced:
-    """A parser that puts a text before the output of another one. `inner` None: the text needs no parsing."""
+    """A parser that puts a given text before another parser's output. `inner` None: the answer needs no parsing."""
 
     def __init__(self, preface: str, inner: Parser | None) -> None:
         self._preface = preface
@@ -84,7 +84,7 @@ class Prefaced:
 
 
 MAX_MARK_TOKENS = 16
-"""Tokens at the end of a prompt that are searched for the beginning of a thought."""
+"""Number of tokens at the end of a prompt in which the beginning of a thought is looked for."""
 
 
 NONE: Mapping[int, bytes] = MappingProxyType({})
@@ -94,31 +94,31 @@ class Vocabulary(Protocol):
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]: ...
 
     def piece(self, token: int) -> bytes:
-        """Return the token's bytes; empty for control tokens."""
+        """Return the bytes of the token's text; empty for control tokens."""
 
     def special_piece(self, token: int) -> bytes: ...
 
     @property
     def eog(self) -> frozenset[int]:
-        """Tokens that end an answer."""
+        """The tokens that end an answer."""
         ...
 
 
 class Answers:
-    """Makes the parsers of one model's answers. Immutable."""
+    """Makes the parsers for one model's answers. Immutable."""
 
     def __init__(self, family: Family, vocab: Vocabulary | None = None, defaults: ChatDefaults = UNSET) -> None:
         """Without `vocab` no token counts as a control token, and no prompt as one that ends inside a thought."""
         self.family = family
         self._defaults = defaults
         self.controls: Mapping[int, bytes] = MappingProxyType(_controls(family, vocab) if vocab is not None else {})
-        """The family's marks that are control tokens, with their texts."""
+        """The control tokens that are marks of the family, with their texts."""
         self._vocab = vocab
         self.ends: tuple[int, ...] = () if vocab is None else tuple(sorted(vocab.eog))
-        """Tokens that end an answer."""
+        """The tokens that end an answer."""
 
     def parser(self, request: GenerateRequest, prompt: Sequence[int]) -> Parser | None:
-        """Return the parser of the answer to one prompt; None: its text needs no parsing."""
+        """Return the parser for the answer to one prompt; None: the answer needs no parsing."""
         if not _is_chat(request):
             return None
         opened, split = self.is_thinking(request, prompt), request.thinking.split
@@ -134,12 +134,12 @@ class Answers:
         return Prefaced(self._opening(prompt), parser) if self.opens_thought(prompt) and not split else parser
 
     def written(self, request: GenerateRequest) -> Mapping[int, bytes]:
-        """Return the control tokens that the engine must write into the answer's text, for parser or caller."""
+        """Return the control tokens, with texts, that the engine must write into the answer for parser or caller."""
         reads = bool(request.tools) or self.family.thought is not None or self.family.always
         return self.controls if reads and _is_chat(request) else NONE
 
     def text(self, prompt: Sequence[int]) -> str:
-        """Return a prompt's text, control tokens written out; empty without a vocabulary."""
+        """Return a prompt's text, in which control tokens are written out; empty without a vocabulary."""
         pieces = map(self._vocab.special_piece, prompt) if self._vocab is not None else ()
         return b"".join(pieces).decode("utf-8", "replace")
 
@@ -158,22 +158,22 @@ class Answers:
         return self.family.opens_thought(self.text(prompt[-MAX_MARK_TOKENS:]))
 
     def bounds_of_thought(self, request: GenerateRequest) -> Thinking:
-        """Return the request's `thinking`; in chats, the catalog's budget and message where the request has none."""
+        """Return the request's `thinking`; in chats, the catalog's budget and message are the defaults."""
         return bounded(request.thinking, self._defaults) if _is_chat(request) else request.thinking
 
     def closing_fault(self, message: str) -> str:
-        """Return the fault of a budget's `message` for this model; empty: none."""
+        """Return what is wrong with a budget's `message` for this model; empty: nothing."""
         close = self.family.thought.close.strip() if self.family.thought is not None else ""
         if not close or close not in message:
             return ""
         return f"has {close!r} in it, which ends this model's thoughts; leave it out, it is added"
 
     def has_thought(self, request: GenerateRequest) -> bool:
-        """Return whether neither the request nor the catalog switched thinking off."""
+        """Return whether the model may think: neither the request nor the catalog switched thinking off."""
         return not is_thinking_off(request, self._defaults)
 
     def _opening(self, prompt: Sequence[int]) -> str:
-        """Return the mark that opens a thought at the end of a prompt, and the whitespace behind it."""
+        """Return the mark that opens a thought at the end of the prompt, with the whitespace after the mark."""
         end = self.text(prompt[-MAX_MARK_TOKENS:])
         mark = self.family.thought.open.rstrip() if self.family.thought is not None else ""
         return end[end.rfind(mark) :]

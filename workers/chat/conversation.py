@@ -1,12 +1,12 @@
 """The input of a chat template: the part of a request that the prompt is made of, with the variables that every
 template gets.
 
-`Conversation` is also what is sent to the process that renders (`workers.chat.render_process`). The marks of a model's
-thoughts are read off its template here too.
+`Conversation` is also what is sent to the process that renders (`workers.chat.render_process`). The marks around a
+model's thoughts are found here too, in the model's template.
 
 Source of the variables' names and defaults: tools/server/server-common.cpp, common/chat.cpp and `caps_apply_*` in
-common/jinja/caps.cpp of llama.cpp. `thinking` and `thinking_effort` are other names for the same in templates of
-Granite, DeepSeek and Kimi K3, which llama.cpp does not set.
+common/jinja/caps.cpp of llama.cpp. `thinking` and `thinking_effort` are names that templates of Granite, DeepSeek and
+Kimi K3 have for `enable_thinking` and `reasoning_effort`; llama.cpp does not set them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import UNBOUNDED, GenerateRequest, Message, Thinking, Tool
 
 NOT_FOUND = ("<|inner_prefix|>",)
-"""Marks of templates (Apertus) in which llama-server finds no thoughts, so that it tells them not to think."""
+"""Marks of templates (Apertus) in which llama-server finds no thoughts, so that it switches thinking off for them."""
 
 THINK = ThoughtMarks("<think>", "</think>")
 
@@ -41,7 +41,7 @@ THOUGHTS = (
 
 
 def thought_of(template: str) -> ThoughtMarks | None:
-    """Return the marks around the thoughts of a template's model; None: the template shows no thoughts."""
+    """Return the marks around a model's thoughts, found in its template; None: the template shows no thoughts."""
     return next((thought for thought in THOUGHTS if thought.close in template), None)
 
 
@@ -54,12 +54,12 @@ SPOKEN_TURNS: Mapping[str, ThoughtMarks] = MappingProxyType(
         "<atem:function_calls>": ThoughtMarks(" to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
     }
 )
-"""Mark in a template -> marks around the thought of a turn, as llama-server writes them, for models whose template does
-not show it."""
+"""For models whose template does not show a turn's thought: mark in the template -> marks around the thought, as
+llama-server writes them."""
 
 
 def turn_marks_of(template: str) -> ThoughtMarks | None:
-    """Return the marks around the thought of a turn that the answer continues; None: such a turn has no thought."""
+    """Return the marks around the thought of a turn that is to be continued; None: such a turn has no thought."""
     if any(mark in template for mark in NOT_FOUND):
         return None
     return spoken_turn_of(template) or thought_of(template)
@@ -70,14 +70,14 @@ def spoken_turn_of(template: str) -> ThoughtMarks | None:
 
 
 def is_deepseek_v4(template: str) -> bool:
-    """Return whether a template is DeepSeek V4's, by its word for calls, as llama-server does; V3.2 has its markup."""
+    """Return whether a template is DeepSeek V4's, as llama-server finds out: V3.2's has another word for calls."""
     return "dsml_token" in template and "function_calls" not in template
 
 
 EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 
 ANSWER_SCHEMA = "answer_schema"
-"""The JSON Schema of the answer, as text. Like llama-server, only DeepSeek V4 gets it: it is trained to read it."""
+"""Variable for the answer's JSON Schema, as text. As in llama-server, only DeepSeek V4, trained to read it, gets it."""
 
 PRESERVED: Mapping[str, bool] = {
     "preserve_thinking": True,
@@ -85,15 +85,15 @@ PRESERVED: Mapping[str, bool] = {
     "truncate_history_thinking": False,
     "drop_thinking": False,
 }
-"""Variables that tell templates to show the thoughts of earlier turns; llama.cpp's list."""
+"""Variables that tell templates to show the thoughts of earlier turns; the list is llama.cpp's."""
 
 
 def variables(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Return a conversation's values with llama-server's defaults, by all names that templates have for them: a model
-    may think, and its thoughts of earlier turns are shown.
+    """Return a conversation's variables: `values` and llama-server's defaults, under all names that templates have for
+    them. By default a model may think, and its thoughts of earlier turns are shown.
 
-    A name that `values` has keeps its value. Only a caller or the catalog sets `thinking`: by default llama-server
-    leaves it out, and some templates ask for more than a switch with it. `source`: of the template.
+    A name that `values` has keeps its value. `thinking` is set only if a caller or the catalog switches thinking: by
+    default llama-server leaves it out, and in some templates it is more than a switch. `source`: the template's text.
     """
     preserve = values.get("preserve_reasoning", True) is True
     given: dict[str, Any] = {name: value if preserve else not value for name, value in PRESERVED.items()}
@@ -116,16 +116,16 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     values: dict[str, Any] = {}
-    """More variables, by the templates' names for them."""
+    """More variables for the template, under the names that it reads."""
     template: str = ""
-    """Name of one of the model's templates; empty: the one that fits."""
+    """Name of one of the model's templates; empty: the one that fits the conversation."""
     continued: bool = False
-    """Whether the answer goes on where the last message, the assistant's, ends."""
+    """Whether the answer continues the last message, which is the assistant's."""
 
 
 def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> Conversation:
-    """Return a request's conversation. Its variables take precedence over `defaults`, and those over the ones that
-    templates always get (`workers.chat.conversation`).
+    """Return a request's conversation. The request's variables take precedence over `defaults`, the catalog's, and
+    these over the variables that templates always get (`workers.chat.conversation`).
 
     Raises CallFailed: INVALID_REQUEST for `template_values` that callers may not set.
     """
@@ -146,7 +146,7 @@ def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) ->
 
 
 def _is_continued(messages: tuple[Message, ...], values: dict[str, Any]) -> bool:
-    """Return whether the answer goes on with the last message: with an assistant's by default, as in llama-server."""
+    """Return whether the answer continues the last message; like llama-server, by default if it is an assistant's."""
     asked = values.pop("continue_final_message", None)
     possible = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
     if asked is None:
@@ -166,19 +166,19 @@ def _is_continued(messages: tuple[Message, ...], values: dict[str, Any]) -> bool
 
 
 def _form_values(request: GenerateRequest) -> dict[str, Any]:
-    """Return the answer's schema, for templates that show it (`ANSWER_SCHEMA` of `workers.chat.conversation`)."""
+    """Return the variable with the answer's schema (`ANSWER_SCHEMA`); empty if the request has no JSON Schema."""
     form = request.constraint
     return {ANSWER_SCHEMA: form.text} if form is not None and form.kind == "json_schema" else {}
 
 
 def is_thinking_off(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> bool:
-    """Return whether the request, or by default the catalog, wants an answer without a thought."""
+    """Return whether the request, or by default the catalog, asks for an answer without a thought."""
     values = _variables(defaults) | _thinking_values(request.thinking) | request.template_values
     return values.get("enable_thinking") is False
 
 
 def bounded(thinking: Thinking, defaults: ChatDefaults) -> Thinking:
-    """Return a caller's `thinking`, with the catalog's budget and message where the caller gives none."""
+    """Return a caller's `thinking`, with the catalog's budget and message if the caller gives none."""
     budget = defaults.thinking_budget if thinking.budget == UNBOUNDED else thinking.budget
     return msgspec.structs.replace(
         thinking, budget=budget, message=thinking.message or defaults.thinking_budget_message
@@ -186,15 +186,15 @@ def bounded(thinking: Thinking, defaults: ChatDefaults) -> Thinking:
 
 
 def _variables(defaults: ChatDefaults) -> dict[str, Any]:
-    """Return the catalog's variables; those of `chat_template_kwargs` take precedence over `thinking`."""
+    """Return the catalog's variables for templates; `chat_template_kwargs` takes precedence over its thinking mode."""
     mode = defaults.thinking_mode
     switched = {} if mode == "auto" else {"enable_thinking": mode == "on"}
     return switched | plain_names(defaults.chat_template_kwargs)
 
 
 def plain_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `chat_template_kwargs` with thinking under the names used here: `thinking` becomes `enable_thinking`, and
-    a `reasoning_effort` of "none" switches it off, as in a request.
+    """Return `chat_template_kwargs` with the names that are used here for thinking: `thinking` becomes
+    `enable_thinking`, and a `reasoning_effort` of "none" becomes `enable_thinking` false, as in a request.
     """
     named = dict(values)
     if isinstance(named.get("thinking"), bool):

@@ -1,8 +1,8 @@
 """The Jinja environment that authors of chat templates expect.
 
-Source of its features (`trim_blocks`, loop controls, `raise_exception`, `strftime_now`, `tojson`,
-`{% generation %}`): "Chat templates" in the documentation of Hugging Face transformers. Two are as in llama.cpp's
-interpreter, because templates count on them: lists may be changed (`append`), and there is `from_json`.
+Source of its features (`trim_blocks`, loop controls, `raise_exception`, `strftime_now`, `tojson`, `{% generation %}`):
+"Chat templates" in the documentation of Hugging Face transformers. Two more come from llama.cpp's interpreter, because
+templates rely on them: lists may be changed (`append`), and there is `from_json`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from markupsafe import escape
 
 
 class GenerationTag(Extension):
-    """Reads `{% generation %}...{% endgeneration %}`, which marks an assistant's text, for training, as that text."""
+    """Reads `{% generation %}...{% endgeneration %}`, tags that mark an assistant's text for training, as that text."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
@@ -31,9 +31,9 @@ class GenerationTag(Extension):
 
 
 class Missing(Undefined):
-    """An undefined value. Added to a text it counts as an empty one, as in llama.cpp's interpreter.
+    """An undefined value. Added to a text, it counts as an empty text, as in llama.cpp's interpreter.
 
-    Command-R+ adds each parameter's description so, and many have none.
+    Command-R+ adds each parameter's description in this way, and many parameters have none.
     """
 
     __slots__ = ()
@@ -68,7 +68,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return plain JSON: Jinja's own filter escapes for HTML, which no model was trained on."""
+    """Return the value as plain JSON: Jinja's own filter escapes for HTML, which no model was trained on."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -84,7 +84,7 @@ def _escaped(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return generators, which filters like `map` make, as lists and undefined values as None, for JSON."""
+    """Return the value for JSON: generators, which filters like `map` make, as lists, undefined values as None."""
     if isinstance(value, Undefined):
         return None
     if isinstance(value, GeneratorType | Iterator):

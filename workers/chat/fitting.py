@@ -1,12 +1,12 @@
-"""Turns messages into the form that a chat template reads, and puts what it can't show into words.
+"""Turns messages into the form that a chat template reads, and writes what the template can't show as text.
 
-System messages go into the user's, tools, calls and results into text: nothing is left out. llama.cpp does part of this
-(`workaround` in common/chat.cpp); where both do it, it is done alike, so that prompts are the same.
+System messages are moved into the user's messages; tools, calls and results are written as text: nothing is left out.
+llama.cpp does part of this (`workaround` in common/chat.cpp); that part is done here in the same way, so that prompts
+are the same.
 
-A template may show tools and leave it to the model's own text how they are called (LFM2, Granite 3), write calls and
-show no tools (DeepSeek R1), or neither (Gemma 2). The text then has the form of the model's family
-(`workers.chat.answers`), found by the same marks of its template. Everywhere else calls look like Hermes' and Qwen's,
-which most models have seen.
+A template may show tools but not how the model calls them (LFM2, Granite 3), show calls but no tools (DeepSeek R1), or
+show neither (Gemma 2). The text then has the form of the model's family (`workers.chat.answers`), found by the same
+marks of its template. For all other models calls look like Hermes' and Qwen's, which most models have seen.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from workers.chat.environment import to_json
 from workers.protocol.requests import Message, Tool, ToolCall
 
 Call = tuple[str, Any]
-"""A call's name, and its arguments as an object."""
+"""A tool call: the tool's name, and the arguments as an object."""
 
 EXAMPLE: Call = ("function_name", {"argument": "value"})
 
 
 def signatures(tools: Sequence[Tool], source: str) -> str:
-    """Return a description of the tools and of the form of calls. `source`: of the template."""
+    """Return a text that describes the tools and how to call them. `source`: the template's text."""
     lines = [
         to_json({"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}})
         for tool in tools
@@ -44,7 +44,7 @@ def signatures(tools: Sequence[Tool], source: str) -> str:
 
 
 def calls(made: Sequence[Call], source: str) -> str:
-    """Return calls as the model writes them. `source`: of the template."""
+    """Return a text with the calls as the model writes them. `source`: the template's text."""
     write = next((write for marks, write in WRITERS if all(mark in source for mark in marks)), _hermes)
     return write(made)
 
@@ -106,14 +106,14 @@ WRITERS: Sequence[tuple[Sequence[str], Callable[[Sequence[Call]], str]]] = (
     (("<｜tool▁sep｜>", "```json"), _deepseek_r1),
     (("<｜tool▁sep｜>",), _deepseek_v3_1),
 )
-"""Marks -> writer of calls. The first entry whose marks are all in a template's source counts."""
+"""Marks -> function that writes calls. The first entry whose marks are all in a template's text is used."""
 
 
 SHORT_ID_CHARS = 9
 
 
 def fit(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilities, source: str) -> list[Message]:
-    """Return messages that the template can show. `source`: its text, which tells how the model writes calls."""
+    """Return messages that the template can show. `source`: its text, which shows how the model writes calls."""
     fit = _with_names(messages)
     if "<|channel|>" not in source:  # gpt-oss alone has a developer, as llama-server has it
         fit = [replace(one, role="system") if one.role == "developer" else one for one in fit]
@@ -135,8 +135,9 @@ def fit(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilities
 
 
 def repair_roles(messages: Sequence[Message]) -> list[Message]:
-    """Return messages for a template that refuses the order of roles: at first one system message at most, then user
-    and assistant in turn, as far as joining neighbours can do that."""
+    """Return messages for a template that refuses the order of roles: at most one system message, at the start, then
+    user and assistant in turn, as far as joining neighbouring messages can achieve that.
+    """
     opening, rest = list(messages[:1]), messages[1:]
     if opening and opening[0].role != "system":
         opening, rest = [], messages
@@ -147,7 +148,7 @@ def repair_roles(messages: Sequence[Message]) -> list[Message]:
 
 
 def forms(messages: Iterable[Message], abilities: Abilities, source: str) -> list[Form]:
-    """Return messages in OpenAI's form, with text as `content` unless the template needs parts: many append to it."""
+    """Return messages in OpenAI's form, with text as `content`, or parts if needed: many templates append to text."""
     thinking = "reasoning_content" not in source and _reads(source, "thinking")
     made = [_form(message, abilities, thinking=thinking) for message in messages]
     if _reads(source, "tool_responses") and "OpenAI Chat Completions" not in source:
@@ -156,7 +157,7 @@ def forms(messages: Iterable[Message], abilities: Abilities, source: str) -> lis
 
 
 def _reads(source: str, field: str) -> bool:
-    """Return whether a template reads this field of a message."""
+    """Return whether a template's text reads this field of a message."""
     return f".{field}" in source or f"['{field}']" in source
 
 
@@ -189,7 +190,7 @@ def _form(message: Message, abilities: Abilities, *, thinking: bool) -> Form:
 
 
 def _with_responses(messages: Sequence[Form]) -> list[Form]:
-    """Put results, and the answer after them, into the message of the calls: Gemma 4's first templates want that."""
+    """Put results, and the answer after them, into the message of the calls, as Gemma 4's first templates want."""
     folded: list[Form] = []
     for form in messages:
         last = folded[-1] if folded and folded[-1].get("tool_calls") else None
@@ -218,7 +219,7 @@ def _call_form(call: ToolCall, *, as_object: bool) -> Form:
 
 
 def arguments_of(call: ToolCall) -> Any:
-    """Return a call's arguments as an object; text that is none stays as the model once wrote it."""
+    """Return a call's arguments as an object; if they are no JSON object, as the text that the model once wrote."""
     if not call.arguments.strip():
         return {}
     try:
@@ -229,7 +230,7 @@ def arguments_of(call: ToolCall) -> Any:
 
 
 def _with_names(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with the tool's name in results: many templates write it and few callers send it."""
+    """Return messages with the tool's name added to results: many templates write the name and few callers send it."""
     names: dict[str, str] = {}
     named = []
     for message in messages:
@@ -253,14 +254,14 @@ def _result_in_words(message: Message) -> Message:
 
 
 def _words_apart(message: Message) -> list[Message]:
-    """Split a message with text and calls into two: the text first, then the calls."""
+    """Return a message with text and calls as two messages, the text first; any other message unchanged."""
     if not message.tool_calls or not message.content:
         return [message]
     return [replace(message, tool_calls=()), replace(message, content=None, reasoning=None)]
 
 
 def _one_call_at_a_time(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with one call each, followed by its result where that is known."""
+    """Return messages with one call each, followed by the call's result if the conversation has it."""
     results = {one.tool_call_id: one for one in messages if one.role == "tool"}
     taken: set[str | None] = set()
     single: list[Message] = []
@@ -293,14 +294,14 @@ def _short(id: str) -> str:
 
 
 def _with_opening(messages: Sequence[Message], text: str) -> list[Message]:
-    """Return messages with `text` at the end of the system message, or as a new one."""
+    """Return messages with `text` at the end of the first system message, or in a new system message."""
     if messages and messages[0].role in ("system", "developer"):
         return [replace(messages[0], content=_paragraphs(messages[0].content, text)), *messages[1:]]
     return [Message("system", text), *messages]
 
 
 def _system_in_users(messages: Sequence[Message]) -> list[Message]:
-    """Move each system message to the beginning of the user's next one, on its own line, as in llama-server."""
+    """Move each system message to the start of the user's next message, on its own line, as llama-server does."""
     held: list[str] = []
     merged: list[Message] = []
     for message in messages:
@@ -315,7 +316,7 @@ def _system_in_users(messages: Sequence[Message]) -> list[Message]:
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
-    """Join neighbours of one role into one message; results of tools stay apart."""
+    """Return messages in which neighbours of the same role are joined into one; results of tools stay apart."""
     joined: list[Message] = []
     for role, group in groupby(messages, key=lambda one: one.role):
         alike = list(group)

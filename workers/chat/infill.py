@@ -1,7 +1,7 @@
-"""Makes the tokens of a prompt for infill: code to be completed between a prefix and a suffix.
+"""Makes the tokens of a prompt for infill: code that the model writes between a prefix and a suffix.
 
-Source of the order, the bounds and the texts in between: `format_prompt_infill` in tools/server/server-common.cpp of
-llama.cpp, the pattern for whole repositories: https://arxiv.org/abs/2409.12186.
+Source of the tokens' order, the bounds and the separating texts: `format_prompt_infill` in
+tools/server/server-common.cpp of llama.cpp; of the pattern for whole repositories: https://arxiv.org/abs/2409.12186.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ CHARACTERS_PER_TOKEN = 8
 """Assumed characters per token, more than texts have on average, so that the first cut has enough tokens."""
 
 MARGIN = 1024
-"""Tokens beyond the wanted ones: where a text is cut within a word, the tokens differ."""
+"""Tokens that are read beyond those needed: where a text is cut within a word, the tokens at the cut are wrong."""
 
 Tokenize = Callable[[str], list[int]]
-"""Tokenises a text, in which control tokens are text."""
+"""A function that tokenises a text and takes control tokens in the text for plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfillTokens:
-    """A model's fill-in-the-middle tokens; None for those that it lacks."""
+    """A model's fill-in-the-middle tokens; None: the model lacks the token."""
 
     prefix: int
     suffix: int
@@ -35,12 +35,12 @@ class InfillTokens:
     repository: int | None = None
     file: int | None = None
     begin: int | None = None
-    """The token that begins every text."""
+    """The token with which every text begins; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfillRoom:
-    """The bounds of a prompt in tokens, and whether the model wants the suffix first (`spm_infill`)."""
+    """The bounds of an infill prompt in tokens, and whether the model wants the suffix first (`spm_infill`)."""
 
     n_ctx: int
     n_batch: int
@@ -48,12 +48,12 @@ class InfillRoom:
 
     @property
     def near(self) -> int:
-        """Tokens for prefix and suffix; a quarter of a context that is hardly larger is left for the answer."""
+        """Most tokens for prefix and suffix; a quarter of a small context is left for the answer."""
         return min(self.n_batch, self.n_ctx * 3 // 4)
 
     @property
     def extra(self) -> int:
-        """Tokens for other files."""
+        """Most tokens for other files."""
         return max(0, self.n_ctx - self.n_batch + 2)
 
 
@@ -66,14 +66,15 @@ class InfillPrompts:
 
     @property
     def are_possible(self) -> bool:
-        """Whether the model has the tokens for infill."""
+        """Whether the model has the tokens that infill needs."""
         return self._tokens is not None
 
     def tokens(self, infill: Infill, tokenize: Tokenize, parse: Tokenize) -> list[int]:
-        """Return the prompt's tokens. `parse`: like `tokenize`, but control tokens that are written out become tokens.
+        """Return the prompt's tokens. `parse`: like `tokenize`, but control tokens written out in the text become
+        tokens.
 
-        The end of the prefix gets three quarters of a batch, the start of the suffix the rest of the other quarter,
-        and the last of the other files that fit the room for them. Raises CallFailed: UNSUPPORTED.
+        The end of the prefix gets three quarters of a batch; the start of the suffix gets what `infill.prompt` leaves
+        of the last quarter; the other files' last tokens fill the room for other files. Raises CallFailed: UNSUPPORTED.
         """
         fim = self._tokens
         if fim is None:
@@ -89,7 +90,7 @@ class InfillPrompts:
 
 
 def _extra(infill: Infill, fim: InfillTokens, room: int, tokenize: Tokenize) -> list[int]:
-    """Return the last tokens of the other files that fit; files before those are not read."""
+    """Return the last tokens of the other files, as many as fit `room`; the files before those are not read."""
     parts = [] if fim.file is None else [[fim.file, *tokenize(FILE)]]
     num_tokens = sum(map(len, parts))
     for one in reversed(infill.files):
@@ -105,18 +106,18 @@ def _extra(infill: Infill, fim: InfillTokens, room: int, tokenize: Tokenize) -> 
 
 
 def _end_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
-    """Return the last tokens of a text; no more of a long one is tokenised than they need."""
+    """Return the last tokens of a text; of a long text, only as much is tokenised as these tokens need."""
     found = _read(text, num_tokens, tokenize, lambda size: text[len(text) - size :])
     return found[max(0, len(found) - num_tokens) :]
 
 
 def _start_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
-    """Return the first tokens of a text; no more of a long one is tokenised than they need."""
+    """Return the first tokens of a text; of a long text, only as much is tokenised as these tokens need."""
     return _read(text, num_tokens, tokenize, lambda size: text[:size])[:num_tokens]
 
 
 def _read(text: str, num_tokens: int, tokenize: Tokenize, cut: Callable[[int], str]) -> list[int]:
-    """Return the tokens of a part of the text, at least those that are wanted and the margin, or of all of it."""
+    """Return the tokens of a part of the text, at least `num_tokens` and the margin, or of all of a shorter text."""
     size = CHARACTERS_PER_TOKEN * (num_tokens + MARGIN)
     while size < len(text):
         found = tokenize(cut(size))

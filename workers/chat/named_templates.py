@@ -1,6 +1,6 @@
-"""Chat templates by the names that llama-server takes for `--chat-template`, for models that come without one.
+"""Chat templates for models that come without one, by the names that llama-server takes for `--chat-template`.
 
-They put the same text around each role's as src/llama-chat.cpp of llama.cpp, so that the prompts are the same.
+The templates put the same text around each message as src/llama-chat.cpp of llama.cpp, so that prompts are the same.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 Turn = tuple[str, str]
-"""The text before a message's own, and the text after it."""
+"""The text before each message of a role, and the text after it."""
 
 
 def _text(value: str) -> str:
-    """Return a Jinja literal."""
+    """Return a text as a Jinja literal."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def _written(system: Turn, user: Turn, assistant: Turn, opens: str = "", *, begin: str = "", trim: str = "") -> str:
-    """Return a template that puts each message between its role's marks. `opens`: the assistant's turn; `trim`: the
-    roles whose text is stripped, or "all". Messages of other roles are left out.
+    """Return a template that puts each message between the marks of its role. `opens`: text that opens the assistant's
+    turn; `trim`: roles whose text is stripped, or "all". Messages of other roles are left out.
     """
     parts = [f"{{{{ {_text(begin)} }}}}" if begin else "", "{% for message in messages %}"]
     for number, (role, (before, behind)) in enumerate(
@@ -39,7 +39,7 @@ def _written(system: Turn, user: Turn, assistant: Turn, opens: str = "", *, begi
 
 
 def _by_role(before: str, middle: str, behind: str, opens: str, *, begin: str = "", trim: bool = False) -> str:
-    """Return a template whose marks name the role themselves."""
+    """Return a template whose marks contain the name of the role."""
     strip = " | trim" if trim else ""
     start = f"{{{{ {_text(begin)} }}}}" if begin else ""
     return (
@@ -50,7 +50,7 @@ def _by_role(before: str, middle: str, behind: str, opens: str, *, begin: str = 
 
 
 def _mistral(lead: str, trail: str, *, trim: bool = False) -> str:
-    """Return a template of versions 1 and 3, where the system message stands in the user's turn."""
+    """Return a template of Mistral's versions 1 and 3, in which the system message stands in the user's turn."""
     strip = " | trim" if trim else ""
     return (
         "{% set ns = namespace(inside=false) %}{% for message in messages %}"
@@ -76,7 +76,7 @@ def _llama2(system: Turn, *, again: str = "[INST] ", trim: bool = False) -> str:
 
 
 def _first_in_user(user: Turn, assistant: Turn, opens: str, *, trim: bool) -> str:
-    """Return a template that puts system messages at the beginning of the user's next one."""
+    """Return a template that puts system messages at the beginning of the user's next message."""
     strip = " | trim" if trim else ""
     return (
         "{% set ns = namespace(system='') %}{% for message in messages %}"
@@ -90,7 +90,7 @@ def _first_in_user(user: Turn, assistant: Turn, opens: str, *, trim: bool) -> st
 
 
 def _marked(marks: tuple[str, str, str], end: str, opens: str, **more: str) -> str:
-    """Return a template in which each role has a mark and all have one end."""
+    """Return a template with `marks` before messages of system, user and assistant, and `end` after every message."""
     system, user, assistant = ((mark, end) for mark in marks)
     return _written(system, user, assistant, opens, **more)
 
@@ -106,7 +106,7 @@ _EXAONE = _written(
     trim="all",
 )
 _UNTITLED = "{% if not messages or messages[0].role != 'system' %}{{ TEXT }}{% endif %}"
-"""Template of a text before a conversation without a system message."""
+"""Template of a text (in place of TEXT) that comes before a conversation without a system message."""
 _SYSTEM_BLOCK = ("<<SYS>>\n", "\n<</SYS>>\n\n")
 
 OF_LLAMA_SERVER: Mapping[str, str] = MappingProxyType(
@@ -253,6 +253,6 @@ OF_LLAMA_SERVER: Mapping[str, str] = MappingProxyType(
 OF_LLAMA_CPP_PYTHON: Mapping[str, str] = MappingProxyType(
     {"llama-2": OF_LLAMA_SERVER["llama2-sys"], "llama-3": OF_LLAMA_SERVER["llama3"]}
 )
-"""Some of them by llama-cpp-python's names (`chat_format`)."""
+"""Some of these templates, by llama-cpp-python's names (`chat_format`)."""
 
 NAMED: Mapping[str, str] = MappingProxyType({**OF_LLAMA_SERVER, **OF_LLAMA_CPP_PYTHON})

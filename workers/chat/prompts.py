@@ -1,4 +1,4 @@
-"""Makes the tokens of a request's prompt, counts those at its beginning that all teams share, and bounds that time."""
+"""Makes the tokens of a prompt in bounded time, and counts the tokens at its beginning that all teams share."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ def too_slow(num_chars: int, seconds: float) -> CallFailed:
 Tokenize = Callable[[Sequence[Message]], Sequence[int]]
 
 OPENINGS = ("a", "Q", "7", " ", "\n\n", "\n", ".", "'s", "\u00e9", "\u4f60", "<", "{")
-"""First words of users, as different as can be, so that a token which could merge with the next text is not common
-to all."""
+"""Beginnings of users' messages to try, as different as can be: so no token that could merge with the text after it
+counts as common to all."""
 
 
 class SharedPrompts:
-    """The system prompts of a model that the catalog marks shareable. For several threads.
+    """The system prompts of a model that the catalog lets all teams share. May be used from several threads.
 
-    A conversation that begins with a marked text, word for word, begins with tokens that only the text and the model's
-    template decide. They are found once per text, as the common tokens of several conversations that differ after it. A
-    prompt either begins with all of them, or nothing of it is shared. So whether they are cached tells only that the
-    text was in use, and nothing of what anybody said after it.
+    A conversation that begins with such a text, word for word, begins with tokens that depend only on the text and the
+    model's template. These shared tokens are found once per text: they are what several test conversations, which
+    differ after the text, have in common. A prompt either begins with all of them, or nothing of it is shared. So
+    whether they are cached reveals only that the text was in use, and nothing of what anybody wrote after it.
     """
 
     def __init__(self, texts: Iterable[str], tokenize: Tokenize, today: Callable[[], date] = date.today) -> None:
-        """`texts`: of system messages. `tokenize` returns the prompt of messages without tools, or raises CallFailed.
+        """`texts`: the system prompts. `tokenize` returns the tokens of messages without tools, or raises CallFailed.
 
-        `today` returns the local date, which is what templates write.
+        `today` returns the local date, which templates may write into prompts.
         """
         self._texts = frozenset(texts)
         self._tokenize = tokenize
@@ -76,7 +76,7 @@ class SharedPrompts:
         self._found: dict[tuple[str, str], tuple[date, Sequence[int]]] = {}
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens`, the request's prompt, hold no secret; 0 where it begins with no marked text."""
+        """Return how many of `tokens`, the request's prompt, are no secret; 0 if it begins with no shared text."""
         if request.prompt is not None or request.tools or not request.messages:
             return 0
         first = request.messages[0]
@@ -86,7 +86,7 @@ class SharedPrompts:
         return len(public) if list(tokens[: len(public)]) == list(public) else 0
 
     def _public(self, role: Role, text: str) -> Sequence[int]:
-        """Return a marked text's shared tokens, kept for a day: templates may write the date, which is no secret."""
+        """Return a system prompt's shared tokens, kept for a day: templates may write the date, which is no secret."""
         today = self._today()
         known = self._found.get((role, text))
         if known is None or known[0] != today:
@@ -109,17 +109,18 @@ class SharedPrompts:
 
 
 SHORT_CHARS = 1024
-"""Longest texts that are tokenised at once, on whichever thread: any of them takes some milliseconds at most."""
+"""Most characters of a text that is tokenised on any thread, without a hop to another: some milliseconds at most."""
 
 MAX_LIST = 1 << 20
-"""Most tokens in a list: more than any context takes stay in an array, as Python's numbers take 40 bytes each."""
+"""Most tokens of a list. Longer prompts, which no context takes, stay in an array: Python's numbers take 40 bytes each.
+"""
 
 
 class TooManyTokens(Exception):
     """A text has more tokens than are allowed."""
 
     def __init__(self, at_least: int) -> None:
-        """`at_least`: tokens that it has at least; they were not counted to the end."""
+        """`at_least`: a lower bound of the text's tokens, which were not counted to the end."""
         super().__init__(at_least)
         self.at_least = at_least
 
@@ -129,7 +130,7 @@ class Tokenizer(Protocol):
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         """Return a text's tokens. May block for seconds. Raises CallFailed for a text that can't be tokenised,
-        TooManyTokens where it is plain without work that there are more than `most`.
+        TooManyTokens if it is clear without tokenising that there are more than `most`.
         """
 
 
@@ -144,7 +145,7 @@ class Templates(Protocol):
 class Prompt:
     tokens: Sequence[int]
     text: str | None
-    """The template's output, up to the assistant's turn; None where no template was needed."""
+    """The output of the template, up to where the assistant's turn begins; None: the prompt needs no template."""
 
 
 class Prompts:
@@ -162,9 +163,9 @@ class Prompts:
         infill: InfillPrompts | None = None,
         defaults: ChatDefaults = UNSET,
     ) -> None:
-        """`templates` None: the model does not chat. `num_tokens`: size of the vocabulary, for checking prompts that
-        are tokens already. `n_ctx`: longest single conversation, tokens; 0: any. `shared`: system prompts that all
-        teams share. `infill` None: no request of that kind gets here. `defaults`: for templates.
+        """`templates` None: the model does not chat. `num_tokens`: size of the vocabulary, to check prompts that are
+        tokens already. `n_ctx`: tokens of the longest single conversation; 0: any. `shared`: system prompts that all
+        teams share. `infill` None: no infill request gets here. `defaults`: the catalog's values for templates.
         """
         self._templates = templates
         self._tokenizer = tokenizer
@@ -182,7 +183,7 @@ class Prompts:
 
     def tokens(self, request: GenerateRequest) -> Sequence[int]:
         """Return the prompt's tokens for a request that is to be answered. Raises CallFailed as `prompt` does, and
-        (CONTEXT_OVERFLOW) as soon as it is known that the prompt is too long.
+        CallFailed (CONTEXT_OVERFLOW) as soon as it is clear that the prompt is too long.
         """
         try:
             return self._prompt(request, self._n_ctx - 1 if self._n_ctx else None).tokens
@@ -190,11 +191,11 @@ class Prompts:
             raise CallFailed(context_overflow(error.at_least, self._n_ctx, is_whole=False)) from None
 
     def prompt(self, request: GenerateRequest) -> Prompt:
-        """Return the prompt. Raises CallFailed where the template refuses the messages, or a token is invalid."""
+        """Return the prompt. Raises CallFailed if the template refuses the messages, or a token is invalid."""
         return self._prompt(request)
 
     def _prompt(self, request: GenerateRequest, most: int | None = None) -> Prompt:
-        """Return the prompt, of `most` tokens at most. Raises CallFailed, TooManyTokens."""
+        """Return the prompt. Raises CallFailed; TooManyTokens if the prompt has more than `most`."""
         if request.infill is not None:
             return Prompt(self._filled(request), None)  # infill is cut to fit
         if request.prompt is not None:
@@ -210,7 +211,7 @@ class Prompts:
         return self._rendered(conversation_of(request, self._defaults))
 
     def _rendered(self, conversation: Conversation) -> str:
-        """Render a conversation. Raises CallFailed."""
+        """Return the rendered conversation. Raises CallFailed."""
         if self._templates is None:
             message = "this model is served for embeddings or ranking and has no chat; ask another one"
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "messages"))
@@ -219,7 +220,8 @@ class Prompts:
     def mixed(
         self, prompt: str | Sequence[int | str], *, add_special: bool, parse_special: bool, most: int | None = None
     ) -> Sequence[int]:
-        """Return text, tokens, or both in turn as tokens, many in an array. `add_special`: for a text at the beginning.
+        """Return the tokens of a prompt of text, tokens or both, many in an array. `add_special`: for a text at its
+        start.
 
         Raises CallFailed; TooManyTokens as soon as there are more than `most`.
         """
@@ -246,7 +248,7 @@ class Prompts:
         return tokens
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
-        """Return how many of the request's first `tokens` all teams share. For any thread."""
+        """Return how many of the request's first `tokens` all teams share. May be called on any thread."""
         return self._shared.num_public(request, tokens)
 
     def _tokens_of(self, messages: Sequence[Message]) -> Sequence[int]:
@@ -271,7 +273,7 @@ class Prompts:
         return self._infill.tokens(infill, tokenize, lambda text: tokenize(text, parse_special=True))
 
     def _ids(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Return a prompt of nothing but tokens: one by one, 30,000 of them take the interpreter for 6 ms.
+        """Return a prompt of token ids alone, checked as a whole: one by one, 30,000 ids take the interpreter 6 ms.
 
         Raises CallFailed.
         """
@@ -281,7 +283,7 @@ class Prompts:
         return array("q", prompt)
 
     def _checked(self, token: int, position: int) -> int:
-        """Return the token. Raises CallFailed where the vocabulary has none of its number."""
+        """Return the token. Raises CallFailed if the vocabulary has no token of this number."""
         if not 0 <= token < self._num_tokens:
             message = f"`prompt` has token {token} at position {position}; this model's are 0 to {self._num_tokens - 1}"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "prompt"))
@@ -289,7 +291,7 @@ class Prompts:
 
 
 def _listed(tokens: Sequence[int]) -> Sequence[int]:
-    """Return a prompt's tokens as a list, which suits engines best, unless there are more than MAX_LIST."""
+    """Return a prompt's tokens as a list, which suits engines best; more than MAX_LIST stay in an array."""
     return list(tokens) if len(tokens) <= MAX_LIST else tokens
 
 
@@ -302,7 +304,7 @@ def is_quick(request: GenerateRequest) -> bool:
 
 
 def text_chars(request: GenerateRequest) -> int:
-    """Return the characters of a request's prompt, as an estimate of its memory, without tools and token ids."""
+    """Return the characters of a request's prompt, to estimate its memory; tools and token ids don't count."""
     if request.prompt is not None:
         return len(request.prompt) if isinstance(request.prompt, str) else num_chars(request.prompt)
     if request.infill is not None:
@@ -311,5 +313,5 @@ def text_chars(request: GenerateRequest) -> int:
 
 
 def num_chars(prompt: Sequence[int | str]) -> int:
-    """Return the characters of the texts in a prompt."""
+    """Return the number of characters of the texts in a prompt."""
     return sum(len(part) for part in prompt if isinstance(part, str))

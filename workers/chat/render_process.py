@@ -2,8 +2,8 @@
 
     python -m workers.chat.render_process
 
-It reads a `Setup` and then `Conversation`s as lines of JSON. It answers the first with the templates' abilities, or why
-one is unusable, and each other one with the prompt or a `Failure`.
+It reads a `Setup` and then `Conversation`s as lines of JSON. It answers the `Setup` with the templates' abilities, or
+with the reason why a template is unusable, and each `Conversation` with the prompt or a `Failure`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from workers.protocol.framing import read_float
 from workers.protocol.requests import Message
 
 EXTRA_BYTES = 768 << 20
-"""Bytes of memory beyond what the process takes itself: several times the longest prompt, in text and in JSON."""
+"""Bytes of memory beyond what the process takes at its start: several times the longest prompt, in text and in JSON."""
 
 CPU_S = 30
-"""Seconds of CPU time for one conversation."""
+"""Seconds of processor time for rendering one conversation."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     bos_text: str
     eos_text: str
     abilities: dict[str, Abilities] | None = None
-    """The templates' abilities, if another process has found them already."""
+    """The templates' abilities, if another process has already found them."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -82,7 +82,7 @@ def _answer(templates: TemplateSet, line: bytes) -> Answer:
 
 
 def _warm_up() -> None:
-    """Load the parts that Python and libc load on first use: a refusal's traceback, the time zone."""
+    """Use once the parts that Python and libc load on first use: a refusal's traceback, the time zone."""
     time.localtime()
     template = ChatTemplate("{{ strftime_now('%d %b %Y') }}{{ messages[0].content | tojson(indent=1) }}")
     template.render(Conversation(messages=(Message("user", "hello"),)))
@@ -91,8 +91,9 @@ def _warm_up() -> None:
 
 
 def _line(answer: Ready | Unusable | Answer) -> bytes:
-    """Encode an answer. Half a surrogate pair becomes an escape, as it came: JSON within a message may have one
-    (arguments of an earlier call, a tool's result), but UTF-8 can't."""
+    """Return an answer as a line of JSON. Half a surrogate pair is written as an escape, as it came: JSON within a
+    message may have one (arguments of an earlier call, a tool's result), but UTF-8 can't.
+    """
     try:
         return encode(answer)
     except UnicodeEncodeError:

@@ -1,10 +1,10 @@
 """Renders chat templates in a process that can be stopped.
 
-A template comes with a model file, and Jinja's sandbox keeps it from files and from Python; nothing in it keeps a loop
-from going on for ever, or an expression from asking for all memory. In the worker's own process, either would be the
-end of every call. So templates run in a helper process, which is killed at a deadline and replaced, has a bound on its
-memory, can open nothing and knows no secret. Trusted templates run there too: the cost is small beside the rest of a
-request (docs/chat-templates.md).
+A template comes with a model file. Jinja's sandbox keeps it from files and from Python, but not from a loop that never
+ends or an expression that asks for all memory. In the worker's own process, either would end every call. So templates
+run in a helper process, which is killed at a deadline and replaced, has a bound on its memory, can open nothing and has
+no secret in memory. Trusted templates run there too: the cost is small beside the rest of a request
+(docs/chat-templates.md).
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 
 START_S = 30.0
 RENDER_S = 5.0
-"""Seconds for rendering one conversation. A hundred tools and two hundred messages take some hundredths of it."""
+"""Most seconds for rendering one conversation. A hundred tools and two hundred messages take some hundredths of that.
+"""
 
 SPARE_AFTER_S = 3.0
-"""Seconds between the starts of the first and the second process: by then the worker has begun to serve."""
+"""Seconds from the first process's start to the second's: by then the worker has begun to serve."""
 
 NUM_PROCESSES = 2
-"""Processes by default: while one team's conversation keeps one busy, the other serves the next team's."""
+"""Number of processes by default: while one team's conversation keeps one busy, the other serves the next team's."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_start: Callable[[bytes], Ready | Unusable] = msgspec.json.Decoder(Ready | Unusable).decode
@@ -41,7 +42,7 @@ _decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
 
 
 class Renderer:
-    """Renders with a model's templates. For several threads: as many conversations at a time as it has processes."""
+    """Renders with a model's templates, one conversation per process at a time. May be used from several threads."""
 
     def __init__(
         self,
@@ -53,10 +54,11 @@ class Renderer:
         start_s: float = START_S,
         number: int = NUM_PROCESSES,
     ) -> None:
-        """`sources`: Jinja by name; a missing `default` is ChatML. `number`: of processes; the second one starts a
-        little after the first, others when they are first needed.
+        """`sources`: Jinja templates by name; a missing `default` is ChatML. `number`: how many processes; the second
+        starts a little after the first, others when they are first needed.
 
-        Starts the first process, which tries the templates, in some tenths of a second. Raises TemplateUnusable.
+        Starts the first process, which tries the templates; that takes some tenths of a second. Raises
+        TemplateUnusable.
         """
         self.sources = {DEFAULT: CHATML, **sources}
         self._render_s = render_s
@@ -76,11 +78,11 @@ class Renderer:
 
     @property
     def pid(self) -> int | None:
-        """Id of the process that is used first."""
+        """Id of the helper process that is used first."""
         return self._processes[0].pid
 
     def render(self, conversation: Conversation) -> str:
-        """Return the prompt's text. Blocks, for `render_s` at most once a process is free. Raises CallFailed."""
+        """Return the prompt's text. Blocks until a process is free, then for `render_s` at most. Raises CallFailed."""
         question = _encode(conversation)
         process = self._free.get()
         try:
@@ -89,7 +91,7 @@ class Renderer:
             self._free.put(process)
 
     def _rendered(self, process: HelperProcess, question: bytes) -> str:
-        """Have a process render a conversation. Raises CallFailed."""
+        """Return the conversation in `question` as this process renders it. Raises CallFailed."""
         try:
             answer = _decode_answer(process.ask(question, self._render_s))
         except TookTooLong as late:
@@ -117,7 +119,7 @@ class Renderer:
         return answer
 
     def _start_spare(self) -> None:
-        """Start the process that is used while the first one is busy, so that nobody has to wait for its start."""
+        """Start the process that is used while the first one is busy, so that no conversation waits for the start."""
         with self._closing:
             if not self._closed and len(self._processes) > 1:
                 _restart(self._processes[1])
@@ -150,6 +152,6 @@ class Renderer:
 
 
 def _restart(process: HelperProcess) -> None:
-    """Restart a process at once, so that the next conversation does not wait for it."""
+    """Restart a process at once, so that the next conversation need not wait for the start."""
     with contextlib.suppress(NotStarted):  # the next conversation's caller gets the error
         process.restart()

@@ -1,7 +1,7 @@
 """Renders a conversation as the prompt's text, by a chat template.
 
-A template is a program by somebody else. This module runs it in Jinja's sandbox and in the present process; workers use
-this module in a process that can be stopped (`workers.chat.renderer`).
+A template is a program by somebody else. This module runs it in Jinja's sandbox, within the calling process; workers
+use this module only in a process that can be stopped (`workers.chat.renderer`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHATML = (
 """The template for models without one of their own."""
 
 _CUT = "\ue0f1paddock\ue0f2"
-"""Marks the end of a message that the answer goes on with: the text rendered after it is dropped."""
+"""Marks the end of the message that the answer continues: text that is rendered after the mark is dropped."""
 
 _RENDER_ERRORS = (
     *(TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError),
@@ -46,7 +46,7 @@ class TemplateUnusable(ValueError):
 
 
 class _Refused(Exception):
-    """The template did not render; the message is its reason."""
+    """The template could not render the messages; the message of this error is the reason."""
 
 
 class ChatTemplate:
@@ -55,7 +55,8 @@ class ChatTemplate:
     def __init__(
         self, source: str | None, *, bos_text: str = "", eos_text: str = "", abilities: Abilities | None = None
     ) -> None:
-        """`source` is None or empty when the model has no template. `abilities`: if they were found before.
+        """`source` is None or empty if the model has no template. `abilities`: the template's, if they were found
+        before.
 
         Raises TemplateUnusable.
         """
@@ -83,10 +84,10 @@ class ChatTemplate:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
 
     def _continued(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
-        """Return the prompt of all messages but the last, and then that one, as llama-server does: so a model that
-        thinks goes on after its thought, and the cached tokens of the earlier prompt are used.
+        """Return the prompt of all messages but the last, followed by the last one as llama-server writes it: so a
+        model that thinks goes on after its thought, and the cached tokens of the earlier prompt are used.
 
-        Raises _Refused; CallFailed where the template can't show the message that the answer goes on with.
+        Raises _Refused; CallFailed if the template can't show the message that is to be continued.
         """
         earlier, last = messages[:-1], messages[-1]
         marks = self.abilities.thought_open, self.abilities.thought_close
@@ -104,7 +105,7 @@ class ChatTemplate:
         return own if turn and (not begun or turn[0] == begun[0]) else before + begun + (last.content or "")
 
     def _render_fitted(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
-        """Render messages fitted to the template, joined if need be. Raises _Refused with the first refusal."""
+        """Render messages fitted to the template; if it refuses, with repaired roles. Raises the first _Refused."""
         fitted = fit(messages, tools, self.abilities, self.source)
         try:
             return self._rendered(fitted, tools, values)
@@ -123,7 +124,7 @@ class ChatTemplate:
         return self._run(forms(messages, self.abilities, self.source), shown or none, values)
 
     def _run(self, messages: Sequence[Form], tools: Sequence[Form] | None, values: Mapping[str, Any]) -> str:
-        """Run the template. Raises _Refused."""
+        """Return the template's output. Raises _Refused."""
         variables = {
             "documents": None,
             "add_generation_prompt": True,
@@ -146,7 +147,7 @@ class ChatTemplate:
         return "".join(parts)
 
     def _extras(self, tools: Sequence[Form] | None) -> dict[str, Any]:
-        """Return variables of single families, as llama.cpp sets them, if this template reads them."""
+        """Return the variables that single families need, as llama.cpp sets them, if this template reads them."""
         extras: dict[str, Any] = {}
         if "functions" in self._reads:
             extras["functions"] = to_json(tools, indent=4) if tools else ""
@@ -173,7 +174,7 @@ class TemplateSet:
         eos_text: str = "",
         abilities: Mapping[str, Abilities] | None = None,
     ) -> None:
-        """Compile the templates. Raises TemplateUnusable for the first that does not compile."""
+        """Compile the templates. Raises TemplateUnusable for the first template that does not compile."""
         known = abilities or {}
         self._templates = {
             name: ChatTemplate(source, bos_text=bos_text, eos_text=eos_text, abilities=known.get(name))
@@ -185,13 +186,14 @@ class TemplateSet:
         return {name: template.abilities for name, template in self._templates.items()}
 
     def render(self, conversation: Conversation) -> str:
-        """Render with the conversation's template. Raises CallFailed."""
+        """Return the prompt's text, rendered with the conversation's template. Raises CallFailed."""
         return self._templates[chosen(self._templates, conversation)].render(conversation)
 
 
 def chosen(names: Iterable[str], conversation: Conversation) -> str:
-    """Return the name of a conversation's template: the one it gives, else `tool_use` with tools and `rag` with
-    documents where the model has those, else the default. The names are those of Hugging Face transformers.
+    """Return the name of the template for a conversation: the name that it gives; else, if the model has them,
+    `tool_use` for one with tools and `rag` for one with documents; else the default. The names are those of Hugging
+    Face transformers.
 
     Raises CallFailed: INVALID_REQUEST.
     """
@@ -208,14 +210,14 @@ def chosen(names: Iterable[str], conversation: Conversation) -> str:
 
 
 def _num_common(one: str, other: str) -> int:
-    """Return the length of the common beginning of two texts."""
+    """Return the length of the beginning that two texts have in common."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((number for number, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _turn(begun: str, last: Message, marks: tuple[str, str], *, bare: bool) -> str:
-    """Return the assistant's turn so far, its thought included. `begun`: how the turn begins; `bare`: without a thought
-    it has the closing mark alone.
+    """Return the assistant's turn so far, with its thought. `begun`: text with which the turn begins; `bare`: a turn
+    without a thought has only the closing mark.
     """
     opening, closing = marks
     head = begun.partition(opening.strip())[0].partition(closing.strip())[0]
@@ -230,7 +232,7 @@ def _with_cut(message: Message) -> Message:
 
 
 def _cut(text: str) -> str:
-    """Return the text before the mark. Raises CallFailed where the template left out the message to go on with."""
+    """Return the text before `_CUT`. Raises CallFailed if the template left out the message to be continued."""
     end = text.rfind(_CUT)
     if end < 0:
         message = "this model's chat template shows no place to go on from; leave out the last, the assistant's message"

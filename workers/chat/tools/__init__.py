@@ -1,4 +1,4 @@
-"""Finds tool calls and thoughts in a model's text. Each file has the families of one form."""
+"""Finds tool calls and thoughts in a model's text. Each module reads the families that write calls in one form."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import NamedTuple, Protocol
 
 
 class ContentPiece(NamedTuple):
-    """More of the answer that the caller reads."""
+    """More text of the answer, for the caller to read."""
 
     text: str
 
 
 class ReasoningPiece(NamedTuple):
-    """More of the model's thought before its answer, without the tags."""
+    """More text of the model's thought before its answer, without the tags around it."""
 
     text: str
 
 
 class CallPiece(NamedTuple):
-    """More of tool call `number`, from 0; its first piece carries `id` and `name`, later ones empty text."""
+    """More of tool call `number`, from 0; its first piece has `id` and `name`, in later pieces both are empty."""
 
     number: int
     id: str
@@ -30,17 +30,17 @@ Piece = ContentPiece | ReasoningPiece | CallPiece
 
 
 class Parser(Protocol):
-    """Parses one answer's text, in any portions; its output does not depend on how the text was cut. Never raises."""
+    """Parses one answer's text, fed in portions; the output does not depend on where it was cut. Never raises."""
 
     num_calls: int
-    """Tool calls begun so far."""
+    """Number of tool calls begun so far."""
     is_over: bool
-    """Whether the one allowed call is complete: nothing more comes out, and the answer may be ended."""
+    """Whether the only call allowed is complete: nothing more comes out, and the answer may be ended."""
 
     def feed(self, text: str) -> list[Piece]: ...
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        """Return the pieces held back, when the answer has ended. Arguments are made whole, unless the answer was cut
-        off; a call that was cut off before its arguments has none.
+        """Return the pieces held back, once the answer has ended. Unfinished arguments are completed, unless the answer
+        was cut off; a call that was cut off before its arguments has none.
         """
         ...

@@ -1,11 +1,11 @@
-"""Reads the answers of gpt-oss, in messages to channels and recipients:
+"""Reads the answers of gpt-oss, which are messages to channels and recipients:
 
     <|channel|>analysis<|message|>The user wants the weather.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{"city": "Paris"}<|call|>
     <|channel|>final<|message|>It is sunny.<|return|>
 
-The prompt ends with `<|start|>assistant`. Analysis is thought; a message to a function is a call; the rest is text, as
-is text outside messages. Source: OpenAI's harmony format, and the chat template of openai/gpt-oss-120b.
+The prompt ends with `<|start|>assistant`. A message to `analysis` is a thought, a message to a function is a call;
+all else is text, also outside messages. Source: OpenAI's harmony format, and the chat template of openai/gpt-oss-120b.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class HarmonyReader(Reader):
                 return
 
     def _header(self, mark: str) -> Steps[str | None]:
-        """Read the header up to the message; return its text, the head from now on; None: it is no header."""
+        """Read the header before a message; return its text, which is now the head; None: it is no header."""
         found = yield from self._up_to(_MESSAGE)
         return None if found is None else mark + found[0]
 
     def _reject_header(self, mark: str) -> None:
-        """Treat the head as text, unless the token limit cut it: then as syntax, or as the beginning of a call."""
+        """Pass on the head as text; if the token limit cut it off, drop it as syntax or begin a call."""
         recipient = _RECIPIENT.search(mark + (self._short or ""))
         name = self._likely(recipient.group(1)) if recipient is not None else ""
         is_known = self._is_name(name, known=True)
@@ -68,7 +68,7 @@ class HarmonyReader(Reader):
             self._reject()
 
     def _read(self, header: str) -> Steps[None]:
-        """Read one message, whose header is the head now."""
+        """Read one message, whose header is now the head."""
         channel = _CHANNEL.search(header)
         recipient = _RECIPIENT.search(header)
         if recipient is not None and self._is_name(recipient.group(1), known=True):

@@ -1,7 +1,7 @@
-"""Reads tool calls that are JSON objects after a mark: Hermes', Qwen's and most others', GigaChat's, and Gemma 4's.
+"""Reads tool calls that are JSON objects after a mark: those of Hermes, Qwen, GigaChat, Gemma 4 and most others.
 
-`PLAIN`, the family of all other models, is read as Hermes' is: where a template can't show tools, the prompt asks for
-that form, and bare JSON is what most others try first.
+The answers of `PLAIN`, the family of all other models, are read like Hermes': if a template can't show tools, the
+prompt asks for that form, and bare JSON is what most other models try first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class HermesReader(MarkedJsonReader):
 
         <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>
 
-    Apriel's are a list between <tool_calls> and </tool_calls>. Small models forget the marks: an answer that begins
-    with such JSON is a call too if it names a tool: alone, in a list, in sequence, or inside a Markdown fence. JSON
-    that names no tool is text. Source: NousResearch/Hermes-Function-Calling.
+    Apriel's calls are a list between <tool_calls> and </tool_calls>. Small models forget the marks: an answer that
+    begins with such JSON is a call too if the JSON names a tool. It may stand alone, in a list, in sequence, or inside
+    a Markdown fence. JSON that names no tool is text. Source: NousResearch/Hermes-Function-Calling.
     """
 
     openers: tuple[str, ...] = (OPEN, LIST_OPEN)
@@ -65,7 +65,7 @@ GIGACHAT_ROLE = "function call<|role_sep|>\n"
 
 
 class GigaChatReader(MarkedJsonReader):
-    """Reads the calls of GigaChat 3, JSON after a mark; version 3.1 has a token for it.
+    """Reads the calls of GigaChat 3, which are JSON after a mark; in version 3.1 the mark is one token.
 
         <|message_sep|>
 
@@ -114,7 +114,7 @@ _AFTER_NAME = Tags(("{",))
 
 
 class Gemma4Reader(Reader):
-    """Reads the calls of Gemma 4, an object with quotes of its own and names without quotes.
+    """Reads the calls of Gemma 4, whose arguments are an object with special quotes and with names without quotes.
 
         <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>
 

@@ -89,15 +89,16 @@ _AFTER_ID = Tags((ARGS,))
 
 
 class MistralReader(Reader):
-    """Reads the calls of Mistral's models: until 2024 a JSON list, with ids or without; later each call has its own
-    marks.
+    """Reads the calls of Mistral's models: until 2024 a JSON list, with or without ids; in later models each call
+    has its own marks.
 
         [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
         [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}
         [TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Paris"}
 
-    All are read whatever the template shows. Ids are nine letters or digits: the templates refuse others. Source: the
-    chat templates of Mistral-Nemo-Instruct-2407, Mistral-Small-3.2-24B-Instruct-2506, Ministral-3-14B-Reasoning-2512.
+    All three forms are read, whichever the template shows. Ids are nine letters or digits: the templates refuse other
+    ids. Source: the chat templates of Mistral-Nemo-Instruct-2407, Mistral-Small-3.2-24B-Instruct-2506,
+    Ministral-3-14B-Reasoning-2512.
     """
 
     openers: tuple[str, ...] = (CALLS_OPEN,)
@@ -164,7 +165,7 @@ ACTION, FENCE, FENCE_END = "Action:", "```json", "```"
 
 
 class CommandReader(MarkedJsonReader):
-    """Reads the calls of Cohere's Command models, a list of actions.
+    """Reads the calls of Cohere's Command models, which are a list of actions.
 
         <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_time", "parameters": {"city": "Rome"}}]<|END_ACTION|>
 
@@ -177,7 +178,7 @@ class CommandReader(MarkedJsonReader):
 
 
 class CommandRReader(MarkedJsonReader):
-    """Reads the calls of Command-R and R+: `Action:` and the same list in a Markdown fence.
+    """Reads the calls of Command-R and R+, which are `Action:` and a list of actions in a Markdown fence.
 
     Source: the chat template of CohereForAI/c4ai-command-r-plus.
     """

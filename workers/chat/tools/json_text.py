@@ -1,8 +1,8 @@
-"""Passes on JSON that a model writes while it comes, and repairs it where it is not valid.
+"""Passes on JSON while a model writes it, and repairs what is not valid.
 
-The output so far is always the beginning of a JSON value, and `close` returns the text that makes it whole. Valid JSON
-comes out as it is, but for whitespace and a trailing comma before its end. Repaired are single quotes, names and words
-without quotes, line ends inside strings, escapes that JSON does not have, Python's True, False, None and tuples,
+The output so far is always the beginning of a JSON value, and `close` returns the text that completes it. Valid JSON
+comes out unchanged, except for whitespace and a trailing comma before its end. Repaired are single quotes, names and
+words without quotes, line ends inside strings, escapes that JSON does not have, Python's True, False, None and tuples,
 missing and trailing commas. With `parameters`, the value is the arguments of a Python call: `("Rome", days=3)`.
 """
 
@@ -24,47 +24,47 @@ _MARKS = {
     "'": re.compile(r"""['"\\\x00-\x1f]"""),
     GEMMA_QUOTE: re.compile(r'<\|"\|>|["\\\x00-\x1f]|<(?:\|(?:"\|?)?)?\Z'),
 }
-"""Opening quote of a string -> the pattern of what ends a run of plain text in it."""
+"""Opening quote of a string -> pattern of what ends a run of plain text in the string."""
 
 _SPACE = re.compile(r"[ \t\r\n]+")
 _WORD = re.compile(r"""[^\s,:{}\[\]()"'=<>]+""")
 _SCALAR = re.compile(r"(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\Z")
 _HEX = re.compile(r"[0-9a-fA-F]*")
 _DIGITS = {"u": 4, "x": 2, "U": 8}
-"""Letter of an escape -> digits of the character's number; the last two are Python's."""
+"""Letter of an escape -> number of digits after the letter; `x` and `U` are Python's."""
 MAX_CODE = 0x10FFFF
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 VALUE, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY, COLON, COMMA = range(7)
-"""The part that comes next. FIRST and NEXT: after an opening bracket or a comma, where the end may come too."""
+"""The part expected next. FIRST: after an opening bracket; NEXT: after a comma; in both, the end may come instead."""
 _KEYS = (FIRST_KEY, NEXT_KEY)
 _UNNAMED = frozenset("\"'[{(-0123456789")
-"""Characters with which an argument without a name begins."""
+"""Characters with which a Python call's argument begins that has no name."""
 _ENDS = (COMMA, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY)
 
 
 class JsonText:
-    """One value. Feed it until `is_done` or `is_broken`; text that it does not take is not part of it."""
+    """Reads one value: feed it until `is_done` or `is_broken`. Text that it does not take is not part of the value."""
 
     __slots__ = ("_in_key", "_is_call", "_names", "_quote", "_stack", "_want", "held", "is_broken", "is_done")
 
     def __init__(self, *, parameters: Sequence[str] | None = None) -> None:
-        """`parameters`: names for the arguments of a Python call that come without one."""
+        """`parameters`: names for those arguments of a Python call that come without a name."""
         self.is_done = False
         self.is_broken = False
-        """Whether the next character can't be part of the value; `close` makes it whole."""
+        """Whether the next character can't be part of the value; `close` then completes the value."""
         self._is_call = parameters is not None
         self._names = list(parameters or ())
         self._want = VALUE
         self._stack: list[str] = []
         self._quote = ""
-        """Quote of the open string; empty outside strings."""
+        """Quote that opened the present string; empty outside strings."""
         self._in_key = False
         self.held = ""
-        """Whitespace held back, and a comma that may be one too many."""
+        """Whitespace held back, and perhaps a comma, which is dropped if nothing follows."""
 
     def feed(self, text: str, start: int, *, ended: bool) -> tuple[str, int]:
-        """Read `text` from `start`; return the output and the position reached. `ended`: nothing follows `text`."""
+        """Read `text` from `start` on; return the output and the position reached. `ended`: nothing follows `text`."""
         out: list[str] = []
         while start < len(text) and not (self.is_done or self.is_broken):
             reached = self._string(text, start, ended, out) if self._quote else self._part(text, start, ended, out)
@@ -74,7 +74,7 @@ class JsonText:
         return "".join(out), start
 
     def close(self) -> str:
-        """Return the text that makes the value whole."""
+        """Return the text that completes the value."""
         out = []
         if self._quote:
             out.append('"')
@@ -90,7 +90,7 @@ class JsonText:
         return "".join(out)
 
     def _part(self, text: str, start: int, ended: bool, out: list[str]) -> int:
-        """Read one part outside strings; return the position reached."""
+        """Read the next part outside strings; return the position reached."""
         if space := _SPACE.match(text, start):
             if len(self.held) < MAX_SPACE_CHARS:  # more of it means nothing
                 self.held += space.group()
@@ -127,7 +127,7 @@ class JsonText:
         return mark == self._stack[-1] and not (self._in_call and mark == "}")
 
     def _begin(self, mark: str, text: str, start: int, ended: bool, out: list[str]) -> int:
-        """Read the beginning of a string, a word, or an opening bracket."""
+        """Read the beginning of a string, a word, or an opening bracket; return the position reached."""
         if self._want == COLON:
             return self._break(start)
         quote = GEMMA_QUOTE if mark == "<" else mark
@@ -173,7 +173,7 @@ class JsonText:
         return start + 1
 
     def _lead(self, out: list[str]) -> None:
-        """Put out the held-back text before the next part, with a comma where the model left one out."""
+        """Output the text held back before the next part, with a comma if the model left the comma out."""
         if self._want == COMMA:
             self.held = "," + self.held
             self._want = NEXT_KEY if self._stack[-1] == "}" else NEXT_VALUE
@@ -189,7 +189,7 @@ class JsonText:
         return start
 
     def _string(self, text: str, start: int, ended: bool, out: list[str]) -> int:
-        """Read a run of text in a string, and the mark that ends it."""
+        """Read a run of text in a string, and the mark that ends the run; return the position reached."""
         found = _MARKS[self._quote].search(text, start)
         if found is None:
             out.append(text[start:])
@@ -220,7 +220,7 @@ def _scalar(word: str) -> str:
 
 
 def _escape(text: str, start: int, ended: bool, out: list[str]) -> int:
-    """Read the escape at `start`; return the position reached, `start` itself where more text must come first."""
+    """Read the escape at `start`; return the position reached, or `start` if more text must come first."""
     kind = text[start + 1 : start + 2]
     if not kind and not ended:
         return start

@@ -1,7 +1,7 @@
 """Reads tool calls with a mark for each parameter: Qwen3-Coder's and its followers', and GLM's.
 
-The arguments stand between marks of their own, one after the other, and are not JSON. Text is passed on as it comes; a
-value of another type, by the tool's schema, when it is whole or long.
+The arguments stand one after the other between marks of their own, and are not JSON. A text is passed on as it comes; a
+value that has another type in the tool's schema is passed on when it is complete or long.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TEXT = frozenset({"string"})
 
 class ParameterReader(Reader):
     trims_lines = False
-    """Whether a value stands on lines of its own, which it is given without."""
+    """Whether a value stands on lines of its own, whose line ends are removed."""
 
     def __init__(self, family: Family, ask: Ask) -> None:
         super().__init__(family, ask)
         self._kinds: dict[tuple[str, str], frozenset[str]] = {}
-        """The kinds of a tool's parameters that have come: a schema may list values by ten thousands."""
+        """JSON types by tool and parameter, kept once they are found: a schema may list values by ten thousands."""
 
     def _begin_object(self, name: str) -> None:
         self._begin(name)
@@ -34,12 +34,12 @@ class ParameterReader(Reader):
         self._add("{")
 
     def _end_object(self, *, found: bool) -> None:
-        """End the arguments' object. `found`: the mark of its end was there."""
+        """End the object of the arguments. `found`: whether the mark of its end was there."""
         if found or not self._cut_off:
             self._add("}")
 
     def _parameter(self, key: str, end: Tags, *, is_text: bool | None = None) -> Steps[bool]:
-        """Read a value up to `end` and past it; return False where it has no end. `is_text`: by the model's mark."""
+        """Read a value and the mark `end` after it; False: there is no `end`. `is_text`: by the model's mark."""
         kinds = self._kinds_of(key) if is_text is None else frozenset()
         is_text = kinds == TEXT if is_text is None else is_text
         self._add(("" if self._num_parameters == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
@@ -76,7 +76,7 @@ class ParameterReader(Reader):
 
 
 class _Lines:
-    """Removes from a text a line end at its beginning and one at its end."""
+    """Removes a line end from a text's beginning and one from its end."""
 
     def __init__(self, trims: bool) -> None:
         self._trims = trims
@@ -98,7 +98,7 @@ class _Lines:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks of a call, in their order."""
+    """The marks of a call, in the order in which they appear."""
 
     open: str
     function: str
@@ -107,14 +107,14 @@ class Marks:
     """Mark after the function's name."""
     parameter: str
     parameter_named: tuple[str, ...]
-    """Mark after a parameter's name; where there are two, the first is for text, the second for JSON."""
+    """Marks after a parameter's name; if there are two, the first is for text, the second for JSON."""
     parameter_end: str
     function_end: str
     close: str
     one_each: bool = False
-    """Whether `open` and `close` stand around each call, not around all of them."""
+    """Whether `open` and `close` stand around each call; False: around all calls together."""
     lines: bool = False
-    """Whether a value stands on lines of its own."""
+    """Whether a parameter's value stands on lines of its own."""
 
     def syntax(self) -> CallSyntax:
         opened, closed = f"{self.open} ", f" {self.close}"
@@ -135,7 +135,7 @@ class Marks:
 
 
 class FunctionReader(ParameterReader):
-    """Reads calls with a mark for the function too: those of Qwen3-Coder and others, which differ in the marks.
+    """Reads calls that also have a mark for the function: Qwen3-Coder's and other models', which differ in their marks.
 
         <tool_call>
         <function=get_weather>
@@ -258,7 +258,7 @@ _VALUE_END = Tags((VALUE_END,))
 
 
 class GlmReader(ParameterReader):
-    """Reads the calls of GLM 4.5 to 4.7 and others in this form.
+    """Reads the calls of GLM 4.5 to 4.7, and of other models that write this form.
 
         <tool_call>get_weather
         <arg_key>city</arg_key>

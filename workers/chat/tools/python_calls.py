@@ -1,4 +1,4 @@
-"""Reads tool calls in the form of Python, and Llama 3's, which may be Python or JSON."""
+"""Reads tool calls written as Python, and Llama 3's, which may be Python or JSON."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ TOOL_CODE = "```tool_code"
 
 
 class PythonReader(Reader):
-    """Reads calls in Python's form beside those in JSON.
+    """Reads calls written as Python, beside those in JSON.
 
         [get_weather(city="Paris", days=3), get_time()]
 
     LFM2 puts <|tool_call_start|> and <|tool_call_end|> around the list, Llama 4 has <|python_start|> and
-    <|python_end|>. Gemma 2 and 3, which have no form of their own, put it into a Markdown fence of `tool_code`. An
-    answer without marks must begin with a call and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B,
+    <|python_end|>. Gemma 2 and 3, which have no form of their own, put the list into a Markdown fence of `tool_code`.
+    An answer without marks must begin with a call and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B,
     Meta's prompt formats of Llama 3.2 and 4, Google's "Function calling with Gemma".
     """
 
     def _python_calls(self, *, known: bool) -> Steps[bool]:
-        """Read one call, or a list of them; return False where there is none."""
+        """Read one call, or a list of calls; return False if there is none."""
         listed = yield from self._mark("[")
         if not (yield from self._python_call(known=known)):
             return False
@@ -52,7 +52,7 @@ class PythonReader(Reader):
         return True
 
     def _identifier(self, *, known: bool) -> Generator[None, None, str | None]:
-        """Return the text up to the parenthesis, which stays; None once it can't be a name. `known`: of a tool."""
+        """Return the text before `(`, which stays unread; None if it can't be a name. `known`: it must be a tool's."""
         start = self._at
         while True:
             rest = self._text[start:]
@@ -73,7 +73,7 @@ class PythonReader(Reader):
 
 
 def _is_dotted(name: str) -> bool:
-    """Return whether it may become a name such as `get_weather` or `files.read`; tools' names may have hyphens too."""
+    """Return whether a text may become a name like `get_weather` or `files.read`; tools' names may have hyphens too."""
     return len(name) <= 256 and all(character.isalnum() or character in "_.-" for character in name)
 
 
@@ -142,7 +142,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class LlamaReader(HermesReader, PythonReader):
-    """Reads the calls of Llama 3.1, 3.2 and 3.3, where the answer begins with them.
+    """Reads the calls of Llama 3.1, 3.2 and 3.3, whose answers begin with the calls.
 
         {"name": "get_weather", "parameters": {"city": "Paris"}}
         <|python_tag|>get_weather.call(city="Paris")

@@ -1,9 +1,9 @@
-"""The base of all families' parsers, which read an answer in portions.
+"""The base class of all families' parsers, which read an answer in portions.
 
-A reader is one generator that pauses where more text must come first. Text that may be the beginning of a call is its
-head: `_begin` turns it into a call; if it turns out to be none, it is passed on as text. So every character ends up in
-text, in a thought, in a name or in arguments, or was syntax: marks, other members of a call, whitespace around calls
-and thoughts.
+A reader is a generator that pauses when it needs more text. Text that may be the beginning of a call is held back as
+the head: `_begin` turns the head into a call; if it turns out to be none, it is passed on as text. So every character
+ends up in text, in a thought, in a name or in arguments, or was syntax: marks, other members of a call, whitespace
+around calls and thoughts.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ SPACE = " \t\r\n"
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 MIN_MARK_CHARS = 4
-"""Least characters of a call's mark that count as one, not as text, at the end of an answer that was cut off."""
+"""Least characters of an unfinished mark at the end of a cut-off answer that count as a call's mark, not as text."""
 _OTHER_KEYS = ("type", "id", "tool_call_id")
 
 
 class Gap(Enum):
-    """The meaning of whitespace at the present place of the answer."""
+    """What whitespace means at the present place of the answer."""
 
     NONE = 0
     """Whitespace is text."""
     START = 1
     """Whitespace is text, unless a call or a thought follows."""
     CALL = 2
-    """Whitespace is text if text follows."""
+    """Whitespace is text only if text follows."""
     THOUGHT = 3
     """Whitespace is dropped."""
 
 
 class Reader(Scanner):
-    """One answer's parser. A family adds `_call`; its `openers` may stand anywhere, `bare` ones before any text.
+    """The parser of one answer. Families add `_call`; their `openers` may stand anywhere, `bare` ones before any text.
 
-    An answer that the token limit cuts in the head of a call has that call: with the beginning of its name, or the
-    whole name where only one tool's begins so.
+    If the token limit cuts an answer in the head of a call, the call still comes out: with the beginning of its name,
+    or with the whole name if only one tool's name begins like this.
     """
 
     openers: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
     thought_ends: tuple[str, ...] | None = None
-    """Openers that end a thought, in families whose calls do; None: all."""
+    """Openers that end a thought, in families whose calls end thoughts; None: all openers."""
     silent: tuple[str, ...] = ()
     """Marks that are dropped wherever they stand."""
 
@@ -68,17 +68,17 @@ class Reader(Scanner):
         self._thought_ends = Tags(() if self._thought is None else (self._thought.close, *ends))
         self._gap = Gap.START
         self._space = ""
-        """Whitespace before a mark, which is text if the mark is."""
+        """Whitespace before a mark; it is text if the mark turns out to be text."""
         self._cut_off = False
         self._name = ""
         """Name of the call in the head, as far as it is known."""
         self._written = ""
-        """Name as far as the model wrote it."""
+        """Name of the call in the head, as far as the model wrote it."""
         self._early = ""
-        """Arguments that came before the name."""
+        """Arguments of the call in the head that came before its name."""
         self._pieces: list[Piece] = []
         self._reasons: str | None = None
-        """Whitespace that a thought may end with; None before its first word."""
+        """Whitespace held back because the thought may end with it; None before the thought's first word."""
         self._steps = self._answer()
 
     def feed(self, text: str) -> list[Piece]:
@@ -88,8 +88,8 @@ class Reader(Scanner):
         return pieces
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        """Return the pieces held back. A call that the model ends before its arguments began is text; one that is cut
-        off there is a call without any.
+        """Return the pieces held back. A call that the model ends before its arguments is text; if the answer was cut
+        off there, it is a call without arguments.
         """
         self._ended, self._cut_off = True, cut_off
         next(self._steps, None)
@@ -125,7 +125,7 @@ class Reader(Scanner):
             mark, thinking = None, False
 
     def _calls(self, mark: str) -> Steps[bool]:
-        """Read the calls that `mark` opens, the last of which may be cut off; return False where these are none."""
+        """Read the calls that `mark` opens, the last of which may be cut off; return False if it opens none."""
         self._name = self._written = ""
         try:
             found = yield from self._call(mark)
@@ -138,12 +138,12 @@ class Reader(Scanner):
         return True
 
     def _call(self, mark: str) -> Steps[bool]:
-        """Read the calls that `mark`, the head now, opens; return False where these are none."""
+        """Read the calls that `mark`, which is now the head, opens; return False if it opens none."""
         yield from ()
         return False
 
     def _think(self, mark: str) -> Steps[str | None]:
-        """Read a thought; return the mark of a call that ended it, else None."""
+        """Read a thought; return the mark of the call that ended it; None: no call did."""
         if self._ask.split:
             self._drop()
             self._reasons = None
@@ -164,7 +164,7 @@ class Reader(Scanner):
         return None
 
     def _until(self, tags: Tags, *, thinking: bool = False) -> Steps[str | None]:
-        """Pass on the text up to the next mark; return the mark, the head from now on; None at the answer's end."""
+        """Pass on the text before the next mark; return the mark, which is now the head; None at the answer's end."""
         say = self._reason if thinking else self._say
         while True:
             if self._in_gap:
@@ -191,7 +191,7 @@ class Reader(Scanner):
             yield
 
     def _over_gap(self) -> Steps[str | None]:
-        """Skip whitespace; return the mark after it; None: text follows, or nothing."""
+        """Skip whitespace; return the mark after it; None: text follows, or nothing does."""
         while True:
             found = NOT_SPACE.search(self._text)
             if found is not None:
@@ -260,7 +260,7 @@ class Reader(Scanner):
                 self._put(ReasoningPiece(whole))
 
     def _begin(self, name: str, id: str = "") -> None:
-        """Begin a call, whatever follows."""
+        """Begin a call; from here on it is one, whatever text follows."""
         if self.num_calls and self._ask.one_call:
             self.is_over = True
         if not self.is_over:
@@ -276,36 +276,36 @@ class Reader(Scanner):
 
     @property
     def _is_cut(self) -> bool:
-        """Whether the answer was cut off where more text was needed to tell what it is."""
+        """Whether the answer was cut off at a place where more text was needed to decide what it is."""
         return self._cut_off and self._short is not None
 
     @property
     def _must_call(self) -> bool:
-        """Whether any text that was cut off must be a call."""
+        """Whether cut-off text must be a call, because the request forces one."""
         return self._cut_off and bool(self._ask.forced)
 
     def _cuts_call(self, begun: str) -> bool:
-        """Return whether the beginning of a mark at the end of an answer is that of a call, and no text."""
+        """Return whether `begun`, an unfinished mark at the answer's end, is the beginning of a call, and not text."""
         is_long = len(begun) >= MIN_MARK_CHARS and not begun[0].isalpha()
         return bool(begun) and (self._must_call or (self._cut_off and is_long))
 
     def _is_sure(self, mark: str) -> bool:
-        """Return whether `mark` opens a call even if no more than a name came, or not even that."""
+        """Return whether `mark` opens a call even if only a name, or nothing, follows it."""
         return mark not in self.bare or bool(self._ask.forced) or self._is_name(self._written, known=True)
 
     def _note_name(self, name: str | None) -> None:
-        """Note the name in a call's head; None: it is not whole, or there is none."""
+        """Note the name in a call's head; None: the name is incomplete or missing."""
         self._written = (self._short or "" if name is None else name).strip()
         self._name = self._likely(self._written) if name is None else self._written
 
     def _likely(self, begun: str) -> str:
-        """Return the only tool's name that begins so, else the beginning itself."""
+        """Return the one tool's name that begins with `begun`; `begun` itself if no or several names do."""
         names = self._ask.forced or tuple(tool.name for tool in self._ask.tools)
         fitting = [name for name in names if name.startswith(begun)]
         return fitting[0] if len(fitting) == 1 else begun
 
     def _begin_cut(self, name: str) -> None:
-        """Turn the head into a call, none of it into text. Without a name it is no call if there are others."""
+        """Turn the head into a call, none of it into text; drop it if it has no name and other calls came before."""
         self._text, self._at = "", 0
         name = name or ("" if self.num_calls else self._likely(""))
         if self._is_name(name):
@@ -313,7 +313,7 @@ class Reader(Scanner):
             self._add(self._early)
 
     def _listed(self, one: Callable[[], Steps[bool]], mark: str, close: str) -> Steps[bool]:
-        """Read calls that each begin with `mark`, the first one's being read already, and the end of their list."""
+        """Read calls that each begin with `mark`, and `close` after them. The first `mark` has been read already."""
         if not (yield from one()):
             return False
         while (yield from self._mark(mark)):
@@ -327,12 +327,12 @@ class Reader(Scanner):
         return f"call_{secrets.token_hex(12)}"
 
     def _drop(self) -> None:
-        """Drop the head, which was syntax."""
+        """Drop the head, because it was syntax."""
         self._space = ""
         self._text, self._at = self._text[self._at :], 0
 
     def _reject(self, *, thought: bool = False) -> None:
-        """Pass on the head as text, or as thought; the text after it is read anew."""
+        """Pass on the head as text, or as part of a thought; the text after the head is read anew."""
         head, self._at = self._at, 0
         (self._reason if thought else self._say)(self._space + self._text[:head])
         self._text, self._space = self._text[head:], ""
@@ -340,13 +340,13 @@ class Reader(Scanner):
     # What calls are made of
 
     def _name_up_to(self, tags: Tags) -> Steps[tuple[str, str] | None]:
-        """Read the name of a call, as `_up_to` does."""
+        """Read and note the name of a call, up to one of `tags`; return what `_up_to` returns."""
         found = yield from self._up_to(tags)
         self._note_name(found[0] if found is not None else None)
         return found
 
     def _arguments(self, value: JsonText) -> Steps[None]:
-        """Pass on the begun call's arguments as they grow."""
+        """Pass on the arguments of the call that has begun, as they come."""
         while True:
             out, reached = value.feed(self._text, self._at, ended=self._ended and not self._cut_off)
             self._add(out)
@@ -363,9 +363,9 @@ class Reader(Scanner):
             self._text = ""
 
     def _value(self, *, is_syntax: bool = False) -> Steps[str]:
-        """Return a whole JSON value in the head of a call; text that is not part of it stays. Raises HeadTooLong.
+        """Return a whole JSON value from the head of a call; text after the value stays unread. Raises HeadTooLong.
 
-        `is_syntax`: the call has begun, and the value is dropped.
+        `is_syntax`: the call has begun already, and the value is dropped.
         """
         value, parts = JsonText(), []
         while True:
@@ -383,15 +383,15 @@ class Reader(Scanner):
             yield
 
     def _is_name(self, name: str | None, *, known: bool = False) -> bool:
-        """Return whether it can be a call's name. `known`: only the name of a tool can."""
+        """Return whether `name` can be a call's name. `known`: only a tool's name can."""
         if not name or any("\ud800" <= character <= "\udfff" for character in name):
             return False  # it is JSON but can't be sent as UTF-8
         return not known or any(tool.name == name for tool in self._ask.tools)
 
     def _json_call(self, *, known: bool = False) -> Steps[bool]:
-        """Read an object with a name and arguments, in any order; other members are syntax. False: it is no call.
+        """Read an object with name and arguments, in any order; drop other members. Return False if it is no call.
 
-        `known`: it must name a tool, and soon, since nothing else tells it from other JSON.
+        `known`: the object must name a tool, and soon, since nothing else distinguishes it from other JSON.
         """
         if not (yield from self._mark("{")):
             return False
@@ -440,7 +440,7 @@ class Reader(Scanner):
         return (yield from self._end_of_json_call(name, begun))
 
     def _json_calls(self, *, known: bool = False) -> Steps[bool]:
-        """Read one such object, or a list of them; return False where these are no calls."""
+        """Read one call in JSON, or a list of such calls; return False if these are no calls."""
         if not (yield from self._mark("[")):
             return (yield from self._json_call(known=known))
         if not (yield from self._json_call(known=known)):
@@ -466,7 +466,7 @@ class Reader(Scanner):
 
 
 def _object_in_string(value: str) -> str | None:
-    """Return the object in a JSON string, if any: some models write arguments so, as in OpenAI's API."""
+    """Return the object inside a JSON string, or None: some models write arguments in one, as OpenAI's API does."""
     held = _held(value)
     try:
         return held if isinstance(json.loads(held), dict) else None
@@ -475,9 +475,9 @@ def _object_in_string(value: str) -> str | None:
 
 
 def _held(value: str) -> str:
-    """Return the text of a JSON string that begins like an object, else an empty text.
+    """Return the text inside a JSON string if it begins like an object, else an empty text.
 
-    Half a surrogate pair stays the escape that the model wrote: it is JSON but can't be sent as UTF-8.
+    Half a surrogate pair remains the escape that the model wrote: it is JSON but can't be sent as UTF-8.
     """
     try:
         held = json.loads(value)
@@ -489,10 +489,10 @@ def _held(value: str) -> str:
 
 
 class MarkedJsonReader(Reader):
-    """Reads calls that are JSON between marks: one object with name and arguments, or a list of them."""
+    """Reads calls that are JSON between marks: one object with name and arguments, or a list of such objects."""
 
     closers: tuple[str, ...] = ()
-    """Marks of which one may follow."""
+    """Marks, one of which may follow the JSON."""
 
     def _call(self, mark: str) -> Steps[bool]:
         if not (yield from self._json_calls()):

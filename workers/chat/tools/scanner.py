@@ -1,5 +1,5 @@
-"""The text that a parser has received: generators that read parts of it and pause where more must come first, and a
-search for several marks at once.
+"""The text that a parser has received: `Scanner` reads parts of it by generators, which pause when they need more text,
+and `Tags` searches it for several marks at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 
 class Tags:
-    """A set of marks; immutable. None of them is the beginning of another one."""
+    """A set of marks to search for; immutable. No mark may be the beginning of another mark."""
 
     __slots__ = ("_first", "_pattern", "_reach", "marks")
 
@@ -21,18 +21,18 @@ class Tags:
         firsts = "".join(re.escape(mark[0]) for mark in self.marks)
         self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
         self._reach = max(map(len, self.marks), default=1) - 1
-        """Most characters of a mark that is not whole yet."""
+        """Most characters of an unfinished mark."""
 
     def absent(self, text: str) -> bool:
         """Return whether no mark is in the text or begins in it: a quick test, true for most texts."""
         return self._first.search(text) is None
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
-        """Return the first mark from `start` on."""
+        """Return the match of the first mark at `start` or later."""
         return self._pattern.search(text, start)
 
     def at(self, text: str, start: int) -> str | None:
-        """Return the mark at `start`."""
+        """Return the mark that stands at `start`."""
         found = self._pattern.match(text, start)
         return found and found.group()
 
@@ -42,7 +42,7 @@ class Tags:
         return any(mark.startswith(rest) for mark in self.marks)
 
     def first_open(self, text: str) -> int:
-        """Return where the end of `text` may begin a mark; the text's length if it does not."""
+        """Return the position from which the end of `text` may become a mark; the text's length if there is none."""
         found = self._first.search(text, max(0, len(text) - self._reach))
         while found is not None:
             if self.may_begin(text, found.start()):
@@ -52,7 +52,7 @@ class Tags:
 
 
 class Marks(Protocol):
-    """What one of several marks is read with: `Tags`, or another way to know them."""
+    """Marks to look for: `Tags`, or a class that recognises marks in another way."""
 
     def at(self, text: str, start: int) -> str | None: ...
     def may_begin(self, text: str, start: int) -> bool: ...
@@ -62,36 +62,36 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 
 MAX_HEAD_CHARS = 512
-"""Most characters of a name, or of another text that must be whole before it means something."""
+"""Most characters of a name, or of another text that can be interpreted only when it is complete."""
 
 MAX_SPACE_CHARS = 4096
-"""Most whitespace that is skipped: where a model writes nothing else, all of it is looked at with each token."""
+"""Most whitespace that is skipped: if a model writes nothing else, all of it is searched again with each token."""
 
 MAX_HELD_CHARS = 64 << 10
-"""Most characters of a call's head, and of a value that becomes JSON when it is whole: all is sent as one event."""
+"""Most characters of a call's head, and of a value that becomes JSON once complete: each is sent as one event."""
 
 NOT_SPACE = re.compile(r"[^ \t\r\n]")
 _STRING_END = re.compile(r'["\\]')
 
 
 class HeadTooLong(Exception):
-    """The possible beginning of a call is too long to be one."""
+    """A text that may be the beginning of a call is too long to be one."""
 
 
 class Scanner:
-    """Reads parts of the text. Each step reads from `_at` on, and moves it on success. No step pauses at the end."""
+    """Reads parts of the text. A step reads from `_at` on, moves `_at` on success, and does not pause at the end."""
 
     def __init__(self) -> None:
         self._text = ""
-        """Text received but not yet parsed; up to `_at` it is the head of a call."""
+        """Text received but not yet parsed; the part before `_at` is the head of a call."""
         self._at = 0
         self._ended = False
         """Whether no more text will come."""
         self._short: str | None = None
-        """The beginning of a text whose rest a step lacked, since the answer ended there. None: none did."""
+        """What a step read of a text whose rest is missing, because the answer ended; None: no step lacked text."""
 
     def _skip_space(self) -> Steps[bool]:
-        """Skip whitespace; return whether something else follows, before too much of it."""
+        """Skip whitespace; return whether other text follows it, and not too much whitespace comes first."""
         start = self._at
         while True:
             found = NOT_SPACE.search(self._text, self._at)
@@ -106,7 +106,7 @@ class Scanner:
             yield
 
     def _sees(self, mark: str) -> Steps[bool]:
-        """Return whether `mark` comes next, whitespace aside."""
+        """Return whether `mark` comes next, after any whitespace."""
         if not (yield from self._skip_space()):
             return False
         while True:
@@ -120,14 +120,14 @@ class Scanner:
             yield
 
     def _mark(self, mark: str) -> Steps[bool]:
-        """Return the same, and skip the mark."""
+        """Return whether `mark` comes next, after any whitespace; if so, skip it."""
         sees = yield from self._sees(mark)
         if sees:
             self._at += len(mark)
         return sees
 
     def _any_mark(self, tags: Marks) -> Steps[str | None]:
-        """Return the mark that comes next, whitespace aside, and skip it."""
+        """Return the mark that comes next, after any whitespace, and skip it; None: no mark comes next."""
         if not (yield from self._skip_space()):
             return None
         while True:
@@ -143,7 +143,7 @@ class Scanner:
             yield
 
     def _up_to(self, tags: Tags, most: int = MAX_HEAD_CHARS) -> Steps[tuple[str, str] | None]:
-        """Return the text up to a mark and the mark, and skip both; None: longer than `most`, or no mark."""
+        """Return the text up to a mark, and the mark, and skip both; None: no mark follows within `most` characters."""
         while True:
             found = tags.find(self._text, self._at)
             if found is not None and found.start() - self._at <= most:
@@ -158,7 +158,7 @@ class Scanner:
             yield
 
     def _string(self) -> Steps[str | None]:
-        """Return a whole JSON string's value, and skip it; None where there is none."""
+        """Return the value of a whole JSON string, and skip it; None: no such string comes next."""
         if not (yield from self._sees('"')):
             return None
         position = self._at + 1
@@ -187,7 +187,7 @@ class Scanner:
 
 
 def _unfinished_string(text: str) -> str:
-    """Return the value of a JSON string without its end; empty where it breaks off in an escape."""
+    """Return the value of a JSON string that lacks its end; empty if the text breaks off in an escape."""
     try:
         value = json.loads(text + '"')
     except ValueError:

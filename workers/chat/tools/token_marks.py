@@ -14,7 +14,7 @@ DEEPSEEK_OPEN, DEEPSEEK_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁call
 DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 FENCE, FENCE_END = "```json", "```"
 KIND = "function"
-"""The word that the older form has before the separator."""
+"""The word before the separator in the older form of DeepSeek's calls."""
 
 _DEEPSEEK_SEPARATOR = Tags((DEEPSEEK_SEPARATOR,))
 _AFTER_NAME = Tags((FENCE, "{"))
@@ -28,9 +28,9 @@ class DeepSeekReader(HermesReader):
         {"city": "Paris"}
         ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-    V3.1 writes the name before the separator and the arguments after it, without a fence. Both forms are read whatever
-    the template shows, and Hermes' too: these templates can't show tools, and models are told to answer so. Source: the
-    chat templates of deepseek-ai/DeepSeek-R1 and deepseek-ai/DeepSeek-V3.1.
+    V3.1 writes the name before the separator and the arguments after it, without a fence. Both forms are read,
+    whichever the template shows, and Hermes' form too: these templates can't show tools, and prompts ask for that form.
+    Source: the chat templates of deepseek-ai/DeepSeek-R1 and deepseek-ai/DeepSeek-V3.1.
     """
 
     openers: tuple[str, ...] = (DEEPSEEK_OPEN, DEEPSEEK_CALL, *HermesReader.openers)
@@ -117,7 +117,7 @@ class KimiReader(Reader):
         <|tool_calls_section_begin|><|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{"city": "Rome"}
         <|tool_call_end|><|tool_calls_section_end|>
 
-    The text before the arguments is the call's id; the model counts its calls in it, so callers get it unchanged.
+    The text before the arguments is the call's id; the model counts calls in the id, so callers get it unchanged.
     Source: the chat template of moonshotai/Kimi-K2-Instruct.
     """
 
@@ -148,7 +148,7 @@ class KimiReader(Reader):
         return True
 
     def _own(self, id: str) -> str:
-        """Return the id, or an empty one if an earlier call of this answer has it."""
+        """Return the id, or an empty one if an earlier call of this answer has the same id."""
         if id in self._ids:
             return ""
         self._ids.add(id)
@@ -156,7 +156,7 @@ class KimiReader(Reader):
 
 
 def _unfinished_name(id: str) -> str:
-    """Return the part of the name in an id that was cut off."""
+    """Return the function's name from an id that was cut off, as far as the name was written."""
     name = "" if FUNCTIONS.startswith(id) else id.removeprefix(FUNCTIONS)
     return name.rpartition(":")[0] or name
 
@@ -208,14 +208,14 @@ class FunctionaryReader(Reader):
 
 
 class Recipients:
-    """The lines that name a recipient. Unlike `Tags` they are made in no time, however many tools there are."""
+    """Lines that name a recipient, as marks. Unlike `Tags`, they are made in no time, however many tools there are."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._lines = frozenset(f"{name}\n" for name in names)
         self._longest = max(map(len, self._lines))
 
     def at(self, text: str, start: int) -> str | None:
-        """Return the line at `start`, if it names a recipient."""
+        """Return the line at `start` if it names a recipient."""
         line = text[start : text.find("\n", start, start + self._longest) + 1]
         return line if line in self._lines else None
 
@@ -265,7 +265,7 @@ class RecipientReader(Reader):
                 return
 
     def _reject_recipient(self) -> None:
-        """Treat a head without a recipient as text, unless the token limit cut it."""
+        """Pass on a head that names no recipient as text; if the token limit cut it off, begin a call or drop it."""
         if not self._is_cut:
             self._reject()
             return

@@ -14,7 +14,7 @@ _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", type(
 
 
 def property_schema(tools: tuple[Tool, ...], name: str, key: str) -> Any:
-    """Return the schema of one parameter; None where there is none."""
+    """Return the schema of one parameter of a tool; None if there is no schema for it."""
     return _properties(tools, name).get(key)
 
 
@@ -51,20 +51,20 @@ def kinds_of(schema: Any) -> frozenset[str]:
 
 
 def json_of(text: str, kinds: frozenset[str]) -> str:
-    """Return a text as JSON; one that can't be read as one of `kinds` is a string."""
+    """Return a text as JSON: a value of one of `kinds` if it can be read as that, else a string."""
     value = TypedText(kinds)
     return value.feed(text) + value.close()
 
 
 class TypedText:
-    """Turns one value, which comes in portions, into JSON as `json_of` does, when it is whole.
+    """Turns one value, which comes in portions, into JSON (as `json_of` does) when it is complete.
 
-    A value longer than MAX_HELD_CHARS is passed on as it comes from there on: a list or object goes on as one, all else
-    is a string.
+    A value longer than MAX_HELD_CHARS is passed on in portions from then on: a list or object as such, all else as a
+    string.
     """
 
     def __init__(self, kinds: frozenset[str], *, is_text: bool = False) -> None:
-        """`is_text`: the value is a string, passed on as it comes, whose opening quote has been written already."""
+        """`is_text`: the value is a string, passed on as it comes; its opening quote has been written already."""
         self.rest = ""
         """Text received but not read as JSON."""
         self._kinds = kinds
@@ -73,15 +73,15 @@ class TypedText:
         """Whether the value is passed on as JSON while it comes."""
         self._json = JsonText()
         self._has_begun = False
-        """Whether more than whitespace came."""
+        """Whether anything but whitespace has come."""
         self._parts: list[str] = []
-        """The portions of a held value as they came; `_repaired`: the same as JSON."""
+        """The portions of the held-back value as they came; `_repaired`: the same text as JSON."""
         self._repaired: list[str] = []
         self._num_chars = 0
 
     @property
     def is_broken(self) -> bool:
-        """Whether it was passed on as JSON and does not go on as such: `close` makes it whole, `rest` follows it."""
+        """Whether a value passed on as JSON is JSON no longer: `close` completes it, `rest` is the text after it."""
         return self._is_json and (self._json.is_broken or (self._json.is_done and bool(self.rest)))
 
     def feed(self, part: str) -> str:
@@ -96,7 +96,7 @@ class TypedText:
         return self._let_go() + self.feed(part) if part else ""
 
     def close(self) -> str:
-        """Return the rest of the output, as nothing follows."""
+        """Return the rest of the output; the value has ended."""
         if not (self._holds or self._is_json):
             return '"'
         last = self._read("", ended=True)
@@ -109,7 +109,7 @@ class TypedText:
         return json.dumps(text, ensure_ascii=False)
 
     def cut(self) -> str:
-        """Return the rest of the output where the token limit cuts the value."""
+        """Return the rest of the output; the token limit has cut the value off."""
         if self._holds:
             return "".join(self._parts)
         return self._json.held + self.rest if self._is_json else ""
@@ -129,7 +129,7 @@ class TypedText:
         return repaired if self._is_json else '"' + encode_basestring(text)[1:-1]
 
     def _may_be(self, repaired: str) -> bool:
-        """Return whether the value may be this JSON by its `kinds`, and need not be a string."""
+        """Return whether `kinds` allow the value to be this JSON, so that it need not be a string."""
         return "string" not in self._kinds or _fits(repaired, self._kinds - {"string"})
 
 
