@@ -1,4 +1,4 @@
-"""The compiler: it checks a `Constraint`, compiles it once, keeps it for the next caller and makes an answer's mask."""
+"""The compiler: it checks a `Constraint`, compiles it once, keeps it for later calls, and makes the answers' masks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from workers.protocol.requests import Constraint, GenerateRequest
 
 MAX_GRAMMARS = 64
 MAX_TEXT_BYTES, MAX_KEPT_BYTES = 128 << 10, 256 << 10
-"""Longest text whose compiled grammar is kept, and most of all such texts together.
+"""Longest text, in bytes, whose compiled grammar is kept, and most bytes of all these texts together.
 
-A compiled grammar takes up to fifty times its text. Longer texts are compiled for each call, some tenths of a second on
-a thread of their own.
+A compiled grammar takes up to fifty times the memory of its text. Longer texts are compiled for each call, which takes
+some tenths of a second on a thread of their own.
 """
 
 Key = tuple[str, bytes]
@@ -36,47 +36,48 @@ Key = tuple[str, bytes]
 MAX_LARK_BYTES = 256 << 10
 MAX_REGEX_BYTES = 16 << 10
 MAX_PATTERNS = 6
-"""Most patterns that may have to match one text; a grammar with more is first tried in a process of its own."""
+"""Most patterns that may all have to match one text; a grammar with more is first tried in a process of its own."""
 
 MULTIPLE = re.compile(r'"multipleOf"\s*:\s*-?([0-9.]+)')
 ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 MAX_DIGITS = 20
 MAX_REMAINDERS = 2_000
-"""Most remainders that the `multipleOf` of a grammar have for it to be compiled here. llguidance makes a state of each,
-without a limit: a million took 12 s, 290 MiB, and half a second with every other thread at rest to free them."""
+"""Most remainders that the `multipleOf`s of a grammar may have for it to be compiled here. llguidance makes a state for
+each remainder, without a limit: a million took 12 s, 290 MiB, and half a second with every other thread at rest to free
+them."""
 
 MAX_TRIGGERS = 16
 MAX_TRIGGER_CHARS = 128
 MAX_TRIGGER_SETS = 16
-"""Most sets of triggers that are remembered; in practice they are always those of the model's tool calls."""
+"""Most sets of triggers that are remembered; in practice a set is always the triggers of the model's tool calls."""
 
 
 class Compiled(Protocol):
-    """A grammar that makes masks. Immutable."""
+    """A compiled grammar, which makes masks. Immutable."""
 
     def mask(self) -> Mask:
-        """Return a mask for an answer from its first token."""
+        """Return a mask for a whole answer, from its first token on."""
 
     def mask_after(self, begun: bytes) -> Mask | None:
-        """Return a mask for what follows `begun`; None if no answer begins so. Must not block: the engine calls it."""
+        """Return a mask for the text after `begun`; None if no answer begins so. Never blocks: the engine calls it."""
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first beginning that no answer begins with, if there is one. May block."""
+        """Return the first of `beginnings` with which no answer begins, or None. May block."""
 
 
 class GbnfCompiler(Protocol):
     def compile(self, text: str) -> Compiled:
-        """Compile GBNF. Raises Unusable."""
+        """Return the compiled grammar of a GBNF text. Raises Unusable."""
 
 
 class LarkCompiler(Protocol):
     def lark(self, text: str) -> Elsewhere:
-        """Return the grammar of Lark that llguidance can compile."""
+        """Return the grammar of a Lark text that llguidance can compile."""
 
 
 class Trial(Protocol):
     def check(self, kind: Literal["gbnf", "lark"], text: str) -> None:
-        """Raise Unusable for a grammar that would harm this process, CallFailed where that can't be found out."""
+        """Raise Unusable for a grammar that would harm this process, CallFailed if that can't be found out."""
 
 
 class Compiler:
@@ -85,7 +86,7 @@ class Compiler:
     def __init__(
         self, vocab: Words, gbnf: GbnfCompiler, trial: Trial, calls: CallForms, elsewhere: LarkCompiler | None = None
     ) -> None:
-        """`elsewhere`: follows grammars that take too long for a step of the engine; None: they are followed here."""
+        """`elsewhere`: follows grammars that take too long for a step of the engine; None: nothing else does."""
         self._vocab = vocab
         self._elsewhere = elsewhere
         self._calls = calls
@@ -93,7 +94,7 @@ class Compiler:
         self._trial = trial
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, tuple[Compiled | Unusable, int]] = OrderedDict()
-        """Compiled grammars, each with the bytes that it counts for. Refusals too, as they may have taken seconds."""
+        """Compiled grammars, each with the bytes that it counts for; refusals too, as finding one may take seconds."""
         self._num_bytes = 0
         self._counts = {"compiled": 0, "reused": 0, "refused": 0}
         self._triggers_of = functools.lru_cache(MAX_TRIGGER_SETS)(self._new_triggers)
@@ -113,13 +114,13 @@ class Compiler:
             return dict(self._counts)
 
     def warm_up(self) -> None:
-        """Read the vocabulary now: it takes a second at 150,000 tokens, half of it with every other thread at rest."""
+        """Read the vocabulary now: it takes a second at 150,000 tokens, half of it with all other threads at rest."""
         _ = self._words, self._pieces
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> Mask | None:
-        """Return the mask of the form that the request asks for; None if it asks for none. Raises CallFailed.
+        """Return the mask for the answer's form and thought; None if the request asks for neither. Raises CallFailed.
 
-        `thought`: how, and how much, the model may think before, without a form.
+        `thought`: how, and how long, the model may think before the answer; the form does not apply to the thought.
         """
         constraint = self._calls.constraint_of(request)
         begin = None if constraint is None else self._beginning(constraint)
@@ -128,11 +129,11 @@ class Compiler:
         return None if begin is None else begin()
 
     def mask(self, constraint: Constraint) -> Mask:
-        """Return a mask. Raises CallFailed (INVALID_REQUEST): it can't be read, is too large, or can't be enforced."""
+        """Return a mask. Raises CallFailed (INVALID_REQUEST) if it can't be read, is too large or can't be enforced."""
         return self._beginning(constraint)()
 
     def _beginning(self, constraint: Constraint) -> Callable[[], Mask]:
-        """Return the function that makes masks for an answer from its beginning. Raises CallFailed."""
+        """Return a function that makes masks for whole answers. Raises CallFailed."""
         try:
             grammar = self._grammar(constraint)
             if not constraint.triggers:
@@ -146,7 +147,7 @@ class Compiler:
         return functools.partial(TriggeredMask, triggers, grammar.mask_after)
 
     def _grammar(self, constraint: Constraint) -> Compiled:
-        """Return the compiled grammar. Raises Unusable, and CallFailed (BUSY) where it can't be tried now."""
+        """Return the compiled grammar. Raises Unusable, and CallFailed (BUSY) if it can't be tried now."""
         text = constraint.text.encode()
         key = (constraint.kind, hashlib.sha256(text).digest())
         known = self._known(key)
@@ -223,14 +224,14 @@ class Compiler:
 
 
 def is_heavy(lark: str) -> bool:
-    """Return whether compiling may take long: looking for a text that several patterns share doubles with each one."""
+    """Return whether compiling may take long: the time doubles with each pattern that may have to match one text."""
     num_patterns = lark.count('"pattern') + lark.count('"format"')
     merges = '"allOf"' in lark or '"$ref"' in lark
     return (num_patterns > MAX_PATTERNS and merges) or lark.count("&") + lark.count("~") > MAX_PATTERNS
 
 
 def num_remainders(lark: str) -> int:
-    """Return the most remainders that a grammar's `multipleOf` may have: those of each, and of all for one number."""
+    """Return the most remainders that a grammar's `multipleOf`s may have: all of them added up, or for one number."""
     text = ESCAPE.sub(lambda found: chr(int(found[1], 16)), lark) if "\\u" in lark else lark
     digits = (number.replace(".", "").strip("0")[:MAX_DIGITS] for number in MULTIPLE.findall(text))
     factors = [int(each) for each in digits if each]

@@ -1,9 +1,9 @@
-"""Processes for callers' grammars, one for each: llama.cpp may abort over a grammar or never return, and can't be
-stopped within a process.
+"""Processes for callers' grammars, one process for each grammar: llama.cpp may abort over a grammar or never return,
+and can't be stopped within a process.
 
-One process holds the model's vocabulary and forks another for each grammar that is tried or followed
+One process has the model's vocabulary in memory and forks another process for each grammar that is tried or followed
 (`workers.llama.sampling.grammar_forks`). A forked process ends by itself when a question takes more than its time, and
-when nobody holds the other ends of its sockets any more.
+when the other ends of its sockets are closed.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ START_S = 60.0
 Kind = Literal["gbnf", "lark"]
 
 COMPILE, TRY, BEGIN, PERMITS, ALLOWED, ACCEPT = b"CTBPLA"
-"""Questions to a forked process: compile a grammar, try one, begin anew after some tokens, tell whether a token may
-come, tell which tokens may, and take one."""
+"""Questions to a forked process: compile a grammar, try a grammar, begin anew after some tokens, say whether a token
+may come, list the tokens that may come, and accept a token."""
 
 OK, REFUSED = 0, 1
-"""First byte of an answer: the answer follows, or the reason why there is none."""
+"""First byte of an answer. OK: the answer follows; REFUSED: the reason why there is none follows."""
 
 HEADER = struct.Struct("<BI")
-"""The question, or the kind of an answer; and how many bytes follow."""
+"""Header of a message: the question or the kind of answer, and how many bytes follow."""
 
 MAX_ANSWER = 4 << 20
 SENT_AT_ONCE = 256 << 10
 
 ENDING = struct.Struct("<i")
-"""Message of the forking process over a forked one's second socket when that has ended: its exit code; negative: the
-signal that ended it."""
+"""Message that the forking process sends over the second socket of a forked process that has ended: the exit code; if
+negative, the signal that ended it."""
 
 NOT_BEGUN = 75
-"""Exit code of a forked process that could not begin; also sent where none could be forked."""
+"""Exit code of a forked process that could not begin; also sent if no process could be forked."""
 
 ANSWER_S = 10.0
-"""Seconds of silence after which a forked process has no processor, or is stopped."""
+"""Seconds of silence after which a forked process counts as stopped or without processor time."""
 
 
 class Fork:
-    """One forked process, on the asking side. Used by one thread at a time; it ends when this is garbage collected."""
+    """One forked process, on the asking side. Used by one thread at a time; garbage collection ends the process."""
 
     def __init__(self, end: socket.socket, life: socket.socket) -> None:
-        """`life`: closing it ends the process, whatever that does; how the process ended comes over it."""
+        """`life`: a socket that ends the process when closed, whatever it does, and that receives how it ended."""
         self._end, self._life = end, life
         self._is_over = False
-        """Whether the process has ended, so that `life` is polled."""
+        """Whether the process has ended, so that `life` is polled for how it ended."""
         for one in (end, life):
             weakref.finalize(self, one.close).atexit = False
         self._received = b""
@@ -72,7 +72,7 @@ class Fork:
         self._poll.register(end, select.POLLIN)
 
     def ask(self, what: int, body: bytes = b"") -> None:
-        """Send a question without waiting for anything; answers come in the order of the questions."""
+        """Send a question without waiting; answers come in the order of the questions."""
         self._unsent.append(memoryview(HEADER.pack(what, len(body)) + body))
         self._asked_at = time.monotonic()
         self._send()
@@ -85,9 +85,9 @@ class Fork:
         return bool(self._poll.poll(wait_s * 1e3))
 
     def take(self, wait_s: float) -> tuple[int, bytes] | None:
-        """Return the next answer, OK or REFUSED and its bytes; None if it is not there within the time.
+        """Return the next answer: OK or REFUSED, and its bytes; None if it has not come within the time.
 
-        Raises TookTooLong, ProcessEnded (with the text of `helper_process.ending`), NotStarted where it could not be
+        Raises TookTooLong, ProcessEnded (with the text of `helper_process.ending`), NotStarted if it could not be
         forked.
         """
         until = time.monotonic() + wait_s
@@ -121,7 +121,7 @@ class Fork:
         return kind, body
 
     def _read(self) -> None:
-        """Read what has come. Raises ProcessEnded, NotStarted."""
+        """Read what the process has sent. Raises ProcessEnded, NotStarted."""
         if self._is_over:
             self._read_ending()
         try:
@@ -139,7 +139,7 @@ class Fork:
         self._poll.register(self._life, select.POLLIN)
 
     def _read_ending(self) -> NoReturn:
-        """Raise how the process ended: ProcessEnded, NotStarted."""
+        """Raise the error for how the process ended: ProcessEnded or NotStarted."""
         try:
             told = self._life.recv(ENDING.size, socket.MSG_DONTWAIT | socket.MSG_PEEK)
         except OSError:
@@ -152,7 +152,7 @@ class Fork:
         raise ProcessEnded(ending(code))
 
     def _send(self) -> None:
-        """Send what the socket has room for. A process that is gone is noticed by `take`."""
+        """Send as much as the socket has room for. If the process is gone, `take` notices."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionError):
             while self._unsent:
                 first = self._unsent[0]
@@ -164,12 +164,12 @@ class Fork:
 
 
 class Forks:
-    """The process that forks others for grammars. May be used from several threads."""
+    """The process that forks a process for each grammar. May be used from several threads."""
 
     def __init__(self, model: Path, *, start_s: float = START_S) -> None:
         """`model`: the GGUF file whose vocabulary the grammars are for.
 
-        Raises RuntimeError where there is no memory for a thread.
+        Raises RuntimeError if there is no memory for a thread.
         """
         self._command = [sys.executable, "-m", "workers.llama.sampling.grammar_forks", str(model)]
         self._start_s = start_s
@@ -177,7 +177,7 @@ class Forks:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._threads = started_threads("paddock-forks", 1)
-        """One thread, which starts the process anew while the engine's thread goes on."""
+        """One thread, which restarts the process while the engine's thread goes on."""
         self._starting: Future[None] | None = None
 
     @property
@@ -210,9 +210,9 @@ class Forks:
             self._process, self._control = process, control
 
     def fork(self) -> Fork | None:
-        """Return a new process that knows no grammar yet; does not block.
+        """Return a newly forked process that has no grammar yet; does not block.
 
-        None while the process that forks is starting; starts it if need be. Raises NotStarted.
+        Return None while the forking process is starting; start it if need be. Raises NotStarted.
         """
         process, control = self._process, self._control
         if process is None or control is None or process.poll() is not None:
@@ -237,7 +237,7 @@ class Forks:
         return Fork(end, life)
 
     def is_ready(self, wait_s: float) -> bool:
-        """Return whether `fork` is worth another try; blocks for `wait_s` at most."""
+        """Return whether `fork` should be tried again; blocks for `wait_s` at most."""
         starting = self._starting
         if starting is not None:
             wait((starting,), wait_s)
@@ -259,7 +259,7 @@ class Forks:
             self.start()
 
     def close(self) -> None:
-        """End the process for good. Those that it forked end with their sockets."""
+        """End the process for good. The processes that it forked end when their sockets are closed."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._end()
@@ -286,7 +286,7 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 
 
 def receive(end: int) -> tuple[int, bytes] | None:
-    """Return the next question, on the forked side; None at the end."""
+    """Return the next question, for the forked side; None if no more will come."""
     header = _exactly(end, HEADER.size)
     if header is None:
         return None
@@ -296,7 +296,7 @@ def receive(end: int) -> tuple[int, bytes] | None:
 
 
 def answer(end: int, kind: int, body: bytes) -> None:
-    """Send one answer, on the forked side."""
+    """Send one answer, for the forked side."""
     data = memoryview(HEADER.pack(kind, len(body)) + body)
     while data:
         data = data[os.write(end, data) :]

@@ -20,7 +20,7 @@ MAX_NESTING = 50
 MAX_REPETITIONS = 1_000
 """Most repetitions in one {m,n}."""
 MAX_ALL_REPETITIONS = 20_000
-"""Most repetitions of the whole grammar; llama.cpp writes a rule for each."""
+"""Most repetitions in a whole grammar; llama.cpp writes a rule for each repetition."""
 
 _TOKEN = re.compile(
     r"""
@@ -35,7 +35,7 @@ _TOKEN = re.compile(
 
 
 def check(text: str) -> None:
-    """Raise Unusable for a grammar that is over a bound."""
+    """Raise Unusable for a grammar that exceeds a bound."""
     if len(text.encode()) > MAX_BYTES:
         raise Unusable(f"the grammar has more than {MAX_BYTES >> 10} KiB; send a smaller one")
     if not text.strip():
@@ -70,7 +70,7 @@ def _count(digits: str) -> int:
 
 
 TRIAL_S = 10.0
-"""Seconds to wait for a trial's result, on a machine with other work: the process's own bound is on processor time."""
+"""Seconds to wait for a trial's result, even on a busy machine: the trial's own bound is on processor time."""
 
 
 class Trial:
@@ -83,7 +83,7 @@ class Trial:
     def check(self, kind: Kind, text: str) -> None:
         """Try a grammar and block until that is done: GBNF by walks through it, Lark by compiling it.
 
-        Raises Unusable with the reason; CallFailed where it can't be tried now.
+        Raises Unusable with the reason; CallFailed if the grammar can't be tried now.
         """
         reason = self._reason(kind, text)
         if reason:

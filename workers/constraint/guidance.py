@@ -1,7 +1,7 @@
-"""Masks by llguidance: JSON Schema, regular expressions and Lark grammars become Lark, Lark becomes a matcher.
+"""Masks by llguidance: JSON Schema, regular expressions and Lark grammars become Lark, and Lark becomes a matcher.
 
-`no_forcing` lets the model spell a text with any tokens that make it. The split is the model's choice, and the
-tokeniser's would be wrong for vocabularies that put a space in front of a text. llguidance is written in Rust and
+The option `no_forcing` lets the model write a text in any tokens that make it. The split is the model's choice, and the
+tokeniser's split would be wrong for vocabularies that put a space in front of a text. llguidance is written in Rust and
 bounded by its limits: a grammar that is too large is an error, not a crash.
 """
 
@@ -28,12 +28,12 @@ model can't go on with it for ever."""
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Bounds on one question about an answer."""
+    """Bounds on the work for one question about an answer."""
 
     max_items: int
     max_items_in_row: int
     lexer_fuel: int
-    """Most work on the regular expressions of texts that a lexer looks for side by side."""
+    """Most work on the regular expressions that a lexer looks for side by side."""
 
 
 MAX_LEXER_STATES = 25_000
@@ -41,19 +41,19 @@ MAX_LEXER_STATES = 25_000
 
 QUICK = StepLimits(max_items=20_000, max_items_in_row=500, lexer_fuel=30_000)
 """Limits within the engine. The work of an Earley parser grows with the square of the items in a row: a question takes
-tens of milliseconds at most. Schemas have dozens of items. So much fuel is 10 ms, ten times what schemas take."""
+tens of milliseconds at most. Schemas have dozens of items. This `lexer_fuel` is 10 ms, ten times what schemas take."""
 
 WIDE = StepLimits(max_items=50_000, max_items_in_row=2_000, lexer_fuel=200_000)
 """Limits in a process of its own, where a question may take seconds."""
 
 LIMITS = re.compile(r"row has \d+ items|Too many items|too many expressions")
-"""llguidance's messages for the fields of `StepLimits`."""
+"""llguidance's messages when a limit of `StepLimits` is exceeded."""
 
 REASON_CHARS = 300
 
 
 class _Words:
-    """A vocabulary in the form that llguidance asks for."""
+    """A vocabulary in the form that llguidance reads."""
 
     is_tokenizer_wrapper = True
 
@@ -76,7 +76,7 @@ def tokenizer(vocab: Vocabulary) -> LLTokenizer:
 
 
 def schema_to_lark(schema: object, rule: str = "start") -> str:
-    """Return the Lark rule of a schema that `workers.constraint.schema` has passed."""
+    """Return the Lark rule for a schema that `workers.constraint.schema` has found enforceable."""
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
     return f"{rule}: %json {json.dumps(schema)}\n"
@@ -114,16 +114,16 @@ class Grammar:
         return GuidanceMask(self._matcher.deep_copy(), self._num_tokens, self._eog)
 
     def mask_after(self, begun: bytes) -> GuidanceMask | None:
-        """Return a mask for what follows `begun`; None if no answer begins so."""
+        """Return a mask for the text after `begun`; None if no answer begins with it."""
         mask = self.mask()
         return mask if mask.feed(self.tokens(begun)) else None
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first beginning that no answer begins with, if there is one."""
+        """Return the first of `beginnings` with which no answer begins, or None."""
         return next((begun for begun in beginnings if self.mask_after(begun) is None), None)
 
     def tokens(self, begun: bytes) -> list[int]:
-        """Return some tokens that make this text."""
+        """Return tokens that together make this text."""
         return self._words.greedy_tokenize(begun.decode())
 
 
@@ -139,7 +139,7 @@ class GuidanceMask:
 
     @property
     def is_beyond_limits(self) -> bool:
-        """Return whether the grammar took more than its limits, so that nothing more can be asked."""
+        """Return whether the grammar exceeded its limits, so that the mask can't be asked any more."""
         return self._matcher.is_error()
 
     def permits(self, token: int) -> bool:
@@ -168,7 +168,7 @@ class GuidanceMask:
 
 
 def without_forcing(lark: str) -> str:
-    """Return the grammar with `no_forcing` among its options. Raises Unusable for options that are no JSON object."""
+    """Return the grammar with `no_forcing` among its options. Raises Unusable if the options are not a JSON object."""
     first, _, rest = lark.lstrip().partition("\n")
     if not first.startswith(HEADER):
         return f'{HEADER} {{"no_forcing": true}}\n{lark}'

@@ -1,4 +1,4 @@
-"""The interface of every kind of constraint, a mask that follows one answer token by token, and the errors for
+"""The interface of every kind of constraint, which is a mask that follows one answer token by token, and the errors for
 constraints that can't be enforced.
 """
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from workers.protocol.events import CallFailed, Failure, FailureCode
 
 Bits = NDArray[np.uint32]
-"""Bit t % 32 of word t // 32 tells whether token t may come."""
+"""One bit per token: bit t % 32 of word t // 32 is set if token t may come."""
 
 
 class MaskPending(Exception):
-    """The mask has no answer yet: ask the same question again once `is_ready`, and no other meanwhile."""
+    """The mask has no answer yet: ask it the same question again once `is_ready`, and no other question before that."""
 
     def __init__(self, is_ready: Callable[[float], bool]) -> None:
         """`is_ready(wait_s)` returns whether to ask again; it blocks for `wait_s` at most."""
@@ -28,9 +28,10 @@ class MaskPending(Exception):
 class Mask(Protocol):
     """The mask of one answer, used by one thread at a time. Any method may raise CallFailed, and MaskPending.
 
-    It can be used in two ways. Ask for `allowed` before each token; or draw a token first and ask `permits`, and only
-    if it is refused ask for `allowed` and draw again. If tokens are drawn by their probability, the result is the same,
-    and a model that keeps to the form by itself costs next to nothing. llama-server does the latter.
+    It can be used in two ways: ask for `allowed` before each token; or draw a token first, ask `permits`, and only if
+    the token is refused ask for `allowed` and draw again. If tokens are drawn by their probability, both ways have the
+    same result, and the second costs next to nothing for a model that keeps to the form by itself. llama-server uses
+    the second.
     """
 
     @property
@@ -41,10 +42,10 @@ class Mask(Protocol):
         """Return whether `token` may come next."""
 
     def allowed(self) -> Bits | None:
-        """Return the tokens that may come next, end tokens only where it may end; None: all. Valid until `accept`."""
+        """Return the tokens that may come next, end tokens if the answer may end; None: all. Valid until `accept`."""
 
     def accept(self, token: int) -> None:
-        """Note that `token` came."""
+        """Note that `token` has come."""
 
 
 def bits_for(num_tokens: int) -> Bits:
@@ -58,18 +59,18 @@ class Vocabulary(Protocol):
     eos: int
     bos: int
     eog: frozenset[int]
-    """Tokens that end an answer."""
+    """The tokens that end an answer."""
 
     def piece(self, token: int) -> bytes:
         """Return the bytes that the token adds to an answer; empty for control tokens."""
 
 
 class Unusable(ValueError):
-    """A constraint can't be enforced as it is written. The message says what and why, and what to do."""
+    """A constraint can't be enforced as it is written. The message says what is wrong, why, and what to do."""
 
 
 class BeyondLimits(Unusable):
-    """A constraint takes more time than a step of the engine may; a process of its own may follow it."""
+    """A constraint takes more time than a step of the engine has; a process of its own may follow it."""
 
 
 def refused(reason: str, param: str) -> CallFailed:
@@ -77,17 +78,17 @@ def refused(reason: str, param: str) -> CallFailed:
 
 
 def killed() -> CallFailed:
-    """Return the failure of a call whose grammar's process was ended from outside."""
+    """Return the failure of a call if its grammar's process was ended from outside."""
     message = "the process that follows the grammar was killed, for want of memory perhaps; send it again"
     return CallFailed(Failure(FailureCode.OUT_OF_MEMORY, message))
 
 
 def unavailable(reason: str) -> CallFailed:
-    """Return the failure of a call whose grammar can't be tried or followed, which is not the grammar's fault."""
+    """Return the failure of a call if its grammar can't be tried or followed, through no fault of the grammar."""
     message = f"grammars can't be tried or followed on this worker now: {reason}; send it again"
     return CallFailed(Failure(FailureCode.UNAVAILABLE, message))
 
 
 def broken(reason: str) -> CallFailed:
-    """Return the failure of a call whose constraint compiled and can't go on in the middle of the answer."""
+    """Return the failure of a call if its constraint was compiled but can't be followed further within the answer."""
     return CallFailed(Failure(FailureCode.INVALID_REQUEST, f"the constraint cannot go on: {reason}"))

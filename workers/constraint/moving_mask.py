@@ -1,8 +1,8 @@
 """Masks that are computed in a process of their own for each answer (`workers.constraint.forks`): from the start, or
 once they take long.
 
-The engine's thread never waits long for such a mask: where it has no answer yet it raises `MaskPending`, and its call
-skips the step.
+The engine's thread never waits long for such a mask: if the mask has no answer yet, it raises `MaskPending`, and its
+call skips the step.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
 from workers.protocol.events import CallFailed
 
 SLOW_S = 0.03
-"""Seconds for one question from which on other calls notice the longer step."""
+"""Seconds for one question; if it takes longer, other calls notice the longer step."""
 
 MAX_SLOW = 3
-"""Questions over `SLOW_S` before the mask moves: the first one on a grammar is slow, and any on a busy machine."""
+"""Questions over `SLOW_S` before the mask moves: the first question on a grammar is slow, and any on a busy machine."""
 
 Answer = TypeVar("Answer")
 
@@ -46,30 +46,30 @@ class Elsewhere(Protocol):
 
 
 class MovingGrammar:
-    """A grammar that is quick at the beginning of answers. May be used from several threads."""
+    """A grammar that is quick to follow at the beginning of answers. May be used from several threads."""
 
     def __init__(self, here: Grammar, elsewhere: Elsewhere) -> None:
         self._here = here
         self._elsewhere = elsewhere
         self.is_beyond = False
-        """Whether an answer went beyond the limits of a step: others would take as long until they do."""
+        """Whether an answer exceeded the limits of a step: other answers would take as long before they exceed them."""
 
     def mask(self) -> Mask:
         return self._elsewhere.mask() if self.is_beyond else MovingMask(self, self._here.mask(), [])
 
     def moved(self, tokens: list[int]) -> Mask:
-        """Return a mask in a process of its own for what follows these tokens. Does not block."""
+        """Return a mask in a process of its own for the text after these tokens. Does not block."""
         return self._elsewhere.mask_after_tokens(tokens)
 
     def mask_after(self, begun: bytes) -> Mask | None:
-        """Return a mask for what follows `begun`; None if no answer begins so."""
+        """Return a mask for the text after `begun`; None if no answer begins with it."""
         mask, tokens = self._here.mask(), self._here.tokens(begun)
         if mask.feed(tokens):
             return MovingMask(self, mask, tokens)
         return self._elsewhere.mask_after(begun) if mask.is_beyond_limits else None
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first beginning that no answer begins with, if there is one. May block."""
+        """Return the first of `beginnings` with which no answer begins, or None. May block."""
         for begun in beginnings:
             mask = self._here.mask()
             if not mask.feed(self._here.tokens(begun)):
@@ -78,7 +78,7 @@ class MovingGrammar:
 
 
 class MovingMask:
-    """A mask that asks `here`, and one in a process of its own once that, or another answer's, exceeds its limits."""
+    """A mask that asks `here`, and once this or another answer's mask exceeds its limits, a mask in another process."""
 
     __slots__ = ("_grammar", "_here", "_num_slow", "_there", "_tokens")
 
@@ -129,7 +129,7 @@ class MovingMask:
         return self._there is None and not self._grammar.is_beyond
 
     def _is_beyond_limits(self) -> bool:
-        """Return whether `here` exceeded its limits; other answers' masks of the grammar move then, too."""
+        """Return whether `here` exceeded its limits; if so, the masks of the grammar's other answers move, too."""
         self._grammar.is_beyond |= self._here.is_beyond_limits
         return self._here.is_beyond_limits
 
@@ -147,7 +147,7 @@ class MovingMask:
 
 
 GRACE_S = 0.001
-"""Seconds to wait for an answer within a step: most questions are answered in a tenth of it."""
+"""Seconds to wait for an answer within a step: most questions are answered in a tenth of that."""
 
 WAIT_S = 5.0
 """Seconds to wait for an answer outside of steps, while a trigger is checked."""
@@ -156,19 +156,19 @@ Question = tuple[int, bytes]
 
 
 class ForkedGrammars:
-    """Makes grammars that are compiled in the process that follows them; here their text is only bounded."""
+    """Makes grammars that are compiled in the process that follows them; this process only has their text."""
 
     def __init__(self, processes: Forks, vocab: Words) -> None:
         self._processes = processes
         self._vocab = vocab
 
     def compile(self, text: str) -> ForkedGrammar:
-        """Return the grammar of GBNF that has been tried. Raises Unusable."""
+        """Return the grammar of a GBNF text that has been tried. Raises Unusable."""
         check(text)
         return ForkedGrammar("gbnf", text, self._processes, self._vocab)
 
     def lark(self, text: str) -> ForkedGrammar:
-        """Return the grammar of Lark that llguidance can compile."""
+        """Return the grammar of a Lark text that llguidance can compile."""
         return ForkedGrammar("lark", text, self._processes, self._vocab)
 
 
@@ -181,19 +181,19 @@ class ForkedGrammar:
         self._vocab = vocab
 
     def mask(self) -> ForkedMask:
-        """Return a mask for an answer from its first token. Does not block."""
+        """Return a mask for a whole answer, from its first token on. Does not block."""
         return self._mask(())
 
     def mask_after(self, begun: bytes) -> ForkedMask | None:
-        """Return a mask for what follows `begun`, which `refused_of` has been asked about. Does not block."""
+        """Return a mask for the text after `begun`, which `refused_of` must have been asked about. Does not block."""
         return self.mask_after_tokens(self._tokens(begun))
 
     def mask_after_tokens(self, begun: Iterable[int]) -> ForkedMask:
-        """Return a mask for what follows these tokens, which an answer may begin with. Does not block."""
+        """Return a mask for the text after these tokens, with which an answer may begin. Does not block."""
         return self._mask(tuple(begun))
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first beginning that no answer begins with, if there is one. Blocks. Raises CallFailed."""
+        """Return the first of `beginnings` with which no answer begins, or None. Blocks. Raises CallFailed."""
         try:
             self._processes.start()
         except NotStarted as error:
@@ -209,7 +209,7 @@ class ForkedGrammar:
 
 
 class ForkedMask:
-    """The mask of one answer. Its process is forked when it is first asked."""
+    """The mask of one answer. Its process is forked when the mask is first asked."""
 
     __slots__ = ("_answers", "_asked", "_begun", "_done", "_eog", "_fork", "_processes", "_text")
 
@@ -220,14 +220,14 @@ class ForkedMask:
         self._eog = eog
         self._fork: Fork | None = None
         self._asked: deque[Question] = deque()
-        """Questions that have no answer yet."""
+        """Questions without an answer yet, in the order in which they were asked."""
         self._answers: dict[Question, bytes] = {}
-        """Questions that were answered since the last token."""
+        """Answers by question, since the last token."""
         self._done = False
 
     @property
     def is_done(self) -> bool:
-        """Return whether nothing but the end can follow. Raises MaskPending, CallFailed."""
+        """Return whether nothing but the answer's end can follow. Raises MaskPending, CallFailed."""
         self._catch_up(GRACE_S)
         return self._done
 
@@ -241,7 +241,7 @@ class ForkedMask:
         return np.frombuffer(bits, dtype="<u4").astype(np.uint32, copy=False) if bits else None
 
     def accept(self, token: int) -> None:
-        """Note that `token` came. Does not wait for the answer."""
+        """Note that `token` has come. Does not wait for the process's answer."""
         self._answers.clear()
         if token not in self._eog:
             self._ask((forks.ACCEPT, _bytes(token)))
@@ -272,7 +272,7 @@ class ForkedMask:
         self._send(question)
 
     def _forked(self) -> Fork:
-        """Fork a process. Raises MaskPending while none can be forked yet, CallFailed where none can be at all."""
+        """Return a new process. Raises MaskPending if it can't be forked yet, CallFailed if it can't be at all."""
         try:
             process = self._processes.fork()
         except NotStarted as error:
@@ -287,7 +287,7 @@ class ForkedMask:
         self._asked.append(question)
 
     def _catch_up(self, wait_s: float) -> None:
-        """Take every answer that is still to come. Raises MaskPending if one is not there in time, CallFailed."""
+        """Take all answers still to come. Raises MaskPending if one does not come in time, and CallFailed."""
         while self._asked:
             assert self._fork is not None  # noqa: S101 - for the type checker
             try:

@@ -1,7 +1,7 @@
-"""The check whether a JSON Schema can be enforced exactly, and its form for llguidance.
+"""Checks whether a JSON Schema can be enforced exactly, and brings it into llguidance's form.
 
-A keyword is one that llguidance enforces, or an annotation that says nothing about values; any other is refused with
-its name and place. Source: JSON Schema 2020-12 (core and validation), docs/json_schema.md of llguidance.
+Each keyword must be one that llguidance enforces, or an annotation that says nothing about values; any other keyword is
+refused with its name and place. Source: JSON Schema 2020-12 (core and validation), docs/json_schema.md of llguidance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DEPTH = 100
 MAX_NODES = 20_000
 
 ONE = frozenset({"additionalProperties", "additionalItems"})
-"""Keywords whose value is a schema."""
+"""Keywords whose value is one schema."""
 LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 PLAIN = frozenset(
@@ -49,11 +49,11 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "not": (False,),
     "minContains": (0,),
 }
-"""Keywords that are refused, except with these values, which ask for nothing."""
+"""Keywords that are refused except with these values, which demand nothing."""
 
 OBJECT_KEYWORDS = frozenset({"properties", "patternProperties", "additionalProperties", "required", "minProperties"})
 OPENING = frozenset({"additionalProperties", "unevaluatedProperties", "propertyNames"})
-"""Keywords by which a schema itself says which other keys its objects have."""
+"""Keywords with which a schema itself says which other keys its objects may have."""
 
 STRING_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -64,7 +64,7 @@ _DAY = r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9
 _DATE = rf"({_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 EXACT_FORMATS: Mapping[str, str] = {"date": f"^{_DATE}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""Patterns of days that exist: llguidance's own has a 29th of February in every year. Source: RFC 3339."""
+"""Patterns that match only days that exist: llguidance's have a 29th of February in every year. Source: RFC 3339."""
 
 NUMBER_FORMATS: Mapping[str, tuple[int, int] | None] = {
     "int32": (-(2**31), 2**31 - 1),
@@ -76,7 +76,7 @@ NUMBER_FORMATS: Mapping[str, tuple[int, int] | None] = {
 
 
 def parse(text: str) -> Any:
-    """Return the schema in a text. Raises Unusable for one that is too large, too deep or no JSON."""
+    """Return the schema in a JSON text. Raises Unusable if the text is too large, too deep or not JSON."""
     if len(text.encode()) > MAX_BYTES:
         raise Unusable(f"the schema has more than {MAX_BYTES >> 10} KiB; send a smaller one")
     try:
@@ -86,10 +86,11 @@ def parse(text: str) -> Any:
 
 
 def enforceable(schema: Any, *, closes: bool = False, comparisons: Comparisons | None = None) -> Any:
-    """Return the schema without annotations, in llguidance's form. Raises Unusable with the keyword that can't be kept.
+    """Return the schema without annotations, in llguidance's form. Raises Unusable with the keyword that can't be
+    enforced.
 
-    `closes`: objects have only the keys that are listed, where the schema does not say which others there may be.
-    `comparisons`: those that are left for the answer, where the schema is one of several.
+    `closes`: objects have only the keys that the schema lists, unless it says which others there may be. `comparisons`:
+    those left for the answer, if its schema is one of several.
     """
     comparisons = comparisons or Comparisons()
     reader = _Reader(schema, closes, comparisons)
@@ -105,7 +106,7 @@ def enforceable(schema: Any, *, closes: bool = False, comparisons: Comparisons |
 
 
 class _Reader:
-    """Walks through one schema. Definitions are read when something refers to them; others don't matter."""
+    """Walks through one schema. A definition is read only if something refers to it."""
 
     def __init__(self, root: Any, closes: bool, comparisons: Comparisons) -> None:
         self._root = root
@@ -113,10 +114,10 @@ class _Reader:
         self._disjoint = Disjoint(root, comparisons)
         self._values = Values(root)
         self._wanted: list[tuple[str, str, bool]] = []
-        """Definitions to read (section, name), and whether their objects are joined with other schemas'."""
+        """Definitions to read: section, name, and whether their objects are joined with those of other schemas."""
         self._num_nodes = 0
         self.is_unclear = False
-        """Whether it can't be told which objects may be closed: one is joined with a schema that is no definition."""
+        """Whether it is unknown which objects may be closed: one is joined with a schema that is not a definition."""
 
     def read(self) -> Any:
         result = self._schema(self._root, "the schema", 0, is_root=True)
@@ -136,7 +137,7 @@ class _Reader:
         return definitions.get(name) if isinstance(definitions, dict) else None
 
     def _schema(self, schema: Any, path: str, depth: int, *, is_root: bool = False, joined: bool = False) -> Any:
-        """Return one schema for llguidance. `joined`: another one, with keys of its own, holds for the same value."""
+        """Return one schema for llguidance. `joined`: another schema, with its own keys, applies to the same value."""
         self._num_nodes += 1
         if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
             raise Unusable(f"the schema is nested more than {MAX_DEPTH} levels deep or has more than {MAX_NODES} parts")
@@ -161,7 +162,7 @@ class _Reader:
         return out
 
     def _joined(self, schema: dict[str, Any], key: str, value: Any, out: dict[str, Any], path: str, depth: int) -> None:
-        """Read the keyword of schemas of which one or all hold beside others."""
+        """Read a keyword whose schemas, one or all of them, apply to the same value as another schema."""
         if key == "$ref":
             out[key] = value
             self._refer(value, joined=True)
@@ -226,14 +227,14 @@ class _Reader:
         return [self._schema(part, f"{path}, `{key}` {n}", depth + 2, joined=joined) for n, part in enumerate(value)]
 
     def _unique(self, schema: dict[str, Any], out: dict[str, Any], *, is_asked: bool) -> None:
-        """Bound an array without repeats as far as a grammar can: it is no longer than there are values."""
+        """Bound the length of an array without repeats by the number of possible values: a grammar can't do more."""
         values = self._values.of(schema.get("items"))
         most = schema.get("maxItems")
         if is_asked and values is not None and not (isinstance(most, int) and most <= len(values)):
             out["maxItems"] = len(values)
 
     def _property_names(self, schema: dict[str, Any], value: Any, out: dict[str, Any], path: str) -> None:
-        """Turn `propertyNames` with a pattern into `patternProperties`, where no other properties are named."""
+        """Turn `propertyNames` with a pattern into `patternProperties`, if the schema names no other properties."""
         if value in (True, {}):
             return
         others = {"properties", "patternProperties"} & set(schema)
@@ -255,14 +256,14 @@ class _Reader:
 
 
 def _num_parts(schema: dict[str, Any]) -> int:
-    """Return how many schemas hold for one value: one for each kind of keyword, and each of `allOf`."""
+    """Return how many schemas apply to the same value: one for each kind of keyword, and each of `allOf`."""
     every = schema.get("allOf")
     num_joined = sum(key in schema for key in ("anyOf", "oneOf", "$ref"))
     return num_joined + (len(every) if isinstance(every, list) else 0) + (not OBJECT_KEYWORDS.isdisjoint(schema))
 
 
 def _is_listed(schema: dict[str, Any]) -> bool:
-    """Return whether a schema lists the keys of its objects, and neither mentions nor needs others."""
+    """Return whether a schema lists all keys of its objects, and neither mentions nor requires others."""
     listed, needed, least = schema.get("properties"), schema.get("required", ()), schema.get("minProperties", 0)
     if not isinstance(listed, dict) or not OPENING.isdisjoint(schema):
         return False

@@ -1,8 +1,8 @@
-"""Rules of JSON Schema that need reasoning: schemas that exclude each other, and `uniqueItems`.
+"""Rules of JSON Schema that need reasoning: whether schemas exclude each other, and `uniqueItems`.
 
-A grammar does not remember the items that came. For `uniqueItems` with items of up to four values, all arrays without
-repeats are listed. Where the values are known, an array is no longer than there are values. Else the keyword is not
-enforced.
+A grammar does not remember the items of an array. For `uniqueItems` with items of up to four values, all arrays without
+repeats are listed. If the values are more but known, an array may have no more items than there are values. Otherwise
+the keyword is not enforced.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from urllib.parse import unquote
 MAX_PAIRS = 2_000
 MAX_HOPS = 16
 MAX_COMPARED = 20_000
-"""Most pairs compared for one answer, whatever tools and parameters it has: properties that refer to each other have as
-many as there are ways through."""
+"""Most pairs of schemas compared for one answer, all its tools and parameters together: properties that refer to each
+other make as many pairs as there are paths through them."""
 PER_COMPARISON = 16
-"""Compared values, or names of properties, that count as one pair of schemas."""
+"""Number of compared values, or names of properties, that counts as one pair of schemas."""
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 
 @dataclass(slots=True)
 class Comparisons:
-    """The comparisons that are left for one answer."""
+    """How many comparisons are left for one answer."""
 
     left: int = MAX_COMPARED
 
 
 class Disjoint:
-    """Compares the schemas of one document. `root` is the document in which references are looked up."""
+    """Finds out which schemas of a document exclude each other. References are looked up in `root`, the document."""
 
     def __init__(self, root: Any, comparisons: Comparisons | None = None) -> None:
         self._root = root
         self._comparisons = comparisons or Comparisons()
         self._targets: dict[str, Any] = {}
-        """Schemas by reference, each looked up once: one may be as long as the document."""
+        """Schemas by reference. Each reference is looked up once: it may be as long as the document."""
         self._required: dict[int, frozenset[str]] = {}
         self._types: dict[int, frozenset[str]] = {}
         self._values: dict[int, frozenset[str] | None] = {}
-        """Listed values by a schema's identity: lists are long, and may be referred to from everywhere."""
+        """Listed values by a schema's identity, read once: lists are long, and may be referred to from everywhere."""
 
     def all(self, schemas: Any) -> bool:
         """Return whether no value can satisfy two of these schemas."""
@@ -95,7 +95,7 @@ class Disjoint:
         return self._required[id(schema)]
 
     def _target(self, schema: Any) -> Any:
-        """Return the schema that a schema with `$ref` refers to, else itself; None: there is none, or it is too far."""
+        """Return the schema that a `$ref` leads to, else the schema itself; None: it leads nowhere, or too far."""
         for _ in range(MAX_HOPS):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
@@ -107,7 +107,7 @@ class Disjoint:
 
 
 def _found(root: Any, reference: str) -> Any:
-    """Return the schema of a document that a reference means; None: there is none."""
+    """Return the schema in a document that a reference points to; None: there is none."""
     if not reference.startswith("#/"):
         return None
     schema = root
@@ -120,7 +120,7 @@ def _found(root: Any, reference: str) -> Any:
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:
-    """Return the types of the values that may satisfy a schema; integers are numbers."""
+    """Return the types that a schema's values may have; integers count as numbers."""
     kinds = _TYPES
     if "type" in schema:
         named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
@@ -139,7 +139,7 @@ def _type(value: Any) -> str:
 
 
 def _values(schema: dict[str, Any]) -> frozenset[str] | None:
-    """Return the values that a schema lists, as texts that are equal where the values are; None if it lists none."""
+    """Return the values that a schema lists, as texts that are equal if the values are; None if it lists none."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return frozenset(map(_text, values)) if isinstance(values, list) else None
 
@@ -161,13 +161,13 @@ def _properties(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _closed_to(schema: dict[str, Any], name: str) -> bool:
-    """Return whether an object with this property can't satisfy the schema."""
+    """Return whether an object with a property of this name can't satisfy the schema."""
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     return is_closed and name not in _properties(schema)
 
 
 MAX_ARRANGED = 4
-"""Most values whose arrays are listed, 65 of them; one value more makes 326."""
+"""Most values for which all arrays are listed: 65 arrays; one value more makes 326."""
 MAX_REFERENCES = 8
 """Most references that are followed one after the other."""
 
@@ -184,7 +184,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 
 def place_of(reference: Any) -> tuple[str, str] | None:
-    """Return the keyword and the name of the definition that a reference means; None: it means something else."""
+    """Return the keyword and name of the definition that a reference points to; None: it points to something else."""
     parts = reference.split("/", 3) if isinstance(reference, str) else []
     if len(parts) < 3 or parts[0] != "#" or parts[1] not in ("$defs", "definitions"):
         return None
@@ -200,12 +200,12 @@ class Values:
         """`root` is the document, which must not change."""
         self._root = root
         self._known: dict[int, list[Any] | None] = {}
-        """Values by the schema's identity."""
+        """Listed values by the schema's identity."""
         self._places: dict[str, tuple[str, str] | None] = {}
-        """What each reference means, which is read once as well: it may be as long as the document."""
+        """The definition that each reference points to, also read once: a reference may be as long as the document."""
 
     def of(self, schema: Any) -> list[Any] | None:
-        """Return the values that a schema allows, each once; None: they are many, or it can't be told."""
+        """Return the values that a schema allows, each once; None: they are too many, or not known."""
         root = self._root
         for _ in range(MAX_REFERENCES):
             place = self._place(schema["$ref"]) if isinstance(schema, dict) and "$ref" in schema else None
@@ -227,8 +227,8 @@ class Values:
         return self._places[reference]
 
     def unique_arrays(self, schema: dict[str, Any]) -> list[list[Any]] | None:
-        """Return all arrays that a schema of an array without repeats allows, the shortest first; None: it is another
-        schema, or they are many.
+        """Return all arrays without repeats that the schema of an array allows, the shortest first; None: the schema is
+        of another kind, or the arrays are too many.
         """
         asks = schema.get("uniqueItems") is True and schema.get("type") == "array"
         if not asks or not schema.keys() <= ARRAY_KEYWORDS:

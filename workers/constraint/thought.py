@@ -1,7 +1,8 @@
 """A mask for models that think before they answer: the thought is free but bounded, the answer is constrained.
 
 Source of how a budget works: common/reasoning-budget.cpp of llama.cpp. Here a closing tag that has begun when the
-budget ends is completed, and a model that would end or begin its answer within the thought closes the thought first.
+budget ends is completed, and a model that is about to end or begin its answer within the thought must close the thought
+first.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from workers.protocol.requests import UNBOUNDED, GenerateRequest
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """The marks of a model's thought, and how much of it a call wants."""
+    """The marks of a model's thought, and how long the thought may be in one call."""
 
     open: str
     close: str
     closing: str = ""
-    """Text that is forced to close the thought, ending in `close`; empty: `close`."""
+    """Text that is forced to close the thought, with `close` at its end; empty: `close` itself."""
     ends: tuple[str, ...] = ()
-    """Other marks that end the thought: those of calls, for models that call without closing their thought."""
+    """Other marks that end the thought: the marks of calls, for models that call without closing their thought."""
     is_open: bool = False
     """Whether the prompt ends within a thought."""
     budget: int = UNBOUNDED
     """Most tokens of a thought before it is closed; -1: no bound."""
     message: str = ""
-    """Text that is forced before the thought is closed at its budget."""
+    """Text that is forced before a thought is closed because its budget is used up."""
     again: bool = False
-    """Whether more thoughts may come in the middle of an answer without a form; each has the budget anew."""
+    """Whether more thoughts may come in the middle of an answer without a form; each thought has the whole budget."""
 
 
 class Words(Vocabulary, Protocol):
-    """A vocabulary that knows its control tokens by name."""
+    """A vocabulary that also has the texts of its control tokens, and makes tokens of a text."""
 
     def special_piece(self, token: int) -> bytes: ...
 
@@ -51,37 +52,38 @@ class Words(Vocabulary, Protocol):
 
 class _Place(Enum):
     BEFORE = auto()
-    """Only text came that may become the opening tag."""
+    """So far only text has come that may become the opening tag."""
     INSIDE = auto()
     AFTER = auto()
 
 
 class ThoughtMask:
-    """The mask of a thought and of the answer after it, or from the first token if there is none, which `begin` makes.
+    """The mask of a thought and the answer after it, or of the answer alone if no thought comes. `begin` makes the
+    answer's mask.
 
-    Made where the call may wait: it tokenises the thought's message, which a step of the engine has no time for.
-    Where the opening tag and the constraint both allow what is said first, it is a thought as soon as the tag is whole.
+    Make it where the call may wait: it tokenises the thought's message, for which a step of the engine has no time. If
+    the opening tag and the constraint both allow the first text, the text is a thought as soon as the tag is complete.
     """
 
     def __init__(self, thought: Thought, words: Words, begin: Callable[[], Mask] | None) -> None:
         self._words = words
         self._inner = begin() if begin is not None else None
         self._later = begin() if begin is not None and not thought.is_open else None
-        """The mask of the answer after a thought, which has not seen the tokens of the opening tag."""
+        """The mask of the answer after a thought; the tokens of the opening tag are not part of that answer."""
         self._budget, self._again = thought.budget, thought.again
         self._open, self._close = thought.open.encode(), thought.close.encode()
         self._closing = thought.closing.encode() or self._close
         said = thought.message if thought.budget != UNBOUNDED else ""
         self._ending = tuple(self._tokens(said.encode() + self._closing)) if said else ()
-        """The message and what closes the thought; a caller's takes milliseconds to tokenise, which no step has."""
+        """Tokens of the message and of the closing text; to make them takes milliseconds, too long for a step."""
         self._ends = tuple(mark.encode() for mark in thought.ends)
         self._reach = max(map(len, (self._close, self._closing, b"1234", *self._ends))) - 1
-        """Bytes at the end of the text that may belong to an unfinished mark or character."""
+        """Most bytes at the end of the text that may belong to an unfinished mark or character."""
         self._place = _Place.BEFORE
         self._tail = b""
-        """End of the text, as far as it may belong to a tag."""
+        """The end of the text so far that may belong to a tag."""
         self._tag_only = False
-        """Whether the constraint does not allow the text so far, so that it must become the opening tag."""
+        """Whether the constraint forbids the text so far, so that the text must become the opening tag."""
         self._left = 0
         self._forced: deque[int] = deque()
         if thought.is_open:
@@ -92,7 +94,7 @@ class ThoughtMask:
         return self._inner is not None and self._place is _Place.AFTER and self._inner.is_done
 
     def permits(self, token: int) -> bool:
-        """Return whether `token` may come next. A token that must not come in a thought makes the closing tag begin."""
+        """Return whether `token` may come next. If it must not come in a thought, the closing tag is forced next."""
         if self._forced:
             return token == self._forced[0]
         inner = self._inner
@@ -178,7 +180,7 @@ class ThoughtMask:
             self._end_budget()
 
     def _end_budget(self) -> None:
-        """Close the thought, with the message before it where the model has not begun to close it itself."""
+        """Close the thought; before that, force the message, unless the model has begun to close the thought itself."""
         if self._ending and not any(_overlap(self._tail, way) for way in (self._closing, self._close)):
             self._forced.extend(self._ending)
         else:
@@ -197,7 +199,7 @@ class ThoughtMask:
         self._place, self._tail, self._tag_only = _Place.AFTER, b"", False
 
     def _leaves_thought(self, token: int) -> bool:
-        """Return whether a token ends the answer, or has text that escapes the constraint: a call, or after the tag."""
+        """Return whether a token ends the answer, or escapes the constraint by a call or text after the closing tag."""
         text = self._tail + self._words.special_piece(token)
         if token in self._words.eog or any(mark in text for mark in self._ends):
             return True
@@ -221,7 +223,7 @@ class ThoughtMask:
 
 
 def _overlap(text: bytes, tag: bytes) -> int:
-    """Return the length of the beginning of `tag`, shorter than all of it, that `text` ends with."""
+    """Return the length of the longest unfinished beginning of `tag` with which `text` ends."""
     return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
 
 
@@ -230,7 +232,7 @@ def _bit(token: int) -> np.uint32:
 
 
 def _is_whole(text: bytes) -> bool:
-    """Return whether the text ends with a complete character."""
+    """Return whether the text ends with a complete UTF-8 character."""
     for length in range(1, min(4, len(text)) + 1):
         byte = text[-length]
         if byte < 0x80:
@@ -241,7 +243,7 @@ def _is_whole(text: bytes) -> bool:
 
 
 def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Answers) -> Thought | None:
-    """Return the thought before a call's answer; None: there is none, or its end is not known.
+    """Return the thought before a call's answer; None: there is none, or its closing mark is not known.
 
     Raises CallFailed: INVALID_REQUEST for a budget's message that would end the thought before the message ends.
     """

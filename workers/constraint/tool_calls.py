@@ -21,9 +21,9 @@ from workers.constraint.schema_rules import Comparisons
 from workers.protocol.requests import Constraint, GenerateRequest, Tool
 
 PLAIN_OBJECT = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"})
-"""Keywords of a tool's schema that can be enforced for parameters one by one."""
+"""Keywords of a tool's schema that can be enforced if parameters are written one by one."""
 PLAIN_TEXT = frozenset({"type", "enum", "const"})
-"""Keywords that can be enforced for a parameter that is text."""
+"""Keywords that can be enforced for a parameter whose value is plain text."""
 
 
 MAX_READ_BYTES = 1 << 20
@@ -35,15 +35,15 @@ class Parameter:
     name: str
     required: bool
     is_text: bool
-    """Whether the value is written as it is, and not as JSON."""
+    """Whether the value is written as plain text, and not as JSON."""
     values: tuple[str, ...]
     """Allowed values; empty: any text."""
     schema: Any
-    """Schema of the value, where it is JSON."""
+    """Schema of a value that is JSON."""
 
 
 def parameters_of(tool: Tool, *, closes: bool = False, comparisons: Comparisons | None = None) -> Iterator[Parameter]:
-    """Yield parameters in the schema's order. Raises Unusable, for strict tools only.
+    """Yield a tool's parameters in the order of its schema. Raises Unusable, for strict tools only.
 
     `closes`, `comparisons`: see `enforceable`.
     """
@@ -91,7 +91,7 @@ def _parameter(
 
 
 def _check(schema: dict[str, Any], kept: frozenset[str]) -> None:
-    """Raise Unusable for keywords that can't be enforced in a text that is not JSON."""
+    """Raise Unusable for keywords of a schema that can't be enforced in a text that is not JSON."""
     for key in schema:
         if key not in kept and key not in ANNOTATIONS:
             raise Unusable(f"the keyword `{key}` can't be enforced in this model's form of calls; leave it out")
@@ -99,18 +99,18 @@ def _check(schema: dict[str, Any], kept: frozenset[str]) -> None:
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MAX_TOOLS_BYTES = 1 << 20
-"""Most bytes, as JSON, of all schemas for one answer: they are read in Python, of which one thread runs at a time."""
+"""Most bytes, as JSON, of all schemas for one answer: Python reads them, and it runs only one thread at a time."""
 SPACE = "SPACE: /[ \\n]{1,2}/\n"
 
 
 class CallForms:
-    """Makes the constraints of requests, for models that write calls in one `syntax`. Immutable."""
+    """Makes the constraints of requests, for models that write calls in the form of `syntax`. Immutable."""
 
     def __init__(
         self, syntax: CallSyntax, controls: Mapping[int, bytes] | None = None, *, open_objects: bool = False
     ) -> None:
-        """`controls`: the model's control tokens that the syntax names, with their texts. `open_objects`: a schema that
-        does not say which keys may be there beside those that it lists allows any.
+        """`controls`: the model's control tokens that the syntax names, with their texts. `open_objects`: whether
+        objects may have any other keys if their schema does not say which other keys they may have.
         """
         self._syntax = syntax
         self._closes = not open_objects
@@ -119,15 +119,15 @@ class CallForms:
         self._marks = re.compile("|".join(map(re.escape, self._tokens)) or r"(?!)")
 
     def enforced(self, schema: str) -> Any:
-        """Return the schema, given as JSON text, in the form that is enforced. Raises Unusable."""
+        """Return the schema, given as JSON text, in the form in which it is enforced. Raises Unusable."""
         return enforceable(parse(schema), closes=self._closes)
 
     def constraint_of(self, request: GenerateRequest) -> Constraint | None:
         """Return the constraint that the whole request puts on the answer, if any. Raises CallFailed.
 
-        A forced call is constrained from the answer's first token. Where the model decides, its calls are constrained
-        from their beginning on, if a tool is strict. An answer that must follow a schema may be a call too, if there
-        are tools.
+        A forced call is constrained from the answer's first token. If the model decides whether to call, its calls are
+        constrained from their beginning on, provided that a tool is strict. An answer that must follow a schema may
+        also be a call if there are tools.
         """
         asked, tools, single = request.constraint, request.tools, not request.parallel_tool_calls
         if request.forced_tools:
@@ -163,9 +163,10 @@ class CallForms:
         return f"({self._text(self._syntax.lead)})?" if self._syntax.lead else ""
 
     def _calls(self, tools: Sequence[Tool], rule: str, single: bool) -> str:
-        """Return the rules of calls, one after the other; each names a tool and has arguments that follow its schema.
+        """Return the Lark rules of calls, one after the other; each call names a tool, whose schema its arguments
+        follow.
 
-        Raises CallFailed for larger schemas than one request may have.
+        Raises CallFailed if the schemas are larger than one request may have.
         """
         if sum(len(msgspec.json.encode(tool.parameters)) for tool in tools) > MAX_TOOLS_BYTES:
             message = f"their schemas have more than {MAX_TOOLS_BYTES >> 20} MiB together; send fewer tools"
@@ -186,7 +187,7 @@ class CallForms:
         )
 
     def _arguments(self, tool: Tool, number: int, rule: str, comparisons: Comparisons) -> str:
-        """Return the rule of one tool's arguments. Raises CallFailed where a strict tool's can't be enforced."""
+        """Return the rule of one tool's arguments. Raises CallFailed if a strict tool's schema can't be enforced."""
         try:
             if self._syntax.parameter is None:
                 return schema_to_lark(_object_of(tool, closes=self._closes, comparisons=comparisons), rule)
@@ -214,7 +215,7 @@ class CallForms:
         return f"{rule}: {' '.join(parts) or chr(34) * 2}\n{''.join(rules)}"
 
     def _text(self, text: str) -> str:
-        """Return a text as Lark. A control token in it may come as that token or be spelled."""
+        """Return a text as Lark. A control token in the text may come as that token or spelled out."""
         parts = []
         for word in re.split("( {1,2})", text):
             if word in (" ", "  "):
@@ -230,12 +231,12 @@ class CallForms:
 
 
 def _name(tool: Tool, syntax: CallSyntax) -> str:
-    """Return a tool's name as it stands in a call; inside quotes it is JSON."""
+    """Return a tool's name as it stands in a call; within quotes it is escaped as JSON."""
     return json.dumps(tool.name)[1:-1] if syntax.before.endswith('"') else tool.name
 
 
 def _object_of(tool: Tool, *, closes: bool, comparisons: Comparisons) -> Any:
-    """Return the schema that is enforced for the arguments. Raises Unusable where a strict one can't be."""
+    """Return the schema that is enforced for the arguments. Raises Unusable if a strict tool's can't be enforced."""
     # Only the named properties are allowed: models that may add others do.
     schema = {**ANY_OBJECT, "additionalProperties": False, **(tool.parameters or {})}
     try:
