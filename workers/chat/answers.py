@@ -40,7 +40,7 @@ FAMILIES = (
 
 
 class FamilyUnknown(ValueError):
-    """No family has this name; the message lists the known ones."""
+    """No family has the given name; the message lists the families that exist."""
 
 
 def family_of(template: str, name: str = "") -> Family:

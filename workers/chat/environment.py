@@ -52,7 +52,7 @@ def new_environment() -> SandboxedEnvironment:
     )
     environment.filters["tojson"] = to_json
     environment.filters["from_json"] = json.loads
-    # A text marked as safe would have HTML's entities put in for what is added to it.
+    # If a text were marked as safe, Jinja would escape what is added to it for HTML.
     environment.filters["safe"] = str
     for name in ("e", "escape", "forceescape"):
         environment.filters[name] = _escaped

@@ -115,7 +115,7 @@ SHORT_ID_CHARS = 9
 def fit(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilities, source: str) -> list[Message]:
     """Return messages that the template can show. `source`: its text, which shows how the model writes calls."""
     fit = _with_names(messages)
-    if "<|channel|>" not in source:  # gpt-oss alone has a developer, as llama-server has it
+    if "<|channel|>" not in source:  # only gpt-oss has the role of a developer, as in llama-server
         fit = [replace(one, role="system") if one.role == "developer" else one for one in fit]
     if not abilities.tool_calls:
         fit = [_call_in_words(one, source) for one in fit]
@@ -176,7 +176,7 @@ def _form(message: Message, abilities: Abilities, *, thinking: bool) -> Form:
             form["content"] = thinking_parts(message.reasoning, message.content or "")
         if thinking:
             form["thinking"] = message.reasoning
-            if message.tool_calls and not abilities.thinking_parts:  # such templates take one of the two beside a call
+            if message.tool_calls and not abilities.thinking_parts:  # such templates take text or thought beside a call
                 form["content"] = ""
     if message.name is not None:
         form["name"] = message.name

@@ -17,17 +17,17 @@ from workers.protocol.requests import GenerateRequest, Message, Role
 
 TOKENISE_LEAST_S = 5.0
 TOKENISE_S_PER_MIB = 4.0
-"""Seconds per 2**20 characters. llama.cpp's slowest pre-tokenizers take a second for so much ordinary text, several on
-a busy machine."""
+"""Seconds per 2**20 characters. llama.cpp's slowest pre-tokenizers take a second for this much ordinary text, several
+on a busy machine."""
 
 
 def patience_s(num_chars: int) -> float:
-    """Return the seconds that tokenising so many characters may take."""
+    """Return the most seconds that tokenising a text of this length may take."""
     return TOKENISE_LEAST_S + TOKENISE_S_PER_MIB * num_chars / (1 << 20)
 
 
 class Patience:
-    """The bound for texts that are tokenised in sequence, each of them too short for a bound of its own."""
+    """The time limit for several texts, tokenised one after the other, each too short for a limit of its own."""
 
     def __init__(self, num_chars: int) -> None:
         self._num_chars = num_chars
@@ -41,7 +41,7 @@ class Patience:
 
 
 def too_slow(num_chars: int, seconds: float) -> CallFailed:
-    """Return the error for a caller whose text takes too long."""
+    """Return the error for a caller whose text takes too long to tokenise."""
     message = (
         f"a text of {num_chars} characters took longer than {seconds:.1f} s to tokenise; send a shorter one, or one "
         "with fewer like characters in a row"
@@ -112,8 +112,7 @@ SHORT_CHARS = 1024
 """Most characters of a text that is tokenised on any thread, without a hop to another: some milliseconds at most."""
 
 MAX_LIST = 1 << 20
-"""Most tokens of a list. Longer prompts, which no context takes, stay in an array: Python's numbers take 40 bytes each.
-"""
+"""Most tokens of a list. Longer prompts, which fit no context, stay in an array: a Python number takes 40 bytes."""
 
 
 class TooManyTokens(Exception):

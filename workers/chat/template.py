@@ -94,7 +94,7 @@ class ChatTemplate:
         try:
             before = self._render_fitted(earlier, tools, {**values, "add_generation_prompt": False})
             opened = self._render_fitted(earlier, tools, {**values, "add_generation_prompt": True})
-        except _Refused:  # some want a conversation to end with the user
+        except _Refused:  # some templates want a conversation to end with the user
             before, opened = "", None
         begun = opened[_num_common(before, opened) :] if opened is not None else ""
         if opened is not None and marks[0]:

@@ -59,7 +59,7 @@ class Compiled(Protocol):
         """Return a mask for a whole answer, from its first token on."""
 
     def mask_after(self, begun: bytes) -> Mask | None:
-        """Return a mask for the text after `begun`; None if no answer begins so. Never blocks: the engine calls it."""
+        """Return a mask for the text after `begun`; None: no answer begins so. Must not block: the engine calls it."""
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
         """Return the first of `beginnings` with which no answer begins, or None. May block."""
@@ -86,7 +86,7 @@ class Compiler:
     def __init__(
         self, vocab: Words, gbnf: GbnfCompiler, trial: Trial, calls: CallForms, elsewhere: LarkCompiler | None = None
     ) -> None:
-        """`elsewhere`: follows grammars that take too long for a step of the engine; None: nothing else does."""
+        """`elsewhere`: follows grammars that take too long for a step of the engine; None: this process does."""
         self._vocab = vocab
         self._elsewhere = elsewhere
         self._calls = calls
@@ -231,7 +231,9 @@ def is_heavy(lark: str) -> bool:
 
 
 def num_remainders(lark: str) -> int:
-    """Return the most remainders that a grammar's `multipleOf`s may have: all of them added up, or for one number."""
+    """Return the most remainders that a grammar's `multipleOf`s may have: the sum of those of each, or those
+    of one number that all of them apply to.
+    """
     text = ESCAPE.sub(lambda found: chr(int(found[1], 16)), lark) if "\\u" in lark else lark
     digits = (number.replace(".", "").strip("0")[:MAX_DIGITS] for number in MULTIPLE.findall(text))
     factors = [int(each) for each in digits if each]

@@ -56,7 +56,7 @@ ANSWER_S = 10.0
 
 
 class Fork:
-    """One forked process, on the asking side. Used by one thread at a time; garbage collection ends the process."""
+    """A forked process, seen from the asking side. For one thread at a time; garbage collection ends the process."""
 
     def __init__(self, end: socket.socket, life: socket.socket) -> None:
         """`life`: a socket that ends the process when closed, whatever it does, and that receives how it ended."""

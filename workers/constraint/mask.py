@@ -42,7 +42,7 @@ class Mask(Protocol):
         """Return whether `token` may come next."""
 
     def allowed(self) -> Bits | None:
-        """Return the tokens that may come next, end tokens if the answer may end; None: all. Valid until `accept`."""
+        """Return the tokens that may come next; None: all. End tokens only if it may end. Valid until `accept`."""
 
     def accept(self, token: int) -> None:
         """Note that `token` has come."""

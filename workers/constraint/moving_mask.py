@@ -156,7 +156,7 @@ Question = tuple[int, bytes]
 
 
 class ForkedGrammars:
-    """Makes grammars that are compiled in the process that follows them; this process only has their text."""
+    """Makes grammars that are compiled in the process that follows them; this process only checks their bounds."""
 
     def __init__(self, processes: Forks, vocab: Words) -> None:
         self._processes = processes

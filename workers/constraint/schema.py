@@ -181,7 +181,7 @@ class _Reader:
         joined: bool = False,
     ) -> None:
         schemas = self._list(key, value, path, depth, joined=joined)
-        # Where schemas exclude each other, `oneOf` means the same as `anyOf`.
+        # If schemas exclude each other, `oneOf` means the same as `anyOf`.
         alike = key == "oneOf" and "anyOf" not in schema and self._disjoint.all(value)
         out["anyOf" if alike else key] = schemas
 

@@ -258,7 +258,7 @@ def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Ans
     is_open = answers.is_thinking(request, prompt)
     if not (is_open or answers.has_thought(request)):
         return None
-    # Where a form or calls are possible, they say what follows the thought.
+    # If a form or calls are possible, they say what follows the thought.
     closing = marks.close if request.tools or request.constraint else family.thought_close
     ends = family.syntax.triggers if family.calls_end_thoughts and request.tools else ()
     return Thought(

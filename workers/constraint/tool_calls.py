@@ -27,7 +27,8 @@ PLAIN_TEXT = frozenset({"type", "enum", "const"})
 
 
 MAX_READ_BYTES = 1 << 20
-"""Most bytes of definitions times parameters: each parameter reads them all, and 1,000 by 10,000s take minutes."""
+"""Most bytes of definitions times number of parameters: all definitions are read for each parameter, in minutes for
+1,000 parameters and tens of thousands of definitions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class Triggers:
         permitted = _all_but(self._ruled_out(begun), self.pieces.num_tokens)
         if permitted is not None:
             if len(self._known) >= MAX_KNOWN:
-                self._known.clear()  # another thread may do the same, which at worst computes one twice
+                self._known.clear()  # another thread may do the same, which at worst computes one entry twice
             self._known[begun] = permitted
         return permitted
 

@@ -39,7 +39,10 @@ class ParameterReader(Reader):
             self._add("}")
 
     def _parameter(self, key: str, end: Tags, *, is_text: bool | None = None) -> Steps[bool]:
-        """Read a value and the mark `end` after it; False: there is no `end`. `is_text`: by the model's mark."""
+        """Read a value and the mark `end` after it; return False if there is no such mark.
+
+        `is_text`: whether the model's mark says that the value is text; None: the mark says nothing.
+        """
         kinds = self._kinds_of(key) if is_text is None else frozenset()
         is_text = kinds == TEXT if is_text is None else is_text
         self._add(("" if self._num_parameters == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
@@ -70,7 +73,7 @@ class ParameterReader(Reader):
             return self._kinds[place]
         schema = property_schema(self._ask.tools, *place)
         kinds = kinds_of(schema)
-        if schema is not None:  # else it is none of the tools', and a model may write any number of such
+        if schema is not None:  # a model may write any number of unknown parameters
             self._kinds[place] = kinds
         return kinds
 

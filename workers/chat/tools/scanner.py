@@ -91,7 +91,7 @@ class Scanner:
         """What a step read of a text whose rest is missing, because the answer ended; None: no step lacked text."""
 
     def _skip_space(self) -> Steps[bool]:
-        """Skip whitespace; return whether other text follows it, and not too much whitespace comes first."""
+        """Skip whitespace; return whether other text follows; False if there is too much whitespace before it."""
         start = self._at
         while True:
             found = NOT_SPACE.search(self._text, self._at)
