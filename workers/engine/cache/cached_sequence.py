@@ -1,5 +1,5 @@
-"""The part of a call that the cache knows: its tokens, its cells in the KV cache, and the cells and saved blocks that
-match them along a walk through the radix tree.
+"""The part of a call that the cache uses: the call's tokens and KV cells, and the cells and saved blocks that match
+these tokens along a walk through the radix tree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Steps = list[tuple[Node, int]]
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """A part [start, end) to restore out of a block that covers it."""
+    """Tokens [start, end), to be restored from a saved block that covers them."""
 
     block: Block
     start: int
@@ -29,14 +29,14 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The part of a path that is known."""
+    """The part of a path that is in the KV cache or saved."""
 
     num_held: int
-    """Tokens at the beginning that are in the cache."""
+    """Number of tokens at the beginning that are in the KV cache."""
     holder: int
-    """A sequence that holds those; -1 where there are none."""
+    """A sequence that holds the cells of these tokens; -1: there are none."""
     restores: tuple[Restore, ...]
-    """Saved parts that follow those tokens, without a gap."""
+    """Saved parts that follow those tokens without a gap."""
 
     @property
     def num_known(self) -> int:
@@ -45,17 +45,17 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The place where a path can continue."""
+    """A length at which a path can be continued from saved state."""
 
     end: int
-    """Tokens at the beginning that need not be computed."""
+    """Number of tokens at the beginning that need not be computed."""
     holder: int
-    """A sequence that holds the cells of those tokens; -1: `block` has all of them."""
+    """A sequence that holds the cells of those tokens; -1: `block` has the state of all those tokens."""
     block: Block | None
 
 
 def checkpoints_along(steps: Steps) -> Iterator[Checkpoint]:
-    """Yield the places along the steps where memory can continue that only checkpoints can be continued from."""
+    """Yield the checkpoints along the steps, for memory that can continue a path only from a checkpoint."""
     for number, (node, end) in enumerate(steps):
         for block in node.blocks:
             whole = block.start < block.end
@@ -65,7 +65,8 @@ def checkpoints_along(steps: Steps) -> Iterator[Checkpoint]:
 
 
 def restores_along(steps: Steps, position: int) -> Iterator[Restore]:
-    """Yield the fewest blocks that follow `position` along the steps of a walk, up to the first gap."""
+    """Yield the parts to restore from `position` on along the steps of a walk, out of as few blocks as possible, up to
+    the first gap."""
     for here, (node, end) in enumerate(steps):
         if end <= position:
             continue
@@ -97,11 +98,11 @@ def _reach(block: Block, steps: Steps, here: int) -> int:
 
 
 NOWHERE = -1
-"""Sequence id or slot of a call that holds none."""
+"""Stands for the sequence id or slot of a call that has none."""
 
 
 class CachedSequence:
-    """The tokens of a call and the cells that it holds. Belongs to the engine's thread."""
+    """The tokens of a call and its cells in the KV cache. Belongs to the engine's thread."""
 
     __slots__ = (
         *("_base", "_n_ctx", "_num_unturned", "_own", "_since", "cache_prompt", "fetched", "fetching", "id", "key"),
@@ -116,47 +117,47 @@ class CachedSequence:
         self.key, self.prompt, self.scope = key, prompt, scope
         self.num_prompt, self.num_public, self.cache_prompt = len(prompt), num_public, cache_prompt
         self.id = NOWHERE
-        """Sequence id in the cache; `NOWHERE` while it waits."""
+        """Sequence id in the KV cache; `NOWHERE` while the call waits."""
         self.num_cells = 0
         """Tokens at the beginning that are in the cache."""
         self.position_lag = self.num_prompt - prompt.position(self.num_prompt)
-        """Cells of the prompt beyond its positions: the token in cell n of the answer has position n less these."""
+        """Cells of the prompt less its positions: the answer's token in cell n has position n less this."""
         self.restores: deque[Restore] = deque()
         """Saved blocks to restore before anything is computed."""
         self.num_restored = self.num_fetched = 0
-        """Tokens restored for it so far from RAM, and tokens fetched for it from disk to RAM."""
+        """Tokens restored from RAM for this call so far, and tokens fetched from disk to RAM for it."""
         self.fetching = self.fetched = False
-        """Whether it waits for blocks from disk, and whether the disk was asked for its blocks."""
+        """Whether the call waits for blocks from disk, and whether the disk was asked for its blocks."""
         self.stops: set[int] = set()
-        """Lengths at which its state is to be saved: a chunk must not go past one."""
+        """Lengths of the prompt at which its state is to be saved: a chunk must end at each of them."""
         self.shifted = False
-        """Whether its context was shifted: no call may share its cells, as they are not what its tokens alone give."""
+        """Whether the context was shifted. If so, no call may share the cells: they depend on dropped tokens."""
         self._own = "" if cache_prompt else token_hex(16)
-        """Name by which this call alone finds its cells again: without `cache_prompt`, and after its last shift."""
+        """Name by which only this call finds its cells (without `cache_prompt`, or after a shift); empty: all may."""
         self._num_unturned = 0
-        """Cells at the last shift, whose keys are rotated in the next step."""
+        """Number of cells at the last shift; their keys are rotated in the next step."""
         self._base: Tokens = prompt.ids()
         self._since: list[int] = []
         self._n_ctx = n_ctx
 
     @property
     def num_known(self) -> int:
-        """Return the tokens of the conversation so far, the answer's included."""
+        """Return how many tokens the conversation has so far, with those of the answer."""
         return len(self._base) + len(self._since)
 
     @property
     def is_full(self) -> bool:
-        """Return whether it has `n_ctx` cells: it computes nothing until its context is shifted."""
+        """Return whether the call has `n_ctx` cells: no more tokens can be computed until its context is shifted."""
         return self.num_cells >= self._n_ctx and self.id != NOWHERE
 
     @property
     def can_be_kept(self) -> bool:
-        """Return whether its cells may be saved: keys that are still to be rotated may not."""
+        """Return whether the cells may be saved: they may not while keys are still to be rotated after a shift."""
         return self.num_cells > self._num_unturned
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else may share its cells, so that they are kept for as long as the call lives."""
+        """Return whether no other call may share the cells; if so, they are kept only as long as the call lives."""
         return bool(self._own)
 
     def tokens(self) -> Tokens:
@@ -172,13 +173,13 @@ class CachedSequence:
         return Path(self.tokens(), self.scope, self.num_public)
 
     def take_chunk(self, num_tokens: int) -> Tokens:
-        """Return the next tokens to compute; they count as cached from here on."""
+        """Return the next tokens to compute. They count as cached from now on."""
         chunk = self.tokens()[self.num_cells : self.num_cells + num_tokens]
         self.num_cells += num_tokens
         return chunk
 
     def forget(self, start: int, end: int) -> None:
-        """Drop tokens [start, end) from the conversation, whose cells no other call may share any more."""
+        """Drop tokens [start, end) from the conversation. No other call may share its cells from now on."""
         tokens = self.tokens()
         self._base = np.concatenate((tokens[:start], tokens[end:]))
         self.num_cells -= end - start
@@ -187,5 +188,5 @@ class CachedSequence:
         self._num_unturned = self.num_cells
 
     def cut(self, num_tokens: int) -> None:
-        """Drop the newest `num_tokens` tokens from the conversation; their cells have been dropped before."""
+        """Drop the newest `num_tokens` tokens from the conversation, after their cells were dropped."""
         self._base = self.tokens()[: self.num_known - num_tokens]

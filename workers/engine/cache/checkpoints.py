@@ -1,7 +1,7 @@
-"""The store of prefixes for memory that can't be cut at will: sliding windows, recurrent states, mixtures of these.
+"""The prefix cache for memory that can't be cut at any token: sliding windows, recurrent states, mixtures of these.
 
 Such a memory can continue a conversation only at lengths where a checkpoint was saved: at the end of a prompt and of an
-answer, and where another prompt branches off, or waits to. Attention cells are shared as in
+answer, and at the token where another prompt, perhaps still waiting, branches off. Attention cells are shared as in
 `workers.engine.cache.prefix_cache`, and the rest comes from the checkpoint. A prefix that leaves the KV cache is saved
 as one state of the whole.
 """
@@ -20,14 +20,14 @@ from workers.llama.memory import MemoryKind
 from workers.llama.native import StateUnusable
 
 MIN_STOP_TOKENS = 32
-"""Shorter common prefixes get no checkpoint: a prompt is cut there, and each checkpoint is a copy of a state."""
+"""Fewest tokens of a common prefix for a checkpoint at its end, since each one cuts a prompt and copies a state."""
 
 FORK_SHARE = 1 / 16
-"""Share of RAM: a common prefix of many prompts is saved whole while it is computed, unless it is larger than this."""
+"""Largest share of the RAM tier that a common prefix of many prompts may take; larger prefixes are not saved whole."""
 
 
 class CheckpointCache(PrefixCache):
-    """A prefix cache with checkpoints. Belongs to the engine's thread. States that can't be loaded are recomputed."""
+    """A prefix cache with checkpoints. Belongs to the engine's thread. If a state can't be loaded, it is recomputed."""
 
     needs_stops = True
     can_pack = False
@@ -73,7 +73,7 @@ class CheckpointCache(PrefixCache):
         self._pace.note_restore(part.end, time.perf_counter() - started)
 
     def reached(self, sequence: CachedSequence) -> None:
-        """Save a checkpoint, since the sequence's prompt has come to a stop, or to its end."""
+        """Save a checkpoint, because the sequence's prompt is computed up to one of its `stops`, or to its end."""
         is_stop = sequence.num_cells in sequence.stops
         sequence.stops.discard(sequence.num_cells)
         if sequence.cache_prompt and not sequence.shifted and self._mark(sequence.id, sequence) and is_stop:
@@ -83,7 +83,7 @@ class CheckpointCache(PrefixCache):
         return sequence.id == NOWHERE or num_cells >= sequence.num_cells
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
-        """Yield one copy of the whole conversation, from its beginning, up to the last token where it can continue."""
+        """Yield one copy of the conversation's state, from its beginning up to where it can be continued last."""
         if start:
             return
         if (id_ := self._idle_at(path, end)) is not None:
@@ -98,7 +98,7 @@ class CheckpointCache(PrefixCache):
         return 0 if id_ is None else self._memory.state_size(id_)
 
     def _idle_at(self, path: Path, end: int) -> int | None:
-        """Return the idle sequence whose state is that of the path at `end`, or None."""
+        """Return the idle sequence that holds exactly the path's first `end` tokens, or None."""
         of_it = (id_ for id_ in self._idle if self.index.held_by(id_) == self.index.held_in(id_, path) == end)
         return next(of_it, None)
 
@@ -118,7 +118,7 @@ class CheckpointCache(PrefixCache):
         return found if found.holder != NOWHERE or self._pace.restore_pays else nothing
 
     def _give_way(self, sequence: CachedSequence, found: Checkpoint) -> None:
-        """Evict idle prefixes that hold tokens which the sequence computes anew: a token is in the index once."""
+        """Evict idle prefixes with tokens that the sequence computes anew, since the index has each token only once."""
         path = sequence.path()
         for id_ in [id_ for id_ in self._idle if id_ != found.holder]:
             if self.index.held_in(id_, path) > found.end:
@@ -148,14 +148,15 @@ class CheckpointCache(PrefixCache):
         return True
 
     def _settle(self, id_: int, sequence: CachedSequence) -> bool:
-        """Refuse to keep a sequence if others computed some of its cells too: they can't replace them here."""
+        """Enter a sequence that ended into the index. Return False if others computed some of its cells too:
+        their cells can't replace these in such memory."""
         if self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
         self._mark(id_, sequence)
         return True
 
     def _mark(self, id_: int, sequence: CachedSequence) -> bool:
-        """Save a checkpoint of what is there now; return whether it could be, with memory for the copy."""
+        """Save a checkpoint of the sequence's state now; return False if it can't, or no memory is left for it."""
         if not self.ram.max_bytes or self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
         try:
@@ -167,7 +168,7 @@ class CheckpointCache(PrefixCache):
         return True
 
     def _checkpoint(self, id_: int, end: int) -> tuple[Block, list[Block]]:
-        """Save a checkpoint and enter it in the index; return it with the blocks that it makes needless."""
+        """Save a checkpoint and enter it in the index. Return the checkpoint and the blocks that it replaces."""
         if self._memory.kind is MemoryKind.RECURRENT:  # the state is all there is: it needs no holder's cells
             block = Block(0, end, self._memory.save(id_))
             return block, self.index.store(id_, block, self._spared)
@@ -175,7 +176,7 @@ class CheckpointCache(PrefixCache):
         return block, self.index.mark(id_, end, block)
 
     def _save_fork(self, id_: int, end: int) -> None:
-        """Save a prefix that several prompts begin with as a whole, so that it outlives its cells."""
+        """Save the whole state of a prefix that several prompts share, so that it remains when its cells are freed."""
         if self._memory.kind is MemoryKind.RECURRENT or self._memory.state_size(id_) > self.ram.max_bytes * FORK_SHARE:
             return
         self._save(id_, 0, end)
@@ -192,7 +193,7 @@ class CheckpointCache(PrefixCache):
         return () if saved else ((0, end),)
 
     def _save_until(self, id_: int, until: float) -> bool:
-        """Save the state whole, or not at all, since it can't be cut."""
+        """Save the whole state if RAM can hold it, since it can't be cut. Return True: there was time."""
         for start, end in self._unsaved(id_):
             if self._memory.state_size(id_) <= self.ram.max_bytes:
                 self._save(id_, start, end)

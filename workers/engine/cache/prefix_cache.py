@@ -1,9 +1,10 @@
-"""The prefix cache: which sequence holds which KV cells, which prefixes stay, which move to RAM and back.
+"""The prefix cache: which sequence holds which KV cells, which prefixes stay, and which move to RAM and back.
 
 A call takes the longest prefix that is known. Cells that some sequence holds are shared without a copy; blocks in RAM
 are restored one by one. When the call ends, its cells stay under its sequence id, idle, for the next call to share.
 Attention scans idle cells too, in every step, so they move to RAM after a while, a few blocks per step.
-This is for memory that knows ranges (`MemoryKind.by_range`); other kinds: `workers.engine.cache.checkpoints`.
+This is for memory that can be shared by ranges of tokens (`MemoryKind.by_range`); other kinds:
+`workers.engine.cache.checkpoints`.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ costs saving and restoring (a few us per token). After this many steps keeping i
 """
 
 CHEAP_CELLS = 256
-"""Idle cells that cost next to nothing: llama.cpp rounds what it scans up to a multiple of this."""
+"""Idle cells up to this number cost almost nothing: llama.cpp rounds the cells it scans up to a multiple of it."""
 
 IDLE_STEPS_WITHOUT_RAM = 8192
-"""`IDLE_STEPS` where there is no RAM tier: a prefix that leaves must be computed anew."""
+"""`IDLE_STEPS` without a RAM tier: a prefix that leaves the KV cache must be computed anew."""
 
 
 PACK_CELLS = 512
-"""Free cells below the cells in use from which on packing pays, if they outnumber the cells in use."""
+"""Fewest free cells below cells in use for packing to pay; they must outnumber the cells in use, too."""
 
 PACK_TOKENS = 1024
 """Most tokens that packing moves at once: about 2 ms with a 0.5 B model."""
 
 PACK_BYTES = 16 << 20
-"""Most bytes that it moves at once: 1,024 tokens of an 8 B model are 128 MiB, and took 46 ms."""
+"""Most bytes that packing moves at once: 1,024 tokens of an 8 B model are 128 MiB, and took 46 ms."""
 
 TELL_S = 10.0
-"""Seconds between two log lines about prefixes that are lost."""
+"""Minimum seconds between two log lines about prefixes that are lost."""
 
 UNSAVED = (MemoryError, StateUnusable)
-"""Errors of saving where there is no memory for the copy, here or within llama.cpp; the cells stay as they were."""
+"""Errors raised by saving if there is no memory for the copy, here or within llama.cpp; the cells stay as they were."""
 
 _END = object()
 
@@ -72,7 +73,7 @@ class PrefixCache:
     can_pack = True
     """Whether cells can be moved within the cache."""
     needs_stops = False
-    """Whether a prefix can be shared only at lengths where `reached` was called."""
+    """Whether a prefix can be shared only at lengths for which `reached` was called."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class PrefixCache:
         pace: MovePace,
         on_evict: Callable[[Block], None] = lambda block: None,
     ) -> None:
-        """`num_sequences`: at least one more than the engine has slots; the last one is for moving cells."""
+        """`num_sequences`: at least one more than the engine has slots; the last one is used to move cells."""
         self.kv_tokens = kv_tokens
         self.index = PrefixIndex()
         self.ram = RamStore(self.index, ram_bytes, on_evict)
@@ -101,7 +102,7 @@ class PrefixCache:
         self._live: dict[int, CachedSequence] = {}
         self._idle: dict[int, Idle] = {}
         self._token_bytes = 0.0
-        """Most bytes of a saved token so far."""
+        """Most bytes that a saved token has taken so far."""
         self._step = 0
         self._most_used = 0
         """Most cells in use at once since the last packing: no cell in use lies much higher."""
@@ -110,7 +111,7 @@ class PrefixCache:
 
     @property
     def num_used(self) -> int:
-        """Return the cells that hold a token, and those that full conversations need for their context shift."""
+        """Return how many cells hold a token or are kept free for the context shift of full conversations."""
         index = self.index
         own = sum(one.num_cells - index.held_by(id_) for id_, one in self._live.items())
         return index.num_cells + own + self._num_to_part()
@@ -126,11 +127,11 @@ class PrefixCache:
 
     @property
     def keeps_parts(self) -> bool:
-        """Return whether a prompt that is computed in part loses nothing by leaving the cache for a while."""
+        """Return whether a partly computed prompt can leave the KV cache for a while without being computed again."""
         return not self.needs_stops and self.ram.max_bytes > 0
 
     def num_idle_without(self, leaving: Iterable[CachedSequence]) -> int:
-        """Return how many cells `make_room` could free if these sequences left."""
+        """Return how many cells `make_room` could free if the sequences `leaving` left the cache."""
         left = {one.id: one for one in leaving if one.id != NOWHERE}
         live: set[int] = self._live.keys() - left.keys()
         nodes = {id(node): node for id_ in (*self._idle, *left) for node in self.index.nodes_of(id_)}
@@ -138,12 +139,13 @@ class PrefixCache:
         return tails + sum(len(node.tokens) for node in nodes.values() if not node.holders & live)
 
     def lookup(self, sequence: CachedSequence) -> Match:
-        """Return the longest known prefix of the sequence's tokens; running calls' newest tokens count."""
+        """Return the longest known prefix of the sequence's tokens; newest tokens of running calls are searched too."""
         self._enter_live(sequence)
         return self._match(sequence)
 
     def enter(self, sequence: CachedSequence) -> None:
-        """Give the sequence an id and the cells that are cached for it; its `restores` lists the blocks that follow."""
+        """Give the sequence an id and share the cached cells of its prefix with it. Then its `restores` has the
+        blocks to restore after these."""
         match = self.lookup(sequence)
         sequence.id = self._new_id(match.holder)
         sequence.num_cells = 0
@@ -158,7 +160,7 @@ class PrefixCache:
         self._most_used = max(self._most_used, self.num_used)
 
     def restore(self, sequence: CachedSequence) -> None:
-        """Restore the next block that the sequence waits for; where that fails, the rest is computed."""
+        """Restore the next block that the sequence waits for. If that fails, the remaining tokens are computed."""
         part = sequence.restores.popleft()
         block = part.block
         if part.start != sequence.num_cells or not self.make_room(block.end - block.start):
@@ -181,10 +183,10 @@ class PrefixCache:
         self._pace.note_restore(block.end - block.start, time.perf_counter() - started)
 
     def reached(self, sequence: CachedSequence) -> None:
-        """Note that a prompt has come to one of its stops, or to its end. Does nothing: any prefix can be shared."""
+        """Note that a prompt has reached one of its `stops`, or its end. Does nothing: any prefix can be shared."""
 
     def leave(self, sequence: CachedSequence, *, keep: bool) -> None:
-        """Take the sequence out of the cache. With `keep` its prefix stays, idle."""
+        """Take the sequence out of the cache. `keep`: its cells stay as an idle prefix, if possible."""
         self._most_used = max(self._most_used, self.num_used)
         id_, sequence.id = sequence.id, NOWHERE
         del self._live[id_]
@@ -200,11 +202,11 @@ class PrefixCache:
             self._free(id_)
 
     def shift(self, sequence: CachedSequence, start: int, end: int, until: float) -> bool:
-        """Shift the context: drop tokens [start, end). Return whether there was room for that; without room the call
-        must end. If the sequence `is_full` still, time was up, and the next step must go on.
+        """Shift the context: drop tokens [start, end). Return False if there is no room: the call must end then.
+        If True and the sequence still `is_full`, time was up, and the next step must call this again.
 
-        The cells' positions move for every sequence that holds them, so this one gets cells of its own first, beginning
-        with the last ones: so at any time it shares only a beginning with others, and holds the rest alone.
+        The cells' positions move for every sequence that holds them, so this sequence's shared cells are copied first,
+        the last ones before those at the beginning: meanwhile it shares only a beginning with others.
         """
         id_, num_cells = sequence.id, sequence.num_cells
         first_moved = 0 if start else end  # dropped cells need no copy if nothing before them stays
@@ -226,7 +228,7 @@ class PrefixCache:
         return True
 
     def truncate(self, sequence: CachedSequence, num_cells: int) -> bool:
-        """Drop a sequence's cells from `num_cells` on; return False where this memory can't, and they stay."""
+        """Drop a sequence's cells from `num_cells` on. Return False if this memory can't; the cells stay then."""
         if sequence.id != NOWHERE and num_cells < sequence.num_cells:
             self.index.release(sequence.id, num_cells)
             self._memory.cut(sequence.id, num_cells, -1)
@@ -234,7 +236,7 @@ class PrefixCache:
         return True
 
     def make_room(self, num_cells: int) -> bool:
-        """Free idle prefixes until so many cells are free; return whether that was possible."""
+        """Free idle prefixes until `num_cells` cells are free; return whether that was possible."""
         until = time.perf_counter() + MOVE_S
         while self.num_free < num_cells:
             if not self._idle:
@@ -243,19 +245,20 @@ class PrefixCache:
         return True
 
     def tidy(self, step: int, seconds: float) -> None:
-        """Move prefixes that have been idle for long to RAM, for about `seconds`. Called in every step."""
+        """Move prefixes that have been idle for long to RAM, and pack cells, for about `seconds`, in every step."""
         self._step = step
         if self._idle or self._packing:
             self._tidy_until(time.perf_counter() + seconds)
 
     def take_in(self, path: Path, block: Block) -> None:
-        """Put a block of the path into RAM that was saved earlier, by this process or another."""
+        """Put a saved block of the path into RAM; this process or another has saved it earlier."""
         if self.ram.max_bytes:
             self.ram.add(block, self.index.put(path, block, self._spared))
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
-        """Yield copies of the path's cells from `start` on, a bounded number in each. Stop at cells that are not cached
-        or have no room for a copy. Calls may come and go between two copies. Raises StateUnusable.
+        """Yield copies of the path's cells [start, end), a bounded number in each block. Stop at the first cell that is
+        not cached, or whose block there is no room to cut. Calls may come and go between two copies. Raises
+        StateUnusable.
         """
         num_releases, match, parts = -1, Match(0, NOWHERE, ()), iter(tuple[Restore, ...]())
         while start < end:
@@ -274,11 +277,11 @@ class PrefixCache:
             start = block.end
 
     def state_size(self, path: Path, end: int) -> int:
-        """Return the bytes of the first copy where that is the whole conversation and not made yet; else 0."""
+        """Return the bytes of the copy of a whole state that `copies` will make; 0: it copies parts, or has a copy."""
         return 0
 
     def erase(self, path: Path) -> None:
-        """Forget what this conversation alone has in the cache and in RAM; cells that others use or share stay."""
+        """Free the cells and saved blocks of this conversation alone; cells that others use or share stay."""
         own = [id_ for id_ in self._idle if self.index.held_in(id_, path) == self.index.held_by(id_) > path.num_public]
         for id_ in own:
             self._free(id_)
@@ -286,7 +289,7 @@ class PrefixCache:
             self.ram.discard(block)
 
     def save_some(self) -> bool:
-        """Copy a part of an idle prefix to RAM, ahead of need; return whether more can be copied now."""
+        """Copy a part of an idle prefix to RAM before its cells are needed; return False if nothing was copied."""
         for id_ in self._idle:
             for start, end in self._unsaved(id_):
                 # Only into free room: blocks dropped for it would leave other idle prefixes unsaved.
@@ -298,7 +301,7 @@ class PrefixCache:
         return False
 
     def save_idle(self, go_on: Callable[[Block], bool]) -> None:
-        """Copy idle prefixes to RAM, latest used first, while `go_on(block)` is true; they stay in the cache."""
+        """Copy idle prefixes to RAM, the latest used first, until `go_on(block)` is false. They stay cached, too."""
         for id_ in sorted(self._idle, key=lambda id_: -self._idle[id_].last_used):
             for start, end in self._unsaved(id_):
                 block = self._save(id_, start, end)
@@ -308,7 +311,7 @@ class PrefixCache:
                     return
 
     def forget_all(self) -> None:
-        """Free every prefix, saved ones too, and overwrite every cell. Only while nothing runs."""
+        """Free every prefix, in RAM too, and overwrite every cell. To be called only while no call runs."""
         for id_ in list(self._idle):
             self._free(id_)
         for block in self.ram.blocks:
@@ -316,7 +319,7 @@ class PrefixCache:
         self._memory.clear()
 
     def check(self) -> None:
-        """Raise IntegrityError where the records contradict themselves or llama.cpp's cache."""
+        """Raise IntegrityError if the records contradict each other or llama.cpp's cache."""
         try:
             self.index.check()
             self.ram.check()
@@ -388,13 +391,13 @@ class PrefixCache:
         self._most_used = self.num_used
 
     def _has_own(self, id_: int, sequence: CachedSequence, start: int, end: int) -> bool:
-        """Whether the call still has this id, and such cells that no other may hold or get to: the index lacks them."""
+        """Return whether the call still has this id, and its cells [start, end) are not in the index, so not shared."""
         if self._live.get(id_) is not sequence or sequence.shifted:
             return False
         return self.index.held_by(id_) <= start < end <= sequence.num_cells
 
     def _move_down(self, holders: list[int], start: int, end: int) -> bool:
-        """Move a range down; return whether there was memory for it. Else the cells stay, which only costs time."""
+        """Move a range of cells down; return False if there is no memory for that. The cells stay then: only slower."""
         try:
             num_bytes = self._memory.relocate(holders, self._scratch, start, end)
         except MemoryError:
@@ -407,24 +410,24 @@ class PrefixCache:
 
     @property
     def _num_packed_at_once(self) -> int:
-        """Return the tokens that packing moves at once: few while it is not known how many bytes one takes."""
+        """Return how many tokens packing moves at once: few until the bytes of a token are known."""
         num_tokens = int(PACK_BYTES / self._token_bytes) if self._token_bytes else BLOCK_TOKENS
         return max(BLOCK_TOKENS, min(PACK_TOKENS, num_tokens))
 
     def _enter_live(self, asking: CachedSequence) -> None:
-        """Bring the index up to date on the running calls that the asking one could share with."""
+        """Enter the newest cells of running calls into the index, if the call `asking` could share them."""
         for id_, one in self._live.items():
             same = one.scope == asking.scope or (one.num_public and one.scope.adapters == asking.scope.adapters)
             if same and one.cache_prompt and not one.shifted and self.index.held_by(id_) < one.num_cells:
                 self.index.extend(id_, one.path(), one.num_cells)
 
     def _match(self, sequence: CachedSequence) -> Match:
-        """Return the longest known prefix; at least one token is left to compute, since its logits are wanted."""
+        """Return the longest known prefix, without the last token: it must be computed, as its logits are needed."""
         match = self.index.match(sequence.path(), sequence.num_known - 1)
         return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())
 
     def _new_id(self, needed: int) -> int:
-        """Return a free sequence id, evicting an idle prefix for it if need be. `needed`: a sequence that must stay."""
+        """Return a free sequence id; evicts an idle prefix if no id is free. `needed`: a sequence that must stay."""
         if not self._free_ids:
             idle = (id_ for id_ in self._idle if id_ != needed)
             self._evict(min(idle, key=self._worth), time.perf_counter() + MOVE_S)
@@ -446,7 +449,7 @@ class PrefixCache:
     def _settle(self, id_: int, sequence: CachedSequence) -> bool:
         """Enter all cells of a sequence that ended into the index; return whether they can be kept.
 
-        Cells that other sequences computed as well are replaced by theirs.
+        If other sequences computed some of its tokens too, their cells replace its own.
         """
         path = sequence.path()
         while (known := self.index.extend(id_, path, sequence.num_cells)) < sequence.num_cells:
@@ -457,17 +460,17 @@ class PrefixCache:
         return True
 
     def _num_shared(self, id_: int) -> int:
-        """Return how many cells at the sequence's beginning others hold too."""
+        """Return how many cells, from the sequence's beginning on, other sequences hold too."""
         return self.index.held_by(id_) - self.index.num_exclusive(id_)
 
     def _num_to_part(self) -> int:
-        """Return how many cells to copy until no full conversation shares any; the last holder keeps shared ones."""
+        """Return how many cells must be copied until no full conversation shares cells; one holder keeps its own."""
         full = {id_ for id_, one in self._live.items() if one.is_full}
         nodes = {id(node): node for id_ in full for node in self.index.nodes_of(id_)}
         return sum(len(node.tokens) * min(len(node.holders & full), len(node.holders) - 1) for node in nodes.values())
 
     def _part(self, id_: int, start: int, end: int) -> bool:
-        """Copy a range that others hold too to cells of the sequence's own; return whether there was memory for it."""
+        """Copy a range of shared cells to cells of the sequence's own; return whether there was memory for that."""
         try:
             self._memory.load(self._scratch, self._take(id_, start, end))
         except UNSAVED:
@@ -478,34 +481,34 @@ class PrefixCache:
         return True
 
     def _touch(self, id_: int) -> None:
-        """Mark the saved blocks of a prefix as just used: else they would leave RAM to make room for its end."""
+        """Mark the saved blocks of a prefix as just used; else saving the prefix's end could evict them from RAM."""
         self.ram.touch(*self._blocks_of(id_))
 
     def _blocks_of(self, id_: int) -> set[Block]:
-        """Return the saved blocks of a prefix, without those that go on into another prefix."""
+        """Return the saved blocks of a prefix, without blocks that continue into another prefix."""
         nodes = set(self.index.nodes_of(id_))
         return {block for node in nodes for block in node.blocks if block.nodes <= nodes}
 
     def _drop_covered(self, by: int) -> None:
-        """Free the ids of idle prefixes that the sequence `by` holds whole."""
+        """Free the ids of idle prefixes whose cells the sequence `by` holds too."""
         for id_ in [id_ for id_ in self._idle if id_ != by and self.index.ends_above(id_, by)]:
             self._free(id_)
 
     def _worth(self, id_: int) -> float:
-        """Return the worth of an idle prefix: what losing it costs, divided by its age since the last use."""
+        """Return the worth of an idle prefix: the seconds to rebuild it, divided by the time since its last use."""
         age_s = time.monotonic() - self._idle[id_].last_used + 1e-3
         return self._pace.rebuild_s(self.index.num_exclusive(id_), saved=not self._unsaved(id_)) / age_s
 
     def _evict(self, id_: int, until: float) -> None:
-        """Free a prefix at once. Only the beginning of a long one is saved, since running streams wait meanwhile."""
+        """Free a prefix at once. Of a long prefix only the beginning is saved, since running streams wait meanwhile."""
         self._save_until(id_, until)
         self._free(id_)
 
     def _save_until(self, id_: int, until: float) -> bool:
-        """Copy what is not saved yet to RAM, until about `until`; return whether there was time for all of it.
+        """Copy the unsaved parts of a prefix to RAM until about `until`; return whether there was time for all of them.
 
-        Copies from the beginning on, at least one range, and no more of the prefix than RAM holds: later blocks would
-        evict those before them.
+        Copies from the beginning on, at least one range, but no more than RAM can hold: later blocks would evict the
+        earlier blocks.
         """
         unsaved = self._unsaved(id_)
         if not unsaved:
@@ -529,7 +532,7 @@ class PrefixCache:
         return self.index.unsaved(id_, BLOCK_TOKENS) if self.ram.max_bytes else ()
 
     def _save(self, id_: int, start: int, end: int) -> Block | None:
-        """Copy a range to RAM and return its block; None: it is not kept there and must be computed anew if wanted."""
+        """Copy a range to RAM and return its block; None: it could not be kept, and is computed anew if needed."""
         try:
             block = Block(start, end, self._take(id_, start, end))
         except UNSAVED as error:
@@ -551,7 +554,7 @@ class PrefixCache:
             )
 
     def _spared(self, block: Block) -> bool:
-        """Return whether a shorter saved block is still of use beside a longer one that covers it."""
+        """Return whether a shorter saved block is still useful beside a longer block that covers it."""
         return False
 
     def _take(self, id_: int, start: int, end: int) -> bytes:
@@ -563,7 +566,7 @@ class PrefixCache:
             self._memory.remove(self._scratch)
 
     def cut_out(self, block: Block, start: int, end: int) -> Block | None:
-        """Return a part of a saved block; None: there is no room to cut it. Raises StateUnusable."""
+        """Return a part of a saved block; None: no cells are free to load it into. Raises StateUnusable."""
         if (start, end) == (block.start, block.end):
             return Block(start, end, block.state)
         if not self.make_room(block.end - block.start):

@@ -1,7 +1,7 @@
 """The radix index: every prefix whose KV is in the cache or saved in RAM, by the tokens that it was computed from.
 
 A sequence that holds a node of the tree (`prefix_tree`) holds all nodes above it too, so the cached nodes are closed
-towards the root. The index knows nothing of llama.cpp: sequence ids are numbers, and the caller moves the cells.
+towards the root. The index does not use llama.cpp: sequence ids are numbers, and the caller moves the cells.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from workers.engine.cache.prefix_tree import (
 from workers.engine.cache.prompt import Path
 
 Spared = Callable[[Block], bool]
-"""Tells which shorter blocks a longer one does not replace, since their state can be used at their end only."""
+"""Function that returns whether a shorter block must stay beside a longer one: only its end can be used."""
 
 
 def nothing(block: Block) -> bool:
-    """Return False: every shorter block is replaced, since a range can be cut out of a longer one."""
+    """Return False: a longer block replaces every shorter block, since ranges can be cut out of it."""
     return False
 
 
@@ -42,15 +42,15 @@ class PrefixIndex:
     def __init__(self) -> None:
         self.root = Node(NO_TOKENS, 0, None, None)
         self.num_cells = 0
-        """Cells that the nodes' holders hold, shared ones counted once."""
+        """Number of cells that sequences in the index hold; shared cells count once."""
         self.num_losses = 0
-        """Times that something which was known may have been lost."""
+        """Number of times that cached or saved tokens may have been lost."""
         self.num_releases = 0
-        """Times that a sequence was released: another one may have its id since."""
+        """Number of times that a sequence was released; another sequence may have got its id since."""
         self._leaf: dict[int, Node] = {}
 
     def match(self, path: Path, limit: int, start: int = 0) -> Match:
-        """Return what is known of the first `limit` tokens, and of those from `start` on even if others are missing."""
+        """Return the cells and saved parts known of the path's first `limit` tokens; no saved parts before `start`."""
         steps = list(walk(self.root, path, limit))
         num_held, holder = 0, -1
         for node, end in steps:
@@ -62,7 +62,7 @@ class PrefixIndex:
     def match_checkpoint(self, path: Path, limit: int) -> Checkpoint:
         """Return the longest known prefix of memory that can continue only where a checkpoint was saved.
 
-        Of two of one length, return the one whose cells are in the cache: it takes no more of them.
+        Of two prefixes of one length, return the one whose cells are in the KV cache: it takes no further cells.
         """
         best = Checkpoint(0, -1, None)
         for found in checkpoints_along(list(walk(self.root, path, limit))):
@@ -71,11 +71,11 @@ class PrefixIndex:
         return best
 
     def stops(self, path: Path, limit: int) -> tuple[int, ...]:
-        """Return the lengths where such memory can continue the path, ascending."""
+        """Return the lengths at which a checkpoint lets the path be continued, ascending."""
         return tuple(sorted({found.end for found in checkpoints_along(list(walk(self.root, path, limit)))}))
 
     def num_common(self, path: Path, limit: int) -> int:
-        """Return how many of the path's tokens are in the index, cached or not."""
+        """Return how many of the path's tokens, from its beginning, are in the index, cached or not."""
         return max((end for _, end in walk(self.root, path, limit)), default=0)
 
     def held_by(self, sequence: int) -> int:
@@ -97,18 +97,18 @@ class PrefixIndex:
             node = node.parent
 
     def share(self, sequence: int, path: Path, end: int) -> None:
-        """Enter that `sequence` shares the cells of [0, end), which others hold according to `match`."""
+        """Record that `sequence` shares the cells of tokens [0, end), which others hold according to `match`."""
         self._hold(sequence, path, end, shared=True)
 
     def extend(self, sequence: int, path: Path, end: int) -> int:
-        """Enter the sequence's own cells, from its place in the index up to `end`; return how far that went.
+        """Enter the sequence's own cells into the index, after those already there, up to `end`; return where it stops.
 
-        It stops before tokens that others hold already: those cells are twice in the cache, and stay out of the index.
+        It stops before tokens whose cells other sequences hold already: the index has cells of each token only once.
         """
         return self._hold(sequence, path, end, shared=False)
 
     def release(self, sequence: int, start: int = 0) -> int:
-        """Take the sequence's cells from `start` on out of the index; return how many of them only it held."""
+        """Remove the sequence's cells from `start` on from the index; return how many of them no other one held."""
         num_freed = 0
         self.num_releases += 1
         node: Node | None = self._leaf.pop(sequence, None)
@@ -133,7 +133,7 @@ class PrefixIndex:
         return num_freed
 
     def num_exclusive(self, sequence: int) -> int:
-        """Return the cells that would be free without the sequence."""
+        """Return how many cells no other sequence holds: they would be free without this one."""
         return sum(len(node.tokens) for node in self.nodes_of(sequence) if len(node.holders) == 1)
 
     def ends_above(self, sequence: int, other: int) -> bool:
@@ -142,9 +142,11 @@ class PrefixIndex:
         return leaf is None or other in leaf.holders
 
     def unsaved(self, sequence: int, size: int) -> list[tuple[int, int]]:
-        """Return the ranges to save before the sequence's cells are freed: no other holds them, no block covers them.
+        """Return the ranges to save before the sequence's cells are freed: no other sequence holds
+        these, no block covers them.
 
-        They are whole multiples of `size` tokens where the sequence is long enough, so that the next one finds them.
+        They begin and end at multiples of `size` tokens as far as the sequence is long enough, so that later sequences
+        find the same ranges.
         """
         pieces: set[tuple[int, int]] = set()
         end = self.held_by(sequence)
@@ -162,14 +164,14 @@ class PrefixIndex:
         return sorted(pieces)
 
     def store(self, sequence: int, block: Block, spared: Spared = nothing) -> list[Block]:
-        """Attach a block saved from the sequence's cells; return the older blocks that it replaced, now dropped."""
+        """Attach a block saved from the sequence's cells; return the older blocks that it replaced."""
         for node in self.nodes_of(sequence):
             if node.start < block.end and block.start < node.end:
                 node.attach(block)
         return self._drop_needless(block, spared)
 
     def put(self, path: Path, block: Block, spared: Spared = nothing) -> list[Block]:
-        """Attach a block that comes from elsewhere, [block.start, block.end) of `path`; return as `store`."""
+        """Attach a saved block of tokens [block.start, block.end) of `path`; return the blocks that it replaced."""
         node = self.root
         while node.end < block.end:
             node = onwards(node, path, block.end)
@@ -178,7 +180,7 @@ class PrefixIndex:
         return self._drop_needless(block, spared)
 
     def own_blocks(self, path: Path) -> list[Block]:
-        """Return the saved blocks that only this path leads to and no sequence holds, without public ones."""
+        """Return the saved blocks of this path alone whose tokens no sequence holds, without those of public tokens."""
         found: dict[Block, None] = {}
         below: Node | None = None
         for node, end in reversed(list(walk(self.root, path, len(path.tokens)))):
@@ -190,7 +192,7 @@ class PrefixIndex:
         return list(found)
 
     def drop(self, block: Block) -> None:
-        """Forget a block."""
+        """Remove a block from the index."""
         nodes = sorted(block.nodes, key=lambda node: -node.start)
         self.num_losses += 1
         for node in nodes:
@@ -199,7 +201,7 @@ class PrefixIndex:
             join(prune(node))
 
     def mark(self, sequence: int, end: int, block: Block) -> list[Block]:
-        """Attach a checkpoint to the sequence's path at `end`, splitting a node there; return as `store`."""
+        """Attach a checkpoint to the sequence's path at `end`, splitting a node; return the blocks that it replaced."""
         for node in self.nodes_of(sequence):
             if node.start < end <= node.end:
                 (node if node.end == end else split(node, end - node.start)).attach(block)
@@ -207,7 +209,7 @@ class PrefixIndex:
         return []
 
     def check(self) -> None:
-        """Raise ValueError where the tree contradicts itself."""
+        """Raise ValueError if the tree contradicts itself."""
         held = 0
         seen: dict[int, int] = {}
         for node in self._all():

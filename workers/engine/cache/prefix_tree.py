@@ -1,4 +1,4 @@
-"""The nodes of the radix tree: runs of tokens, who holds their cells, and the saved blocks of them.
+"""The nodes of the radix tree: runs of tokens, the sequences that hold their cells, and the saved blocks of them.
 
 A node stands for a run of tokens after those of its parent. Sequences that hold the run's cells are its `holders`;
 saved copies of parts of it are its `blocks`. Runs of different scopes (tenant, salt, adapters) never meet: a scope is
@@ -20,14 +20,15 @@ MAX_FORKS = 256
 """Most forks that saved blocks keep on one way down from the root: a lookup along it takes 5 us for each."""
 
 MANY_PATHS = 8
-"""Most children of a node that can be crowded; where more fork, as after a template, one more makes no way longer."""
+"""Most children of a node that counts as crowded: if more paths fork there, another one makes no lookup longer."""
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """The saved state of the cells [start, end) of some sequence; for tokens before them see the node's parents.
+    """The saved state of the cells [start, end) of a path; the tokens before `start` are those of the node's parents.
 
-    An empty one (`start` = `end`) is a checkpoint: the part of a memory's state there that can't be shared by range.
+    An empty block (`start` = `end`) is a checkpoint: the part of a memory's state at that length that can't be shared
+    by ranges of tokens.
     """
 
     start: int
@@ -63,11 +64,11 @@ class Node:
         self.blocks: list[Block] = []
         """Blocks, sorted by start."""
         self.longest = 0
-        """Most tokens of a block."""
+        """Number of tokens of its longest block."""
         self.digests: list[bytes] = []
-        """Digests for names on disk: the chain's links (`disk_names`) that end within it, the first few or all."""
+        """Digests for the names of its blocks on disk: links of the digest chain (`digest_at`), as far as computed."""
         self.num_forks = 0
-        """Ends of nodes where paths fork, on the way down that has most of them; its own end counts."""
+        """Number of forks of paths below this node, on the way down that has the most; a fork at its own end counts."""
 
     @property
     def end(self) -> int:
@@ -75,7 +76,7 @@ class Node:
 
     @property
     def num_public(self) -> int:
-        """Return the public tokens at the beginning of the path to and into the node."""
+        """Return how many tokens are public, from the root to this node's end."""
         node: Node | None = self
         while node is not None and node.scope is not None:
             if node.scope.tenant is None:
@@ -84,7 +85,7 @@ class Node:
         return 0
 
     def leading(self, start: int, end: int) -> Tokens:
-        """Return the tokens [start, end) of the path to and into the node."""
+        """Return the tokens [start, end) of the path from the root through this node."""
         runs, node = [NO_TOKENS], self
         while node.parent is not None and start < node.end:
             runs.append(node.tokens[max(0, start - node.start) : max(0, end - node.start)])
@@ -98,7 +99,7 @@ class Node:
 
     @property
     def continuation(self) -> Node | None:
-        """Return the only child if it could be merged with this node, since nothing ends between the two; else None."""
+        """Return the only child if it can be merged with this node: nothing ends between the two. Else None."""
         if self.parent is None or len(self.children) != 1 or self.is_marked:
             return None
         (child,) = self.children.values()
@@ -114,11 +115,11 @@ class Node:
         block.nodes.discard(self)
 
     def first_over(self, position: int) -> int:
-        """Return the number of the first block that may cover the position."""
+        """Return the index in `blocks` of the first block that may cover the position."""
         return bisect_left(self.blocks, position - self.longest, key=start_of)
 
     def from_within(self, block: Block) -> list[Block]:
-        """Return the blocks that begin within `block`, or where it ends."""
+        """Return the blocks that begin within `block` or at its end."""
         first = bisect_left(self.blocks, block.start, key=start_of)
         return self.blocks[first : bisect_right(self.blocks, block.end, key=start_of)]
 
@@ -139,7 +140,7 @@ def walk(root: Node, path: Path, limit: int) -> Iterator[tuple[Node, int]]:
 
 
 def child_along(node: Node, path: Path, position: int, end: int) -> Node | None:
-    """Return the child of `node` along the path, split so that all of it agrees and none is past `end`."""
+    """Return the child of `node` along the path, split so that it agrees with the path and does not go beyond `end`."""
     child = node.children.get((path.scope_at(position), int(path.tokens[position])))
     if child is None:
         return None
@@ -148,7 +149,7 @@ def child_along(node: Node, path: Path, position: int, end: int) -> Node | None:
 
 
 def onwards(node: Node, path: Path, end: int) -> Node:
-    """Return the child of `node` along the path, made where there is none. It may go on past `end`."""
+    """Return the child of `node` along the path; makes it if there is none. It may go beyond `end`."""
     position = node.end
     child = node.children.get((path.scope_at(position), int(path.tokens[position])))
     if child is None:
@@ -193,9 +194,9 @@ def split(node: Node, length: int) -> Node:
 
 
 def join(node: Node) -> None:
-    """Merge the nodes around `node` that nothing ends between into one, the lowest of them.
+    """Merge `node` with its neighbours above and below if nothing ends between them. The lowest one stays.
 
-    Else every length that was ever asked for would split a long conversation for as long as any of it is known.
+    Without this, a long conversation would stay split at every length that was ever looked up.
     """
     while (below := node.continuation) is not None:
         node = below
@@ -224,7 +225,7 @@ def join(node: Node) -> None:
 
 
 def prune(node: Node) -> Node:
-    """Remove nodes that stand for nothing any more, upwards from `node`; return the first one that stays."""
+    """Remove nodes without holders, blocks and children, from `node` upwards; return the first node that stays."""
     while node.parent is not None and not (node.holders or node.blocks or node.children):
         parent = node.parent
         if node.scope is not None:
@@ -235,7 +236,7 @@ def prune(node: Node) -> Node:
 
 
 def recount(node: Node) -> None:
-    """Count the forks again, upwards, since `node` got or lost a child without forks."""
+    """Update `num_forks` from `node` upwards, after it got or lost a child without forks."""
     if len(node.children) > 2:
         return
     while node.parent is not None and (num_forks := num_forks_below(node)) != node.num_forks:
@@ -244,7 +245,7 @@ def recount(node: Node) -> None:
 
 
 def is_crowded(block: Block) -> bool:
-    """Return whether the block's path forks off on a way down with too many forks, all of one team."""
+    """Return whether the block keeps a fork of its path where one team's paths have too many forks."""
     node = max(block.nodes, key=lambda node: node.end).parent
     while node is not None and len(node.children) < 2:
         node = node.parent
@@ -267,9 +268,9 @@ def is_fork(block: Block) -> bool:
 
 
 def digest_at(node: Node, end: int) -> bytes:
-    """Return the last link, up to `end`, of the digest chain over the tokens to and into a node; empty: there is none.
+    """Return the last digest, up to `end`, of the chain over the tokens from the root through a node; empty: none.
 
-    Links are kept in the nodes, so that all blocks of a conversation together take one digest each.
+    Nodes keep their digests, so that each block of a conversation is hashed only once.
     """
     line = [node]
     while node.parent is not None and not (node.digests and end // BLOCK_TOKENS > node.start // BLOCK_TOKENS):
@@ -282,7 +283,7 @@ def digest_at(node: Node, end: int) -> bytes:
 
 
 def _chained(node: Node, end: int, digest: bytes) -> bytes:
-    """Compute the node's links up to `end` and return the last one. `digest`: the last link before the node's."""
+    """Compute the node's digests up to `end` and return the last one. `digest`: the last one before the node."""
     first, last = node.start // BLOCK_TOKENS, end // BLOCK_TOKENS
     known = first + len(node.digests)
     if known < last and node.scope is not None:

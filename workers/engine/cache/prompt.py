@@ -1,8 +1,8 @@
 """The input of a call, the path of a conversation through the prefix index, and the names of cached tokens.
 
 A scope is the trust boundary of all KV that is shared, kept or written to disk. A block is named by a chain of digests
-over its scope (team, salt, adapters) and all tokens up to its end: all that its KV was computed from. A whole state (of
-memory that can't be cut) may end at any token.
+over its scope (team, salt, adapters) and all tokens up to its end: everything its KV was computed from. A whole
+state (of memory that can't be cut) may end at any token.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Scope:
     """The scope within which saved KV may be used again."""
 
     tenant: str | None
-    """Team; None: tokens of a prompt that the catalog marks shareable."""
+    """Team; None: all teams, for tokens of a prompt that the catalog marks shareable."""
     salt: str = ""
     """The caller's `cache_salt`."""
     adapters: bytes = b""
     """Contents and scales of the adapters that the KV was computed with."""
     own: str = ""
-    """Name of the one call whose cells these are, since its last shift; such KV never goes to disk."""
+    """Name of the one call that may use this KV, which never goes to disk; empty: not bound to a call."""
 
     @property
     def seed(self) -> bytes:
@@ -43,7 +43,7 @@ class Scope:
 
     @property
     def public(self) -> Scope:
-        """Return the scope of the shareable tokens of the same conversation."""
+        """Return the scope of this conversation's shareable tokens."""
         return Scope(None, "", self.adapters)
 
 
@@ -56,14 +56,14 @@ class TokenArray(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """One block of one conversation, or its whole state at `end`."""
+    """Names one block of a conversation, or its whole state at `end`."""
 
     tenant: str | None
     digest: bytes
     start: int
     end: int
     stem: bytes = b""
-    """Digest of a whole state's blocks before the last, unfinished one. Empty: it is a block."""
+    """For a whole state: digest of its full blocks, without the unfinished one at its end. Empty: for a block."""
 
 
 def chain(
@@ -71,7 +71,7 @@ def chain(
 ) -> list[bytes]:
     """Return a digest for the end of each full block, of the seed and all tokens before that end.
 
-    Blocks wholly within the first `num_public` tokens belong to `public_seed`. 64 tokens take about 1 us.
+    For blocks wholly within the first `num_public` tokens, `public_seed` is used instead. 64 tokens take about 1 us.
     """
     return list(links(seed, memoryview(tokens.tobytes()), block * 4, public_seed, num_public // block))
 
@@ -96,12 +96,12 @@ class StateNames:
         )
 
     def stem(self, end: int) -> tuple[str | None, bytes]:
-        """Return the team of a state of this length (None: public), and the stem of all that end in the same block."""
+        """Return the team (None: public) of a state of length `end`, and the stem of all states ending in its block."""
         number = end // BLOCK_TOKENS
         return _stem(self._scope, self._num_public, end, self._digests[number - 1] if number else b"")
 
     def name(self, end: int) -> BlockName:
-        """Return the name of the state of this length. Takes about 3 us."""
+        """Return the name of the state of length `end`. Takes about 3 us."""
         tail = self._data[end // BLOCK_TOKENS * BLOCK_TOKENS * 4 : end * 4]
         return _state_name(*self.stem(end), end, tail)
 
@@ -112,8 +112,8 @@ def block_name(scope: Scope, num_public: int, end: int, digest: bytes) -> BlockN
 
 
 def state_name(scope: Scope, num_public: int, end: int, digest: bytes, tail: TokenArray) -> BlockName:
-    """Return the name of a whole state, as `StateNames` does, from the digest of its last whole block (empty: it has
-    none) and the tokens after that.
+    """Return the name of a whole state, as `StateNames` does, from the digest of its last whole block (empty: no
+    whole block) and the tokens after that block.
     """
     return _state_name(*_stem(scope, num_public, end, digest), end, tail.tobytes())
 
@@ -130,7 +130,7 @@ def links(
 ) -> Iterator[bytes]:
     """Yield a digest for the end of each `step` bytes of a chain whose first `num_open` links belong to `public_seed`.
 
-    `first`: how many links there are before the data; `digest`: the last one of them.
+    `first`: number of links before the data; `digest`: the last one of these.
     """
     if not first:
         digest = public_seed if num_open else seed
@@ -142,7 +142,7 @@ def links(
 
 
 def _stem(scope: Scope, num_public: int, end: int, digest: bytes) -> tuple[str | None, bytes]:
-    """Return team and stem. `digest`: of the last whole block before `end`; empty: there is none."""
+    """Return the team and the stem. `digest`: that of the last whole block before `end`; empty: there is none."""
     if end <= num_public:
         return None, digest or scope.public.seed
     if not digest or end // BLOCK_TOKENS > num_public // BLOCK_TOKENS:
@@ -173,18 +173,18 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """An image or a sound in a prompt: cells that no tokens stand for. A prefix can be shared up to it or with it."""
+    """An image or a sound in a prompt: its cells have no tokens. A shared prefix has all of it or none."""
 
     start: int
-    """Its first cell."""
+    """Number of its first cell."""
     num_cells: int
     num_positions: int
-    """Positions that the model counts for it: no more than its cells, and fewer where positions have several parts."""
+    """How many positions the model counts for it: as many as its cells, or fewer if positions have several parts."""
     digest: bytes
-    """Hash of its contents: conversations share its cells only where this is the same."""
+    """Hash of its contents: conversations share its cells only if they have the same hash."""
 
     def ids(self) -> Tokens:
-        """Return what its cells are known by: numbers below 0, which no token has, made of its hash."""
+        """Return numbers that stand for its cells in place of tokens: below 0, as no token is, made from its hash."""
         drawn = hashlib.shake_256(self.digest).digest(4 * self.num_cells)
         return np.frombuffer(drawn, dtype="<i4").astype(np.int32) | np.int32(-(1 << 31))
 
@@ -194,7 +194,7 @@ class Prompt:
     """The input of a call, one cell after the other."""
 
     tokens: Sequence[int]
-    """Tokens, begin token included where the model wants one; any number stands in the cells of media."""
+    """Tokens, with the begin token if the model uses one. In cells of media the numbers mean nothing."""
     media: tuple[Media, ...] = ()
     """Media in order."""
 
@@ -203,14 +203,14 @@ class Prompt:
         return len(self.tokens)
 
     def ids(self) -> Tokens:
-        """Return what the cells are known by in the prefix index and in the names of saved blocks."""
+        """Return the numbers that stand for the cells in the prefix index and in the names of saved blocks."""
         ids = np.array(self.tokens, dtype=np.int32) if self.media else np.asarray(self.tokens, dtype=np.int32)
         for one in self.media:
             ids[one.start : one.start + one.num_cells] = one.ids()
         return ids
 
     def position(self, cell: int) -> int:
-        """Return the position of a cell that no media stand in, or of one that follows the prompt."""
+        """Return the position of a cell of the prompt (not of media), or of a cell after the prompt."""
         return cell - sum(one.num_cells - one.num_positions for one in self.media if one.start < cell)
 
 
@@ -221,7 +221,7 @@ class Path:
     tokens: Tokens
     scope: Scope
     num_public: int = 0
-    """Tokens at the beginning that belong to everyone."""
+    """Number of tokens at the beginning that all teams share."""
 
     def scope_at(self, position: int) -> Scope:
         return self.scope.public if position < self.num_public else self.scope

@@ -10,10 +10,10 @@ from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block, is_crowded
 
 LOW_WATER = 0.9
-"""Over its bound the store goes down to this share of it at most, so that there is room for what comes unasked."""
+"""Share of its bound to which the store shrinks at most when it is full, to have room for the next blocks."""
 
 MAX_DROP_BYTES = 64 << 20
-"""Dropped at once: giving a GiB back to the system takes 65 ms, and all calls wait. A tenth of 16 GiB took 0.1 s."""
+"""Most bytes dropped at once: giving a GiB back to the system takes 65 ms, and all calls wait; 1.6 GiB took 0.1 s."""
 
 
 class RamStore:
@@ -27,7 +27,7 @@ class RamStore:
         self._index = index
         self._on_evict = on_evict
         self._blocks: OrderedDict[Block, None] = OrderedDict()
-        """In the order in which they are dropped."""
+        """The blocks, in the order in which they are dropped."""
 
     @property
     def num_blocks(self) -> int:
@@ -54,7 +54,7 @@ class RamStore:
 
     @property
     def num_free(self) -> int:
-        """Return the bytes that fit without dropping anything."""
+        """Return how many bytes fit without dropping a block."""
         return self.max_bytes - self.num_bytes
 
     def discard(self, block: Block) -> None:
@@ -64,11 +64,11 @@ class RamStore:
 
     @property
     def low_water(self) -> int:
-        """Return the bytes to which the store shrinks: so many of the blocks used last stay for sure."""
+        """Return the bytes that the store keeps at least when it shrinks: the blocks used last."""
         return int(self.max_bytes * LOW_WATER)
 
     def touch(self, *blocks: Block) -> None:
-        """They are of one age from now on: of these the ends of prefixes go first, a beginning serves more prompts."""
+        """Mark blocks as just used. Among them, ends of prefixes are dropped first: a beginning serves more prompts."""
         now = time.monotonic()
         for block in sorted(blocks, key=lambda block: -block.start):
             block.touched = now
@@ -76,7 +76,7 @@ class RamStore:
                 self._blocks.move_to_end(block)
 
     def check(self) -> None:
-        """Raise ValueError where the counts or the index contradict the blocks."""
+        """Raise ValueError if the counts or the index contradict the blocks."""
         if self.num_bytes != sum(len(block.state) for block in self._blocks) or self.num_bytes > self.max_bytes:
             raise ValueError(f"{self.num_bytes} bytes counted in RAM, at most {self.max_bytes}")
         if any(not block.nodes or any(block not in node.blocks for node in block.nodes) for block in self._blocks):
@@ -88,9 +88,9 @@ class RamStore:
             self.num_bytes -= len(block.state)
 
     def _shrink(self, target: int) -> None:
-        """Drop those that were used least recently.
+        """Drop the least recently used blocks until at most `target` bytes are left.
 
-        Bytes and the cost to compute them anew grow alike with a block's tokens, so recency alone decides here.
+        A block's bytes and the time to compute it anew both grow with its tokens, so only its last use matters here.
         """
         while self._blocks and self.num_bytes > target:
             block = next(iter(self._blocks))

@@ -1,7 +1,7 @@
-"""The cache report: how much of each conversation that ended is still cached here, for placing the next calls.
+"""The cache report: how much of each conversation that ended is still cached here. Gateways place the next calls by it.
 
-The prefix index is asked what it would be asked for a call, so the report covers cells, RAM and disk alike and any kind
-of memory. It is asked again when something was lost, a few conversations at a time between two steps.
+Conversations are looked up like a new call's prompt, so the report covers cells, RAM and disk and any kind of memory.
+They are looked up again after something was lost, a few at a time between two steps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.cache.prompt import Path
 
 LOOK_S = 0.0005
-"""Most seconds of lookups at once, beside the last one: a 16k conversation takes 30 us, with a disk tier up to 2 ms."""
+"""Seconds after which `look` stops until the next call: a 16k conversation takes 30 us, with a disk tier up to 2 ms."""
 
 PASS_S = 1.0
-"""Minimum seconds between two passes over all conversations, where something was lost since the last one."""
+"""Minimum seconds between two passes over all conversations; a pass needs a loss since the last one."""
 
 DISK_S = 30.0
-"""Seconds for which a look at the disk is believed: a look costs a digest per block, and others write there too."""
+"""Seconds for which a lookup on disk counts as current: it takes a digest per block, and other workers write there."""
 
 MAX_CONVERSATIONS = 8192
 
@@ -40,11 +40,11 @@ class DiskLookup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How much of one conversation is cached; `key` is that of the call that it ended with."""
+    """How much of one conversation is cached. `key`: the key of the conversation's last call."""
 
     key: int
     num_known: int
-    """Tokens at the beginning that need not be computed; 0: the conversation is not looked up any more."""
+    """Number of tokens at the beginning that need not be computed; 0: none, or it is not looked up any more."""
     stops: tuple[int, ...] | None = None
     """Lengths at which another conversation can branch off, ascending; None: at any up to `num_known`."""
 
@@ -54,15 +54,15 @@ class _Entry:
     path: Path
     told: Found | None = None
     in_memory: int = -1
-    """Tokens that were in memory when `on_disk` was found."""
+    """Number of tokens that were in memory when `on_disk` was found."""
     on_disk: int = 0
-    """Tokens at the beginning that are known, the disk's included."""
+    """Number of tokens at the beginning that are in memory or on disk."""
     until: float = 0.0
-    """Until when `on_disk` is believed, `time.monotonic` seconds."""
+    """Time until which `on_disk` counts as current, `time.monotonic` seconds."""
 
 
 class CacheReport:
-    """Looks up what is cached of ended conversations. Belongs to the engine's thread; any may call `take`."""
+    """Looks up what is cached of ended conversations. Belongs to the engine's thread; any thread may call `take`."""
 
     def __init__(
         self, cache: PrefixCache, disk: DiskLookup | None, clock: Callable[[], float] = time.monotonic
@@ -78,7 +78,7 @@ class CacheReport:
         self._began_at = clock()
 
     def ended(self, sequence: CachedSequence) -> None:
-        """Add the conversation of a call that is over and may share its prefix."""
+        """Add the conversation of a call that has ended and whose prefix other calls may share."""
         path = sequence.path()
         if sequence.shifted:
             path = Path(sequence.prompt.ids(), sequence.scope, sequence.num_public)
@@ -111,7 +111,7 @@ class CacheReport:
         return bool(self._due)
 
     def take(self) -> list[Found]:
-        """Return the findings since the last call that differ from those told before. Any thread may call this."""
+        """Return the findings that changed since `take` was last called. Any thread may call this."""
         return [self._found.popleft() for _ in range(len(self._found))]
 
     def _begin(self, at_rest: bool) -> None:

@@ -30,7 +30,7 @@ Work = Generator[None, None, T]
 
 
 class SlotCall(Protocol):
-    """A call in a slot, as far as the slots' contents need it."""
+    """The attributes of a call in a slot that `SlotContents` needs."""
 
     @property
     def request(self) -> EngineRequest: ...
@@ -49,7 +49,7 @@ class SlotCall(Protocol):
 
 
 class Archive(Protocol):
-    """`workers.engine.disk.link.DiskLink`, as far as it is needed here."""
+    """The methods of `workers.engine.disk.link.DiskLink` that are needed here."""
 
     def look_up(self, path: Path, known: int, limit: int, on_blocks: Callable[[list[Block]], None]) -> bool: ...
 
@@ -57,7 +57,7 @@ class Archive(Protocol):
 UNBOUNDED = -1
 
 READ_TOKENS = 16 * BLOCK_TOKENS
-"""Most tokens read from disk at once for a copy, whose bytes are checked before more are read."""
+"""Most tokens read from disk at once for a copy; the copy's size is checked before more are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class SavedConversation:
     blocks: tuple[SavedBlock, ...]
     """Blocks in order, without gaps, from token 0."""
     num_public: int = 0
-    """Tokens at the beginning that come from a shareable prompt."""
+    """Number of tokens at the beginning that come from a shareable prompt."""
     num_bytes: int = 0
-    """Bytes of the file that it was read from."""
+    """Bytes of the file that the conversation was read from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class SlotConversation:
 class CopiedSlot:
     scope: Scope
     conversation: SavedConversation
-    """The conversation, without tokens if nothing of it is left."""
+    """The conversation; it has no tokens if nothing of it is cached any more."""
     num_left: int = 0
-    """Tokens at the end that are not cached any more."""
+    """Number of tokens at the end that are not cached any more and so not copied."""
 
 
 class SlotContents:
@@ -108,22 +108,22 @@ class SlotContents:
         self.num_slots = num_slots
         self._cache = cache
         self._running = running
-        """The calls that hold a slot; the list changes as they come and go."""
+        """The calls that hold a slot; the list changes when calls come and go."""
         self._disk = disk
         self._n_ctx = n_ctx
         self._held: dict[int, SlotConversation] = {}
         self._jobs: deque[Callable[[], bool]] = deque()
         self._reading = False
-        """Whether the first job waits for the disk; all others wait for it."""
+        """Whether the first job waits for the disk; all other jobs wait for the first."""
         self.closed: Failure | None = None
-        """Why no work is done any more; None: it is done."""
+        """Why new work is refused; None: it is accepted."""
 
     @property
     def has_work(self) -> bool:
         return bool(self._jobs) and not self._reading
 
     def ended(self, sequence: SlotCall, *, keep: bool) -> None:
-        """Note the conversation of a call that is about to leave its slot. With `keep` its cells may be used again."""
+        """Note the conversation of a call that is about to leave its slot. `keep`: its cells may be used again."""
         if sequence.slot == NOWHERE:
             return
         self._held.pop(sequence.slot, None)
@@ -139,7 +139,7 @@ class SlotContents:
         return [self._info(slot, running.get(slot)) for slot in range(self.num_slots)]
 
     def begin(self, result: Future[T], work: Work[T]) -> None:
-        """Queue work to be done bit by bit, unless nobody waits for the result any more."""
+        """Queue work to be done in parts, unless `result` was cancelled."""
         if not result.set_running_or_notify_cancel():
             return
         if self.closed is not None:
@@ -148,7 +148,7 @@ class SlotContents:
         self._jobs.append(partial(self._go_on, result, work))
 
     def move(self, seconds: float) -> None:
-        """Work for about `seconds`. Called in every step."""
+        """Do queued work for about `seconds`. Called in every step."""
         if not self._jobs:
             return
         until = time.perf_counter() + seconds
@@ -157,7 +157,7 @@ class SlotContents:
                 self._jobs.popleft()
 
     def close(self, failure: Failure) -> None:
-        """End all work with `failure`, since the engine ends."""
+        """End all work with `failure`, because the engine ends."""
         self._reading = False
         self.closed = failure
         while self._jobs:
@@ -165,9 +165,9 @@ class SlotContents:
                 self._jobs.popleft()
 
     def copied(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Work[CopiedSlot | None]:
-        """Return the conversation, as far as it is in the cache, in RAM or on disk; None: the slot is empty.
+        """Return a copy of the slot's conversation, as far as it is in cells, RAM or on disk; None: the slot is empty.
 
-        Raises CallFailed as soon as it is known to be larger than `max_bytes`.
+        Raises CallFailed as soon as the copy is larger than `max_bytes`.
         """
         held = self._of(slot, tenant, salt)
         if held is None:
@@ -183,7 +183,7 @@ class SlotContents:
         return CopiedSlot(path.scope, conversation, end - position)
 
     def restored(self, slot: int, scope: Scope, saved: SavedConversation) -> Work[int]:
-        """Put the blocks into RAM, as far as there is room; return the tokens that the next call finds."""
+        """Put the saved blocks into RAM, as far as there is room; return how many tokens the next call finds cached."""
         self._refuse_busy(slot)
         if not self._cache.ram.max_bytes:
             message = "conversations are restored to memory that this worker does not have; raise cache_ram_mib"
@@ -201,7 +201,7 @@ class SlotContents:
         return known
 
     def erased(self, slot: int, tenant: str, salt: str) -> Work[int]:
-        """Erase the slot's conversation; return the tokens that the slot held."""
+        """Erase the slot's conversation; return how many tokens the slot held."""
         held = self._of(slot, tenant, salt)
         if held is None:
             return 0
@@ -242,7 +242,7 @@ class SlotContents:
         return found
 
     def _read(self, path: Path, known: int, end: int) -> Work[list[Block]]:
-        """Return the blocks that the disk has beyond the first `known` tokens; other jobs wait meanwhile."""
+        """Return the blocks that the disk has after the path's first `known` tokens; other jobs wait meanwhile."""
         blocks: list[Block] = []
         if self._disk is not None and self._disk.look_up(path, known, end, partial(self._have_read, blocks)):
             self._reading = True
@@ -273,7 +273,7 @@ class SlotContents:
         return True
 
     def _of(self, slot: int, tenant: str, salt: str) -> SlotConversation | None:
-        """Return the conversation that the slot holds for this team, if any. Raises CallFailed."""
+        """Return the conversation that the slot holds for this team and salt; None: no such one. Raises CallFailed."""
         self._refuse_busy(slot)
         held = self._held.get(slot)
         mine = held is not None and (held.path.scope.tenant, held.path.scope.salt) == (tenant, salt)
@@ -309,7 +309,7 @@ class SlotContents:
 
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:
-    """Raise CallFailed where the conversation is too large."""
+    """Raise CallFailed if the conversation has more than `max_bytes`."""
     if num_bytes > max_bytes:
         message = (
             f"the slot's conversation takes more than the {max_bytes:,} bytes that are left of slot_save_mib_per_team, "
@@ -325,10 +325,11 @@ def _num_left(one: SlotCall) -> int:
 
 
 class SlotProxy:
-    """The slots, for any thread: the engine's thread does the work and fulfils the futures.
+    """Lets any thread use the slots' contents: the engine's thread does the work and fulfils the futures.
 
     A future ends with CallFailed: BUSY while a call runs in the slot, UNSUPPORTED, INTERNAL, or the failure that the
-    engine ends with. Methods raise CallFailed: INVALID_REQUEST for an unknown slot, or the failure it has ended with.
+    engine ends with. Methods raise CallFailed: INVALID_REQUEST for an unknown slot, or the failure that the engine has
+    ended with.
     """
 
     def __init__(self, book: SlotContents, post: Post) -> None:
@@ -339,20 +340,20 @@ class SlotProxy:
         return self._begin(self._list())
 
     def copy(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Future[CopiedSlot | None]:
-        """Copy the slot's conversation, in as many parts as it takes; None: it is empty for this team and salt.
+        """Copy the slot's conversation; the result is None if the slot is empty for this team and salt.
 
-        The future ends with STORAGE_FULL where the conversation takes more than `max_bytes`.
+        The future ends with STORAGE_FULL if the copy takes more than `max_bytes`.
         """
         self.check(slot)
         return self._begin(self._book.copied(slot, tenant, salt, max_bytes))
 
     def restore(self, slot: int, scope: Scope, saved: SavedConversation) -> Future[int]:
-        """Restore a conversation; the result is the tokens that the next call with this prefix need not compute."""
+        """Restore a conversation; the result is how many tokens the next call with this prefix need not compute."""
         self.check(slot)
         return self._begin(self._book.restored(slot, scope, saved))
 
     def erase(self, slot: int, tenant: str, salt: str) -> Future[int]:
-        """Erase the slot's conversation; the result is the tokens that the slot held."""
+        """Erase the slot's conversation; the result is how many tokens the slot held."""
         self.check(slot)
         return self._begin(self._book.erased(slot, tenant, salt))
 
