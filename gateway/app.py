@@ -279,7 +279,7 @@ def _route_tokens(settings: GatewaySettings, own_secret: str) -> dict[str, Route
 def _handlers(
     settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, access: AccessControl
 ) -> Mapping[str, Handler]:
-    """Return the handler of each route, named as in `gateway.api.routes`."""
+    """Return name -> handler for all routes. The names are those of `gateway.api.routes`."""
     pipeline, fleet, names, intake = core.pipeline, core.fleet, core.names, _intake(settings, core.fleet, core.names)
     pings = Pings(settings.ping_interval_s, settings.ping == "event")
     resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)

@@ -88,7 +88,7 @@ class Call:
         return replace(self, queue_deadline=queue_deadline, start_deadline=start_deadline)
 
     def on_model(self, model: str) -> Call:
-        """Return the call for `model`, one of its fallbacks; only the fallbacks behind that one remain."""
+        """Return the call for `model`, one of its fallbacks; only the fallbacks after it remain."""
         later = self.fallbacks[self.fallbacks.index(model) + 1 :]
         return replace(self, model=model, fallbacks=later, meant_for=self.meant_for or self.model)
 

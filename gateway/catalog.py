@@ -1,4 +1,4 @@
-"""Resolves the names that callers use to models, from the catalog and from what the fleet serves. Pure.
+"""Resolves the names that callers use to models, from the catalog and from what the fleet serves. Does no I/O.
 
 A call without a model name gets the catalog's default for its job, else the only model that can do the job. If a name
 has several models, all turns of a conversation go to the same one (`_draw`).

@@ -234,7 +234,7 @@ class TooManySockets(QueueFull):
 
 
 class HeldTooMuch(PaddockError):
-    """The requests of one team or key already hold as much of the gateway's memory as one may."""
+    """The requests of one team or key already hold their largest share of the gateway's memory."""
 
     status = 429
     type = "rate_limit_error"

@@ -31,7 +31,7 @@ STARTS_PER_TURN = 4
 
 
 class TeamStarts:
-    """Lets a few requests of each team begin per turn of the event loop, so that one team's many delay no other."""
+    """Lets a few requests of each team begin per turn of the event loop, so that no team's crowd delays the others."""
 
     def __init__(self, per_turn: int = STARTS_PER_TURN) -> None:
         self._per_turn = per_turn
@@ -40,7 +40,7 @@ class TeamStarts:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def start(self, team: str) -> None:
-        """Wait until a request of the team may begin: until a later turn if this one has had STARTS_PER_TURN."""
+        """Wait until a request of the team may begin: in a later turn, if enough of its requests began in this one."""
         if team not in self._waiting and self._begun[team] < self._per_turn:
             if not self._begun:
                 asyncio.get_running_loop().call_soon(self._turn)

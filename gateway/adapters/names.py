@@ -1,4 +1,4 @@
-"""Finds a model's LoRA adapters, the hash of each file, and the adapters that can be called as `model`. Pure.
+"""Finds a model's LoRA adapters, the hash of each file, and the adapters that can be called as `model`. Does no I/O.
 
 The sources are the workers' heartbeats and the registered adapters. A name stands for the same file in the whole fleet:
 a worker with another file of this name does not have the adapter.

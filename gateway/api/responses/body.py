@@ -1,7 +1,7 @@
 """The body of `POST /v1/responses` as pydantic models: types, limits, and the parameters that are ignored or refused.
 
-Source of names and types: OpenAI's API reference, "Create a model response". The sampling parameters, grammars and
-hints that it does not have come from llama-server, vLLM and Paddock itself, as in chat completions.
+Source of names and types: OpenAI's API reference, "Create a model response". Sampling parameters, grammars and
+hints beyond that reference are those of llama-server, vLLM and Paddock, as in chat completions.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from gateway.telemetry.request_log import RequestLog
 from workers.protocol.requests import GenerateRequest, Message
 
 ANSWER_SHARE = 8
-"""If a request has no `max_output_tokens`, this fraction of the context (1/8) is kept free for the answer."""
+"""If a request has no `max_output_tokens`, an eighth of the context is kept free for the answer."""
 STANDING = ("system", "developer")
 
 MAX_RENDERS = 6
@@ -89,7 +89,7 @@ def without(request: GenerateRequest, turns: Sequence[tuple[Message, ...]], numb
 
 
 class Preparation:
-    """Adds the conversation so far to each request, and makes its call."""
+    """Completes a request with the conversation before it, and makes the `Call` that the gateway runs."""
 
     def __init__(self, pipeline: Pipeline, queries: WorkerQueries) -> None:
         self._pipeline = pipeline

@@ -28,7 +28,7 @@ def responses_handlers(
     bounds: Bounds,
     metrics: Metrics,
 ) -> dict[str, Handler]:
-    """Return the handlers, named as in `gateway.api.routes`."""
+    """Return name -> handler for the Responses routes. The names are those of `gateway.api.routes`."""
     responses = ResponseStore(store, CHAIN_FACTOR * calls.intake.max_body_bytes)
     preparation = Preparation(calls.pipeline, calls.queries)
     responder: Responder[ResponseRequest] = Responder(

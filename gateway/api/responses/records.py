@@ -33,7 +33,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Ids of the responses before this one in its conversation, oldest first."""
     is_background: bool = False
     is_too_long: bool = False
-    """Whether the prompt did not fit the model's context. Then the input is not stored, and nothing can follow."""
+    """Whether the prompt did not fit the model's context. Then its input is not stored: no request can continue it."""
 
     @property
     def items(self) -> tuple[Item, ...]:

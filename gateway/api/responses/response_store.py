@@ -24,7 +24,9 @@ from gateway.telemetry.request_log import RequestLog
 log = logging.getLogger(__name__)
 
 CHAIN_FACTOR = 2
-"""A request may continue stored responses of this many times a body's bytes: each repeats instructions and tools."""
+"""Most bytes of stored responses that a request may continue, as a multiple of `max_body_bytes`: each response repeats
+its instructions and tools.
+"""
 MAX_RECORDS = 2_000
 """Most responses that one request continues or refers to."""
 HELD_PER_BYTE = 3
@@ -125,7 +127,8 @@ class ResponseStore:
     async def _load(
         self, body: Body, ids: Sequence[str], num_before: int, *, alone: bool = False
     ) -> tuple[dict[str, Record], int]:
-        """Return id -> record, and the bytes of all records loaded for this request; `num_before` of them were before.
+        """Return id -> record, and the bytes of all records that were loaded for this request, `num_before` of them
+        earlier.
 
         `alone`: the request loads one record only, which may have any size.
         """

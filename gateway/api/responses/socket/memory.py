@@ -156,7 +156,7 @@ class Memory:
             left = known.before
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget all conversations of the connection."""
         for id_ in [*self._conversations]:
             self.forget(id_)
 

@@ -155,7 +155,7 @@ class StreamQueues(Generic[HeldT]):
         return bool(self._waiting)
 
     def add(self, message: Create, held: HeldT) -> None:
-        """Queue a message to be answered; `held` is closed when it has been. Raises StreamLimit."""
+        """Queue a message to be answered; `held` is closed after the answer. Raises StreamLimit."""
         self._check(message)
         self._num_messages += 1
         self._num_bytes += message.num_bytes
