@@ -37,7 +37,7 @@ class ConversationOverBound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SaveBounds:
-    """Bounds on the files in the folder."""
+    """Bounds on the size of the files in the folder."""
 
     max_files_per_team: int
     max_bytes_per_team: int
@@ -46,7 +46,7 @@ class SaveBounds:
 
 
 class ConversationFiles:
-    """The configured folder, with one folder per team, made when needed. Methods block for as long as a file takes."""
+    """The configured folder, with one folder per team, made when needed. Methods block while they read or write."""
 
     def __init__(self, path: Path, keys: CacheKeys, bounds: SaveBounds) -> None:
         """Open the folder. Raises CacheFolderUnusable."""
@@ -58,10 +58,10 @@ class ConversationFiles:
         self._folder.close()
 
     def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> int:
-        """Return the most bytes that a new file may have; it replaces one of its name.
+        """Return the most bytes that a new file may have. A file that it replaces does not count.
 
-        Raises ConversationOverBound where `num_bytes` would be over a bound. Workers that save into one folder at the
-        same moment may be over by one file each.
+        Raises ConversationOverBound if a bound forbids a file of `num_bytes`. Workers that save into one folder at the
+        same moment may each exceed a bound by one file.
         """
         bounds, own = self._bounds, self._keys.tenant_folder(tenant)
         held = {team: self._folder.files(team) for team in {own, *self._folder.versions()}}

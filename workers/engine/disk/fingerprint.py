@@ -1,8 +1,8 @@
 """The fingerprint of saved KV: 32 bytes that are the same for the same model, llama.cpp and settings.
 
-Every byte of the model's files counts: fine-tuned models share headers, sizes and, in part, tensors, so a sample of the
-file could take one for the other. Hashing reads the whole file (about 1.8 GB/s of one core, or what the disk gives), so
-it is done once and remembered beside the state, for as long as the file's inode does not change.
+Every byte of the model's files counts: fine-tuned models share headers, sizes and, in part, tensors, so from a
+sample of the file one could be taken for the other. Hashing reads the whole file (about 1.8 GB/s of one core, or what
+the disk gives), so it is done once and remembered beside the state, for as long as the file's inode does not change.
 
 llama.cpp's state format checks layer count, KV types, row sizes and whether V is transposed (llama-kv-cache.cpp,
 `state_read_data`). It does not tell which weights, rope or build the numbers came from, nor whether they were rotated
@@ -30,11 +30,11 @@ from workers.llama.native import build_id
 from workers.models.spec import LlamaSettings
 
 CHUNK_BYTES = 8 << 20
-"""Bytes that are hashed between two looks whether to stop."""
+"""Bytes that are hashed between two checks whether to stop."""
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 16 << 10
-"""Bytes of one of a file's samples in `system_fingerprint`, which must be known at once."""
+"""Bytes of each sample of a file for `system_fingerprint`, which must be known at once."""
 
 FRESH_NS = 2_000_000_000
 """Nanoseconds after a change in which a file may change again without its times showing it."""
@@ -48,11 +48,11 @@ HARMLESS = frozenset(
         *("embeddings", "pooling", "spm_infill"),
     }
 )
-"""Settings that change neither the layout of KV nor, beyond rounding, its numbers. All others count."""
+"""Settings that change neither the layout of KV nor, beyond rounding, its numbers. All other settings count."""
 
 
 class ModelChanged(RuntimeError):
-    """The model's file is not the one that was loaded, or changes; the message says which."""
+    """Raised if a file of the model has changed since it was loaded, or changes now; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def fingerprint(model: bytes, facts: dict[str, object]) -> bytes:
 
 
 def system_fingerprint(paths: Sequence[Path], build: str) -> str:
-    """Return the text that callers tell models and builds apart by (OpenAI's `system_fingerprint`).
+    """Return a text that differs between models and builds, for callers (OpenAI's `system_fingerprint`).
 
     A worker announces it when it starts, before a whole file could be hashed. So it is made of the files' sizes, their
     beginnings and samples at equal distances, in which fine-tunes of one model differ. Raises OSError.
@@ -123,7 +123,7 @@ class ModelHashes:
     def digest(
         self, paths: Sequence[Path], *, loaded_at: float = float("inf"), stop: Callable[[], bool] = lambda: False
     ) -> bytes | None:
-        """Return the hash of all parts together; None when told to stop. Blocks for reading what is not remembered.
+        """Return the hash of all parts together; None if `stop` returned True. Blocks to read files not remembered.
 
         `loaded_at`: `time.time` seconds when llama.cpp began to read them. Raises ModelChanged, OSError.
         """
@@ -209,7 +209,7 @@ class KvIdentity:
         self._found: bytes | None = None
 
     def fingerprint(self, stop: Callable[[], bool] = lambda: False) -> bytes | None:
-        """Return 32 bytes; None when told to stop. May block for reading the model. Raises ModelChanged, OSError."""
+        """Return 32 bytes; None if `stop` returned True. May block to read the model. Raises ModelChanged, OSError."""
         with self._lock:
             if self._found is None:
                 model = self._hashes.digest(parts_of(self._header), loaded_at=self._loaded_at, stop=stop)

@@ -25,10 +25,10 @@ from workers.engine.disk.sealed import FOLDER_HEX, NAME_HEX, STEM_HEX, TEMPORARY
 
 FOLDER_MODE = 0o700
 STALE_S = 3600.0
-"""Age in seconds from which on a file that still has its temporary name belongs to a process that is gone."""
+"""Age in seconds after which a file that still has its temporary name counts as left by a process that has ended."""
 
 LEFT = ".left"
-"""File that a worker touches when it is about to end and has written all it had so far: others look again."""
+"""File that a worker touches when it is about to end and has written all queued blocks: others scan again."""
 
 ERASED = ".erased-"
 ERASE_TRIES = 20
@@ -41,7 +41,7 @@ _NAME = re.compile(rf"[0-9a-f]{{{NAME_HEX}}}(?:[0-9a-f]{{{STEM_HEX}}})?")
 
 
 class CacheFolderUnusable(ValueError):
-    """The configured folder can't hold a cache; the message says why and what to do."""
+    """Raised if the configured folder can't hold a cache; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file as a scan saw it."""
+    """One file in the folder, as the last scan found it."""
 
     place: Place
     size: int
@@ -105,7 +105,7 @@ class CacheFolder:
             os.close(folder)
 
     def mark_left(self) -> None:
-        """Tell the others that a worker which is about to end has written something."""
+        """Touch `.left`, so that other workers see that a worker which is about to end has written something."""
         mark = os.open(LEFT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._root)
         try:
             now = time.time_ns()  # finer than the file system's own clock, by which two marks may have one time
@@ -147,7 +147,7 @@ class CacheFolder:
         return self._names(_FOLDER, version)
 
     def entries(self, leaf: Leaf) -> list[Entry]:
-        """Return the files of a leaf. Removes what a killed process left unfinished, and a leaf that is long empty."""
+        """Return the files of a leaf. Removes unfinished files of a killed process, and a leaf that is long empty."""
         found, now = [], time.time()
         try:
             with self.opened(*leaf.parts) as folder:
@@ -166,7 +166,7 @@ class CacheFolder:
         return found
 
     def files(self, *names: str) -> dict[str, int]:
-        """Return the bytes of each plain file in a folder. Removes what a killed process left unfinished."""
+        """Return the bytes of each plain file in a folder, by name. Removes unfinished files of a killed process."""
         found, now = {}, time.time()
         with suppress(FileNotFoundError), self.opened(*names) as folder:
             for name, status in _stats(folder):
@@ -218,7 +218,7 @@ class CacheFolder:
 
 
 def open_private(path: Path) -> int:
-    """Open the folder, made if missing; return its descriptor. Raises CacheFolderUnusable if others may write to it."""
+    """Open or make the folder; return its descriptor. Raises CacheFolderUnusable if others may write to it."""
     try:
         path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         folder = os.open(path, _FLAGS)
@@ -301,11 +301,11 @@ def _count(folder: int, name: str) -> int:
 
 
 LOW_WATER = 0.9
-"""Share of its cap to which a store that is over it shrinks, so that it rarely has to look for the oldest files."""
+"""Share of its cap to which a full store shrinks, so that it rarely has to search for the oldest files."""
 
 REFRESH_S = 60.0
 REFRESH_SHARE = 0.01
-"""Most of the thread's time that all scans together may take, a share."""
+"""Largest share of the thread's time that all scans together may take."""
 
 HURRIED_S = 0.5
 HURRIED_SHARE = 0.1
@@ -315,8 +315,8 @@ HURRIED_SHARE = 0.1
 class DiskIndex:
     """The names, sizes and last uses of the folder's files, from scans now and then and this process's own work.
 
-    Other processes write and remove too, so the index tells what was true lately. Opening a file decides whether it is
-    there; the sums decide when to scan again. One thread changes the index; any thread may call `knows`.
+    Other processes write and remove too, so the index shows the state of the last scan. Opening a file decides whether
+    it is there; the sums decide when to scan again. One thread changes the index; any thread may call `knows`.
     """
 
     def __init__(self, folder: CacheFolder, max_bytes: int) -> None:
@@ -325,7 +325,7 @@ class DiskIndex:
         self.next_scan_at = 0.0
         """When the next scan is due, `time.monotonic` seconds."""
         self.next_hurried_at = 0.0
-        """When a scan may come at the earliest after a worker has left, `time.monotonic` seconds."""
+        """Earliest time of a scan after a worker has left, `time.monotonic` seconds."""
         self._folder = folder
         self._entries: dict[Place, Entry] = {}
         self._written_since: dict[Place, Entry] | None = None
@@ -361,7 +361,7 @@ class DiskIndex:
             self._written_since[place] = entry
 
     def forget(self, place: Place) -> None:
-        """Remove a file that is gone."""
+        """Remove from the index a file that is gone."""
         entry = self._entries.pop(place, None)
         if entry is not None:
             self.num_bytes -= entry.size

@@ -1,8 +1,8 @@
 """The link between the prefix cache and the disk tier: blocks that leave RAM go to disk, a call's blocks are fetched.
 
 Only whole blocks of `BLOCK_TOKENS` go to disk, where any worker finds them by name; the last few tokens of a prefix are
-computed anew. Memory that can't be cut goes there as whole states; a call that continues from the end of a state finds
-it. A call whose next tokens lie on disk waits for them without a slot, while others overtake it.
+computed anew. Memory that can't be cut goes to disk as whole states, found by calls that continue at the end of a
+state. A call whose next tokens lie on disk waits for them without a slot, while others overtake it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class DiskLink:
     """Moves blocks between RAM and disk tier. Belongs to the engine's thread; the tier's thread only posts to it."""
 
     def __init__(self, tier: DiskTier, pace: MovePace, by_range: bool, post: Post) -> None:
-        """`by_range`: blocks of tokens are saved, not whole states."""
+        """`by_range`: whether blocks of tokens are saved; if not, whole states."""
         self.num_fetched = 0
-        """Tokens that came back from disk so far."""
+        """Number of tokens fetched from disk so far."""
         self._tier = tier
         self._pace = pace
         self._by_range = by_range
@@ -51,7 +51,7 @@ class DiskLink:
             self._tier.put(name, block.state)
 
     def may_enter(self, sequence: CachedSequence, cache: PrefixCache) -> bool:
-        """Return whether the call may enter: nothing on disk would help it. If something would, it is fetched now."""
+        """Return whether the call may get a slot now. If not, blocks are being fetched from disk for it."""
         if sequence.fetching:
             return False
         if sequence.fetched or not sequence.cache_prompt or sequence.shifted:
@@ -74,23 +74,23 @@ class DiskLink:
         return bool(names) and self._fetch(names, on_blocks)
 
     def num_known(self, path: Path, known: int, limit: int) -> int:
-        """Return how many of a path's first `limit` tokens are cached if the first `known` are, by the tier's index."""
+        """Return how many of a path's first `limit` tokens are cached or on disk. `known`: how many are cached."""
         names = self._missing(path, known, limit)
         return names[-1].end if names else known
 
     def offer(self, block: Block) -> bool:
-        """Queue a block without waiting; return False where there is no room now."""
+        """Queue a block to be written, without waiting; return False if the queue has no room now."""
         name = self._name(block)
         if name is None or self._tier.has(name):
             return True
         return self._tier.wait_room(len(block.state), 0.0) and self._tier.put(name, block.state)
 
     def tell(self) -> None:
-        """Have others look again whenever all that was offered is written: the worker is about to end."""
+        """Make other workers scan the folder again when all queued blocks are written: this worker is about to end."""
         self._tier.tell()
 
     def write(self, block: Block, until: float) -> bool:
-        """Queue a block, waiting for room until `until` (`time.monotonic` seconds); return whether time is left."""
+        """Queue a block, waiting for room until `until` (`time.monotonic` seconds); return False if time ran out."""
         left_s = until - time.monotonic()
         name = self._name(block)
         if name is None or self._tier.has(name):
@@ -101,7 +101,7 @@ class DiskLink:
         return True
 
     def write_out(self, blocks: list[Block], until: float) -> None:
-        """Put all blocks on disk until `until`, the latest used first; log a warning where time ran out."""
+        """Put all blocks on disk until `until`, the latest used first; log a warning if time runs out."""
         latest = sorted(blocks, key=lambda block: (-block.touched, block.start))
         queued = all(self.write(block, until) for block in latest)
         written = self._tier.flush(max(0.0, until - time.monotonic()))
@@ -117,8 +117,8 @@ class DiskLink:
         self._post(partial(on_blocks, blocks))
 
     def _room(self, sequence: CachedSequence, cache: PrefixCache) -> int:
-        """Return the bytes that RAM can keep beside the call's prefix, whose blocks are marked as just used. Any more
-        would evict the prefix's beginning, without which the rest is of no use.
+        """Return how many bytes RAM can keep beside the blocks of the call's prefix, and mark these as just used. More
+        bytes would evict the prefix's beginning, without which the rest is useless.
         """
         if not self._by_range:
             return cache.ram.max_bytes
@@ -127,7 +127,7 @@ class DiskLink:
         return cache.ram.low_water - sum(len(block.state) for block in known)
 
     def _fetch_on(self, sequence: CachedSequence, cache: PrefixCache, names: list[BlockName]) -> None:
-        """Fetch some of these, at least one, and the others when those are in RAM."""
+        """Fetch the first of the named blocks now, at least one, and the rest when these are in RAM."""
         num_now = max(1, self._tier.num_fitting(names, FETCH_BYTES))
         now, rest = names[:num_now], names[num_now:]
         sequence.fetching = self._fetch(now, partial(self._take_in, sequence, cache, num_now, rest))
@@ -135,9 +135,9 @@ class DiskLink:
     def _take_in(
         self, sequence: CachedSequence, cache: PrefixCache, num_asked: int, rest: list[BlockName], blocks: list[Block]
     ) -> None:
-        """Put some fetched blocks into RAM, and the others after the next step; then fetch `rest`, if none is missing.
+        """Put some fetched blocks into RAM, the others after the next step; then fetch `rest`, if no block is missing.
 
-        The last comes first: its node of the index is that of all, and if RAM has no room for all, the beginning stays.
+        The last block is put first: it makes the index node for all of them, and if RAM gets full, the beginning stays.
         """
         path = sequence.path()
         for _ in range(min(len(blocks), MAX_TAKEN_IN)):
@@ -154,7 +154,7 @@ class DiskLink:
             sequence.fetching = False
 
     def _pays(self, names: list[BlockName], known: int) -> bool:
-        """Return whether reading and restoring these is probably quicker than computing the tokens after `known`."""
+        """Return whether reading and restoring the blocks is likely quicker than computing the tokens after `known`."""
         num_spared = names[-1].end - known
         num_moved = names[-1].end - names[0].start
         more_s = self._tier.read_s(names) + (num_moved - num_spared) * self._pace.restore_s
@@ -170,7 +170,7 @@ class DiskLink:
         return names[: self._tier.num_known(names)]
 
     def _longest_state(self, path: Path, known: int, limit: int) -> list[BlockName]:
-        """Return the name of the longest state on disk. Looks once per block, closer only where a state ends in it."""
+        """Return the name of the longest state on disk. Looks at each length only in blocks where a state may end."""
         names = StateNames(path.tokens[:limit], path.scope, path.num_public)
         end = limit
         while end > known:
@@ -186,8 +186,8 @@ class DiskLink:
         return []
 
     def _name(self, block: Block) -> BlockName | None:
-        """Return a block's name on disk; None: it belongs to one call, or nobody would find it (it is not whole, is a
-        checkpoint without its cells, or is no longer in the index).
+        """Return a block's name on disk; None: only one call may use the block, or nobody would find it on disk (it is
+        not whole, is a checkpoint without cells, or is no longer in the index).
         """
         if not block.nodes or (self._by_range and not _is_whole(block)) or block.start == block.end:
             return None
@@ -203,14 +203,14 @@ class DiskLink:
 
 
 LOOK_INTERVAL_S = 0.1
-"""Seconds between two looks for prefixes that became idle meanwhile."""
+"""Seconds between two searches for prefixes that became idle meanwhile."""
 
 
 class DrainWriter:
     """Writes idle prefixes to the disk tier while the last calls of a worker that is about to end still run.
 
-    A worker that continues one of these conversations meanwhile finds it there. `Stepper.write_out` writes what is left
-    at the end. Belongs to the engine's thread.
+    So another worker that continues one of these conversations finds it on disk. `Stepper.write_out` writes the other
+    prefixes at the end. Belongs to the engine's thread.
     """
 
     def __init__(self, cache: PrefixCache, disk: DiskLink) -> None:
@@ -218,7 +218,7 @@ class DrainWriter:
         self._disk = disk
         self._due: deque[Block] = deque()
         self._offered: set[Block] = set()
-        """Blocks in RAM that the tier has taken."""
+        """Blocks in RAM that the disk tier has accepted."""
         self._look_at = 0.0
         disk.tell()
 
@@ -235,7 +235,7 @@ class DrainWriter:
             self._offered.add(self._due.popleft())
 
     def _look(self, until: float) -> None:
-        """Queue the prefixes that became idle since the last look, the latest used first."""
+        """Queue the prefixes that became idle since this was last called, the latest used first."""
         self._cache.save_idle(lambda block: time.monotonic() < until)
         in_ram = self._cache.ram.blocks
         self._offered &= in_ram

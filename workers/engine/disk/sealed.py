@@ -1,6 +1,6 @@
 """Files that only holders of one secret can have written: header, parts, and an HMAC-SHA256 over all of it.
 
-Their contents are parsed in C++ by llama.cpp, so nothing of a file is handed on before its seal is checked. A file
+Their contents are parsed in C++ by llama.cpp, so no part of a file is used before its seal is checked. A file
 appears whole or not at all: it is written under another name, synced, and renamed. Layout, little-endian:
 
     magic 8, format 2, kind 2, zero 4, fingerprint 32, digest 32, start 4, end 4, length 8; the parts; seal 32
@@ -25,10 +25,10 @@ FORMAT = 1
 HEADER = struct.Struct("<8sHHI32s32sIIQ")
 SEAL_BYTES = 32
 SEALED_OVERHEAD = HEADER.size + SEAL_BYTES
-"""Bytes of a file beside its parts."""
+"""Bytes of a file without its parts: header and seal."""
 ALGORITHM = "sha256"
 TEMPORARY = ".tmp"
-"""Suffix of files that are being written."""
+"""Suffix of the names of files that are being written."""
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _MOST_PER_READ = 1 << 30  # Linux reads at most 2 GiB at once
@@ -37,7 +37,7 @@ _MOST_PARTS_PER_WRITE = 16  # IOV_MAX by POSIX, 1,024 on Linux; what is left is 
 
 
 class FileRefused(ValueError):
-    """A file that can't be trusted or used; the message says why, for a log line."""
+    """Raised if a file can't be trusted or used; the message says why, for a log line."""
 
 
 class Kind(IntEnum):
@@ -77,7 +77,7 @@ def write_sealed(
 ) -> int:
     """Write and sync a file, then rename it to `name`, replacing any file there; return the bytes written.
 
-    Raises OSError; ECANCELED where `stop`, asked every few MiB, returns True. `folder`: descriptor of an open folder,
+    Raises OSError; ECANCELED if `stop`, called every few MiB, returns True. `folder`: descriptor of an open folder,
     which the caller syncs.
     """
     header = label.header(sum(map(len, parts)))
@@ -110,7 +110,7 @@ def discard(folder: int, name: str) -> bool:
 
 
 class SealedReader:
-    """A file that is being read. Use `take` for all parts, then `verify`: only then may they be used."""
+    """A file that is being read. Read all parts with `take`, then call `verify`: only then use the parts."""
 
     def __init__(self, folder: int, name: str, key: bytes, *, max_bytes: int) -> None:
         """Open the file. Raises FileNotFoundError, FileRefused and other OSErrors."""
@@ -145,7 +145,7 @@ class SealedReader:
         return Label(Kind(kind), fingerprint, digest, start, end), length
 
     def take(self, length: int) -> bytes:
-        """Return the next bytes. Raises FileRefused where the file ends before."""
+        """Return the next bytes. Raises FileRefused if the file ends before."""
         data = _read_all(self._file, length)
         self._seal.update(data)
         return data
@@ -227,7 +227,7 @@ def _write_all(file: int, parts: Sequence[bytes], stop: Callable[[], bool]) -> i
 FOLDER_HEX = 16
 NAME_HEX = 40
 STEM_HEX = 16
-"""Further hex digits in the names of whole states."""
+"""Hex digits that the name of a whole state has besides those of a block: its mark."""
 
 
 class CacheKeys:
@@ -236,7 +236,7 @@ class CacheKeys:
 
     A file's name is an HMAC of what its KV was computed from (`workers.engine.cache.prompt`), so a folder's listing
     tells nothing about prompts or teams. The name of a whole state also carries, masked, the name of its whole blocks
-    (the stem), so that one look per block of a prompt tells where a closer look is worth it.
+    (the stem), so that one lookup per block of a prompt shows whether a state ends in it.
     """
 
     __slots__ = ("_folders", "_masks", "_names", "_stems", "seal")

@@ -1,7 +1,7 @@
 """The disk tier: blocks of saved KV, or whole states, in files which outlive the worker and may be shared by several.
 
 The tier's own thread does all the work on files. The engine hands blocks over with `put`, which never waits, and asks
-for blocks with `fetch`, which is answered on the tier's thread. No trouble with a file reaches the engine: a file that
+for blocks with `fetch`, which is answered on the tier's thread. The engine sees no errors of files: a file that
 can't be trusted is removed with one line in the log, and counts as missing.
 """
 
@@ -39,19 +39,19 @@ CLOSE_S = 5.0
 """Seconds that `close` waits for a file system that does not answer."""
 
 TOUCH_S = 60.0
-"""Minimum seconds between two renewals of a file's time of last use, which reading it renews."""
+"""Minimum seconds between two updates of a file's time of last use; reading it updates that time."""
 
 SYNC_FILES = 32
-"""New file names that are synced together; fewer when nothing is left to write."""
+"""Number of new file names that are synced together; fewer if nothing is left to write."""
 
 LEFT_LOOK_S = 0.5
-"""Seconds between two looks whether another worker has left."""
+"""Seconds between two checks whether another worker has left."""
 
 COMPLAIN_S = 60.0
 """Minimum seconds between two log lines about one kind of trouble."""
 
 _WEIGHT = 0.2
-"""Weight of the newest measurement in a rate."""
+"""Weight of the newest measurement in a running mean."""
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ Identify = Callable[[Stop], bytes | None]
 @dataclass(frozen=True, slots=True)
 class DiskStats:
     num_bytes: int = 0
-    """Bytes in the whole folder, as far as this process knows."""
+    """Bytes of all files in the folder, according to this process's index."""
     num_files: int = 0
     num_written: int = 0
     num_read: int = 0
@@ -90,7 +90,7 @@ class _Fetch:
 
 
 class DiskTier:
-    """The disk tier: its queue, its thread and its rates. Any thread may call what is public."""
+    """The disk tier: its queue, its thread and its rates. Any thread may call the public methods."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class DiskTier:
         self._fingerprint = b""
         self._tenants: dict[str | None, str] = {}
         self._stems: set[tuple[str, str]] = set()
-        """Whole states on disk: folder of the team, and mark. Some may be gone."""
+        """Folder of the team and mark of each whole state on disk. Some states may be gone."""
         self._changed = threading.Condition()
         self._puts: deque[BlockName] = deque()
         self._fetches: deque[_Fetch] = deque()
@@ -129,7 +129,7 @@ class DiskTier:
         """`CacheFolder.left_at` before the last scan."""
         self._tells = False
         self._look_at = 0.0
-        """When to look next whether a worker has left; `time.monotonic` seconds."""
+        """Time of the next check whether a worker has left, `time.monotonic` seconds."""
         self._thread = threading.Thread(target=self._run, name="disk-tier", daemon=True)
         self._thread.start()
 
@@ -160,10 +160,10 @@ class DiskTier:
         )
 
     def put(self, name: BlockName, state: bytes) -> bool:
-        """Queue a block to be written, without waiting; return False where the queue is full and the block is dropped.
+        """Queue a block to be written, without waiting; return False if the queue is full and the block is dropped.
 
         Dropped blocks are counted, and logged once a minute. A tier that is closed, or never found its fingerprint,
-        takes blocks and drops them; so it does with blocks that are larger than a file may be.
+        accepts blocks and drops them, as it does with blocks that are larger than a file may be.
         """
         if self.has(name):
             return True
@@ -188,20 +188,20 @@ class DiskTier:
         return True
 
     def wait_room(self, num_bytes: int, deadline_s: float) -> bool:
-        """Wait at most `deadline_s` until `put` takes so many bytes, even if to drop them; return whether it does."""
+        """Wait at most `deadline_s` until `put` accepts `num_bytes`, even if it drops them; return whether it does."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closing or self._fits(num_bytes), deadline_s)
 
     def has(self, name: BlockName) -> bool:
-        """Return whether the block was there lately, without looking; takes microseconds."""
+        """Return whether the block is queued, or on disk according to the index; takes microseconds."""
         return name in self._pending or (self.ready and self._index.knows(self._place(name)))
 
     def num_known(self, names: Sequence[BlockName]) -> int:
-        """Return how many of these blocks, from the first one on, are there according to `has`."""
+        """Return how many of these blocks, from the first one on, are on disk according to `has`."""
         return next((count for count, name in enumerate(names) if not self.has(name)), len(names))
 
     def has_states(self, tenant: str | None, stem: bytes) -> bool:
-        """Return whether some whole state with this stem may be there (`has` tells which). Takes microseconds."""
+        """Return whether a whole state with this stem may be on disk (`has` shows which). Takes microseconds."""
         if any(name.stem == stem for name in list(self._pending)):
             return True
         return self.ready and (self._folder_of(tenant), self._keys.stem_mark(self._fingerprint, stem)) in self._stems
@@ -219,7 +219,7 @@ class DiskTier:
     def fetch(self, names: Sequence[BlockName], on_done: Callable[[list[bytes]], None]) -> bool:
         """Read blocks up to the first one that is missing, then call `on_done` on the tier's thread, once.
 
-        Return False where that can't be done now (no fingerprint yet, or closed); `on_done` is not called then.
+        Return False if that can't be done now (no fingerprint yet, or closed); `on_done` is not called then.
         """
         with self._changed:
             if self._closing or not self.ready:
@@ -229,11 +229,11 @@ class DiskTier:
         return True
 
     def tell(self) -> None:
-        """Have others look again whenever all is written, from now on: this worker is about to end."""
+        """From now on, make other workers scan again whenever the queue is written: this worker is about to end."""
         self._tells = True
 
     def discard(self, name: BlockName) -> None:
-        """Remove the file of a block that llama.cpp could not load. Blocks for one unlink."""
+        """Remove the file of a block that llama.cpp could not load. Blocks while one file is unlinked."""
         if self.ready:
             place = self._place(name)
             self._folder.remove(place)
@@ -248,7 +248,7 @@ class DiskTier:
             return not (self._ended or self._pending or self._unsynced)
 
     def close(self) -> None:
-        """Stop the thread, in the middle of a file if need be; fetches that wait are answered with no blocks.
+        """Stop the thread, in the middle of a file if need be; waiting fetches get an answer without blocks.
 
         Call `flush` before.
         """
@@ -286,7 +286,7 @@ class DiskTier:
             self._end()
 
     def _turn(self) -> None:
-        """Do the most urgent piece of work; wait for some where there is none."""
+        """Do the most urgent piece of work; wait if there is none."""
         if self._fetches:
             self._serve()
         elif self._puts and not (self._num_unsynced >= SYNC_FILES):
