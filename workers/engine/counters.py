@@ -40,7 +40,7 @@ class Tally:
 
 
 class TokenGaps:
-    """Measures the times between the tokens of a call as the model makes them, even if text is held back for a stop."""
+    """Measures the times between the tokens of a call as the model makes them, even if the text is sent later."""
 
     def __init__(self) -> None:
         self.tally = Tally(GAP_S)

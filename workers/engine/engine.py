@@ -194,7 +194,7 @@ class Engine:
             self._stepper.write_out(self._write_out_s)
 
     def check_integrity(self) -> None:
-        """Compare the records of slots and cells with llama.cpp's cache after this step. Raises IntegrityError."""
+        """Compare the records with llama.cpp's cache after the running step. Raises IntegrityError."""
         self._thread.check()
 
     def _check_request(self, request: EngineRequest) -> None:

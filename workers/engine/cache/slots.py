@@ -273,7 +273,7 @@ class SlotContents:
         return True
 
     def _of(self, slot: int, tenant: str, salt: str) -> SlotConversation | None:
-        """Return the conversation that the slot holds for this team and salt; None: no such one. Raises CallFailed."""
+        """Return the conversation that the slot holds for this team and salt, or None. Raises CallFailed."""
         self._refuse_busy(slot)
         held = self._held.get(slot)
         mine = held is not None and (held.path.scope.tenant, held.path.scope.salt) == (tenant, salt)

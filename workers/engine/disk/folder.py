@@ -93,7 +93,7 @@ class CacheFolder:
 
     @contextmanager
     def opened(self, *names: str, create: bool = False) -> Iterator[int]:
-        """Yield the descriptor of a folder within. Raises FileNotFoundError; OSError if a level is a link or a file."""
+        """Yield the descriptor of a subfolder. Raises FileNotFoundError; OSError if a level is a link or a file."""
         folder = os.dup(self._root)
         try:
             for name in names:
