@@ -65,7 +65,7 @@ class AdapterFile:
     rank: int
     """Rank of the largest pair."""
     stamp: tuple[int, ...]
-    """Device, inode, size and time of change: another stamp may mean other contents."""
+    """Device, inode, size and time of change: if it has changed, the contents may have changed."""
 
     def is_unchanged(self) -> bool:
         try:
@@ -115,7 +115,7 @@ class Adapter:
 
     @classmethod
     def load(cls, model: Model, file: AdapterFile) -> Adapter:
-        """Copy the weights to where the model's own are. Raises AdapterError, with llama.cpp's reason."""
+        """Copy an adapter's weights to where the model's own are. Raises AdapterError, with llama.cpp's reason."""
         if not file.is_unchanged():
             raise AdapterError(f"{file.path.name}: the file changed since it was checked; load it again")
         log = native_log()
@@ -148,12 +148,12 @@ class AppliedAdapters:
     """The adapters that one context computes with. llama.cpp lays out its graphs anew in the step after a change."""
 
     def __init__(self, context: int) -> None:
-        """`context`: a `llama_context *` that lives at least as long."""
+        """`context`: a `llama_context *` that lives at least as long as this object."""
         self._context = context
         self.uses: Uses = ()
 
     def apply(self, uses: Uses) -> bool:
-        """Compute with these from the next step on; return whether that is a change."""
+        """Compute with the adapters `uses` from the next step on; return whether they differ from the ones before."""
         if uses == self.uses:
             return False
         pointers = (c.llama_adapter_lora_p_ctypes * len(uses))(*(adapter.pointer for adapter, _ in uses))
@@ -167,7 +167,7 @@ class AppliedAdapters:
         return True
 
     def drop(self, adapter: Adapter) -> None:
-        """Compute without `adapter`, which is about to be freed, if it is among those applied."""
+        """Stop computing with `adapter`, which is about to be freed. Does nothing if it is not applied."""
         if any(one is adapter for one, _ in self.uses):
             self.apply(())
 
@@ -213,7 +213,7 @@ def _is_gain(value: object) -> bool:
 
 
 def _check_tensors(path: Path, header: GgufHeader, base: GgufHeader) -> int:
-    """Return the largest rank. Raises AdapterError unless all weights are halves of pairs that fit the model's."""
+    """Return the largest rank. Raises AdapterError unless all weights form pairs that fit the model's weights."""
     pairs: dict[str, dict[str, TensorInfo]] = {}
     for name, tensor in header.tensors.items():
         target, dot, half = name.rpartition(".lora_")
@@ -228,7 +228,7 @@ def _check_tensors(path: Path, header: GgufHeader, base: GgufHeader) -> int:
 
 
 def _check_pair(where: str, target: str, halves: dict[str, TensorInfo], base: GgufHeader) -> int:
-    """Return the pair's rank. Raises AdapterError where it does not fit the model's weight `target`."""
+    """Return the rank of a pair of matrices. Raises AdapterError if they do not fit the model's weight `target`."""
     a, b, weight = halves.get("a"), halves.get("b"), base.tensors.get(target)
     if a is None or b is None:
         raise AdapterError(f"{where}: one half of the pair is missing; convert the adapter again")
@@ -267,7 +267,7 @@ def _plain(tensor: TensorInfo) -> str:
 
 
 def _check_values(path: Path, file: RawIOBase, header: GgufHeader) -> None:
-    """Raise AdapterError where a weight is infinite or NaN, which would spoil the answers of every call."""
+    """Raise AdapterError if a weight is infinite or NaN, which would spoil the answers of every call."""
     for name, tensor in header.tensors.items():
         if tensor.kind not in _WEIGHT_TYPES:
             continue

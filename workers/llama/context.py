@@ -72,8 +72,8 @@ class Batch:
         return row
 
     def add_prompt(self, tokens: Tokens, position: int, sequence: int, *, num_logits: int) -> int:
-        """Add a run of a prompt that starts at `position`, the logits of whose last `num_logits` tokens are wanted;
-        return the last row.
+        """Add a run of a prompt that starts at `position`; return its last row. Logits are computed for its last
+        `num_logits` tokens.
         """
         start, end = self.num_tokens, self.num_tokens + len(tokens)
         self._token_view[start:end] = tokens
@@ -88,7 +88,7 @@ class Batch:
 __all__ = ["CACHE_TYPES", "FLASH_ATTN", "MAX_SEQUENCES", "Context"]
 
 MAX_SEQUENCES = 256
-"""llama.cpp's own bound."""
+"""Most sequences of a context: llama.cpp's own bound."""
 
 _REASONS = {1: "no free cells in the KV cache", 2: "aborted", -1: "invalid batch"}
 
@@ -149,7 +149,7 @@ class Context:
             c.llama_synchronize(self.pointer)
 
     def sample(self, chain: int, row: int) -> int:
-        """Draw a token from the logits of batch row `row` with the sampler chain at `chain`, which accepts it."""
+        """Draw a token from the logits of row `row` with the sampler chain at `chain`, and have it accept the token."""
         return self._sample(chain, self.pointer, row)
 
     def likeliest(self, row: int) -> int:

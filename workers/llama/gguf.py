@@ -26,7 +26,7 @@ _STRING = 8
 _ARRAY = 9
 
 MAX_DIMS = 4
-"""ggml's own bound."""
+"""Most dimensions of a tensor: ggml's own bound."""
 
 _QK_K = 256
 BLOCKS = {
@@ -41,7 +41,7 @@ BLOCKS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor in the header, where its name is the key."""
+    """What the header says of one tensor; the tensor's name is the key of `GgufHeader.tensors`."""
 
     shape: tuple[int, int, int, int]
     """Elements per dimension, the innermost first; 1 where the tensor has fewer dimensions."""
@@ -64,7 +64,7 @@ class GgufHeader:
     tensors: Mapping[str, TensorInfo]
     """Tensors by name, those of a split model's other parts included."""
     types: Mapping[str, int]
-    """GGUF's number of each metadata value's type, of values that are left out too."""
+    """GGUF's number of each metadata value's type, also for values that are left out."""
     data_offset: int
     """Bytes before the tensor data."""
 

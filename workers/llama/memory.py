@@ -17,7 +17,7 @@ from workers.llama.native import StateUnusable, gil_calls, native_log
 
 _WHOLE, _PART = 0, c.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _COMPRESSED = ("deepseek4",)
-"""Architectures whose attention also keeps a running summary of the past, of which no range can be taken."""
+"""Architectures whose attention also keeps a running summary of the past, from which no range can be taken."""
 _PLAIN_ROPE = (c.LLAMA_ROPE_TYPE_NORM, c.LLAMA_ROPE_TYPE_NEOX)
 
 _unfilled_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -81,9 +81,9 @@ class Memory:
         """Whether positions can be moved without harm to other sequences (narrower than llama.cpp's own answer)."""
 
     def can_continue(self, sequence: int, num_tokens: int) -> bool:
-        """Return whether the sequence holds all that computing the token at position `num_tokens` needs.
+        """Return whether the sequence holds all that is needed to compute the token at position `num_tokens`.
 
-        Ask after `share`, `cut`, `load` and `load_part`: llama.cpp computes on with what is there.
+        Check this after `share`, `cut`, `load` and `load_part`: llama.cpp reports no error if something is missing.
         """
         if num_tokens == 0:
             return self.last_position(sequence) < 0
@@ -109,17 +109,17 @@ class Memory:
         return bool(self._calls.memory_seq_rm(self._pointer, sequence, start, end))
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
-        """Have `target` hold the cells of `source`'s range too. Nothing is copied where one cache serves all.
+        """Make `target` hold the cells of `source`'s range too. Nothing is copied if one cache serves all sequences.
 
         A recurrent state is shared as a whole, whatever the range; the two diverge with the next token.
         """
         self._calls.memory_seq_cp(self._pointer, source, target, start, end)
 
     def shift(self, sequence: int, start: int, end: int, by: int) -> None:
-        """Move a range's positions, for every sequence that holds the cells: make sure that none shares them.
+        """Move a range's positions, for every sequence that holds the cells: make sure that no other one shares them.
 
         Keys are rotated in the next `decode` of any batch: do not `save` the sequence before it. Raises ValueError
-        where `can_shift` is False: llama.cpp would end the process, or change other sequences' keys.
+        if `can_shift` is False: llama.cpp would end the process, or change other sequences' keys.
         """
         if not self.can_shift:
             raise ValueError("positions of this model can't be moved; see Memory.can_shift")
@@ -162,7 +162,7 @@ class Memory:
         self._load(sequence, state, _WHOLE)
 
     def load_part(self, sequence: int, state: bytes) -> None:
-        """Restore what `save_part` returned, in place of the same part; the rest stays.
+        """Restore the part that `save_part` returned, in place of the sequence's present one; the rest stays.
 
         To continue `target` after `num_tokens` of `source`: `share` that range, then call this. To take a sequence
         back: call this, then `cut` from `num_tokens`. Raises StateUnusable, with the sequence empty.
@@ -170,10 +170,11 @@ class Memory:
         self._load(sequence, state, _PART)
 
     def relocate(self, holders: Sequence[int], scratch: int, start: int, end: int) -> int:
-        """Move the cells of a range to the lowest free ones, for all that hold them -> bytes moved.
+        """Move a range's cells to the lowest free ones, for all sequences that hold them; return the bytes moved.
 
-        `scratch` holds nothing. Attention scans the cache up to its highest cell, holes and all: this is how steps
-        become shorter after others left. `ATTENTION` only, and every holder of the range must be among `holders`.
+        `scratch` holds nothing. Attention scans the cache up to its highest used cell, holes included, so this makes
+        steps shorter after other sequences left. `ATTENTION` only, and every holder of the range must be among
+        `holders`.
 
         Raises StateUnusable, with the range gone from all of them, if another one held it after all and there is no
         room for a copy; MemoryError, with everything as it was.

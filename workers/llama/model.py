@@ -41,7 +41,7 @@ CACHE_TYPES = {
 }
 
 TRANSLATED = frozenset({"split_mode", "tensor_split", "n_batch", "n_threads", "n_threads_batch", "embeddings"})
-"""Settings that are no parameter as they stand: words, 0 for a number that is found here, parts of larger decisions."""
+"""Settings that are not handed to llama.cpp unchanged: words, 0 for a number found here, parts of larger decisions."""
 
 EXPERTS = r"ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Pattern of the names of tensors that hold the experts of one layer."""
@@ -82,7 +82,7 @@ def fill_context(params: Any, settings: LlamaSettings) -> None:
 
 
 def _hand_on(settings: LlamaSettings, params: Any) -> None:
-    """Set the parameters that a setting has the name of; those of `TRANSLATED` mean something else by it."""
+    """Copy each setting to the parameter of the same name, except those of `TRANSLATED`, which mean something else."""
     for name, _ in params._fields_:
         if name in LlamaSettings.__struct_fields__ and name not in TRANSLATED:
             setattr(params, name, getattr(settings, name))
@@ -115,8 +115,8 @@ class Devices:
     """Asks the devices for their memory at each call: some microseconds on a CPU, a call of the driver on a GPU. For
     any thread.
 
-    ggml knows only the total of the main memory and reports all of it as free (ggml-cpu.cpp), so the caller tells what
-    is.
+    ggml knows only the total of the main memory and reports all of it as free (ggml-cpu.cpp), so the caller reports
+    what is free.
     """
 
     def __init__(self, main_memory: Callable[[], int | None]) -> None:
@@ -145,7 +145,7 @@ class Devices:
 
 
 def _bound(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of ggml that the bindings have no name for."""
+    """Return a function of ggml that the Python bindings do not offer."""
     function = getattr(c._lib, name)
     function.restype, function.argtypes = result, list(arguments)
     return function
@@ -173,7 +173,7 @@ class Model:
         self.name = header.text("general.name") or header.path.stem
         self.architecture = header.text("general.architecture") or ""
         self.encoder_only = _is_encoder(pointer, header, self.architecture)
-        """Whether it reads text and generates none: a model for pooled work only."""
+        """Whether the model reads text and generates none: it is for pooled work only."""
         template = c.llama_model_chat_template(pointer, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         self.bos_text = self.vocab.text(self.vocab.bos)

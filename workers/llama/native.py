@@ -134,11 +134,11 @@ def version() -> str:
 
 @functools.cache
 def build_id() -> str:
-    """Return an id of this llama.cpp: all that its saved states may depend on beside the model and the settings.
+    """Return an id of this build of llama.cpp: states saved under another id are not used.
 
-    It has the version of the bindings, a hash of the libraries that lay out states and tensor types, the abilities of
-    the build and this processor, and the one variable that changes the contents of the KV cache (llama-kv-cache.cpp).
-    Reads a few megabytes.
+    It is made of all that states depend on beside model and settings: the version of the bindings,
+    a hash of the libraries that lay out states and tensor types, the abilities of the build and this processor, and the
+    one variable that changes the contents of the KV cache (llama-kv-cache.cpp). Reads a few megabytes.
     """
     library = Path(c._lib._name).resolve()
     beside = {path.resolve() for path in library.parent.glob("*ggml-base.*")}

@@ -1,5 +1,5 @@
-"""A llama.cpp context that turns inputs into vectors or scores, owner of its `llama_context` pointer, and the tokens of
-such inputs, as llama-server makes them.
+"""A llama.cpp context that turns inputs into vectors or scores, owner of its `llama_context` pointer; and the
+tokeniser of such inputs, which makes the same tokens as llama-server.
 
 One call of `compute` is one micro-batch: parts of many inputs, each under a sequence of its own. Encoders read a whole
 input at once and have no KV cache; decoders may read one over several calls. Everything but construction belongs to one
@@ -36,13 +36,13 @@ Vectors = NDArray[np.float32]
 AUTO = "auto"
 
 GRAIN = 32
-"""Number of which a micro-batch is a multiple, as of the number of sequences: else llama.cpp ends the process."""
+"""A micro-batch's size is a multiple of this, and of the number of sequences: else llama.cpp ends the process."""
 
 _HEADS = ("cls.weight", "cls.output.weight")
 
 
 class Pooling(Enum):
-    """The ways to make one vector of those of an input's tokens; the numbers are `llama_pooling_type`."""
+    """The ways to make one vector from the vectors of an input's tokens; the numbers are `llama_pooling_type`."""
 
     NONE = 0
     MEAN = 1
@@ -52,9 +52,9 @@ class Pooling(Enum):
 
 
 def is_pooled(model: Model, settings: LlamaSettings) -> bool:
-    """Return whether a model is served for pooled work: as the settings say, else if it was made for that.
+    """Return whether a model is served for pooled work: what the settings say, else whether it was made for that.
 
-    Raises ModelError where it can't do what the settings want.
+    Raises ModelError if the model can't do what the settings want.
     """
     if settings.embeddings is False and model.encoder_only:
         raise ModelError(f"{model.path}: this model does not generate text; remove `embeddings: false`")
@@ -85,7 +85,10 @@ def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
 
 
 def _divisor(number: int, most: int) -> int:
-    """Return the largest divisor up to `most`: for multiples of `GRAIN` at least that, or over half a lower `most`."""
+    """Return the largest divisor of `number` up to `most`.
+
+    For multiples of `GRAIN` it is at least `GRAIN`, or more than half of a `most` below that.
+    """
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
 
 
@@ -95,7 +98,7 @@ def _declared(model: Model) -> Pooling | None:
 
 
 class PooledBatch(Batch):
-    """The rows of one micro-batch, every one of them an output."""
+    """The rows of one micro-batch. llama.cpp gives a result for every row."""
 
     def add_input(self, tokens: Tokens, position: int, sequence: int) -> int:
         """Add a run of an input that starts at `position`; return its first row."""
@@ -165,14 +168,14 @@ class PooledContext:
             c.llama_synchronize(self.pointer)
 
     def vector(self, sequence: int) -> Vectors:
-        """Return the vector to which the last batch's part of a sequence was pooled: float32 [1, width], a copy."""
+        """Return a copy of the pooled vector of a sequence's part in the last batch: float32 [1, width]."""
         address = self._calls.seq(self.pointer, sequence)
         if not address:
             raise DecodeFailed(f"llama.cpp has no pooled vector of sequence {sequence}")
         return self._copy(address, 1)
 
     def rows(self, start: int, end: int) -> Vectors:
-        """Return the vectors of the last batch's rows, with pooling none: float32 [end - start, width], a copy."""
+        """Return a copy of the vectors of the last batch's rows, without pooling: float32 [end - start, width]."""
         address = self._calls.row(self.pointer, start)
         if not address:
             raise DecodeFailed(f"llama.cpp has no vector of row {start}")
@@ -253,10 +256,10 @@ class PooledInputs:
             )
 
     def of_text(self, text: str, *, add_special: bool = True) -> Sequence[int]:
-        """Return the tokens of a text for embedding, with begin and end tokens as the model asks.
+        """Return the tokens of a text for embedding, with the begin and end tokens that the model wants.
 
-        Control tokens in the text count as such. `add_special` False: no begin and end tokens, for a text that follows
-        others in one input. Raises CallFailed.
+        Names of control tokens in the text become those tokens. `add_special` False: no begin and end tokens, for a
+        text that follows others in one input. Raises CallFailed.
         """
         return array("i", self._tokenizer.tokenize(text, add_special=add_special, parse_special=True))
 

@@ -1,4 +1,4 @@
-"""The tokens that a sampler chain chooses from, in memory of our own: filled from a row's logits, or from part of them.
+"""The tokens that a sampler chain chooses from, in memory of our own, filled from all or some of a row's logits.
 
 llama.cpp fills such an array itself where all tokens may come (`Context.sample`). Ours is for tasks that it does too
 slowly: leaving tokens out beforehand, or reading the probabilities afterwards.
@@ -17,13 +17,13 @@ from workers.llama.native import gil_calls
 
 Logits = NDArray[np.float32]
 Words = NDArray[np.uint32]
-"""Bit t % 32 of word t // 32 stands for token t."""
+"""A set of tokens: bit t % 32 of word t // 32 is set if token t is in it."""
 
 MAX_SPARSE_WORDS = 512
 """Most words that are unpacked one by one; for more, unpacking all of them is faster."""
 
 MOST = 0.75
-"""Share of allowed tokens from which on it is faster to take all tokens and overwrite those that are left out."""
+"""If at least this share of tokens is allowed, it is faster to take all and overwrite those left out."""
 
 _TOKEN_DATA = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama_token_data
 _BIT = np.arange(32, dtype=np.uint32)
@@ -101,7 +101,7 @@ class Candidates:
     def choose(self, chain: int, *, slow: bool = False) -> int:
         """Return the token that the sampler chain at `chain` chooses from the candidates; there must be at least one.
 
-        The chain has yet to accept it. `slow`: release the interpreter lock meanwhile.
+        The chain does not accept the token yet. `slow`: release the interpreter lock meanwhile.
         """
         fields = self._fields
         fields[:] = (self._address, self.size, -1, 0)
@@ -162,6 +162,6 @@ class Candidates:
 
 
 def _opened(words: Words, numbers: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the tokens, in rising order, whose bits are set in the words of these numbers."""
+    """Return the tokens whose bits are set in the words with the indices `numbers`, in rising order."""
     rows, bits = np.nonzero(words[numbers, None] >> _BIT & np.uint32(1))
     return numbers[rows] * 32 + bits

@@ -91,7 +91,7 @@ class GbnfGrammar:
         return GbnfMask(c.llama_sampler_clone(self._pointer), self._vocab, self._tables, self._names_tokens)
 
     def mask_after(self, begun: bytes) -> GbnfMask | None:
-        """Return a mask for what follows `begun`; None if no answer begins so."""
+        """Return a mask for what follows `begun`; None if no answer begins with that."""
         mask = self.mask()
         for token in self._vocab.tokenize(begun.decode(), add_special=False, parse_special=True):
             if not mask.permits(token):
@@ -124,7 +124,7 @@ class GbnfMask:
         self._takes_all = takes_all
         self.eog = vocab.eog
         self._permitted: int | None = None
-        """The token that was checked last, if it may come."""
+        """The token that was checked last, if the grammar permits it."""
         self._one = _candidates([0])
         self._one_array = _array(self._one)
         weakref.finalize(self, gil_calls().sampler_free, pointer).atexit = False
@@ -171,7 +171,7 @@ class GbnfMask:
         return self._passing(np.concatenate([tables.ends, *groups]))
 
     def _open_bytes(self) -> list[int]:
-        """Return the bytes that may come next, of those that are tokens by themselves."""
+        """Return the bytes that may come next, among those that are a token of one byte."""
         probes = self._tables.probes.copy()
         self._apply(probes)
         passes = probes["logit"] == 0.0

@@ -2,9 +2,9 @@
 
     python -m workers.llama.sampling.grammar_forks MODEL.gguf
 
-Standard input is a socket over which two descriptors come for each new process: over the first it gets the questions
-of `workers.constraint.forks`; when the second is closed, it ends. A question that takes too much processor time ends
-its process, whatever that does. How a process ended is sent over the second one.
+Standard input is a socket over which two descriptors come for each new process: over the first the new process
+gets the questions of `workers.constraint.forks`; when the second is closed, it ends. A question that takes too much
+processor time ends its process. How a process ended is sent over its second descriptor.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BASE_CPU_S, TOKEN_CPU_S = 1.5, 0.06
 """Processor seconds for a whole answer: a base, and more for each of its tokens."""
 
 EXTRA_BYTES = 256 << 20
-"""Most memory beyond the vocabulary's: it bounds a grammar that grows without end."""
+"""Most bytes of memory beyond the vocabulary's: the bound on a grammar that grows without end."""
 
 NICENESS = 5
 """Niceness of a forked process, so that the worker's own threads go first."""
@@ -94,7 +94,7 @@ class Forked:
         self._num_tokens = 0
 
     def serve(self) -> None:
-        """Answer questions until nobody asks any more."""
+        """Answer the worker's questions about the grammar until the worker closes its socket."""
         while (asked := forks.receive(self._end)) is not None:
             what, body = asked
             limit = TRIAL_CPU_S if what in (forks.COMPILE, forks.TRY, forks.BEGIN) else STEP_S
@@ -145,7 +145,7 @@ class Forked:
         return b""
 
     def _begin(self, tokens: list[int]) -> bytes:
-        """Return whether an answer may begin with these tokens, and whether only its end can follow, a byte each."""
+        """Return two bytes: whether an answer may begin with these tokens, and whether only its end can follow."""
         assert self._grammar is not None  # noqa: S101 - for the type checker
         mask = self._mask = self._grammar.mask()
         self._num_tokens = len(tokens)
@@ -156,7 +156,7 @@ class Forked:
         return bytes([True, mask.is_done])
 
     def _charge(self) -> None:
-        """Raise Unusable for an answer whose grammar takes more than its share, with each step within its bound."""
+        """Raise Unusable if the whole answer has taken too much processor time, even if no single step has."""
         if time.process_time() > BASE_CPU_S + TOKEN_CPU_S * self._num_tokens:
             raise Unusable("the grammar has become too costly to follow; make it less ambiguous")
 
@@ -177,7 +177,7 @@ class Children:
         self._lives[pid] = life
 
     def wait(self, control: socket.socket) -> None:
-        """Send how processes ended, until `control` has something to read."""
+        """Wait until `control` has something to read; meanwhile send how processes ended."""
         events = select.poll()
         for one in (control.fileno(), self._wakes):
             events.register(one, select.POLLIN)
@@ -189,7 +189,7 @@ class Children:
             self._tell()
 
     def leave(self) -> None:
-        """Close a new forked process's copies of the others' sockets, so that the asking side sees when those end."""
+        """Close a new process's copies of the other processes' sockets, so that the worker sees when those end."""
         signal.set_wakeup_fd(-1)
         for one in (*self._lives.values(), self._wakes, self._waker):
             os.close(one)
@@ -234,8 +234,8 @@ def main(path: Path) -> None:
 
 
 def fork(children: Children, life: int) -> bool:
-    """Fork; return whether this is the new process. `life`: socket for how it ended, or that it could not be forked; it
-    is closed then.
+    """Fork; return whether this is the new process. How it ended, or that forking failed, is sent over the socket
+    `life`, which is then closed.
     """
     try:
         pid = os.fork()
@@ -269,7 +269,7 @@ def _serve(grammars: GbnfGrammars, words: LLTokenizer, control: socket.socket, e
 
 
 def walk(mask: GbnfMask, chance: random.Random, end: float) -> None:
-    """Follow one answer of random tokens, as far as time allows. Raises CallFailed, Unusable."""
+    """Try a grammar with one answer of random permitted tokens, until `end` at most. Raises CallFailed, Unusable."""
     for _ in range(WALK_STEPS):
         start = time.process_time()
         bits = mask.allowed()

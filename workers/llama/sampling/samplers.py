@@ -36,7 +36,7 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import SamplerName, Sampling
 
 MAX_KEPT = 4
-"""Most stages that are kept; each has up to some megabytes."""
+"""Most DRY stages that are kept; each takes up to some megabytes."""
 
 USUAL = frozenset(Settings().dry_sequence_breakers)
 
@@ -44,8 +44,8 @@ _Key = tuple[float, float, int, int, tuple[str, ...]]
 
 
 class DryStages:
-    """The DRY stages that were used last, to be copied for each call. Any thread may call it; close it when none does
-    any more.
+    """Keeps the DRY stages that were used last, and copies them for each call. Any thread may use it; close it after
+    the last use.
 
     Making one walks the whole vocabulary once per sequence breaker (50 ms at 152k tokens and four breakers); copying
     one takes 0.3 ms.
@@ -57,7 +57,7 @@ class DryStages:
         self._lock = threading.Lock()
 
     def stage(self, settings: Settings) -> Any:
-        """Return a new stage that belongs to the caller. Releases the interpreter lock where it must be made anew.
+        """Return a new stage that belongs to the caller. Releases the interpreter lock if it can't be copied.
 
         Raises CallFailed for breakers that occur in too many tokens.
         """
@@ -149,7 +149,7 @@ class SamplerChain:
     ) -> None:
         """Make the chain. Raises CallFailed (INVALID_REQUEST).
 
-        `banned` tokens are never drawn. `n_ctx`: the meaning of a "last n" of -1. `masked`: the drawing code applies
+        `banned` tokens are never drawn. `n_ctx`: the value of -1 for a "last n". `masked`: the drawing code applies
         `biases` and `permitted`, because the chain's own way of adding a bias is slow once candidates have lost their
         places. `dry`: the store of DRY stages; without it each is made anew.
         """
@@ -164,7 +164,7 @@ class SamplerChain:
         """Whether drawing takes so long that other threads should run meanwhile."""
         simple = self.greedy and PENALTIES.isdisjoint(stages) and all(bias == -math.inf for bias in biases.values())
         self.ruled_out: frozenset[int] | None = frozenset(biases) if simple else None
-        """The chain draws the likeliest token unless that is one of these; None: the chain must be asked."""
+        """The chain draws the likeliest token unless it is in this set; None: only running the chain tells."""
         self.biases: Biases | None = None
         """With `masked`: the biases to add to the logits beforehand."""
         self.permitted: Words | None = None
@@ -218,7 +218,7 @@ class SamplerChain:
 
 
 def _stage(name: SamplerName, vocab: Vocab, settings: Settings, seed: int) -> Any:
-    """Make a stage other than DRY; None where the name is not a stage of its own."""
+    """Return a new stage other than DRY; None if the name has no stage of its own."""
     s = settings
     match name:
         case "penalties":
@@ -273,7 +273,7 @@ def _check_infill(vocab: Vocab, settings: Settings, stages: Sequence[SamplerName
 
 
 def _added(vocab: Vocab, asked: Iterable[tuple[int | str, float | None]], banned: Sequence[int]) -> dict[int, float]:
-    """Return the number that is added to each token's logit. Raises CallFailed for a token that does not exist."""
+    """Return the sum of what is added to the logit of each token. Raises CallFailed for a token that does not exist."""
     added: dict[int, float] = {}
     for what, bias in asked:
         tokens = [what] if isinstance(what, int) else vocab.tokenize(what, add_special=False, parse_special=False)

@@ -33,8 +33,8 @@ FEW = 4096
 """Most candidates that are sorted so quickly that other calls do not notice."""
 
 FAR, FAR_BROKEN = 4096, 512
-"""Tokens beyond which DRY's look back takes milliseconds: with usual breakers, and with a caller's own, where it
-compares each token with up to 112 others."""
+"""Tokens beyond which it takes DRY milliseconds to look back: with the default breakers, and with a caller's own, for
+which each token is compared with up to 112 others."""
 
 PENALTY_S, PASS_S, SORT_S, FAR_S = 1e-8, 3e-8, 1e-7, 7e-7
 """Most seconds of stages in a draw: penalties, all others, and sorting, for each token of the vocabulary; DRY that
@@ -84,7 +84,7 @@ class Settings:
 
     @classmethod
     def of(cls, sampling: Sampling, n_ctx: int) -> Self:
-        """Return the settings. `n_ctx`: what -1 means where recent tokens are counted, and the largest such count."""
+        """Return the settings. `n_ctx`: what -1 stands for in counts of recent tokens, and the largest such count."""
         asked = {name: value for name, value in asdict(sampling).items() if value is not None}
         for name in ("repeat_last_n", "dry_penalty_last_n"):
             if name in asked:
@@ -104,7 +104,7 @@ class Settings:
 
 
 def settled(sampling: Sampling, n_ctx: int) -> Sampling:
-    """Return all parameters with which a call with these runs; `seed` stays None where none was asked for."""
+    """Return the parameters with all defaults filled in, as a call runs with them; a missing `seed` stays None."""
     settings = Settings.of(sampling, n_ctx)
     every = {field.name: getattr(settings, field.name) for field in fields(settings)}
     if settings.seed is not None:
@@ -113,7 +113,7 @@ def settled(sampling: Sampling, n_ctx: int) -> Sampling:
 
 
 def working_stages(settings: Settings) -> tuple[SamplerName, ...]:
-    """Return the stages that change something, each once, in order, without the stage that draws the token."""
+    """Return the stages that change something, in order and without repeats, except the stage that draws the token."""
     if settings.mirostat:
         return ("temperature",)
     at_work: dict[SamplerName, bool] = {
@@ -153,7 +153,7 @@ def looks_far(settings: Settings, stages: Sequence[SamplerName]) -> bool:
 
 
 def sees_all(settings: Settings, stages: Sequence[SamplerName]) -> bool:
-    """Return whether stages beside penalties go through the whole vocabulary per draw: 1 to 8 ms at 152k tokens."""
+    """Return whether stages other than penalties go through the whole vocabulary per draw: 1 to 8 ms at 152k tokens."""
     others = [name for name in stages if name not in PENALTIES]
     return bool(settings.mirostat) or not others or others[0] != "top_k"
 

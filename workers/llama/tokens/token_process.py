@@ -64,7 +64,7 @@ class TokenFloor:
         longest_first = sorted(texts, key=len, reverse=True)
         known = {text for text in longest_first if len(text) == 1}
         self._most: list[tuple[bytes, int]] = []
-        """For each kind: the characters that are not counted, and the most of the others in one token."""
+        """For each kind of characters: those not counted, and the most counted ones in a token."""
         for characters in COUNTED:
             kept = {character for character in characters if bytes((character,)) in known}
             others = bytes(set(EVERY_BYTE) - kept)
@@ -136,7 +136,7 @@ def main(path: Path, descriptor: int) -> None:
 
 
 def _obey(orders: socket.socket, vocab: Vocab, floor: TokenFloor, children: set[int]) -> bool:
-    """Carry out one order; return False where there are no more."""
+    """Carry out the next order of the worker; return False if there are no more."""
     data, descriptors, _, _ = socket.recv_fds(orders, ORDER.size, 1)
     if len(data) < ORDER.size:
         return False
@@ -155,7 +155,7 @@ def _obey(orders: socket.socket, vocab: Vocab, floor: TokenFloor, children: set[
 
 
 def _ended(pid: int) -> int:
-    """End a child and return its exit code. It may have ended: until it is waited for, its process id stays its own."""
+    """End a child and return its exit code. It may have ended: its process id is not reused before it is waited for."""
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
@@ -199,7 +199,7 @@ def _serve(vocab: Vocab, floor: TokenFloor, texts: socket.socket) -> None:
 
 
 def read_exactly(source: socket.socket, num_bytes: int) -> bytearray:
-    """Return so many bytes. Raises EOFError, and what the socket raises (TimeoutError where it has a timeout)."""
+    """Return `num_bytes` bytes read from the socket. Raises EOFError, and what the socket raises (TimeoutError)."""
     data = bytearray(num_bytes)
     view, have = memoryview(data), 0
     while have < num_bytes:

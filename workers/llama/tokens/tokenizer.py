@@ -52,7 +52,7 @@ IN_PROCESS_CHARS = 4096
 
 NUM_PROCESSES = 2
 NUM_READY = 2
-"""Processes that are there from the beginning: one that works, and the next one. Others are forked when needed."""
+"""Processes forked at the start: one that works, and one to replace it. Others are forked when needed."""
 START_S = 60.0
 ORDER_S = 5.0
 """Seconds to wait for forking or ending a process, which takes some milliseconds."""
@@ -68,7 +68,7 @@ class GuardedTokenizer:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         """Return the tokens as `Vocab.tokenize` does. Blocks, for seconds at most. Raises CallFailed for a text that is
-        too slow or that llama.cpp can't take, TooManyTokens for one that is known beforehand to have more than `most`.
+        too slow or that llama.cpp can't take, TooManyTokens for one that must have more than `most`.
         """
         if len(text) <= IN_PROCESS_CHARS:
             return self._vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
@@ -112,7 +112,7 @@ class TokenProcesses:
     def tokens(
         self, data: bytes, seconds: float, *, add_special: bool, parse_special: bool, most: int | None = None
     ) -> Sequence[int]:
-        """Return the tokens of UTF-8 text. Blocks for `seconds` at most, beside the time in which a process starts.
+        """Return the tokens of UTF-8 text. Blocks for at most `seconds`, plus the time that a process takes to start.
 
         Raises TookTooLong, ProcessEnded, NotStarted, TooManyTokens.
         """
@@ -152,7 +152,7 @@ class TokenProcesses:
 
 
 class _Seat:
-    """A place for one process at a time, and for the one that replaces it. Used by one thread at a time."""
+    """A place that holds one process; a new process replaces one that ended. Used by one thread at a time."""
 
     def __init__(self, keeper: _Keeper) -> None:
         self._keeper = keeper
@@ -190,7 +190,7 @@ class _Seat:
         return self._texts
 
     def close(self) -> None:
-        """Close the socket, by which the process ends."""
+        """Close the socket, which ends the process."""
         texts, self._texts = self._texts, None
         if texts is not None:
             texts.close()
@@ -257,7 +257,7 @@ class _Keeper:
         return ours, pid
 
     def end(self, pid: int) -> str:
-        """End a forked process; return how it ended, now or before."""
+        """End a forked process; return how it ended, even if it had ended before."""
         with self._lock:
             if self._orders is None:
                 return signal.SIGKILL.name
@@ -335,7 +335,7 @@ def _send(texts: socket.socket, data: bytes, end: float) -> None:
 
 
 def _read(texts: socket.socket, num_bytes: int, end: float) -> bytearray:
-    """Return so many bytes. Raises EOFError, TimeoutError."""
+    """Return `num_bytes` bytes read from the socket. Raises EOFError, TimeoutError after `end`."""
     data = bytearray(num_bytes)
     view, have = memoryview(data), 0
     while have < num_bytes:
@@ -348,7 +348,7 @@ def _read(texts: socket.socket, num_bytes: int, end: float) -> bytearray:
 
 
 def _left(end: float) -> float:
-    """Return the seconds left. Raises TimeoutError where there are none."""
+    """Return the seconds left until `end`. Raises TimeoutError if there are none."""
     left = end - time.monotonic()
     if left <= 0:
         raise TimeoutError

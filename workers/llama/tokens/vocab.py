@@ -25,7 +25,7 @@ def encoded(text: str) -> bytes:
 
 
 _BETWEEN = b"\xff\xfe"
-"""Separator of pieces, which no text contains."""
+"""Bytes that separate pieces; no text contains them."""
 
 
 class Vocab:
@@ -46,8 +46,8 @@ class Vocab:
         self.suppressed = self._read_suppressed()
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> list[int]:
-        """Return the tokens of a text, all of them, also beyond `most`. `add_special`: with begin and end tokens as the
-        model asks; `parse_special`: with control tokens in the text.
+        """Return all tokens of a text, even if more than `most`. `add_special`: add the begin and end tokens that the
+        model wants; `parse_special`: read names of control tokens in the text as those tokens.
 
         llama.cpp may need 320 bytes of stack for each character, and time that grows with the square of a run of like
         ones: callers' texts go through `workers.llama.tokens.tokenizer`.
@@ -55,7 +55,7 @@ class Vocab:
         return self.token_array(encoded(text), add_special=add_special, parse_special=parse_special).tolist()
 
     def token_array(self, data: bytes, *, add_special: bool, parse_special: bool) -> memoryview:
-        """Return the same for UTF-8, as int32 of this machine."""
+        """Return the tokens of UTF-8 text as `tokenize` does, in an array of this machine's int32."""
         room = len(data) + 8
         while True:
             tokens = (ctypes.c_int32 * room)()
@@ -72,7 +72,7 @@ class Vocab:
         return known
 
     def special_piece(self, token: int) -> bytes:
-        """Return the same with control tokens written out, as in a template."""
+        """Return the bytes of a token as `piece` does, but control tokens written out, as in a template."""
         piece = self.piece(token)
         if piece:
             return piece
@@ -82,7 +82,7 @@ class Vocab:
         return known
 
     def num_met_by(self, text: bytes) -> int:
-        """Return about how many tokens contain the text, or end in its beginning: DRY keeps these for a breaker."""
+        """Return about how many tokens contain the text or end in its beginning: DRY keeps these for a breaker."""
         beginnings = (text[:length] + _BETWEEN for length in range(1, len(text)))
         return self._all_pieces.count(text) + sum(map(self._all_pieces.count, beginnings))
 
