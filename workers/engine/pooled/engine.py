@@ -113,7 +113,7 @@ class PooledEngine:
         self._intake.drain()
 
     def stop(self) -> None:
-        """End the loop after the running step and join the thread. Calls that are still in end as DRAINING."""
+        """End the loop after the running step and join the thread. Unfinished calls end as DRAINING."""
         self._thread.stop()
 
     def check_integrity(self) -> None:
@@ -170,7 +170,7 @@ class PooledEngine:
                 self._tell(job.key, _not_numbers(wrong[0]) if wrong else tuple(job.results))
 
     def _rest(self) -> None:
-        """Check the records while there is nothing to do."""
+        """Check the records of sequences while there is nothing to compute."""
         if not self._thread.is_wanted:
             self._check()
 

@@ -62,7 +62,7 @@ class Account:
 
     team: str
     served: int = 0
-    """Tokens, and where the team came in."""
+    """Tokens computed for the team, plus the level at which it began."""
 
 
 class Progress(Protocol):
@@ -70,7 +70,7 @@ class Progress(Protocol):
 
     @property
     def account(self) -> Account:
-        """Its team's."""
+        """Return the account of the job's team."""
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -82,7 +82,7 @@ class Progress(Protocol):
 
     @property
     def offset(self) -> int:
-        """Return that input's computed tokens; above 0 it holds a sequence and cells for its whole length."""
+        """Return the next input's computed tokens; above 0 it holds a sequence and cells for its whole length."""
 
     @property
     def served(self) -> int:

@@ -85,9 +85,9 @@ class Sequence(CachedSequence):
         self.adapter_set = adapters
         self.team, self.weight = request.tenant, request.weight
         self.order = (-asked.priority, request.deadline, request.key)
-        """The smallest goes first, and is the last to be preempted."""
+        """The call's place in line: the smallest is served first, and preempted last."""
         self.slot = NOWHERE
-        """`NOWHERE` while it waits."""
+        """Number of the call's slot; `NOWHERE` while the call waits."""
         self.slice = TimeSlice()
         self.waits_since = 0.0
         """When it began to wait for a slot."""
@@ -97,7 +97,7 @@ class Sequence(CachedSequence):
         """`num_cached`: prompt tokens that were not computed for this call. `num_preempted`: times that it lost its
         cells, or gave its slot to another team's call."""
         self.decoding = False
-        """Whether all its tokens but the newest are in the cache."""
+        """Whether all of the call's tokens but the newest are in the cache."""
         self.draft: tuple[int, ...] = ()
         """Tokens that may follow the newest one: the next step computes them too, and keeps those that are drawn."""
         self.row = self.token = 0
@@ -106,12 +106,12 @@ class Sequence(CachedSequence):
         """`token_at`: when the step that made the newest token ended."""
         self.chain, self.sampler, self.cost = chain, sampler, SamplingCost(chain.draw_s)
         self.pending: Callable[[float], bool] | None = None
-        """Waits at most so many seconds for the mask's answer on the drawn token, and tells whether it is there."""
+        """Waits at most so many seconds for the mask's answer on the drawn token, and returns whether it is there."""
         self.limit = _limit(request, n_ctx)
         """Most tokens of the answer."""
         self.num_predicted = self._num_untold = 0
         self._num_prompt_told = 0 if asked.prompt_probs else self.num_prompt
-        """Prompt tokens at the beginning whose probabilities were told, or are not wanted."""
+        """Prompt tokens at the beginning whose probabilities were reported, or are not wanted."""
         self._ruled_out = chain.ruled_out
         self._ends = vocab.eog.union(asked.stop_tokens) if asked.stop_tokens else vocab.eog
         self._mask = request.mask
@@ -121,7 +121,7 @@ class Sequence(CachedSequence):
 
     @property
     def num_prompt_left(self) -> int:
-        """Return the tokens to compute before the next one can be drawn; 0: it decodes."""
+        """Return the tokens to compute before the next token can be drawn; 0: the call decodes."""
         return 0 if self.decoding else self.num_known - self.num_cells
 
     @property

@@ -31,7 +31,7 @@ class Progress(Protocol):
 
     @property
     def is_back(self) -> bool:
-        """Return whether its answer had begun before it lost its cells: it computes its tokens again."""
+        """Return whether the call lost its cells after its answer had begun, and computes its tokens again."""
 
 
 class Rows(Protocol):
@@ -88,7 +88,7 @@ class Plan(Generic[S]):
 
 
 def num_rows(parts: Iterable[Decode[S] | Chunk[S]]) -> int:
-    """Return the rows of a batch that these take."""
+    """Return the number of rows in a batch that `parts` take."""
     return sum(one.num_tokens for one in parts)
 
 
@@ -287,7 +287,7 @@ class BatchLayouts:
         return padding(num_rows) if self._can_pad and not self._fixed and 1 < num_rows <= MOST_PADDED_PROMPT else 0
 
     def note(self, num_rows: int, layout: Layout, seconds: float) -> None:
-        """Learn from a step of so many rows in this layout that took `seconds`."""
+        """Record that a step of `num_rows` rows in this layout took `seconds`."""
         known = self._known.get(num_rows)
         if known is None:
             return

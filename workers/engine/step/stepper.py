@@ -183,7 +183,7 @@ class Stepper:
             self._forget(sequence)
 
     def end(self, key: int, num_tokens: int) -> None:
-        """End an answer after its first `num_tokens` tokens, as its caller wants no more; unknown keys are ignored."""
+        """End an answer after its first `num_tokens` tokens, since the caller wants no more; unknown keys ignored."""
         sequence = self._scheduler.find(key)
         if sequence is not None:
             num_dropped = max(0, sequence.num_predicted - num_tokens)
@@ -209,7 +209,7 @@ class Stepper:
             is_ready(PENDING_S)
 
     def _has_memory(self) -> bool:
-        """Return whether there is memory for a step. llama.cpp ends the process where it can't have some."""
+        """Return whether there is memory for a step. llama.cpp ends the process if it gets none."""
         now = time.perf_counter()
         if now >= self._probe_at:
             self._probe_at = now + PROBE_EVERY_S

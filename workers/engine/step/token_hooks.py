@@ -42,7 +42,7 @@ class Indent:
 
 
 class Answer(Protocol):
-    """A sequence, as far as a watch needs it."""
+    """The part of a sequence that a watch on a call uses."""
 
     first_token_at: float
 
@@ -67,7 +67,7 @@ class TokenHooks:
         self._indent = Indent(request.asked.n_indent) if request.asked.n_indent else None
 
     def accept(self, answer: Answer, token: int, events: list[CallEvent]) -> FinishReason | None:
-        """Do as `Sequence.accept`, and add the events that come before the token's text."""
+        """Take a drawn token like `Sequence.accept`; also add the events that come before the token's text."""
         if self._tells_tokens:
             events.append(Tokens(self._key, (token,)))
         place = len(events)
