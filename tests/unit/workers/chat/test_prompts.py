@@ -317,7 +317,7 @@ def test_what_takes_no_time() -> None:
 
 def test_many_texts_have_one_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is too short for a bound of its own."""
-    monkeypatch.setattr("workers.chat.prompts.LEAST_S", 0.05)
+    monkeypatch.setattr("workers.chat.prompts.TOKENISE_LEAST_S", 0.05)
     recorder = Recorder()
 
     class Slow(Recorder):
