@@ -1,8 +1,9 @@
 """Counts and bounds the connections of one server, in all and per address, and closes idle ones to make room.
 
 Within the bounds a connection may stay idle for as long as the server lets it. Where a bound is reached, the one that
-has been idle for longest is closed for the new one. Where none is idle, the new one is beyond the bound: it gets one
-answer, the usual one to a probe, to anything else that there is no room. Some descriptors are kept for those.
+has been idle for longest is closed for the new one. If none is idle, the new one is beyond the bound and gets one
+answer only: a probe is answered as usual, any other request is told that there is no room. Some descriptors are
+reserved for connections beyond the bound.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ BLOCKS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What the header says of one tensor; the tensor's name is the key of `GgufHeader.tensors`."""
+    """The header's entry of one tensor; the tensor's name is the key of `GgufHeader.tensors`."""
 
     shape: tuple[int, int, int, int]
     """Elements per dimension, the innermost first; 1 where the tensor has fewer dimensions."""

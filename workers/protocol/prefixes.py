@@ -68,7 +68,10 @@ def prefix_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]
 
 
 def chain_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> Chain:
-    """Return the request written out, but for the end of its last text. Parameters as in `prefix_of`."""
+    """Return a chain of all the request's texts; the last one is still open, so that the answer can follow.
+
+    Parameters as in `prefix_of`.
+    """
     chain = Chain(_scope(request, tenant, adapters))
     for number, text in enumerate(_texts(request)):
         if number:

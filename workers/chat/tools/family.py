@@ -23,7 +23,7 @@ class ThoughtMarks:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a request asks of the parser for its answer."""
+    """The options that a request sets for the parser of its answer."""
 
     tools: tuple[Tool, ...] = ()
     """The request's tools; empty: the marks of calls are plain text."""

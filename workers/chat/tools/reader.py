@@ -27,7 +27,7 @@ _OTHER_KEYS = ("type", "id", "tool_call_id")
 
 
 class Gap(Enum):
-    """What whitespace means at the present place of the answer."""
+    """The meaning of whitespace at the present place of the answer."""
 
     NONE = 0
     """Whitespace is text."""

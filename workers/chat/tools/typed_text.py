@@ -81,7 +81,9 @@ class TypedText:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a value passed on as JSON is JSON no longer: `close` completes it, `rest` is the text after it."""
+        """Whether a value that is passed on as JSON turned out to be invalid, or has text after its end. The caller
+        then ends it: `close` returns what completes it, `rest` is the text that is no part of it.
+        """
         return self._is_json and (self._json.is_broken or (self._json.is_done and bool(self.rest)))
 
     def feed(self, part: str) -> str:

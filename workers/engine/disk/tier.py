@@ -229,7 +229,7 @@ class DiskTier:
         return True
 
     def tell(self) -> None:
-        """From now on, make other workers scan again whenever the queue is written: this worker is about to end."""
+        """Make other workers scan again whenever the queue is written, from now on: this worker is about to end."""
         self._tells = True
 
     def discard(self, name: BlockName) -> None:
