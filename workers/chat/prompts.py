@@ -219,10 +219,10 @@ class Prompts:
     def mixed(
         self, prompt: str | Sequence[int | str], *, add_special: bool, parse_special: bool, most: int | None = None
     ) -> Sequence[int]:
-        """Return the tokens of a prompt of text, tokens or both, many in an array. `add_special`: for a text at its
-        start.
+        """Return the tokens of a prompt: a text, a list of token ids, or a list of both.
 
-        Raises CallFailed; TooManyTokens as soon as there are more than `most`.
+        `add_special`: add the special tokens to the text that it begins with, if it begins with one. Raises CallFailed;
+        TooManyTokens as soon as a text or a mixed list has more than `most`.
         """
         if isinstance(prompt, str):
             return self._tokenizer.tokenize(prompt, add_special=add_special, parse_special=parse_special, most=most)

@@ -86,7 +86,10 @@ def num_unread(transport: asyncio.Transport) -> int:
 
 
 class BoundedConnection(asyncio.Protocol):
-    """A base in front of one of uvicorn's protocols; its methods call those of that protocol."""
+    """A base class, listed before one of uvicorn's protocols, that cuts off a peer that leaves its answers unread too long.
+
+    Its methods call those of uvicorn's protocol by `super()`.
+    """
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop

@@ -105,7 +105,7 @@ NOT_FOR_MODELS = RESERVED | {"add_generation_prompt", "continue_final_message", 
 
 
 def as_setting(description: str) -> Meta:
-    """Return the mark of a field that is described in other words where it is a setting (`workers.settings`)."""
+    """Return the metadata of a field of a `ModelSpec` whose description as a setting (`workers.settings`) differs."""
     return Meta(extra={"setting": description})
 
 

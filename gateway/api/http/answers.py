@@ -45,7 +45,7 @@ class EncodedArray:
         self.entries = entries
 
     def raw(self) -> msgspec.Raw:
-        """Return the array as JSON, where it is short."""
+        """Return the whole array as JSON. For short arrays; `parts` is for long ones."""
         return msgspec.Raw(b"[%b]" % b",".join(self.entries))
 
     def parts(self) -> Iterator[bytes]:

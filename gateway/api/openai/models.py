@@ -70,7 +70,7 @@ class Models:
         }
 
     async def _cards(self, named: Mapping[str, str], permitted: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return the cards of names and the models behind them; of several, the one that would be asked first now.
+        """Return a card for each name of `named` (name -> model); a chain's is its first model's that has a worker.
 
         `permitted`: all names that the key may use, with their models.
         """

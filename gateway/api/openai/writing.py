@@ -194,7 +194,10 @@ class ChunkEncoder:
         self._head = self._start + b',"system_fingerprint":' + _encode(fingerprint) if fingerprint else self._start
 
     def framed(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
-        """Return what stands before and behind the text of a plain chunk. Its choice is `before` + text + `after`."""
+        """Return the bytes before and after the text of a plain chunk.
+
+        `before` and `after`: the same for the choice in it, which is JSON: `before` + text + `after`.
+        """
         return self._head + b',"choices":[' + before, after + b"]" + self._tail
 
     def chunk(self, choice: dict[str, Any], extra: bytes = b"") -> bytes:

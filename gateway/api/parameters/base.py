@@ -53,10 +53,10 @@ def _names_of(kind: type[BaseModel]) -> frozenset[str]:
 
 
 class Body(BaseModel):
-    """A body whose values are taken as they are: "1" is no number, 1 is no boolean.
+    """A request's body whose values are not converted: "1" is not accepted as a number, nor 1 as a boolean.
 
-    Unknown names are noted in the `Ignored` that the validation has as its context, and left out. They are errors where
-    that refuses them, and where the validation has none.
+    Unknown fields are errors, unless the validation's context is an `Ignored` that does not refuse them: then they are
+    noted there and left out.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)

@@ -288,7 +288,10 @@ class Stepper:
         return in_parts(plan, n_ubatch, alike=alike)
 
     def _num_empty(self, plan: Plan[Sequence]) -> int:
-        """Return the empty rows of a step with prompts. A sequence alone gets none, as in llama-server."""
+        """Return how many empty rows to add to a step with prompts, as some numbers of rows are computed faster.
+
+        0 for a sequence alone, as in llama-server, and where the KV cache or the batch has no spare room.
+        """
         alone = len(plan.decode) + len(plan.prefill) == 1
         fits = self._scheduler.has_spare_room and plan.num_tokens + MULTIPLE <= self._batch.capacity
         return 0 if alone or not fits else self._layouts.num_empty(plan.num_tokens)
