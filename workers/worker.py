@@ -58,7 +58,7 @@ ASIDE = 8
 
 
 def main(settings: WorkerSettings) -> int:
-    """Do what `run` does, in a process that does nothing else."""
+    """Set limits and malloc's settings for the whole process, then call `run`. For a process of the worker's own."""
     isolate(core_dumps=settings.core_dumps)
     keep_little()
     return run(settings)

@@ -44,14 +44,14 @@ class SpareDescriptors:
         self.refill()
 
     def give_up(self) -> bool:
-        """Close one; return False where none is left."""
+        """Close one spare descriptor; return False if none is left."""
         if not self._open:
             return False
         os.close(self._open.pop())
         return True
 
     def refill(self) -> bool:
-        """Open as many of the missing ones as can be had; return whether none is missing now."""
+        """Open missing spare descriptors, as many as the system gives; return whether none is missing now."""
         with contextlib.suppress(OSError):
             while len(self._open) < self._count:
                 self._open.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

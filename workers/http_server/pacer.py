@@ -89,7 +89,9 @@ class Pacer:
         return len(self._line_of)
 
     def may_begin(self) -> bool:
-        """Return whether a request may begin at once: there is room in this turn, and nobody waits, as is usual."""
+        """Return whether a request may begin at once: none waits, and this turn of the event loop has room. If so, it
+        counts as begun.
+        """
         if self._line_of or self._num_begun >= self._most:
             return False
         self._num_begun += 1
@@ -97,7 +99,7 @@ class Pacer:
         return True
 
     def wait(self, waiting: Waiting, caller: str, address: str) -> None:
-        """Have `begin` called when its turn has come, where `may_begin` says no. `caller`: empty where unknown."""
+        """Queue a request that may not begin at once; its `begin` is called in its turn. `caller`: empty if unknown."""
         if waiting not in self._line_of:
             line = self._line_of[waiting] = (self._known, caller) if caller else (self._unknown, address)
             line[0].add(line[1], waiting)

@@ -84,8 +84,8 @@ NUM_ARENAS = 2
 
 
 def keep_little(large_bytes: int = LARGE_BYTES) -> bool:
-    """Have freed blocks of `large_bytes` and more go back to the system at once, and all threads share `NUM_ARENAS`
-    arenas. Return False where the C library can't.
+    """Make glibc return freed blocks of `large_bytes` or more to the system at once, and share `NUM_ARENAS` arenas
+    among all threads. Return False if it is another C library, or refuses.
 
     Call it once for the whole process, before its threads begin.
 

@@ -62,7 +62,7 @@ class Shortage:
 
     @property
     def lasts(self) -> bool:
-        """Whether no call should be placed here; checks again every `LOOK_S`."""
+        """Whether the worker is still short of memory, and gets no calls; looks again every `LOOK_S`."""
         if self._short and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             if self._can_take(PROBE_BYTES):

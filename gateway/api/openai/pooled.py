@@ -64,7 +64,7 @@ class EmbeddingsDialect:
         return EmbeddingsRequest(body.model, request, body.encoding_format == "base64", body.dimensions)
 
     def parts(self, asked: EmbeddingsRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
-        """Yield a list of one object per input. Raises InvalidRequest before the first part."""
+        """Yield the answer's JSON in parts: it lists an object per input. Raises InvalidRequest before any."""
         if result.pooling == "none":
             message = (
                 f"The model `{call.alias}` makes a vector of each token (pooling none), which this answer has no place "

@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class SharedQuery(Generic[T]):
-    """Asks once for all who wait, on one event loop. One who leaves does not end the wait; all are told a failure."""
+    """Runs one query for all who wait for it, on one event loop. A waiter that is cancelled does not stop it."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]], fresh_s: float) -> None:
-        """`fresh_s`: seconds for which an answer is told again, from when it was asked for."""
+        """`fresh_s`: seconds for which its result is used again, from when the query began."""
         self._ask = ask
         self._fresh_s = fresh_s
         self._asked_at = 0.0

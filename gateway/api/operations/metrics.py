@@ -1,8 +1,9 @@
-"""`/metrics`, and `/metrics/targets`, where a scraper finds the workers: past admission, without an API key.
+"""`/metrics`, and `/metrics/targets`, where a scraper finds the workers. They bypass admission, and need no API
+key unless one is set for them (`PADDOCK_METRICS_KEY`).
 
-They tell counts, names of models and teams, and addresses of workers; keep them behind the ingress where that is too
-much. A scrape costs the event loop a look at the fleet and the queue: the page is written in a thread, in slices
-between which the event loop gets on.
+They show counts, names of models and teams, and addresses of workers; keep them behind the ingress where that is too
+much. A scrape reads the fleet and the queue on the event loop; the page is written in a thread, in slices between
+which the event loop runs.
 """
 
 from __future__ import annotations

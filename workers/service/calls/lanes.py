@@ -63,8 +63,8 @@ class FairLane:
     """Runs jobs on threads. For one event loop."""
 
     def __init__(self, doing: str, *, at_once: int, bounds: LaneBounds | None = None) -> None:
-        """`doing`: the jobs' work, for messages to callers (`tokenising`). `at_once`: threads; a team has at most all
-        but one of them, so that the next team need not wait for the slowest job of another.
+        """`doing`: a word for the jobs' work in messages to callers (`tokenising`). `at_once`: number of threads; if
+        there are several, one team can't have them all, so that others need not wait for its slowest job.
         """
         self._doing = doing
         self._at_once = at_once

@@ -369,7 +369,7 @@ class Mailbox:
         self._deliver: Deliver
 
     def open(self, deliver: Deliver) -> None:
-        """Have `deliver` called on the loop, once for all steps that are queued by then."""
+        """Start delivery: call `deliver` with the steps queued so far, and later with those that come. On the loop."""
         self._deliver = deliver
         self.flush()
 
