@@ -211,11 +211,13 @@ def test_a_burst_of_one_team_is_read_in_short_steps_beside_anothers_stream(
     monkeypatch.setattr("workers.engine.pace.GENTLE_S", 0.0)  # a slow machine, on any
     with running(demo, slots=4, n_ctx=512) as bench:
         read: list[int] = []
+        beside: list[int] = []  # while the stream runs: on a busy machine it may end first
         run = bench.engine._stepper._run
 
         def look(plan: Plan[Sequence], num_empty: int = 0) -> None:
             if plan.decode and plan.prefill:
                 read.append(sum(chunk.num_tokens for chunk in plan.prefill))
+                beside.extend([] if bench.heard.has_ended(stream) else read[-1:])
             run(plan, num_empty)
 
         bench.answer(bench.request([5] * 400, 1))  # what a token takes is known
@@ -225,7 +227,7 @@ def test_a_burst_of_one_team_is_read_in_short_steps_beside_anothers_stream(
         burst = [bench.submit(of_team("red", bench.request([300 + n] * 400, 2))) for n in range(3)]
         bench.wait(stream, *burst)
         assert sum(read) >= 3 * 400 - 3
-        assert (max(read) <= GENTLE_TOKENS) == (stream_of == "blue"), read
+        assert (max(beside) <= GENTLE_TOKENS) == (stream_of == "blue"), (beside, read)
 
 
 @pytest.mark.parametrize("stream_of", ["blue", "red"])
