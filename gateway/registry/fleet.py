@@ -25,31 +25,33 @@ __all__ = ["Fleet", "FleetSnapshot"]
 log = logging.getLogger(__name__)
 
 RECORD_S = 0.003
-"""Least seconds between two readings of all records, for each worker there is: reading takes 1 % of a core then."""
+"""Minimum seconds between two readings of all records, per worker in the fleet: reading takes 1 % of a core."""
 WORK_REST = 10
-"""Least seconds between two readings, for each second of work of one: it takes 10 % of a core, whatever is there."""
+"""Minimum seconds until the next reading of all records per second that the last one worked: 10 % of a core at most."""
 URGENT_SHARE = 0.1
-"""The part of these two times to wait where an announcement asks for a reading. Any worker may announce itself."""
+"""Share of these two times to wait if announcements ask for a reading of all records: any worker can announce."""
 MAX_ANNOUNCED = 1024
-"""Most announced workers whose records alone are read; where there are more, all records are."""
+"""Up to this many announced workers have only their own records read; if there are more, all records are read."""
 RESYNCED_AT_ONCE = 16
-"""Most workers whose prefix hashes are read between two readings of news: a few thousand each, some ms together."""
+"""Maximum number of workers whose prefix hashes are read between two readings of news; the others follow later. Each
+has a few thousand hashes, which together take some ms.
+"""
 PATIENCE_S = 2 * keys.HEARTBEAT_INTERVAL_S
-"""Seconds for which the last snapshot is kept when Redis has lost its data: every live worker beats within them."""
+"""Seconds that the last snapshot is kept after Redis lost its data: every live worker writes its record within them."""
 BEFORE_S = 0.02
-"""Seconds that a call takes to reach a worker: news do not include calls placed less than this before them."""
+"""Seconds that a call takes to reach a worker: news do not count calls that were placed less than this before them."""
 
 
 def _always(model: str) -> bool:
-    """Return True: Redis takes writes of every model."""
+    """Return True, as if Redis took writes of every model."""
     return True
 
 
 class Fleet:
-    """Follows the fleet in Redis; keeps the last known one while Redis is away or refuses what workers write.
+    """Follows the fleet in Redis. Keeps the last known fleet while Redis is away or refuses what workers write.
 
-    Loads and prefix hashes are at most twice `keys.NEWS_INTERVAL_S` old. Records, and so the list of workers, are read
-    every `interval_s`, in a large fleet more rarely (RECORD_S), and at once where a worker announces a new one.
+    Loads and prefix hashes are at most twice `keys.NEWS_INTERVAL_S` old. All records, and so the list of workers, are
+    read every `interval_s`, in a large fleet less often (RECORD_S). A record that its worker announces is read at once.
     """
 
     def __init__(
@@ -63,9 +65,9 @@ class Fleet:
         refused: Callable[[str], None] = lambda kind: None,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`secret`: seals what workers write. `registered`: model -> adapters that all its workers are to have -> their
-        SHA-256. `refused` is called with `record` or `news` for each that is not sealed; `unreadable` counts those that
-        can't be read.
+        """`secret`: seals what workers write. `registered`: model -> its registered adapters -> SHA-256. `refused` is
+        called with `record` or `news` for each record or entry of news without a valid seal; `unreadable` counts those
+        that can't be read.
         """
         unreadable = unreadable or Unreadable()
         self._redis = redis
@@ -81,11 +83,11 @@ class Fleet:
         self._read_at = 0.0
         """time.monotonic() when all records were last read."""
         self._worked_s = 0.0
-        """Seconds that this took."""
+        """Seconds of work that this reading took."""
         self._forgot_at: float | None = None
         """time.monotonic() when Redis was found to have lost its data; None again PATIENCE_S later."""
         self._read_all = True
-        """Whether all records are to be read at once."""
+        """Whether all records should be read soon."""
         self._announced: set[WorkerKey] = set()
         """Workers that have announced new records."""
         self._wake = asyncio.Event()
@@ -110,7 +112,7 @@ class Fleet:
         self._takes_writes = takes_writes
 
     async def refresh(self) -> FleetSnapshot:
-        """Read everything now. Raises redis.RedisError when Redis is away; the snapshot then stays as it was."""
+        """Read everything now. Raises redis.RedisError if Redis is away; the snapshot then stays as it was."""
         async with self._reading:
             await self._read_news()
             await self._read_records()
@@ -134,7 +136,7 @@ class Fleet:
             self._wake.set()
 
     def _read_all_soon(self) -> None:
-        """Have all records read at once: announcements may have been missed."""
+        """Have all records read soon: announcements may have been missed."""
         self._read_all = True
         self._wake.set()
 
@@ -174,23 +176,21 @@ class Fleet:
         begun = time.monotonic()
         self._read_all = False
         announced, self._announced = self._announced, set()
-        listed = await self._records.models()
-        models, are_all = (listed.found, listed.are_all) if listed else (self._state.models, True)
-        if not are_all:
-            models |= self._state.served
-        if self._forgot_at is None and not self._state.served <= models:
-            self._forgot_at = begun
-        if self._forgot_at is not None and begun - self._forgot_at < PATIENCE_S:
-            self._read_all = True
+        models, are_all = await self._list_models()
+        if self._has_forgotten(models, begun):
             return
-        self._forgot_at = None
         pauses = Pauses()
         found, unread = await self._records.all(models, self._state.records, pauses)
-        # Where there are too many names, those who have announced themselves may not be among the ones that were read.
+        if (self._state.served & models) - unread - {model for model, _ in found}:
+            # All workers of a model are gone, or Redis lost its data after it had listed the models.
+            listed_again, _ = await self._list_models()
+            if not models <= listed_again and self._has_forgotten(listed_again, begun):
+                return
+        # If there are too many names to read them all, workers that announced themselves may not be among those read.
         found |= await self._records.some(announced - found.keys(), pauses, MOST_STRANGE_BYTES)
         kept = self._kept(begun) | unread
         beats = {**self._state.records_of(kept), **found}
-        if not are_all:  # who knows what the others are
+        if not are_all:  # the names of the other models are not known
             models = self._state.models
         models |= kept | {model for model, _ in found}
         self._state.replace_records(models, beats, begun - keys.HEARTBEAT_INTERVAL_S, are_all=are_all)
@@ -198,8 +198,24 @@ class Fleet:
         self._worked_s = pauses.worked_s
         self._notify()
 
+    async def _list_models(self) -> tuple[frozenset[str], bool]:
+        """Return the models that Redis has, as far as they can be read, and whether these are all."""
+        listed = await self._records.models()
+        models, are_all = (listed.found, listed.are_all) if listed else (self._state.models, True)
+        return (models if are_all else models | self._state.served), are_all
+
+    def _has_forgotten(self, models: frozenset[str], now: float) -> bool:
+        """Return whether Redis lost its data within PATIENCE_S: it has not listed every model that has workers."""
+        if self._forgot_at is None and not self._state.served <= models:
+            self._forgot_at = now
+        if self._forgot_at is not None and now - self._forgot_at < PATIENCE_S:
+            self._read_all = True
+            return True
+        self._forgot_at = None
+        return False
+
     def _kept(self, now: float) -> frozenset[str]:
-        """Return the models whose last records are kept, since their workers can't write them, or could not lately."""
+        """Return the models whose last records are kept because their workers can't renew them, or could not lately."""
         refused = [model for model in self._state.served if not self._takes_writes(model)]
         self._kept_until |= dict.fromkeys(refused, now + PATIENCE_S)
         self._kept_until = {model: until for model, until in self._kept_until.items() if until > now}
@@ -217,8 +233,8 @@ class Fleet:
         if not workers:
             return
         read_at = time.monotonic() - keys.HEARTBEAT_INTERVAL_S
-        # In this order: a restarted worker writes both at once, and read the other way round, the hashes of the process
-        # before would be taken for the new one's.
+        # Records first: a restarted worker writes both at once. In the other order, the hashes of its old process could
+        # be taken for those of the new one.
         pauses = Pauses()
         records = await self._records.some(workers, pauses)
         hashes = await self._records.prefix_hashes(workers, pauses)

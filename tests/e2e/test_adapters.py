@@ -27,6 +27,8 @@ PROMPT = "Tom and the cat went to the"
 NAMES = ("a", "b")
 USER_KEY = "pk-user-0123456789"
 BASE_KEY = "pk-base-0123456789"
+ANSWER_TOKENS = 1000
+"""About as many as its context holds: the call is to run for as long as it can."""
 SEEN_S = 1.0
 """Within which every gateway knows what one was told."""
 
@@ -50,7 +52,7 @@ def folder() -> Iterator[Path]:
 
 def start_worker(stack: Stack, folder: Path, name: str, *, wait: bool = True) -> None:
     fixed = json.dumps([{"name": "house", "path": str(PIRATE)}])
-    places = {"slots": 2, "ctx": 512, "kv_tokens": 1024, "max_adapters": 3}
+    places = {"slots": 2, "ctx": 1024, "kv_tokens": 2048, "max_adapters": 3}
     stack.worker(DEMO_MODEL, MODEL, worker_id=name, wait=wait, adapters_dir=folder / name, adapters=fixed, **places)
 
 
@@ -181,10 +183,15 @@ def test_a_pinned_one_is_in_memory_before_it_is_called(server: Server) -> None:
     assert server.unload("kept").text == "Success: LoRA adapter 'kept' removed successfully."
 
 
-def running_call(server: Server, other: Server) -> tuple[threading.Thread, list[httpx2.Response]]:
-    """Begin a call with an adapter; return it while it runs. One may be over before its worker's heartbeat tells."""
-    body = {"model": "busy", "prompt": PROMPT, "n_predict": 450, "ignore_eos": True, "temperature": 0}
+def unload_while_called(server: Server, other: Server, timeout_s: int) -> tuple[httpx2.Response, httpx2.Response]:
+    """Unload an adapter while a call uses it; return that answer and the call's.
+
+    A call may be over before its worker's heartbeat tells of it, or between that and the unloading: then try again.
+    """
+    body = {"model": "busy", "prompt": PROMPT, "n_predict": ANSWER_TOKENS, "ignore_eos": True, "temperature": 0}
     for _ in range(20):
+        assert server.load("busy", "one.gguf").status_code == 200
+        until(lambda: "busy" in other.names())
         ended: list[httpx2.Response] = []
 
         def ask(ended: list[httpx2.Response] = ended) -> None:
@@ -194,26 +201,26 @@ def running_call(server: Server, other: Server) -> tuple[threading.Thread, list[
         call.start()
         while call.is_alive():
             if any(server.told(name).slots_busy for name in NAMES):
-                return call, ended
+                gone = server.unload("busy", timeout_s=timeout_s)
+                is_used = bool(timeout_s) or gone.status_code != 200
+                assert server.post("/completion", model="busy", prompt="a").status_code == 404
+                call.join()
+                if is_used:
+                    return gone, ended[0]
         call.join()
     raise AssertionError("none of 20 calls was seen while it ran")
 
 
 def test_unloading_waits_for_running_calls_and_says_how_many_it_left(server: Server, other: Server) -> None:
-    for call_ends_first in (False, True):
-        assert server.load("busy", "one.gguf").status_code == 200
-        until(lambda: "busy" in other.names())
-        call, ended = running_call(server, other)
-        gone = server.unload("busy", timeout_s=120 if call_ends_first else 0)
-        if not call_ends_first:
+    for timeout_s in (0, 120):
+        gone, answer = unload_while_called(server, other, timeout_s)
+        if timeout_s:
+            assert gone.status_code == 200
+        else:
             assert gone.status_code == 202
             assert "1 calls that began before still use it" in gone.text
-            assert server.post("/completion", model="busy", prompt="a").status_code == 404
-        else:
-            assert gone.status_code == 200
-        call.join()
-        assert ended[0].status_code == 200
-        assert ended[0].json()["tokens_predicted"] == 450
+        assert answer.status_code == 200
+        assert answer.json()["tokens_predicted"] == ANSWER_TOKENS
     until(lambda: not any(server.told(name).adapters_resident for name in NAMES))
 
 
