@@ -1,8 +1,8 @@
-"""Accepts connections from a listening socket while there is room; the others wait in the system's queue.
+"""Accepts connections from a listening socket while there is room; other connections wait in the system's queue.
 
-uvloop accepts whatever waits, and resets it where no descriptor is left (libuv's way with EMFILE). Here the limit of
-descriptors is raised as far as the system allows, and a few are held in reserve: with them a connection that comes when
-there are no others is refused with an answer, and probes are answered.
+uvloop accepts every connection that waits, and resets it if no file descriptor is left (libuv's handling of EMFILE).
+This module raises the limit of descriptors as far as the system allows, and holds a few in reserve. With one of those,
+a connection that comes when no other descriptor is left still gets an answer: a probe's, or a refusal.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from collections.abc import Callable
 from workers.http_server.connections import Connections
 
 MOST = 1 << 20
-"""Descriptors that are enough for anybody; some systems say that there is no limit."""
+"""Maximum number of descriptors to ask for: enough for anybody, and some systems name no limit."""
 NUM_SPARE = 16
 
 
 def raise_limit() -> int:
-    """Let this process open as many files as it may; return their number."""
+    """Raise this process's limit of open files as far as is allowed, to `MOST` at most; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return wanted
-    with contextlib.suppress(OSError, ValueError):  # macOS has a bound of its own below what it tells
+    with contextlib.suppress(OSError, ValueError):  # macOS allows less than the limit that it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class SpareDescriptors:
-    """Descriptors that are held open, so that one can be given up when there are no others."""
+    """Holds descriptors open in reserve, so that one can be closed for a connection when no other is free."""
 
     def __init__(self, count: int = NUM_SPARE) -> None:
         self._count = count
@@ -51,7 +51,7 @@ class SpareDescriptors:
         return True
 
     def refill(self) -> bool:
-        """Open missing spare descriptors, as many as the system gives; return whether none is missing now."""
+        """Reopen the descriptors that were given up, as far as the system allows; return whether all are open now."""
         with contextlib.suppress(OSError):
             while len(self._open) < self._count:
                 self._open.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -63,13 +63,13 @@ class SpareDescriptors:
 
 
 AT_ONCE = 16
-"""Most connections accepted in one turn of the event loop."""
+"""Maximum number of connections accepted in one iteration of the event loop; the rest wait for the next."""
 PAUSE_S = 0.05
-"""Seconds until it is checked again whether there is room."""
+"""Seconds between two checks whether there is room for a connection."""
 NUM_TURNS = 3
-"""Turns of the event loop before connections are closed to make room."""
+"""Iterations of the event loop to wait before connections are closed to make room."""
 TELL_S = 60.0
-"""Seconds between two log lines about missing descriptors."""
+"""Minimum seconds between two log lines about missing descriptors."""
 
 GONE = (BlockingIOError, InterruptedError, ConnectionAbortedError)
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -136,10 +136,10 @@ class Acceptor:
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection)
         except OSError:
-            connection.close()  # it was gone already
+            connection.close()  # the peer was gone already
 
     def _freed(self, error: OSError) -> bool:
-        """Close a descriptor of the reserve; return whether there was one, so that a connection can be accepted."""
+        """Close one spare descriptor, so that a connection can be accepted; return False if none is left."""
         now = self._loop.time()
         if now > self._told_at + TELL_S:
             self._told_at = now
@@ -153,12 +153,12 @@ class Acceptor:
         self._refilling = None if self._spare.refill() else self._loop.call_later(PAUSE_S, self._refill)
 
     def _rest(self) -> None:
-        """Leave new connections in the system's queue for a moment."""
+        """Leave new connections in the system's queue for `PAUSE_S`."""
         self._loop.remove_reader(self._listener)
         self._pause = self._loop.call_later(PAUSE_S, self._look, NUM_TURNS)
 
     def _look(self, num_turns: int) -> None:
-        # A loop that is late runs its timers before it reads: a peer that has sent a request must not count as idle.
+        # A late loop runs its timers before it reads, so let it read first: a peer that sent a request is not idle.
         if num_turns:
             self._pause = self._loop.call_soon(self._look, num_turns - 1)
             return

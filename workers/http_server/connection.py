@@ -1,5 +1,5 @@
-"""The base of every connection of this server, HTTP or WebSocket: its state, the bound on how long a peer may leave its
-answers unread, and a flow control in which nothing but its owner ends a pause.
+"""The base class of the server's HTTP and WebSocket connections, which cuts off peers that leave their answers unread;
+and a flow control with a pause that only its owner ends.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from workers.http_server.state import ServerState
 log = logging.getLogger(__name__)
 
 LEFT_S = 30.0
-"""Seconds that the rest on a closing connection may stay unread, where the server's own bound is longer."""
+"""Seconds for which a closing connection waits for its peer to read the rest, unless the server's bound is shorter."""
 LEAST_BYTES_PER_S = 1024
-"""Bytes per second at which a peer counts as reading: a large answer is one write, and takes long on a slow line."""
+"""Minimum bytes per second of a peer that counts as reading: one large write takes long on a slow line."""
 
 
 class UnreadTimer:
-    """Cuts a connection whose peer has not read enough from its full buffers for too long. Writes cost nothing more."""
+    """Cuts a connection with full buffers whose peer reads less than `LEAST_BYTES_PER_S`. Costs nothing per write."""
 
     __slots__ = ("_loop", "_num_unread", "_patience_s", "_timer")
 
@@ -44,12 +44,12 @@ class UnreadTimer:
         self._start(transport, self._patience_s)
 
     def closing(self, transport: asyncio.Transport) -> None:
-        """Start the timer for a closing connection, which waits until its buffers' rest, however little, is read."""
+        """Start the timer if the connection is closing and has bytes left, since it stays open until they are read."""
         if transport.is_closing() and transport.get_write_buffer_size():
             self._start(transport, min(self._patience_s, LEFT_S))
 
     def read(self) -> None:
-        """Stop the timer: there is room again, or the connection is over."""
+        """Stop the timer: the buffers have room again, or the connection is over."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -75,7 +75,8 @@ class UnreadTimer:
 
 
 def num_unread(transport: asyncio.Transport) -> int:
-    """Return the bytes that the peer has not taken: the transport's, and the kernel's where it tells (SIOCOUTQ)."""
+    """Return the number of bytes that the peer has not taken: those in the transport's buffer and, where the kernel
+    reports them (SIOCOUTQ), in the socket's send queue."""
     num_bytes = transport.get_write_buffer_size()
     sock = transport.get_extra_info("socket")
     with suppress(OSError, AttributeError, ValueError):
@@ -123,7 +124,7 @@ class BoundedConnection(asyncio.Protocol):
         self._bound_leftovers()
 
     def shutdown(self) -> None:
-        """End the connection, since the server stops."""
+        """End the connection, because the server stops."""
         super().shutdown()  # type: ignore[misc]  # uvicorn's
         self._bound_leftovers()
 
@@ -132,13 +133,13 @@ class BoundedConnection(asyncio.Protocol):
         self._bound_leftovers()
 
     def _bound_leftovers(self) -> None:
-        """Bound the time that the peer has to read the rest, if it closes. Call where uvicorn may have closed it."""
+        """Bound how long a closing connection waits for its peer to read. Call it where uvicorn may have closed one."""
         self._unread_timer.closing(self.transport)
 
 
 class Flow(FlowControl):
-    """uvicorn's flow control, with a pause that lasts: an application that waits for a body ends uvicorn's pauses, but
-    `hold` lasts until `release`."""
+    """uvicorn's flow control, with a pause of reading (`hold`) that only `release` ends. uvicorn's own pause ends when
+    the application waits for a body."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -152,7 +153,7 @@ class Flow(FlowControl):
             super().pause_reading()
 
     def release(self) -> None:
-        """Read again, unless a pause was asked for meanwhile."""
+        """End the pause; read again, unless uvicorn has paused reading meanwhile."""
         if self._held:
             self._held = False
             if self._wanted:

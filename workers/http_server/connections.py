@@ -1,9 +1,9 @@
 """Counts and bounds the connections of one server, in all and per address, and closes idle ones to make room.
 
-Within the bounds a connection may stay idle for as long as the server lets it. Where a bound is reached, the one that
-has been idle for longest is closed for the new one. If none is idle, the new one is beyond the bound and gets one
-answer only: a probe is answered as usual, any other request is told that there is no room. Some descriptors are
-reserved for connections beyond the bound.
+Within the bounds a connection may stay idle for as long as the server lets it. When a bound is reached, a new
+connection takes the place of the one that has been idle for longest. If none is idle, the new connection is "beyond the
+bound" and gets one answer only: a probe is answered as usual, any other request is refused. Some descriptors are
+reserved for connections beyond the bound. A "head" is a request's first line and its headers.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from time import monotonic
 from typing import Protocol
 
 MAX_CONNECTIONS = 8192
-"""Most connections unless a setting or the descriptors allow others; an idle one takes about 10 KiB."""
+"""Default maximum of connections, if there are enough descriptors; an idle connection takes about 10 KiB."""
 OWN_DESCRIPTORS = 256
-"""Descriptors kept for Redis, workers, logs and files, or a quarter of all where that is less."""
+"""Descriptors kept free for Redis, workers, logs and files; a quarter of all descriptors where that is less."""
 MAX_BEYOND = 64
-"""Most connections beyond a bound at a time, or a sixteenth of all descriptors where that is less."""
+"""Maximum number of connections beyond a bound at a time, or a sixteenth of all descriptors where that is less; at
+this number no more are accepted."""
 IDLE_S = 1.0
-"""Seconds before a connection counts as idle: a new one has its first request on the way."""
+"""Seconds without a request before a connection counts as idle: a new connection's first request is on its way."""
 BEYOND_S = 0.1
-"""The same for a connection beyond a bound, while others beyond it wait for its place."""
+"""`IDLE_S` of a connection beyond a bound, while other connections wait for its place."""
 LOOKED_AT = 256
-"""Connections, longest idle first, among which one of a certain address is looked for."""
+"""Maximum number of connections, longest idle first, that are searched for one of a certain address."""
 STARVED_S = 0.2
-"""Seconds for which new connections count as beyond the bound once descriptors ran out, so that those accepted with a
-reserved one do."""
+"""Seconds after descriptors ran out for which new connections count as beyond the bound, since they were accepted with
+a reserved descriptor."""
 FREED_AT_ONCE = 8
-"""Most idle connections closed at once where no descriptor is left."""
+"""Maximum number of idle connections closed at once when no descriptor is left."""
 MAX_HEADS_BYTES = 32 << 20
-"""Bytes of all request heads together that have begun and not ended."""
+"""Maximum bytes of all unfinished heads together; above it the connections whose heads began first are closed."""
 MAX_LONG_HEADS_BYTES = 32 << 20
-"""Bytes of all long heads together whose requests are being answered."""
+"""Maximum bytes of the long heads of all requests that wait or are being answered; more are refused with 431."""
 LONG_HEAD_BYTES = 16 << 10
-"""Bytes in memory beyond which a head is a long one: few clients send a quarter of that."""
+"""A head that takes more bytes of memory than this is a long head. Few clients send a quarter of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """The bounds of one server. `reserved`: paths that are answered beyond the bounds, too. `unread_s`: seconds that a
-    peer may read nothing of what was written for it, once its buffers are full.
+    """The bounds of one server. `most`: number of connections. `reserved`: paths that are answered beyond the bounds,
+    too. `unread_s`: seconds for which a peer may leave its answers unread once its buffers are full.
     """
 
     most: int
@@ -66,7 +67,8 @@ class ConnectionBounds:
         reserved: frozenset[bytes] = frozenset(),
         unread_s: float = math.inf,
     ) -> ConnectionBounds:
-        """Return the bounds of a process with so many descriptors; `most` 0: as many as it can, within reason."""
+        """Return the bounds of a process with `num_descriptors`. `most` 0: up to `MAX_CONNECTIONS`, as far as the
+        descriptors suffice. `address_share`: share of all connections that one address may have."""
         room = num_descriptors - min(OWN_DESCRIPTORS, num_descriptors // 4) - 2 * _beyond_of(num_descriptors)
         most = max(1, min(most or MAX_CONNECTIONS, room))
         return cls(most, max(1, int(most * address_share)), num_descriptors, reserved, unread_s=unread_s)
@@ -77,11 +79,11 @@ def _beyond_of(num_descriptors: int) -> int:
 
 
 def _ignore(reason: str) -> None:
-    """Do nothing: nobody counts."""
+    """Do nothing. The default of `Connections.on_beyond`."""
 
 
 def network_of(address: str) -> str:
-    """Return what counts as one address: with IPv6 its /64, all of which belongs to one peer."""
+    """Return the address that connections are counted by; for IPv6 its /64, all of which belongs to one peer."""
     if ":" not in address:
         return address
     given = IPv6Address(address.partition("%")[0])
@@ -94,7 +96,7 @@ class Verdict(Enum):
     WITHIN = auto()
     BEYOND = auto()
     REFUSED = auto()
-    """It is closed at once: its address has too many already, and many others are beyond the bound."""
+    """The connection is closed at once: its address has too many already, and many others are beyond the bound."""
 
 
 class Closable(Protocol):
@@ -105,8 +107,8 @@ class Closable(Protocol):
 
 
 class LongHeads:
-    """Counts the bytes of the long heads of requests under way. Short heads are not counted: no request with one waits
-    for others' long heads.
+    """Counts the bytes of the long heads of requests under way. Short heads are not counted, so that others' long
+    heads never keep out a request with a short one.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -115,7 +117,7 @@ class LongHeads:
         self._total = 0
 
     def hold(self, connection: Closable, num_bytes: int) -> bool:
-        """Count the connection's head, in place of the one before; return False where there is no room for it."""
+        """Count the connection's head instead of its previous one; return False, and count none, if it has no room."""
         self.release(connection)
         if num_bytes <= LONG_HEAD_BYTES:
             return True
@@ -126,18 +128,18 @@ class LongHeads:
         return True
 
     def replaced(self, connection: Closable, by: Closable) -> None:
-        """Count the head as that of the other connection."""
+        """Count the connection's head as that of `by` from now on."""
         num_bytes = self._bytes.pop(connection, 0)
         if num_bytes:
             self._bytes[by] = num_bytes
 
     def release(self, connection: Closable) -> None:
-        """Count the connection's head no more: its request is answered, or the connection is gone."""
+        """Stop counting the connection's head: its request is answered, or the connection is gone."""
         self._total -= self._bytes.pop(connection, 0)
 
 
 class Unfinished:
-    """Counts the bytes of unfinished heads or messages on all connections; the one that began first makes room."""
+    """Counts the bytes of unfinished heads or messages on all connections, up to `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -145,7 +147,7 @@ class Unfinished:
         self._total = 0
 
     def grew(self, connection: Closable, num_bytes: int) -> None:
-        """Count so many more bytes; close the connections that began first while there are too many."""
+        """Count `num_bytes` more; while there are too many, close the connections whose head or message began first."""
         self._bytes[connection] = self._bytes.get(connection, 0) + num_bytes
         self._total += num_bytes
         while self._total > self._max_bytes:
@@ -154,7 +156,7 @@ class Unfinished:
             first.make_room()
 
     def ended(self, connection: Closable) -> None:
-        """Count the connection's bytes no more: what they belong to is whole, or will never be."""
+        """Stop counting the connection's bytes: its head or message is complete, or never will be."""
         self._total -= self._bytes.pop(connection, 0)
 
 
@@ -165,7 +167,7 @@ class _Known:
 
 
 class Connections:
-    """The open connections. Methods ignore connections that are not known, or not any more."""
+    """Keeps the open connections of one server. Methods ignore connections that are not, or no longer, among them."""
 
     def __init__(self, bounds: ConnectionBounds) -> None:
         self.bounds = bounds
@@ -195,13 +197,13 @@ class Connections:
 
     @property
     def pressed(self) -> bool:
-        """Whether so many are beyond the bound that those that have their answer are closed at once."""
+        """Whether so many connections are beyond the bound that each is closed as soon as it has its answer."""
         return self._num_beyond > self._max_beyond // 2
 
     def came(self, connection: Closable, address: str, descriptor: int) -> Verdict:
-        """Count a new connection, close another one for it if need be, and return the verdict.
+        """Count a new connection, close an idle one for it if need be, and return the verdict.
 
-        `descriptor`: the system gives the lowest that is free, so a high one shows that few are left.
+        `descriptor`: its number. The system gives the lowest free one, so a high number shows that few are left.
         """
         bounds, beyond, address = self.bounds, False, network_of(address)
         too_many = bounds.most_per_address < bounds.most and self._per_address[address] >= bounds.most_per_address
@@ -223,29 +225,29 @@ class Connections:
         return Verdict.BEYOND if beyond else Verdict.WITHIN
 
     def address_of(self, connection: Closable) -> str:
-        """Return what counts as the connection's address; empty where it is not known any more."""
+        """Return the address that the connection is counted by; empty if the connection is not known any more."""
         known = self._known.get(connection)
         return "" if known is None else known.address
 
     def busy(self, connection: Closable) -> None:
-        """Note that a whole head has come."""
+        """Note that the connection has received a complete head."""
         for waiting in (self._unused, self._idle, self._beyond):
             waiting.pop(connection, None)
         self._heads.ended(connection)
 
     def idle(self, connection: Closable) -> None:
-        """Note that every request is answered. One beyond the bound has had its answer, and makes room for the next."""
+        """Note that all the connection's requests are answered. Beyond the bound it makes room for the next one now."""
         known = self._known.get(connection)
         if known is not None:
             (self._beyond if known.beyond else self._idle)[connection] = monotonic()
 
     def head_grew(self, connection: Closable, num_bytes: int) -> None:
-        """Count more bytes of an unfinished head; where all have too many, the one that began first makes room."""
+        """Count more bytes of an unfinished head; may close the connections whose heads began first (`Unfinished`)."""
         if connection in self._known:
             self._heads.grew(connection, num_bytes)
 
     def replaced(self, connection: Closable, by: Closable) -> None:
-        """Note that the connection's transport has another protocol now."""
+        """Note that `by` is the protocol of the connection's transport now: it has become a WebSocket."""
         known = self._known.pop(connection, None)
         if known is not None:
             self._known[by] = known
@@ -264,13 +266,12 @@ class Connections:
             del self._per_address[known.address]
 
     def starve(self) -> None:
-        """Count new connections as beyond the bound for a moment, since no descriptor is left."""
+        """Count new connections as beyond the bound for `STARVED_S`, since no descriptor is left."""
         self._starved_until = monotonic() + STARVED_S
 
     def make_room(self) -> None:
-        """Close connections beyond the bound that sent no head or are answered; also idle ones if descriptors lack.
-
-        Call it when what they may have sent has been read.
+        """Close connections beyond the bound that sent no head or are answered. If descriptors ran out lately, close
+        some idle connections too. Call it after the loop has read: a peer that has sent a request is not idle.
         """
         while self._close_first(self._beyond, BEYOND_S):
             pass

@@ -1,7 +1,8 @@
 """uvicorn's HTTP protocol, with what it lacks: a peer's requests are read one at a time, and their heads are bounded.
 
-The parser gets the received bytes in pieces that end where a head or a body does. The next request is parsed when the
-one before is answered; until then its bytes wait, and few of them, since the connection is not read meanwhile.
+The parser gets the received bytes in pieces that end where a head (request line and headers) or a body ends. A further
+request is parsed once the one before it is answered. Until then only a few of its bytes wait here, since the connection
+is not read meanwhile. `workers.http_server.connections` says what a connection beyond a bound is.
 """
 
 from __future__ import annotations
@@ -18,33 +19,35 @@ from workers.http_server.connections import Closable, Verdict
 from workers.http_server.state import Refusal, response_of
 
 MAX_HEAD_BYTES = 64 << 10
-"""Most bytes of a request's line and headers."""
+"""Maximum bytes of a request's head; longer ones are refused with 431."""
 MAX_HEADERS = 256
 HEADER_BYTES = 160
-"""Bytes of memory that each header takes beside its own, however short it is."""
+"""Bytes of memory that each header takes on top of its own bytes, however short it is."""
 HEAD_S = 60.0
-"""Seconds that a head may take from its first byte on."""
+"""Maximum seconds from the first byte of a head to its last; then the request is refused with 408."""
 BEYOND_HEAD_S = 2.0
-"""The same on a connection beyond a bound."""
+"""`HEAD_S` of a connection beyond a bound, and seconds until its first request must have begun."""
 
 MAX_PIPELINED = 8
-"""Requests in a row that a peer may send ahead of the answer to the one before; then its connection ends."""
+"""Maximum number of requests in a row that a peer may send before the previous answer; then the connection ends."""
 MAX_UNREAD_BYTES = 64 << 10
-"""Most bytes that wait behind a request that is being answered, beside the read that went beyond it."""
+"""Bytes waiting behind a request that is being answered at which reading stops; the last read may go beyond it."""
 CHUNKED_PIECE_BYTES = 4 << 10
-"""Bytes of a body in chunks that the parser gets at once: its end is not known in advance."""
+"""Bytes of a chunked body that the parser gets at once, since the body's end is not known in advance."""
 CHUNK_BYTES = 64
-"""Bytes that each chunk counts for beside its own: the shortest take the most time per byte."""
+"""Bytes that each chunk counts for on top of its own, because short chunks take the most time per byte."""
 TURN_BYTES = 64 << 10
-"""Most bytes of chunks, so counted, that are parsed in one turn of the loop."""
+"""Maximum bytes of chunks, with `CHUNK_BYTES` for each, that are parsed in one iteration of the event loop."""
 UNWANTED_CHUNKS_BYTES = 64 << 10
-"""Most bytes of chunks, so counted, that are parsed after the answer: enough for a short body that was on its way."""
+"""Maximum bytes of chunks, counted likewise, that are parsed after the answer; then the connection is closed. It is
+enough for a short body that was on its way."""
 
 UNWANTED_BYTES = 16 << 20
-"""Most bytes of a body that goes on after the answer: most clients read that only when they have sent all."""
+"""Maximum bytes of a body that are read after the answer; then the connection is closed. Most clients read an answer
+only when they have sent the whole body."""
 LINGER_S, LINGER_BYTES = 1.0, 4 << 20
-"""Seconds and bytes that a refused peer may go on sending: a connection that is closed at once would be reset, and its
-answer lost."""
+"""Seconds and bytes for which a refused peer's data is still read and thrown away: closing at once would reset the
+connection, and the refusal would be lost."""
 
 END_OF_HEAD = b"\r\n\r\n"
 
@@ -81,27 +84,27 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     _in_head = False
     _in_body = False
     _body_left: int | None = None
-    """Bytes of the body still to come; None: its chunks tell its end."""
+    """Bytes of the body still to come; None: unknown, as the body is chunked."""
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
     _num_ahead = 0
-    """Requests in a row that came before the one ahead of them was answered."""
+    """Number of requests in a row that came before the previous one was answered."""
     _deaf = False
     """Whether received bytes are thrown away."""
     _num_unwanted = 0
     """Bytes thrown away: of a refused peer, or of a body that is answered already."""
     _num_empty = 0
-    """Bytes of a chunked body since its last content: sizes, extensions, trailers. The parser keeps trailers."""
+    """Bytes of a chunked body since its last content: sizes, extensions, and trailers, which the parser stores."""
     _num_chunks = 0
     """Parts of bodies that the parser has reported."""
     _next_turn: asyncio.Handle | None = None
-    """The callback that parses the rest of the received bytes."""
+    """The callback that parses the rest of the received bytes in the next iteration of the event loop."""
     _called = False
-    """Whether its turn to begin a request, or to go on with a head, has come."""
+    """Whether the pacer has called `begin`, so that the connection may parse a head now."""
     _beyond = False
     """Whether the connection is beyond a bound, so that only a probe is answered."""
     _refusal = MALFORMED
-    """The answer if the parser stops now."""
+    """The refusal to send if the parser stops now."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -122,7 +125,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         if self._next_turn is not None:
             self._next_turn.cancel()
         super().connection_lost(exc)
-        # uvicorn ends this timer unless the peer broke off: it would hold all of the connection until it runs out.
+        # uvicorn lets this timer run on if the peer broke off; it would keep the connection in memory until it fires.
         self._unset_keepalive_if_required()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -130,7 +133,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._bound_leftovers()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the transport stays open for now: it is closed when there is time."""
+        """Return True to keep the transport open until it is closed here; False, within an answer, to close it now."""
         if not self._is_free:
             return False
         self._deaf, self._unread = True, b""
@@ -170,7 +173,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:  # behind a body they are trailers, which nobody reads
+        if not self._in_head:  # headers after a body are trailers, which nobody reads
             return
         if len(self.headers) >= MAX_HEADERS:
             self._refusal = TOO_MANY_HEADERS
@@ -215,7 +218,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
                 self._server.bounded.idle(self)
 
     def _forget_request(self) -> None:
-        """Drop the answered request: thousands of idle connections would hold their last heads, and unread bodies."""
+        """Drop the answered request: otherwise thousands of idle connections would keep their last heads and bodies."""
         self.cycle.scope, self.cycle.body = cast(HTTPScope, {}), bytearray()
         self._server.bounded.long_heads.release(self)
         if not self._in_head:
@@ -262,7 +265,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             self._watch_silence()
 
     def begin(self) -> None:
-        """Read the head that has come: its turn is now."""
+        """Parse the head that has come. The pacer calls this when it is this connection's turn."""
         self._server.bounded.long_heads.release(self)
         self._unset_keepalive_if_required()
         self._called = True
@@ -270,8 +273,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._called = False
 
     def _its_turn(self) -> bool:
-        """Return whether a head may be parsed in this turn of the loop; else `begin` is called when it may."""
-        if self._called or self._beyond:  # beyond the bound there are few, and probes among them
+        """Return whether a head may be parsed now. If not, the pacer calls `begin` later, or the head is refused: too
+        many long heads wait."""
+        if self._called or self._beyond:  # connections beyond the bound are few, some of them probes
             self._called = False
             return True
         server = self._server
@@ -290,7 +294,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._parse()
 
     def _count_chunks(self, num_bytes: int, num_chunks: int) -> int:
-        """Return the bytes that the chunks count for. Too many after the answer are not parsed any more."""
+        """Return the bytes that the chunks count for; stop parsing if too many came after the answer."""
         counted = num_bytes + num_chunks * CHUNK_BYTES
         if self._is_free and self._in_body and not self._deaf:
             self._num_unwanted += counted
@@ -307,7 +311,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
                 self._num_unwanted += num_bytes
 
     def _end_of_piece(self) -> int:
-        """Return how many unread bytes the parser gets at once: none of a further request, where that can be seen."""
+        """Return how many unread bytes the parser gets at once: none of a further request, if its start is known."""
         if not self._in_body:
             end = self._unread.find(END_OF_HEAD)
             return end + len(END_OF_HEAD) if end >= 0 else len(self._unread)
@@ -325,7 +329,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
                 self._end_head_timer()
                 self.handle_websocket_upgrade()
                 self._server.bounded.replaced(self, cast(Closable, self.transport.get_protocol()))
-                # The parser knows this protocol: together they would wait for the collector of cycles.
+                # The parser refers to this protocol: together they would stay in memory until the cycle collector runs.
                 self.parser = None  # type: ignore[assignment]
         except httptools.HttpParserError:
             if not self._deaf:
@@ -361,7 +365,8 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         if self._is_free and self._head_bytes:
-            self._refuse(Refusal(408, f"The head of the request did not come in {HEAD_S:.0f} s. Send it at once."))
+            limit_s = BEYOND_HEAD_S if self._beyond else HEAD_S
+            self._refuse(Refusal(408, f"The head of the request did not come in {limit_s:.0f} s. Send it at once."))
         elif self._is_free:
             self._close()
 
@@ -377,7 +382,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self.pipeline[0][0].keep_alive = False
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Send the refusal as the last answer of the connection; within an answer just close it."""
+        """Send the refusal as the connection's last answer; if another answer is under way, only close."""
         self._deaf, self._unread = True, b""
         self._end_head_timer()
         if not self._is_free or self.transport.is_closing():
@@ -386,14 +391,14 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._forget_head()
         self.transport.write(response_of(refusal, self._server.form))
         if self._beyond and self._server.bounded.pressed:
-            self._close()  # others wait for its place; what it still sends may cost it the answer
+            self._close()  # others wait for its place; a peer that still sends may lose its answer
             return
         self._linger()
         if self._beyond:
             self._server.bounded.idle(self)
 
     def _end_unwanted(self) -> None:
-        """Throw away the rest of an answered request's body, for a moment, and close."""
+        """Throw away the rest of an answered request's body for `LINGER_S`, then close."""
         self._deaf, self._unread, self._num_unwanted = True, b"", 0
         self._end_head_timer()
         if not self.transport.is_closing():
@@ -406,15 +411,15 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self._close)
 
     def _should_upgrade(self) -> bool:
-        """Return whether a request begins a WebSocket. Other methods than GET are answered as if they had not asked.
+        """Return whether a request begins a WebSocket. With another method than GET it is answered as plain HTTP.
 
-        An answer under way would lose its connection, and with it its flow control and its end.
+        So is one that comes while an answer is under way: that answer would lose its connection and never end.
         """
         return self._is_free and super()._should_upgrade() and self.scope["method"] == "GET"
 
 
 def _length_of(headers: list[tuple[bytes, bytes]]) -> int | None:
-    """Return the bytes of the body that follows; None: unknown. The parser refuses lengths that are none, or two."""
+    """Return the body's length in bytes; None: unknown. The parser refuses lengths that are no number or come twice."""
     length: int | None = 0
     for name, value in headers:
         if name == b"transfer-encoding":

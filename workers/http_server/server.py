@@ -1,4 +1,4 @@
-"""uvicorn's server, with bounded connections and without its signal handlers: its owner decides when it stops."""
+"""Runs uvicorn's server with bounded connections and without its signal handlers: its owner decides when it stops."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from workers.http_server.state import Form, ServerState
 
 
 class ServerDiffers(RuntimeError):
-    """The installed uvicorn is not one that this server can be built on."""
+    """Raised if the installed uvicorn lacks something that this server builds on."""
 
 
 def check_parts(protocol: type) -> None:
-    """Check that the classes under a protocol have what it names in `UVICORN_PARTS`, whatever version is installed.
+    """Check that uvicorn's base classes of `protocol` have every name in its `UVICORN_PARTS`, whatever their version.
 
     Raises ServerDiffers.
     """
@@ -39,12 +39,13 @@ def check_parts(protocol: type) -> None:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves on sockets that listen, until `should_exit` is set."""
+    """Serves on sockets that already listen, until `should_exit` is set."""
 
     def __init__(
         self, config: uvicorn.Config, form: Form, bounds: ConnectionBounds, callers: KnownCallers | None = None
     ) -> None:
-        """`form`: writes the server's own answers. `callers`: those that have a queue of their own when many ask.
+        """`form` writes the bodies of the server's own refusals. `callers`: callers known by their keys, each with a
+        queue of its own when many requests wait; None: nobody has a key.
 
         Raises ServerDiffers.
         """

@@ -1,5 +1,5 @@
-"""The state that the connections of one server share, and the answers that the server gives itself, before any
-application is called.
+"""Keeps what the connections of one server share, and writes the answers that the server gives without calling an
+application.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ class Refusal:
 
 
 Form = Callable[[Refusal], bytes]
-"""Writes the JSON body of a refusal as the rest of the service writes its errors."""
+"""A function that returns the JSON body of a refusal, in the form of the service's other errors."""
 
 
 def response_of(refusal: Refusal, form: Form) -> bytes:
-    """Return a whole response, after which the connection is closed."""
+    """Return the whole HTTP response of a refusal, which says that the connection will be closed."""
     status, body = HTTPStatus(refusal.status), form(refusal)
     return RESPONSE % (status, status.phrase.encode(), len(body), body)
 
 
 MAX_MESSAGES_BYTES = 64 << 20
-"""Bytes of all WebSocket messages together that have begun and not ended."""
+"""Maximum bytes of all unfinished WebSocket messages together (see `Unfinished`); two of the longest always fit."""
 
 
 CLOSED_AT_ONCE = 32
 
 
 class Closing:
-    """Closes transports, some in each turn of the loop: closing thousands at once would hold up everything else."""
+    """Closes transports, `CLOSED_AT_ONCE` per iteration of the event loop: thousands at once would block all else."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Transport] = deque()
@@ -63,7 +63,7 @@ class Closing:
 
 
 class ServerState(UvicornState):
-    """uvicorn's state, with which every protocol is built, and what our protocols need beside it."""
+    """uvicorn's server state, which every connection's protocol gets, with what Paddock's protocols share as well."""
 
     def __init__(
         self,
@@ -72,7 +72,8 @@ class ServerState(UvicornState):
         max_message_bytes: int = 0,
         callers: KnownCallers | None = None,
     ) -> None:
-        """`max_message_bytes`: most of one WebSocket message. `callers`: filled by who verifies keys; None: no keys."""
+        """`max_message_bytes`: longest WebSocket message. `callers`: known callers, filled by whoever verifies keys;
+        None: nobody has a key."""
         super().__init__()
         self.form = form
         self.bounded = connections

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from workers.http_server import pacer as pacer_module
-from workers.http_server.pacer import FIRST_MOST, MOST, TURN_S, Pacer
+from workers.http_server.pacer import CONTESTED_S, FIRST_MOST, MOST, TURN_S, Pacer
 
 
 class Asking:
@@ -189,6 +189,64 @@ async def test_a_crowd_leaves_most_of_the_time_to_others_and_known_callers_do_no
     now += 10 * TURN_S
     await asyncio.sleep(10 * TURN_S)
     assert before < len(begun) <= before + FIRST_MOST + 2
+
+
+@pytest.mark.parametrize("others_ask", [False, True])
+async def test_a_known_callers_crowd_pauses_only_while_others_ask(
+    monkeypatch: pytest.MonkeyPatch, others_ask: bool
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(pacer_module, "thread_time", lambda: now)
+    monkeypatch.setattr(pacer_module, "monotonic", lambda: now)
+
+    def work() -> None:
+        nonlocal now
+        now += TURN_S / FIRST_MOST
+
+    pacer, begun = Pacer(rests=True), list[str]()
+    fill_turn(pacer)
+    for _ in range(10 * FIRST_MOST):
+        pacer.wait(Asking("crowd", begun, work), "a key", "a")
+    if others_ask:
+        crowd(pacer, begun, 1, "a", "another")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    before = begun.count("crowd")
+    assert before <= FIRST_MOST if others_ask else before > 2 * FIRST_MOST
+    if others_ask:
+        crowd(pacer, begun, 1, "a", "another")
+        await asyncio.sleep(0)
+        assert begun[-1] == "another", "who is no crowd does not wait for the pause"
+        now += 10 * TURN_S
+        await asyncio.sleep(10 * TURN_S)
+        assert begun.count("crowd") > before, "it goes on when the pause is over"
+        now += CONTESTED_S
+    for _ in range(100):
+        now += 10 * TURN_S
+        await asyncio.sleep(TURN_S / 10)
+    assert begun.count("crowd") == 10 * FIRST_MOST
+
+
+async def test_a_crowd_that_pauses_leaves_callers_without_a_key_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(pacer_module, "thread_time", lambda: now)
+    monkeypatch.setattr(pacer_module, "monotonic", lambda: now)
+
+    def work() -> None:
+        nonlocal now
+        now += TURN_S / FIRST_MOST
+
+    pacer, begun = Pacer(rests=True), list[str]()
+    fill_turn(pacer)
+    crowd(pacer, begun, 1, "a", "another")
+    for _ in range(10 * FIRST_MOST):
+        pacer.wait(Asking("crowd", begun, work), "a key", "a")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert begun.count("crowd") < 10 * FIRST_MOST
+    crowd(pacer, begun, 1, "new")
+    await asyncio.sleep(0)
+    assert begun[-1] == "new"
 
 
 @pytest.mark.serial
