@@ -1,1 +1,1 @@
-"""Anthropic's dialect."""
+"""Anthropic's dialect: messages, counts of their tokens, and lists of models."""

@@ -1,6 +1,6 @@
-"""The bodies of Anthropic's messages as pydantic models: types, limits, and the parameters that are not read.
+"""Holds the bodies of Anthropic's messages as pydantic models, and tables of ignored and refused parameters.
 
-Source of names and types: Anthropic's API reference, "Create a Message"; what it lacks is llama-server's
+Source of names and types: Anthropic's API reference, "Create a Message". Other parameters are llama-server's
 (tools/server/README.md of llama.cpp) or our own.
 """
 
@@ -23,7 +23,7 @@ MAX_TOOLS = 128
 
 
 class Block(Loose):
-    """A block of any kind: which fields count depends on `type`."""
+    """A content block of any type; which of the fields are read depends on `type`."""
 
     type: str
     text: str | None = None
@@ -74,7 +74,7 @@ class OutputConfigBody(Loose):
 
 
 class PromptBody(Body):
-    """The fields that a prompt is made of: the body of `count_tokens`."""
+    """Holds the fields that the prompt depends on. It is also the body of `count_tokens`."""
 
     model: str = ""
     messages: Annotated[list[MessageBody], Field(max_length=MAX_MESSAGES, fail_fast=True)]
@@ -112,10 +112,10 @@ THOUGHTS_ONLY: tuple[dict[str, Any], ...] = (
     {"edits": [{"type": _CLEAR_THOUGHTS, "keep": "all"}]},
     {"edits": [{"type": _CLEAR_THOUGHTS, "keep": {"type": "thinking_turns", "value": 1}}]},
 )
-"""The values that Claude Code sends: which earlier thoughts a model sees is up to its template in any case."""
+"""Values that Claude Code sends. They pass: a model's template chooses in any case which earlier thoughts it sees."""
 
 THREAD = "thread"
-"""The parameter by which Anthropic's SDK first tries to leave a tool runner's conversation with the server."""
+"""Parameter that the tool runner of Anthropic's SDK tries first, so that the server keeps the conversation."""
 
 REFUSED = {
     **OTHERS_REFUSED,

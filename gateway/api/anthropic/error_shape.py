@@ -32,13 +32,13 @@ TYPES = {
     502: "overloaded_error",
     503: "overloaded_error",
 }
-"""Status of the error tree -> type. A worker that was lost, and one that is not there, are mended by asking again."""
+"""HTTP status of our error -> Anthropic's type. Retrying helps if a worker was lost (502) or none is there (503)."""
 
 TOO_LONG = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum, answer included"
-"""Anthropic's words for a prompt that is too long; Claude Code shortens by both numbers."""
+"""Anthropic's message for a prompt that is too long; Claude Code uses both numbers to shorten the conversation."""
 
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
-"""Details that tell the SDK to send whole conversations, which it then does."""
+"""Error details by which Anthropic's SDK knows that it must send whole conversations, which it then does."""
 
 
 class AnthropicErrors:

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{id}` in Anthropic's form.
+"""Answers `GET /v1/models` and `GET /v1/models/{id}` in Anthropic's form.
 
 Source: Anthropic's API reference, "List Models" and "Get a Model".
 """
@@ -25,7 +25,7 @@ MOST = 1000
 
 
 class ModelInfos:
-    """Answers with the list, in pages, or with the model of the name in the path."""
+    """Answers with a page of the list of models or, if a name is in the path, with that model."""
 
     def __init__(self, names: ModelNames, fleet: FleetView) -> None:
         self._names = names
@@ -66,7 +66,7 @@ class ModelInfos:
 
 
 def page(names: Sequence[str], query: dict[str, str]) -> tuple[Sequence[str], bool]:
-    """Return the names on a page, and whether there are more in its direction. Raises InvalidRequest."""
+    """Return the names on the page that `query` asks for, and whether more lie beyond it. Raises InvalidRequest."""
     limit = _limit(query.get("limit"))
     after, before = query.get("after_id"), query.get("before_id")
     if after is not None and before is not None:

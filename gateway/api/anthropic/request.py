@@ -35,8 +35,9 @@ from workers.protocol.requests import UNBOUNDED, Constraint, GenerateRequest, Me
 THOUGHTS = ("thinking", "redacted_thinking")
 
 BILLING = re.compile(r"\A(x-anthropic-billing-header:.{0,500}?\bcch=)\w{5};")
-"""The beginning of Claude Code's system prompt. Its stamp differs in every request; no prefix cache gets past that."""
+"""Start of Claude Code's system prompt, with a stamp that differs in each request: no prefix cache gets past it."""
 NO_STAMP = r"\g<1>fffff;"
+"""Replacement for what `BILLING` matches: the same text with a constant stamp."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
@@ -62,7 +63,7 @@ def read_conversation(system: Content | None, messages: Sequence[MessageBody]) -
 
 
 def _user(content: Content, path: str) -> Iterator[Message]:
-    """Yield a user's messages. Each tool result is one; the texts between and after results are joined as lines."""
+    """Yield a user's messages: one per tool result, and one per run of texts around results, joined as lines."""
     if isinstance(content, str):
         yield Message("user", content)
         return
@@ -132,12 +133,12 @@ def _call(block: Block, path: str) -> ToolCall:
 
 
 def _arguments(value: dict[str, Any]) -> str:
-    """Return what `json.dumps` does, in small steps: in one, 8 MiB of numbers hold the GIL for 0.2 s."""
+    """Return the same as `json.dumps`, made in small steps: in one step, 8 MiB of numbers hold the GIL for 0.2 s."""
     return "".join(_ENCODER.iterencode(value))
 
 
 def _system(content: Content, path: str) -> str:
-    """Return the system prompt. Blocks follow each other as they are, as for llama-server."""
+    """Return the system prompt. As in llama-server, the texts of its blocks are joined without a separator."""
     if isinstance(content, str):
         return BILLING.sub(NO_STAMP, content)
     return "".join(BILLING.sub(NO_STAMP, _text_of(block, f"{path}.{n}")) for n, block in enumerate(content))
@@ -172,7 +173,7 @@ class MessagesRequest:
 
 
 def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> MessagesRequest:
-    """Return the parsed body; `ignored` notes parameters that nothing is done with.
+    """Return the parsed body; parameters without effect are noted in `ignored`.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
     """
@@ -191,10 +192,10 @@ def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> Message
 
 
 def read_prompt(raw: bytes, ignored: Ignored) -> tuple[str, GenerateRequest]:
-    """Return the model's name, and as much of a request as its prompt depends on. Other parameters of messages are not
-    looked at; `ignored` notes those that messages don't have.
+    """Return the model's name, and a request with only what its prompt depends on. Other parameters of messages are
+    skipped; parameters that messages don't have are noted in `ignored`.
 
-    Raises InvalidRequest, UnsupportedParameter.
+    Raises InvalidRequest, UnsupportedParameter or NotSupported.
     """
     beside = (MessagesBody.model_fields.keys() | IGNORED.keys() | REFUSED.keys()) - PromptBody.model_fields.keys()
     document = {name: value for name, value in read_object(raw).items() if name not in beside}
@@ -217,7 +218,7 @@ def _prompt(body: PromptBody) -> dict[str, Any]:
 
 
 def _continues_answer(body: PromptBody) -> bool:
-    """Return whether the conversation ends in text that the assistant is to go on from."""
+    """Return whether the conversation ends with text of the assistant, which the answer is to continue."""
     if not body.messages:
         return False
     last = body.messages[-1]
@@ -256,7 +257,7 @@ def _forced_names(body: PromptBody, tools: tuple[Tool, ...]) -> tuple[str, ...]:
 
 
 def _thinking(body: PromptBody) -> Thinking:
-    """Return how to think. As in OpenAI's dialect, `chat_template_kwargs` goes before what else switches it."""
+    """Return the settings of thinking. As in OpenAI's dialect, `chat_template_kwargs` overrides other switches."""
     kwargs, asked = body.chat_template_kwargs or {}, body.thinking
     enabled = enabled_by_kwargs(kwargs)
     if enabled is None and asked is not None:

@@ -1,4 +1,4 @@
-"""Anthropic's messages as a dialect: writes one whole, or as a stream of typed events.
+"""Reads Anthropic's messages by `request`, and writes the answer whole or as a stream of typed events.
 
 Sources: Anthropic's API reference, "Create a Message" and "Streaming messages".
 """
@@ -38,7 +38,7 @@ def stop_reason(end: Finished) -> str:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Return `usage`, in which `input_tokens` are those that were not cached."""
+    """Return Anthropic's `usage`, whose `input_tokens` are only those that were not cached."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -54,9 +54,9 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class StreamWriter:
-    """Writes one streamed message: its blocks one after the other, each between its start and its stop.
+    """Writes one streamed message: its blocks in turn, each between a start event and a stop event.
 
-    What is the same in all deltas of a block is encoded once.
+    The part that all deltas of a block share is encoded once.
     """
 
     def __init__(self, call: Call, request_log: RequestLog) -> None:
@@ -64,7 +64,7 @@ class StreamWriter:
         self._request_log = request_log
         self._begun = False
         self._block: tuple[str, int] = NO_BLOCK
-        """Kind of the open block, and for a tool use the number of its call."""
+        """Kind of the open block, and the number of its tool call (0 for other kinds)."""
         self._index = -1
         self._delta_head = b""
         self._delta_tail = b"}}\n\n"
@@ -130,7 +130,7 @@ class StreamWriter:
         return _event("message_start", {"type": "message_start", "message": message})
 
     def _in_block(self, key: tuple[str, int], block: dict[str, Any], text: str) -> bytes:
-        """Return a delta of the open block, or of a new one."""
+        """Return a delta of the block `key`. If another block is open, close that and open this one first."""
         begun = b""
         if key != self._block:
             begun = self._close_block() + self._open_block(key, block)
@@ -157,7 +157,7 @@ DELTAS = {
     "thinking": (b"thinking_delta", b"thinking"),
     "tool_use": (b"input_json_delta", b"partial_json"),
 }
-"""Kind of block -> type of its deltas, and the field that grows."""
+"""Kind of block -> type of its deltas, and the name of the field with their text."""
 
 
 def _event(name: str, document: dict[str, Any]) -> bytes:
@@ -171,7 +171,7 @@ class WholeWriter:
         self._model = call.alias
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[list[str]] = []
-        """Block -> the pieces of its text: joined piece by piece, a long text would be copied with each."""
+        """Pieces of each block's text, joined at the end: adding piece by piece copies a long text each time."""
         self._calls: dict[int, tuple[dict[str, Any], list[str]]] = {}
         self._end: Finished | None = None
 
@@ -188,7 +188,7 @@ class WholeWriter:
                     self._end = event
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the message as JSON; the call must have finished."""
+        """Yield the message's JSON in parts. Call it when the answer has ended."""
         end = self._end
         if end is None:
             raise ValueError("the answer has no end")
@@ -211,7 +211,7 @@ class WholeWriter:
         )
 
     def _add_to(self, kind: str, text: str) -> None:
-        """Add text to the last block, or to a new one. `kind`: the block's type and the name of its text."""
+        """Add text to the last block if it is of this kind, otherwise to a new one. `kind`: `text` or `thinking`."""
         if not self._blocks or self._blocks[-1]["type"] != kind:
             signature = {"signature": ""} if kind == "thinking" else {}
             self._begin({"type": kind, kind: "", **signature})
@@ -231,7 +231,7 @@ class WholeWriter:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Return the arguments as an object; if the answer was cut off inside of them, it has what came of them."""
+    """Return the arguments as an object: of JSON that was cut off, the part that came; of anything else, empty."""
     try:
         value = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -240,7 +240,7 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 class MessagesDialect:
-    """`POST /v1/messages`: reader and writers."""
+    """Reads and writes `POST /v1/messages`."""
 
     def read(self, raw: bytes, scope: Scope) -> MessagesRequest:
         return read_messages_request(raw, ignored_of(scope))

@@ -1,4 +1,4 @@
-"""Writes the last object of one answer, streamed or whole, and token probabilities as `completion_probabilities`.
+"""Makes the last object of one answer, streamed or whole, and the entries of its `completion_probabilities`.
 
 Sources: `server_task_result_cmpl_final` and `completion_token_output` in tools/server/server-task.cpp of llama.cpp.
 """
@@ -19,7 +19,7 @@ from workers.protocol.events import Finished, Logprobs, Settings, Started, Token
 from workers.protocol.requests import AdapterUse, GenerateRequest
 
 LOWEST = -3.4028234663852886e38
-"""The lowest 32-bit float, in place of minus infinity, which JSON lacks."""
+"""The lowest 32-bit float. It is written in place of minus infinity, which JSON lacks."""
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -36,7 +36,7 @@ class SampledEntry(Sampled, frozen=True, gc=False):
 
 
 def entry(event: Logprobs, *, post_sampling: bool) -> Entry | SampledEntry:
-    """Return the entry of one token of the answer."""
+    """Return a token's entry in `completion_probabilities`. `post_sampling`: probabilities after the samplers."""
     if post_sampling:
         return SampledEntry(*_fields(event.chosen), [Sampled(*_fields(token)) for token in event.top])
     return Entry(*_fields(event.chosen), [Likely(*_fields(token)) for token in event.top])
@@ -48,19 +48,19 @@ def _fields(token: TokenLogprob) -> tuple[int, str, list[int], float]:
 
 
 class FleetInfo(Protocol):
-    """Tells of the fleet what a call's answer has in it."""
+    """Finds the facts about the fleet that the answer of a completion shows."""
 
     def number_slot(self, model: str, worker: str, slot: int) -> int:
         """Return the number of a worker's slot over all workers of the model; -1: not known."""
         ...
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """Return the adapters that the call computes with, by name. Raises InvalidRequest, PermissionDenied."""
+        """Return the adapters that the call is computed with, by name. Raises InvalidRequest, PermissionDenied."""
         ...
 
 
 class Answer:
-    """The facts of one of a request's answers beside its text."""
+    """Collects what the last object of one answer shows beside its text."""
 
     def __init__(
         self, number: int, asked: CompletionRequest, call: Call, request_log: RequestLog, fleet: FleetInfo
@@ -83,7 +83,7 @@ class Answer:
             return
         self.num_prompt_tokens = event.num_prompt_tokens
         if len(self._asked.requests) == 1:
-            # Several answers may be on several workers, and the request log knows the first one's worker only.
+            # Several answers can run on several workers, and the request log has only the worker of the first.
             self.slot = self._fleet.number_slot(self._request_log.model, self._request_log.worker, event.slot)
 
     def final(
@@ -93,7 +93,7 @@ class Answer:
         tokens: Sequence[int],
         probabilities: Sequence[Entry | SampledEntry] | EncodedArray | None,
     ) -> dict[str, Any]:
-        """Return those of the answer's last fields that the caller wants."""
+        """Return the answer's last object, with only the `response_fields` that the caller wants, if any are named."""
         usage, ran_with = end.usage, self._settings
         sampling = self.request.sampling if ran_with is None else ran_with.sampling
         document = {
@@ -122,7 +122,7 @@ class Answer:
 
 
 def _pick_fields(document: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
-    """Return fields by their paths; those that are not there are left out."""
+    """Return path -> value for the wanted paths, such as `timings/prompt_n`; unknown paths are left out."""
     found: dict[str, Any] = {}
     for path in wanted:
         value: Any = document

@@ -1,7 +1,7 @@
-"""The bodies of `POST /completion` and `POST /infill` as pydantic models: types, limits, and the parameters not read.
+"""Holds the bodies of `/completion` and `/infill` as pydantic models, and tables of ignored and refused parameters.
 
 Source of names, types and aliases: tools/server/README.md and server-schema.cpp of llama.cpp; `cache_salt`,
-`priority`, `context_shift` and `special` are our own, the other forms of an answer are those of
+`priority`, `context_shift` and `special` are our own. The parameters that set an answer's form are those of
 `/v1/chat/completions`.
 """
 
@@ -46,7 +46,7 @@ CLAMPED: dict[str, tuple[float, float]] = {
     "mirostat": (0, 2),
     "adaptive_target": (-inf, 1),
 }
-"""Bounds to which numbers beyond them are set, as by llama-server; beyond other limits they are errors there."""
+"""Parameter -> its limits. As in llama-server, numbers beyond these are set to the limit; beyond others, refused."""
 
 
 def _any_object(schema: Any) -> Any:
@@ -60,7 +60,7 @@ class Trigger(Loose):
 
 
 class GenerationBody(SamplingBody, TokenProbsBody, ResponseFormatBody, HintsBody, NoticesBody, LoraBody):
-    """The fields of both bodies."""
+    """Holds the fields that both bodies have."""
 
     @model_validator(mode="before")
     @classmethod

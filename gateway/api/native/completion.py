@@ -1,4 +1,4 @@
-"""`POST /completion`, `POST /completions` and `POST /infill`: reads them, and writes completions whole or streamed.
+"""Reads `POST /completion`, `POST /completions` and `POST /infill`, and writes completions, whole or streamed.
 
 Source of the events' form: `server_task_result_cmpl_partial` in tools/server/server-task.cpp of llama.cpp.
 """
@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChunkWriter:
-    """Writes the events of one streamed answer, or of several by turns. Nothing follows an answer's last event."""
+    """Writes the events of a streamed request, those of several answers mixed. No event marks the end of the stream."""
 
     def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog, fleet: FleetInfo) -> None:
         self._answers = [
@@ -63,7 +63,7 @@ class ChunkWriter:
 
 
 class _Stream:
-    """Writes the events of one of the answers."""
+    """Writes the events of one answer."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -72,7 +72,7 @@ class _Stream:
         self._num_tokens = 0
         self._tokens: list[int] = []
         self._extra: dict[str, Any] = {}
-        """Fields of the next event beside its text."""
+        """Fields that the next event has in addition to its text."""
 
     def one(self, event: CallEvent) -> bytes:
         match event:
@@ -123,7 +123,7 @@ class _Stream:
         return self._event(text, tokens, extra)
 
     def _event(self, text: str, tokens: list[int], extra: bytes) -> bytes:
-        # Integers look in JSON as Python writes them.
+        # `%d` writes integers as JSON does.
         return b'%b%b,"tokens":%b,"tokens_predicted":%d%b%b}\n\n' % (
             self._head,
             _encode(text),
@@ -142,7 +142,7 @@ class WholeWriter:
         self._make = make
         self._is_single = len(asked.requests) == 1
         self._answers: dict[int, _Whole] = {}
-        """Those that have begun."""
+        """Number of an answer -> its collector, for answers that have begun."""
 
     def add(self, events: list[CallEvent], choice: int) -> None:
         answer = self._answers.get(choice)
@@ -152,7 +152,7 @@ class WholeWriter:
             answer.add(event)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the object or the array as JSON, some answers at a time: each has its settings, which may be long."""
+        """Yield the JSON in parts, since the settings in each answer can be long: an object; of several, an array."""
         if self._is_single:
             return in_parts(self._answers[0].object())
         return gathered(self._array())
@@ -165,14 +165,14 @@ class WholeWriter:
 
 
 class _Whole:
-    """Collects one of the answers."""
+    """Collects one answer from its events."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._probabilities: list[bytes] = []
-        """Encoded as they come: a hundred of them for each token, all encoded at the end, held up other streams."""
+        """Encoded as they come: encoding all at the end, a hundred for each token, blocked other streams."""
         self._num_in_text = 0
         """Number of probabilities whose tokens have become text."""
         self._end: Finished | None = None
@@ -200,12 +200,12 @@ class _Whole:
         self._answer.has_new_line = "\n" in text
         told = self._probabilities if self._answer.request.n_probs else None
         if told is not None and stop_type(end) == "word":
-            told = told[: self._num_in_text]  # not those of the stop string
+            told = told[: self._num_in_text]  # without those of the stop string's tokens
         return self._answer.final(end, text, self._tokens, None if told is None else EncodedArray(told))
 
 
 class CompletionDialect:
-    """llama-server's completions; with `infill`, those of code."""
+    """Reads and writes llama-server's completions: of `/completion` or, with `infill`, of `/infill`."""
 
     def __init__(self, fleet: FleetInfo, *, infill: bool = False) -> None:
         self._fleet = fleet

@@ -1,4 +1,4 @@
-"""`POST /embedding` and `POST /embeddings`: vectors in llama-server's form, one per token where a model doesn't pool.
+"""Reads and answers `POST /embedding` and `/embeddings`: llama-server's form, with a vector per token if not pooled.
 
 Source: `handle_embeddings_impl` in tools/server/server-context.cpp of llama.cpp.
 """
@@ -46,7 +46,7 @@ class EmbeddingRequest:
 
 
 class EmbeddingDialect:
-    """llama-server's own embeddings: reader and writer."""
+    """Reads requests for embeddings and writes the vectors, in llama-server's form."""
 
     def read(self, raw: bytes, scope: Scope) -> EmbeddingRequest:
         """Return the parsed body. Raises InvalidRequest, NotSupported."""
@@ -56,7 +56,7 @@ class EmbeddingDialect:
         return EmbeddingRequest(named_model(document, scope), request)
 
     def parts(self, asked: EmbeddingRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
-        """Yield an array of one object per input, each with a list of vectors."""
+        """Yield the JSON in parts: an array of one object per input, each with a list of one or more vectors."""
         part = bytearray(b"[")
         size, start = result.width * FLOAT_BYTES, 0
         for index, num_rows in enumerate(result.rows):
@@ -72,7 +72,7 @@ class EmbeddingDialect:
 
 
 def read_inputs(body: EmbeddingBody) -> tuple[PoolInput, ...]:
-    """Return the inputs. Raises InvalidRequest, NotSupported."""
+    """Return the inputs, from `input` or else `content`. Raises InvalidRequest, NotSupported."""
     if body.encoding_format != "float":
         message = "`encoding_format` is not `float`; this route answers in numbers. Ask `/v1/embeddings` for others."
         raise InvalidRequest(message, param="encoding_format")
@@ -82,7 +82,7 @@ def read_inputs(body: EmbeddingBody) -> tuple[PoolInput, ...]:
 
 
 def floats(raw: bytes) -> list[float]:
-    """Return the 32-bit little-endian numbers in these bytes."""
+    """Return the numbers in `raw`, a row of 32-bit little-endian floats."""
     numbers = array("f", raw)
     if sys.byteorder == "big":
         numbers.byteswap()

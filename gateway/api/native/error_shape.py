@@ -1,6 +1,6 @@
 """Writes errors in llama-server's form.
 
-Source: `format_error_response` in tools/server/server-common.cpp of llama.cpp. Errors without a type there keep ours.
+Source: `format_error_response` in tools/server/server-common.cpp of llama.cpp. Errors unknown there keep our type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder().encode
 NOT_SUPPORTED = (501, "not_supported_error")
 
 TOO_LONG = "request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens)"
-"""llama-server's words for a prompt that is too long; its clients look for them."""
+"""llama-server's message for a prompt that is too long, since its clients look for these words."""
 
 
 class NativeErrors:
@@ -33,7 +33,7 @@ NATIVE: ErrorShape = NativeErrors()
 
 
 def error_object(error: PaddockError) -> dict[str, Any]:
-    """Return the error's object; `code` is the HTTP status."""
+    """Return llama-server's object for an error; its `code` is the HTTP status."""
     status, kind = _status_and_type(error)
     document = {"code": status, "message": error.message, "type": kind}
     if isinstance(error, ContextOverflow) and error.n_ctx:

@@ -26,7 +26,7 @@ def native_handlers(
     chat: ChatReader,
     enabled: EnabledRoutes,
 ) -> dict[str, Handler]:
-    """Return the handlers, named as in `gateway.api.routes`. `chat` reads chat bodies."""
+    """Return the handlers by their names in `gateway.api.routes`. `chat` reads the chat bodies of `/apply-template`."""
     queries, call_adapters = calls.queries, calls.pipeline.adapters
     info = LiveFleetInfo(queries, call_adapters)
     models = ModelRoutes(reader, queries, desired_models, enabled)

@@ -1,4 +1,4 @@
-"""LoRA adapters of a model: llama-server's list and default scales, vLLM's loading and unloading by name.
+"""Answers routes for LoRA adapters: llama-server's list and default scales, vLLM's loading and unloading by name.
 
 Sources: "GET /lora-adapters" and "POST /lora-adapters" in tools/server/README.md of llama.cpp; "Dynamically serving
 LoRA Adapters" in vLLM's documentation.
@@ -33,7 +33,7 @@ from workers.protocol.requests import NAME_PATTERN
 TEXT = b"text/plain; charset=utf-8"
 
 UNLOAD_S = 30.0
-"""Seconds that an answer waits for calls that still use an adapter, unless the request says otherwise."""
+"""Default of `timeout_s`: seconds that the answer waits for calls that still use the adapter."""
 
 MAX_PATH_CHARS = 4096
 
@@ -52,7 +52,7 @@ class UnloadBody(Body):
 
 
 class AdapterRoutes:
-    """`/lora-adapters`, `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`."""
+    """Handles `/lora-adapters`, `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class AdapterRoutes:
         await send_json(send, adapters, request_log_of(scope))
 
     async def set_scales(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Set the scales for every caller of the model who names no adapters, on all gateways within a second."""
+        """Set a model's default scales, for calls that name no adapters. All gateways use them within a second."""
         asked = {"lora": await self._reader.intake.small(principal, scope, receive, _array)}
         body = validated(LoraBody, asked, request_log_of(scope).ignored)
         call = self._reader.call(principal, {}, scope, strict=bool(named_model({}, scope)))
@@ -98,7 +98,7 @@ class AdapterRoutes:
         await send_json(send, {"success": True}, request_log_of(scope))
 
     async def load(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Load an adapter on every worker of the model, and on those that start later."""
+        """Have every worker of the model load an adapter, those that start later too."""
         document = await self._reader.document(principal, scope, receive)
         call = self._reader.call(principal, document, scope, strict=True)
         body = validated(LoadBody, document, request_log_of(scope).ignored)
@@ -108,11 +108,11 @@ class AdapterRoutes:
         await send_bytes(send, message.encode(), TEXT, request_log_of(scope))
 
     async def unload(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Unload an adapter. Calls under way keep it to their end; the answer waits a while for that."""
+        """Unload an adapter. Calls under way keep it until they end; the answer waits for them up to `timeout_s`."""
         document = await self._reader.document(principal, scope, receive)
         body = validated(UnloadBody, document, request_log_of(scope).ignored)
         name = body.lora_name
-        # Without a model's name, that of the only model that has such an adapter.
+        # If no model is named, the only model with an adapter of this name is meant.
         model = named_model(document, scope) or self._fleet.snapshot.adapters.get(name, "")
         try:
             call = self._reader.call(principal, {"model": model}, scope, strict=True)

@@ -1,4 +1,4 @@
-"""`/props`, what a model is and how it is served, and `/models/load` and `/models/unload`.
+"""Answers `/props` (what a model is and how it is served), `/models/load` and `/models/unload`.
 
 Sources: `get_res_props` in tools/server/server-context.cpp of llama.cpp; "Using multiple models" in its
 tools/server/README.md.
@@ -27,14 +27,14 @@ MODALITIES = {"vision": "image", "video": "video", "audio": "audio"}
 
 @dataclass(frozen=True, slots=True)
 class EnabledRoutes:
-    """The routes that an operator may switch off: whether each is served."""
+    """Holds for each route that an operator can switch off whether it is served."""
 
     slots: bool = True
     metrics: bool = True
 
 
 class ModelRoutes:
-    """`/props`, `/models/load` and `/models/unload`."""
+    """Handles `/props`, `/models/load` and `/models/unload`."""
 
     def __init__(
         self, reader: RequestReader, queries: WorkerQueries, desired: DesiredModels, enabled: EnabledRoutes
@@ -51,7 +51,7 @@ class ModelRoutes:
         await send_json(send, props_object(found, call.alias, num_slots, self._enabled), request_log_of(scope))
 
     async def change_props(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse any property. As in llama-server, there is none yet that could be changed. Raises NotSupported."""
+        """Raise NotSupported if the body names a property: as in llama-server, none can be changed yet."""
         document = await self._reader.document(principal, scope, receive)
         self._reader.call(principal, document, scope)
         names = sorted(name for name in document if name != "model")
@@ -71,11 +71,11 @@ class ModelRoutes:
         await self._set_loaded(False, principal, scope, receive, send)
 
     async def _set_loaded(self, load: bool, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer when the supervisors have been told: `GET /models` shows how far they are."""
+        """Tell the supervisors, and answer before they start or stop workers: `GET /models` shows their progress."""
         document = await self._reader.document(principal, scope, receive)
         call = self._reader.call(principal, document, scope, strict=True)
         runs = any(not beat.draining for beat in self._queries.workers(call.model))
-        # Workers follow a wish after a while: callers who change it meanwhile are not told that there is nothing to do.
+        # Supervisors act with a delay: a caller who undoes a load or unload before they act must not get this error.
         if runs == load and await self._desired.is_unloaded(call.model) != load:
             state = "loaded already" if runs else "not loaded"
             raise InvalidRequest(f"The model `{call.alias}` is {state}.", param="model")
@@ -91,7 +91,7 @@ class ModelRoutes:
 
 
 def props_object(found: Props, name: str, num_slots: int, enabled: EnabledRoutes) -> dict[str, Any]:
-    """Return the properties. `num_slots`: slots of all the model's workers."""
+    """Return the body of `/props`. `num_slots`: number of slots of all the model's workers."""
     document = {
         "default_generation_settings": {"params": default_settings(found.sampling), "n_ctx": found.n_ctx},
         "total_slots": num_slots,

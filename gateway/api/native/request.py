@@ -1,4 +1,4 @@
-"""Reads llama-server's generating bodies into canonical requests; where a prompt is an object, its text is read.
+"""Reads the bodies of `/completion` and `/infill` into canonical requests. A prompt may be an object with its text.
 
 Source of the prompts' forms: "POST /completion" in tools/server/README.md of llama.cpp.
 """
@@ -35,9 +35,9 @@ from workers.protocol.requests import Constraint, GenerateRequest, Infill, Infil
 
 
 def read_native_prompts(given: Any, path: str = "prompt") -> tuple[Prompt, ...]:
-    """Return one prompt or several. Raises InvalidRequest, NotSupported for what is more than text."""
+    """Return one prompt or several. Raises InvalidRequest, and NotSupported for images and other `multimodal_data`."""
     if isinstance(given, list):
-        # There is nearly always none among what may be a million tokens; a generator over them takes twice as long.
+        # Objects are rare, and there can be a million tokens: a generator over them takes twice as long as this test.
         if dict in set(map(type, given)):
             given = [_text_of(one, f"{path}.{n}") for n, one in enumerate(given)]
         return read_prompts(given, path)
@@ -45,12 +45,12 @@ def read_native_prompts(given: Any, path: str = "prompt") -> tuple[Prompt, ...]:
 
 
 def read_native_prompt(given: Any, path: str) -> Prompt:
-    """Return one prompt; an array is always its parts. Raises InvalidRequest, NotSupported."""
+    """Return one prompt; an array is always one prompt of tokens and texts. Raises InvalidRequest, NotSupported."""
     return read_prompts([given] if isinstance(given, list) else _text_of(given, path), path)[0]
 
 
 def _text_of(given: Any, path: str) -> Any:
-    """Return the text of an object, and everything else as it is."""
+    """Return the text if `given` is an object (`prompt_string`); return anything else as it is."""
     if not isinstance(given, dict):
         return given
     if given.get("multimodal_data"):
@@ -64,28 +64,29 @@ def _text_of(given: Any, path: str) -> Any:
 
 
 MAX_ANSWERS = 128
-"""Most answers to one request: its prompts times `n_cmpl`."""
+"""Maximum number of answers to one request, its prompts times `n_cmpl`; more are refused."""
 
 WORD_TRIGGERS = (0, 1)
-"""Types of a token and of a word; others are patterns. Source: `common_grammar_trigger_type` in common/common.h."""
+"""Trigger types that are served: token and word. Other types are patterns. Source: `common_grammar_trigger_type` in
+common/common.h of llama.cpp."""
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A parsed request, and how its answers are to be written."""
+    """A parsed request for completions, and how its answers are to be written."""
 
     model: str
     requests: tuple[GenerateRequest, ...]
-    """The requests; those of one prompt are beside each other."""
+    """One request per answer; those with the same prompt follow each other."""
     stream: bool
     response_fields: tuple[str, ...] = ()
     """Paths of the fields that the caller wants; empty: all."""
 
 
 def read_completion(raw: bytes, scope: Scope) -> CompletionRequest:
-    """Return the parsed body. Raises InvalidRequest, UnsupportedParameter, each naming the parameter by its path."""
+    """Return the parsed body. Raises InvalidRequest, UnsupportedParameter, NotSupported, with the parameter's path."""
     body = _read_body(CompletionBody, raw, scope, ignored_of(scope))
     prompts = read_native_prompts(body.prompt)
     if len(prompts) * body.n_cmpl > MAX_ANSWERS:
@@ -114,7 +115,7 @@ def _completion_request(body: GenerationBody, requests: Sequence[GenerateRequest
 
 
 def _request(body: GenerationBody) -> GenerateRequest:
-    """Return the request without the text that is to be continued."""
+    """Return a request without the text to continue: the part that all answers share."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     request = GenerateRequest(
         constraint=_constraint(body),
@@ -149,7 +150,7 @@ def _word(number: int, trigger: Trigger) -> str:
 
 
 def _notices(body: GenerationBody) -> tuple[Notice, ...]:
-    """Return what is told beside the answer. llama-server tells a stream's tokens, and the settings at the end."""
+    """Return the notices for the answer. As in llama-server, streams have tokens, and the last object the settings."""
     notices = read_notices(body, stream=body.stream)
     if body.stream and "tokens" not in notices:
         notices = (*notices, "tokens")

@@ -1,4 +1,4 @@
-"""Reads the requests of routes that are answered at once: their bodies, and the models that they name."""
+"""Reads requests of routes whose calls wait for no slot: their bodies, and the models that they name."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class RequestReader:
         self._pipeline = pipeline
 
     async def document(self, principal: Principal, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """Return a small body as an object, an empty one where nothing is sent. Raises as `Intake.small`."""
+        """Return a small JSON body as a dict, empty if there is no body. Raises what `Intake.small` raises."""
         return await self.intake.small(principal, scope, receive, document_of)
 
     def call(self, principal: Principal, document: dict[str, Any], scope: Scope, *, strict: bool = False) -> Call:
-        """Return a call of the model that is named in the body or the address, else of the default one.
+        """Return a call of the model that is named in the body, else in the query; without a name, of the default.
 
-        `strict`: for what changes a model for everybody, see `Names.named`. Raises as `Pipeline.call`.
+        `strict`: as in `ModelNames.resolve_call`; for routes that change a model for all. Raises as `Pipeline.call`.
         """
         return self._pipeline.call(principal, named_model(document, scope), request_log_of(scope), strict=strict)
 
 
 def document_of(raw: bytes) -> dict[str, Any]:
-    """Return the body as an object, an empty one where nothing is sent. Raises InvalidRequest."""
+    """Return a JSON body as a dict, empty if there is no body. Raises InvalidRequest."""
     return read_object(raw) if raw.strip() else {}
 
 
 def validated(kind: type[BodyT], document: dict[str, Any], ignored: Ignored) -> BodyT:
-    """Return the parsed body; `ignored` notes names that it does not have. Null is "not given".
+    """Return the parsed body. Fields with null count as not sent; unknown fields are noted in `ignored`.
 
     Raises InvalidRequest, UnsupportedParameter.
     """

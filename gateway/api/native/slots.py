@@ -1,8 +1,8 @@
-"""`GET /slots` and `POST /slots/{id_slot}?action=save|restore|erase`: slots numbered over all workers of a model.
+"""Answers `GET /slots` and `POST /slots/{id_slot}?action=save|restore|erase`.
 
-Workers are ordered by their ids, and each has as many numbers as it has slots. What a slot holds is its team's:
-others see whether a call runs in it and nothing else. Files are each worker's own: restore where you saved, or give
-the workers one folder.
+A model's slots are numbered over all its workers, which are ordered by their ids. The content of a slot belongs to a
+team: other teams see only whether a call runs in the slot. Each worker has its own files: restore a file in a slot of
+the worker that saved it, or let the workers share a folder.
 
 Source of the names: tools/server/README.md of llama.cpp.
 """
@@ -59,23 +59,23 @@ class ActionBody(LoraBody):
 
 
 NO_BOUND = -1
-"""llama-server's `n_remain` of an answer that may have any length."""
+"""llama-server's `n_remain` of an answer without a maximum length."""
 
 FRESH_S = 0.1
-"""Seconds for which an answer about a model's slots is given again: each question goes to all its workers' engines."""
+"""Seconds for which an answer about a model's slots is reused: each query goes to the engines of all its workers."""
 
 SlotsByWorker = list[tuple[Heartbeat, list[SlotInfo]]]
 
 
 class SlotQueries:
-    """Asks for the slots of models: those who ask at about the same time share an answer."""
+    """Asks the workers of models for their slots. Callers that ask within `FRESH_S` share an answer."""
 
     def __init__(self, queries: WorkerQueries) -> None:
         self._queries = queries
         self._by_model: dict[str, SharedQuery[SlotsByWorker]] = {}
 
     async def ask(self, model: str) -> SlotsByWorker:
-        """Return each worker's slots. Raises PaddockError."""
+        """Return the slots of each worker of the model. Raises PaddockError."""
         if model not in self._by_model:
             ask = partial(self._queries.ask_each, model, "GET", SLOTS_PATH, decode_slot_infos)
             self._by_model[model] = SharedQuery(ask, FRESH_S)
@@ -83,7 +83,7 @@ class SlotQueries:
 
 
 class SlotRoutes:
-    """`GET /slots` and `POST /slots/{id_slot}`."""
+    """Handles `GET /slots` and `POST /slots/{id_slot}`."""
 
     def __init__(self, reader: RequestReader, queries: WorkerQueries, adapters: CallAdapters) -> None:
         self._reader = reader
@@ -103,12 +103,12 @@ class SlotRoutes:
         await send_json(send, slots, request_log_of(scope))
 
     async def act(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Save, restore or erase what lies in a slot."""
+        """Save, restore or erase the conversation in a slot."""
         document = await self._reader.document(principal, scope, receive)
         call = self._reader.call(principal, document, scope)
         action = _read_action(query_of(scope).get("action", ""))
         body = validated(ActionBody, document, request_log_of(scope).ignored)
-        del document  # it counts no more, and the worker may take long
+        del document  # its memory is not counted any more, and the worker can take long
         if action != "erase" and not body.filename:
             raise InvalidRequest("`filename` is missing. Send a name for the file.", param="filename")
         number = _read_number(scope["path_params"]["id_slot"])
@@ -125,12 +125,12 @@ class SlotRoutes:
 
 
 async def refuse_slots(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse the list, where the operator has switched it off."""
+    """Refuse to list slots; the handler of `GET /slots` if the operator has switched it off. Raises NotSupported."""
     raise NotSupported("This gateway does not list slots. An operator can switch it on: PADDOCK_SLOTS_ENDPOINT.")
 
 
 def _find_slot(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbeat, int]:
-    """Return the worker of a slot, and the slot's number there. Raises InvalidRequest, NoWorker."""
+    """Return the worker that has slot `number`, and the slot's number there. Raises InvalidRequest, NoWorker."""
     if not beats:
         raise no_worker(model)
     found = find_slot(number, beats)
@@ -141,7 +141,7 @@ def _find_slot(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbe
 
 
 def slot_object(first: int, beat: Heartbeat, info: SlotInfo, principal: Principal) -> dict[str, Any]:
-    """Return what a key may know of a slot; if it is another team's, or nobody's, only whether a call runs in it."""
+    """Return the fields of a slot that a key may see: those about its content only for the slot's team and admins."""
     document: dict[str, Any] = {
         "id": first + info.id,
         "n_ctx": info.n_ctx,
@@ -153,7 +153,7 @@ def slot_object(first: int, beat: Heartbeat, info: SlotInfo, principal: Principa
     if not (principal.admin or info.tenant == principal.team):
         return document
     document["n_prompt_tokens"] = info.n_prompt_tokens
-    # An idle slot has no answer under way: the numbers of the last one are not the next one's.
+    # An idle slot has no answer: the numbers of the last answer say nothing of the next one.
     decoded, left = (info.n_decoded, info.n_remain) if info.is_processing else (0, NO_BOUND)
     document["next_token"] = [{"has_next_token": info.is_processing, "n_decoded": decoded, "n_remain": left}]
     return document | ({"id_task": info.request_id} if info.request_id else {})
@@ -173,16 +173,16 @@ def _read_number(text: str) -> int:
 
 
 class LiveFleetInfo:
-    """Tells a completion's slot number, and the adapters behind the names that it asked for."""
+    """Finds the slot number and the adapters of a completion in the present fleet (a `FleetInfo`)."""
 
     def __init__(self, queries: WorkerQueries, adapters: CallAdapters) -> None:
         self._queries = queries
         self._adapters = adapters
 
     def number_slot(self, model: str, worker: str, slot: int) -> int:
-        """Return the slot's number; -1 where the worker is not there any more."""
+        """Return the slot's number over all workers of the model; -1: the worker is gone."""
         return slot_number(worker, slot, self._queries.workers(model))
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """Return the adapters that the call computes with. Raises InvalidRequest, PermissionDenied."""
+        """Return the adapters that the call is computed with. Raises InvalidRequest, PermissionDenied."""
         return self._adapters.of(call, asked)

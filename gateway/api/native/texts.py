@@ -1,4 +1,4 @@
-"""`POST /tokenize`, `/detokenize` and `/apply-template`: tokens and text of a model, without its engine.
+"""Answers `POST /tokenize`, `/detokenize` and `/apply-template`, for which workers don't use their engine.
 
 Source of bodies and answers: tools/server/README.md of llama.cpp.
 """
@@ -43,10 +43,10 @@ from workers.protocol.requests import GenerateRequest
 MAX_TOKEN = 2**31 - 1
 
 TOKENS_PER_TURN = 1 << 14
-"""Tokens after which other calls get their turn: one takes about 0.5 us to become JSON with its piece."""
+"""Tokens in one part of an answer; the event loop runs between parts. Encoding one with its piece takes 0.5 us."""
 
 CHARS_PER_TURN = 1 << 17
-"""Characters of a text after which other calls get their turn."""
+"""Characters of a text in one part of an answer; the event loop runs between parts."""
 
 UNREADABLE = "A worker answered what this gateway can't read. Run the same version of both."
 
@@ -69,7 +69,7 @@ class DetokenizeBody(Body):
 
 
 class Conversation(Protocol):
-    """A chat request, as far as its prompt depends on it."""
+    """The fields of a chat request that `/apply-template` uses."""
 
     @property
     def model(self) -> str: ...
@@ -84,7 +84,7 @@ class ChatReader(Protocol):
 
 
 class TextRoutes:
-    """`/tokenize`, `/detokenize` and `/apply-template`, which takes the chat route's body by that route's reader."""
+    """Handles `/tokenize`, `/detokenize` and `/apply-template`, which reads its body as the chat route does."""
 
     def __init__(self, reader: RequestReader, queries: WorkerQueries, chat: ChatReader) -> None:
         self._reader = reader
@@ -126,14 +126,14 @@ class TextRoutes:
         decode: Callable[[bytes], ReplyT],
         receive: Receive,
     ) -> ReplyT:
-        """Return a worker's answer, unless the client leaves. Raises PaddockError, ClientGone."""
+        """Ask a worker and return its answer. Raises PaddockError, and ClientGone if the client leaves meanwhile."""
         async with until_disconnect(receive):
             reply = await self._queries.ask_any(call.model, "POST", path, bytes, asked)
         return await decoded_reply(body, reply, decode)
 
 
 def _tokenize_of(raw: bytes, scope: Scope, team: str) -> tuple[str, Tokenize | None]:
-    """Return the model's name and the question; None: there is no text. Raises InvalidRequest."""
+    """Return the model's name and a worker's query; None: there is no text. Raises InvalidRequest, NotSupported."""
     document = document_of(raw)
     name, body = named_model(document, scope), validated(TokenizeBody, document, ignored_of(scope))
     if body.content is None or body.content == []:
@@ -150,7 +150,7 @@ def _tokens_of(raw: bytes, scope: Scope) -> tuple[str, tuple[int, ...]]:
 
 
 async def decoded_reply(body: HeldBody, reply: bytes, decode: Callable[[bytes], ReplyT]) -> ReplyT:
-    """Return a worker's answer, counted and decoded aside: it may be far longer than the question.
+    """Return a worker's answer, counted as held memory, a long one decoded on a thread: it can far exceed the query.
 
     Raises InternalError, HeldTooMuch, MemoryFull, TakesTooMuch.
     """
@@ -162,7 +162,7 @@ async def decoded_reply(body: HeldBody, reply: bytes, decode: Callable[[bytes], 
 
 
 def text_parts(name: str, text: str) -> Iterator[bytes]:
-    """Yield JSON of one field with a text; a long text comes some characters at a time."""
+    """Yield a JSON object with the one field `name: text`, at most CHARS_PER_TURN characters of the text at a time."""
     if len(text) <= CHARS_PER_TURN:
         yield _encode({name: text})
         return
@@ -174,9 +174,9 @@ def text_parts(name: str, text: str) -> Iterator[bytes]:
 
 
 def token_parts(found: Tokenized) -> Iterator[bytes]:
-    """Yield JSON with numbers, or objects of a number and a piece, some at a time.
+    """Yield `{"tokens": [...]}` in parts: tokens' numbers or, with pieces, objects of a number and its piece.
 
-    A piece that is no text by itself is told as its bytes.
+    A piece that is not valid UTF-8 by itself is written as a list of its bytes.
     """
     num_tokens = len(found.ids) // TOKEN_BYTES
     opening = b'{"tokens":['

@@ -1,1 +1,1 @@
-"""OpenAI's dialect."""
+"""OpenAI's dialect: chats, completions, embeddings, reranking, and lists of models."""

@@ -1,7 +1,7 @@
-"""The bodies of OpenAI's generating routes as pydantic models: types, limits, and the parameters that are not read.
+"""Holds the bodies of OpenAI's generating routes as pydantic models, and tables of ignored and refused parameters.
 
-Sources of names and types: OpenAI's API reference, "Create chat completion" and "Create completion"; what it lacks is
-llama-server's (tools/server/README.md of llama.cpp) or our own: `cache_salt`, `priority`, `special`.
+Sources of names and types: OpenAI's API reference, "Create chat completion" and "Create completion". Other parameters
+are llama-server's (tools/server/README.md of llama.cpp) or our own: `cache_salt`, `priority`, `special`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class StreamOptions(Body):
 
 @dataclass(frozen=True, slots=True)
 class StreamUsageOptions:
-    """The chunks in which a stream tells how many tokens were used."""
+    """Holds which chunks of a stream report the usage, the number of tokens used."""
 
     at_end: bool = False
-    """Usage comes in a chunk of its own, after the answers."""
+    """Whether a chunk of its own reports the usage after the answers (`include_usage`)."""
     always: bool = False
-    """Usage so far comes in every chunk."""
+    """Whether every chunk reports the usage so far (`continuous_usage_stats`)."""
 
 
 NO_USAGE = StreamUsageOptions()
 
 
 def read_stream_options(options: StreamOptions | None, *, stream: bool) -> StreamUsageOptions:
-    """Return what the options ask for. Raises InvalidRequest."""
+    """Return which chunks report the usage. Raises InvalidRequest for options without `stream: true`."""
     if options is None:
         return NO_USAGE
     if not stream:
@@ -77,7 +77,7 @@ class ChatBody(
 
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's default; llama-server's clients ask for more by `n_predict`."""
+"""Maximum tokens of a completion that sets no length: OpenAI's default. llama-server's clients send `n_predict`."""
 
 MAX_LOGPROBS = 20
 
@@ -110,7 +110,7 @@ SERVER_SIDE = {
     "sse_ping_interval": "the gateway's `ping_interval_s` says how often a waiting stream is kept alive",
     "t_max_prompt_ms": "the header `x-slo-ttft-ms` says how urgent the first token is",
 }
-"""llama-server's parameters, in every dialect that has its extensions."""
+"""llama-server's parameters that are accepted in chats and completions and have no effect, and why."""
 
 IGNORED = {
     **LABELS,
@@ -128,7 +128,7 @@ LLAMA_SERVER: dict[str, Refusal] = {
     "n_discard": Refusal("A context shift drops the older half; leave it out.", (0,)),
     "response_fields": Refusal("Fields can be chosen at POST /completion; leave it out.", ([],), is_hint=True),
 }
-"""llama-server's extensions that are not served."""
+"""llama-server's parameters that are refused in chats and completions."""
 
 STORE = Refusal("Paddock keeps no answers of this route; leave it out or send false.", (False,), is_hint=True)
 

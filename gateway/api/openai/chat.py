@@ -42,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChunkWriter:
-    """Writes the chunks of one streamed answer. What is the same in all of them is encoded once."""
+    """Writes the chunks of a streamed request, over all its answers. What all chunks share is encoded once."""
 
     def __init__(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> None:
         self._request_log = request_log
@@ -62,7 +62,7 @@ class ChunkWriter:
         return b"".join([choice.chunk({"role": "assistant", "content": ""}) for choice in self._choices])
 
     def chunks(self, events: list[CallEvent], choice: int) -> bytes:
-        """Return the chunks for these events in one piece; empty when they say nothing to the client."""
+        """Return the chunks for `events` as one piece of bytes; empty if the client gets nothing of them."""
         writer = self._choices[choice]
         if len(events) == 1:
             event = events[0]
@@ -81,7 +81,7 @@ class ChunkWriter:
 
 
 class _ChunkChoice:
-    """Writes one answer's chunks. It has no reference to its writer: the two would be garbage that only cycles hold."""
+    """Writes one answer's chunks. Holds no reference to its `ChunkWriter`: only the garbage collector frees cycles."""
 
     def __init__(
         self,
@@ -104,15 +104,15 @@ class _ChunkChoice:
         self._timings: TimingsSoFar | None = None
         self._counts = usage.always
         self._plain = not self._counts
-        """Whether the next chunk tells nothing but the text."""
+        """Whether the next text makes a plain chunk, which has no usage, probabilities, tokens or timings."""
         self._logprobs_head = b'},"logprobs":{"content":'
         self._call = -1
-        """Number of the tool call that the encoded head and tail are for."""
+        """Number of the tool call that the head and tail below are encoded for; -1: none."""
         self._arguments_head, self._arguments_tail = b"", b""
         self.frame()
 
     def frame(self) -> None:
-        """Encode what frequent chunks have in common; again when the head has changed."""
+        """Encode what frequent chunks have in common. Call it again when the head has changed."""
         self._text_head, self._text_tail = self._frame_delta(b'{"content":', b"}")
         self._thought_head, _ = self._frame_delta(b'{"reasoning_content":', b"}")
         _, self._logprobs_tail = self._head.framed(b"", b',"refusal":null},"finish_reason":null}')
@@ -153,7 +153,7 @@ class _ChunkChoice:
             return self._text_head + _encode(event.text) + self._text_tail
         if self._counts or self._tokens or self._timings is not None:
             return self.chunk({"content": event.text}, event.num_tokens)
-        # Of what else a chunk may tell, only probabilities are frequent.
+        # Text with probabilities and nothing else is frequent, so its chunk is joined from encoded pieces.
         self._plain = True
         return (
             self._text_head
@@ -164,18 +164,18 @@ class _ChunkChoice:
         )
 
     def _frame_delta(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
-        """Return what stands before and behind a plain chunk's text. Its delta is `before` + text + `after`."""
+        """Return the bytes before and after a plain chunk's text. Its delta is `before` + text + `after`."""
         index = b'{"index":%d,"delta":' % self._number
         return self._head.framed(index + before, after + b',"logprobs":null,"finish_reason":null}')
 
     def chunk(
         self, delta: dict[str, Any], num_tokens: int = 0, finish_reason: str | None = None, extra: bytes = b""
     ) -> bytes:
-        """Return a chunk of `delta`, which was made from `num_tokens`."""
+        """Return a chunk with `delta`, made from `num_tokens` tokens. `extra`: more fields of the chunk, as JSON."""
         if self._counts:
             self._usage.generated(self._number, num_tokens)
         choice: dict[str, Any] = {"index": self._number, "delta": delta}
-        # Probabilities that are left at the end belong to no text: to the end token, or a stop string.
+        # Probabilities left at the end are of tokens that made no text (end token, stop string): they are not written.
         said = finish_reason is None
         choice["logprobs"] = logprobs_object(self._logprobs.take()) if self._logprobs and said else None
         choice["finish_reason"] = finish_reason
@@ -188,7 +188,7 @@ class _ChunkChoice:
         return self._head.chunk(choice, extra)
 
     def _keep(self, event: Tokens | TimingsSoFar) -> None:
-        """Keep it for the chunk of the text that follows it."""
+        """Keep the event for the chunk of the text that follows it."""
         self._plain = False
         if isinstance(event, Tokens):
             self._tokens += event.tokens
@@ -205,7 +205,7 @@ class _ChunkChoice:
                 self._arguments_head, self._arguments_tail = self._frame_delta(before, b"}}]}")
             return self._arguments_head + _encode(event.arguments) + self._arguments_tail
         if event.index:
-            return b""  # the older form has room for one
+            return b""  # the older form has room for one call
         name = {"name": event.name} if event.name else {}
         return self.chunk({"function_call": {**name, "arguments": event.arguments}}, event.num_tokens)
 
@@ -221,7 +221,7 @@ def finish_reason(end: Finished, *, as_function: bool) -> str:
 
 
 def _tool_call_delta(event: ToolCallDelta) -> dict[str, Any]:
-    """Return the delta. The first one of a call names it; the later ones carry arguments only."""
+    """Return one delta of a tool call. The first has the call's id and name, the later ones only arguments."""
     if event.id or event.name:
         function = {"name": event.name, "arguments": event.arguments}
         return {"index": event.index, "id": event.id, "type": "function", "function": function}
@@ -229,7 +229,7 @@ def _tool_call_delta(event: ToolCallDelta) -> dict[str, Any]:
 
 
 class WholeWriter:
-    """Collects one whole answer from the events."""
+    """Collects all answers of one request from the events."""
 
     def __init__(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> None:
         self._model = call.alias
@@ -265,7 +265,7 @@ class _ToolCall:
 
 
 class _WholeChoice:
-    """Collects one of the answers."""
+    """Collects one answer from its events."""
 
     def __init__(self, request: GenerateRequest, verbose: Verbose, *, as_function: bool) -> None:
         self.num_thought = 0
@@ -273,7 +273,7 @@ class _WholeChoice:
         self._as_function = as_function
         self._logprobs = LogprobsCollector(request.post_sampling_probs)
         self._content: list[bytes] | None = [] if request.n_probs else None
-        """The probabilities, encoded as they come: all of them encoded at the end held up other streams."""
+        """Probabilities, encoded as they come: encoding all at the end blocked other streams. None: not wanted."""
         self._tokens: list[int] | None = [] if "tokens" in request.tell else None
         self._texts: list[str] = []
         self._thoughts: list[str] = []

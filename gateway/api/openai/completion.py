@@ -1,4 +1,4 @@
-"""Writes OpenAI's completions: as the chunks of a stream, which are completion objects themselves, and as a whole one.
+"""Writes OpenAI's completions: as chunks of a stream, which are completion objects too, and as one whole object.
 
 Source: OpenAI's API reference, "The completion object"; `timings`, `prompt_progress` and `tokens` are llama-server's
 (tools/server/README.md of llama.cpp).
@@ -40,9 +40,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Echo:
-    """The prompt of one answer, where it is wanted. A text is told as it came, tokens as the worker reads them.
+    """Holds the prompt that `echo` puts before an answer: text as it was sent, or the text a worker makes of tokens.
 
-    With probabilities it is told when those of all its tokens are known.
+    If the prompt's probabilities are wanted, it is written when those of all its tokens are known.
     """
 
     def __init__(self, asked: CompletionRequest, number: int) -> None:
@@ -53,23 +53,23 @@ class Echo:
         self._num_tokens = 0
 
     def started(self, event: Started) -> str:
-        """Return the part of the prompt that is to be told now."""
+        """Return the prompt if it is to be written at this event; otherwise an empty text."""
         self._num_tokens = event.num_prompt_tokens
         return "" if self.has_probs else self._text
 
     def in_settings(self, event: Settings) -> str:
-        """Return the part of the prompt that is to be told now."""
+        """Return the prompt if it is to be written at this event; otherwise an empty text."""
         if self._by_worker:
             self._text = event.prompt
         return self._text if self._by_worker and not self.has_probs else ""
 
     def probs(self, event: PromptLogprobs, probs: Probabilities) -> str:
-        """Return the part of the prompt that is to be told now: all of it with the last of its tokens, or nothing."""
+        """Add to `probs`; return the prompt if it has the probabilities of all its tokens, otherwise an empty text."""
         return self._text if probs.add_prompt(event, self._num_tokens, self._text) else ""
 
 
 class Probabilities:
-    """The probabilities of one answer's tokens."""
+    """Holds the probabilities of one answer's tokens until they are written, in the shape that was asked for."""
 
     def __init__(self, asked: CompletionRequest, request: GenerateRequest) -> None:
         self.wanted = bool(request.n_probs)
@@ -85,16 +85,16 @@ class Probabilities:
 
     @property
     def waiting_at_end(self) -> bool:
-        """Whether some are told without text. Programs that weigh a text by `echo` count on an entry for each token."""
+        """Whether to write probabilities without text at the end: programs that score texts by `echo` need them all."""
         return self._tells_end and self.waiting
 
     def add(self, event: Logprobs) -> None:
         (self._legacy if self.is_legacy else self._modern).add(event)
 
     def add_prompt(self, event: PromptLogprobs, num_tokens: int, text: str) -> bool:
-        """Add those of the prompt's next tokens; return whether they were the last of `num_tokens`. `text`: the prompt.
+        """Add the next tokens of the prompt `text`, which has `num_tokens`; return whether it is complete now.
 
-        Only the older shape has a place for them.
+        Only OpenAI's older shape has a place for a prompt's probabilities.
         """
         if self._legacy.add_prompt(event.tokens) < num_tokens:
             return False
@@ -103,12 +103,12 @@ class Probabilities:
         return True
 
     def take(self) -> dict[str, Any]:
-        """Return the probabilities of all tokens that waited for their text."""
+        """Return the probabilities of all tokens held, and hold none."""
         return self._legacy.take() if self.is_legacy else logprobs_object(self._modern.take())
 
 
 class WholeProbabilities:
-    """The probabilities of a whole answer, encoded as they come: all encoded at its end held up other streams."""
+    """Collects a whole answer's probabilities, encoded as they come: encoding all at the end blocked other streams."""
 
     def __init__(self, probs: Probabilities) -> None:
         self._probs = probs
@@ -116,7 +116,7 @@ class WholeProbabilities:
         self._modern: list[bytes] = []
 
     def add_waiting(self) -> None:
-        """Take the probabilities whose text is there."""
+        """Collect the probabilities that `Probabilities` holds. Call it when their text has come."""
         if self._probs.is_legacy:
             self._legacy.append(self._probs.take())
         else:
@@ -153,7 +153,7 @@ class CompletionWhole:
 
 
 class _WholeChoice:
-    """Collects one of the answers."""
+    """Collects one answer from its events."""
 
     def __init__(self, request: GenerateRequest, echo: Echo, probs: Probabilities, verbose: Verbose) -> None:
         self._verbose = verbose
@@ -199,7 +199,7 @@ class _WholeChoice:
 
 
 class CompletionChunks:
-    """Writes the chunks of one streamed request, over all prompts and answers."""
+    """Writes the chunks of a streamed request, over all its prompts and answers."""
 
     def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> None:
         self._request_log = request_log
@@ -235,7 +235,7 @@ class CompletionChunks:
 
 
 class _ChunkChoice:
-    """Writes one answer's chunks. It has no reference to its writer: the two would be garbage that only cycles hold."""
+    """Writes one answer's chunks. Holds no reference to `CompletionChunks`: only the garbage collector frees cycles."""
 
     def __init__(
         self,
@@ -257,11 +257,11 @@ class _ChunkChoice:
         self._timings: TimingsSoFar | None = None
         self._counts = usage.always
         self._plain = not self._counts
-        """Whether the next chunk tells nothing but the text."""
+        """Whether the next text makes a plain chunk, which has no usage, probabilities, tokens or timings."""
         self.frame()
 
     def frame(self) -> None:
-        """Encode what frequent chunks have in common; again when the head has changed."""
+        """Encode what plain chunks have in common. Call it again when the head has changed."""
         self._text_head, self._text_tail = self._head.framed(
             b'{"index":%d,"text":' % self._number, b',"logprobs":null,"finish_reason":null}'
         )
@@ -316,7 +316,7 @@ class _ChunkChoice:
         return self._head.chunk(choice, extra)
 
     def _keep(self, event: Logprobs | Tokens | TimingsSoFar) -> None:
-        """Keep it for the chunk of the text that follows it."""
+        """Keep the event for the chunk of the text that follows it."""
         self._plain = False
         match event:
             case Logprobs():

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, its `input_tokens`, and `POST /v1/completions`.
+"""Joins the readers and writers of `POST /v1/chat/completions`, its `/input_tokens`, and `POST /v1/completions`.
 
 Source of `input_tokens`: "Token Counting" in tools/server/README.md of llama.cpp.
 """
@@ -17,7 +17,7 @@ from workers.protocol.requests import GenerateRequest
 
 
 class ChatDialect:
-    """OpenAI's chat completions: reader and writers."""
+    """Reads and writes OpenAI's chat completions."""
 
     def read(self, raw: bytes, scope: Scope) -> ChatRequest:
         return read_chat(raw, ignored_of(scope))
@@ -30,7 +30,7 @@ class ChatDialect:
 
 
 class CompletionDialect:
-    """OpenAI's completions: reader and writers."""
+    """Reads and writes OpenAI's completions."""
 
     def read(self, raw: bytes, scope: Scope) -> CompletionRequest:
         return read_completion(raw, ignored_of(scope))
@@ -43,6 +43,6 @@ class CompletionDialect:
 
 
 def read_chat_prompt(raw: bytes, ignored: Ignored) -> tuple[str, GenerateRequest]:
-    """Return the model's name, and a request with the prompt. Raises as `read_chat`."""
+    """Return the model's name, and a request with the prompt, to count its tokens. Raises what `read_chat` raises."""
     asked = read_chat(raw, ignored)
     return asked.model, asked.requests[0]

@@ -1,8 +1,8 @@
 r"""Writes token probabilities in OpenAI's two forms: `logprobs.content` of chats, and the four lists of completions.
 
-Chats have llama-server's `id` beside; with `post_sampling_probs` its fields, `prob` and `top_probs`, stand beside their
-logarithms. In completions a token that is no whole text is written as `bytes:\xe2\x82`, as OpenAI's servers do: as
-replacement characters, several of them would be one name.
+Chats also have llama-server's `id`, and with `post_sampling_probs` its `prob` and `top_probs` beside the logarithms. In
+completions, a token whose bytes are no valid UTF-8 is written as `bytes:\xe2\x82`, as OpenAI's servers do: with
+replacement characters, several tokens would have the same name.
 
 Source: OpenAI's API reference, "The chat completion object" and "The completion object".
 """
@@ -21,7 +21,7 @@ from gateway.api.shapes import Entry, Likely
 from workers.protocol.events import Logprobs, TokenLogprob, TokenProbs
 
 LEAST_PROB = 1e-37
-"""The probability of a token that the samplers ruled out: JSON has no infinity for its logarithm."""
+"""Probability written for a token that the samplers ruled out: the logarithm of 0 is infinite, which JSON lacks."""
 
 
 class SampledLikely(Likely, frozen=True, gc=False):
@@ -34,7 +34,7 @@ class SampledEntry(SampledLikely, frozen=True, gc=False):
 
 
 class LogprobsCollector:
-    """Holds the probabilities of tokens until text comes of them; tokens that become no text are never told."""
+    """Holds the probabilities of tokens until their text is written. Those of tokens without text are never written."""
 
     def __init__(self, post_sampling: bool) -> None:
         self._post_sampling = post_sampling
@@ -47,7 +47,7 @@ class LogprobsCollector:
         self._waiting.append(event)
 
     def take(self) -> list[Likely]:
-        """Return the entries of all tokens that waited."""
+        """Return the entries of all tokens held, and hold none."""
         waiting, self._waiting = self._waiting, []
         return (
             [_sampled_entry(event) for event in waiting]
@@ -80,20 +80,20 @@ def logprobs_object(content: Sequence[Likely] | EncodedArray) -> dict[str, Any]:
 
 
 LegacyLogprobs = dict[str, list[Any]]
-"""The four lists by name. Likely tokens are encoded as they come: encoding all at the end held up other streams."""
+"""The four lists by name. Items of `top_logprobs` are JSON already: encoding all at the end blocked other streams."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class LegacyCollector:
-    """Holds the probabilities of tokens until the text that they are told with is there."""
+    """Holds the probabilities of tokens, as the four lists, until the text that they belong to is written."""
 
     def __init__(self) -> None:
         self._told = empty_lists()
         self._lengths: list[int] = []
-        """Characters of each of the prompt's tokens so far."""
+        """Number of characters of each prompt token added so far."""
         self._offset = 0
-        """Characters of the text before the next token."""
+        """Number of characters of the text before the next token."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __bool__(self) -> bool:
@@ -105,18 +105,18 @@ class LegacyCollector:
         self._offset += len(self._decoder.decode(event.chosen.piece))
 
     def add_prompt(self, tokens: Sequence[TokenProbs]) -> int:
-        """Add those of the prompt's next tokens, before any others; return how many of its tokens there are now."""
+        """Add the prompt's next tokens, before any of the answer's; return how many prompt tokens were added so far."""
         for chosen, top in tokens:
             self._add(chosen, top)
-            # A character that is cut into several tokens comes with the last.
+            # A character split over several tokens counts with the last of them.
             self._lengths.append(len(self._decoder.decode(chosen.piece)))
         return len(self._lengths)
 
     def end_prompt(self, text: str) -> None:
-        """Give all tokens of the prompt, which have come by now, their offsets in `text`, the prompt as it is told.
+        """Set the offset of each prompt token in `text`, the prompt as the answer shows it, once all have been added.
 
-        The tokens may read as more than the text: a begin token, or the blank that some models put before a text. The
-        surplus is placed at its start.
+        The tokens can have more characters than `text`: a begin token, or the blank that some models put before a text.
+        The surplus tokens get offset 0.
         """
         place = len(text) - sum(self._lengths)
         for length in self._lengths:
@@ -127,7 +127,7 @@ class LegacyCollector:
         self._told["token_logprobs"][0], self._told["top_logprobs"][0] = None, msgspec.Raw(b"null")
 
     def take(self) -> LegacyLogprobs:
-        """Return the lists of all tokens that waited."""
+        """Return the lists of all tokens held, and hold none."""
         told, self._told = self._told, empty_lists()
         return told
 
@@ -138,18 +138,18 @@ class LegacyCollector:
 
 
 def empty_lists() -> LegacyLogprobs:
-    """Return the lists of no tokens."""
+    """Return the four lists without any items."""
     return {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
 
 
 def join_lists(parts: Sequence[LegacyLogprobs]) -> dict[str, Any]:
-    """Return the lists of several `take`s as one."""
+    """Return the lists that several calls of `take` returned, joined."""
     told: dict[str, Any] = {name: [item for part in parts for item in part[name]] for name in empty_lists()}
     return {**told, "top_logprobs": EncodedArray(list(map(bytes, told["top_logprobs"])))}
 
 
 def _top(chosen: TokenLogprob, likeliest: Sequence[TokenLogprob]) -> dict[str, float]:
-    """Return the likeliest tokens and the chosen one; of two that read the same, the likelier."""
+    """Return text -> log probability of the likeliest tokens and the chosen one; for equal texts, the higher value."""
     top: dict[str, float] = {}
     for token in (*likeliest, chosen):
         name = _name(token)

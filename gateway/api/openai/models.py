@@ -1,4 +1,4 @@
-"""`GET /v1/models`, `GET /v1/models/{id}`, `GET /models`: OpenAI's cards with llama-server's `aliases`, `meta`, ..."""
+"""Answers `GET /v1/models`, `/v1/models/{id}`, `/models`: OpenAI's cards with llama-server's `aliases`, `meta`, ..."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Models:
         self._desired = desired
 
     async def show_merged(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with one card for a model and its aliases, as llama-server's list has."""
+        """Answer with a list of one card per model, which has the model's aliases, as llama-server does."""
         permitted = self._permitted(principal)
         cards = await self._cards(self._without_aliases(permitted), permitted)
         await send_json(send, {"object": "list", "data": cards}, request_log_of(scope))
 
     async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with a card for each name that can be called, or with that of the name in the path."""
+        """Answer with the card of the name in the path; without it, list the cards of all names the key may use."""
         request_log, permitted = request_log_of(scope), self._permitted(principal)
         name = scope.get("path_params", {}).get("model")
         if not name:  # `/v1/models/` is the list as well
@@ -53,26 +53,22 @@ class Models:
         return self._names.permitted(principal, served, snapshot.adapters)
 
     def _is_alias(self, name: str) -> bool:
-        """Return whether a name is another name of one model, or that model's own."""
+        """Return whether a name stands for one model, as its own name or an alias; chains and adapters do not."""
         snapshot = self._fleet.snapshot
         return not (self._names.is_chain(name) or self._names.is_adapter(name, snapshot.models, snapshot.adapters))
 
     def _without_aliases(self, permitted: Mapping[str, str]) -> dict[str, str]:
-        """Return one name for each model: its own, else the first that the key may use."""
-        first_slot_numbers: dict[str, str] = {}
+        """Return one name per model, its own or else the first alias in `permitted`; also all chains and adapters."""
+        shown: dict[str, str] = {}
         for name, model in permitted.items():
-            if self._is_alias(name) and (name == model or model not in first_slot_numbers):
-                first_slot_numbers[model] = name
-        return {
-            name: model
-            for name, model in permitted.items()
-            if not self._is_alias(name) or first_slot_numbers[model] == name
-        }
+            if self._is_alias(name) and (name == model or model not in shown):
+                shown[model] = name
+        return {name: model for name, model in permitted.items() if not self._is_alias(name) or shown[model] == name}
 
     async def _cards(self, named: Mapping[str, str], permitted: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return a card for each name of `named` (name -> model); a chain's is its first model's that has a worker.
+        """Return a card for each name of `named` (name -> model). A chain's card shows its first model with a worker.
 
-        `permitted`: all names that the key may use, with their models.
+        `permitted`: name -> model for all names that the key may use.
         """
         aliases: dict[str, list[str]] = {}
         for name, model in permitted.items():
@@ -91,10 +87,10 @@ class Models:
         return next((each for each in self._names.chain(name, "") if self._fleet.snapshot.workers.get(each)), model)
 
     def _card(self, name: str, model: str, names: Sequence[str], *, is_coming: bool) -> dict[str, Any]:
-        """Return the card of a name. `names`: those that the model goes by."""
+        """Return the card of a name. `names`: the model's own name and its aliases, as far as the key may use them."""
         snapshot = self._fleet.snapshot
         document = card(name, model, snapshot.workers.get(model, ()), is_coming=is_coming)
-        # The entry's own name is among them, as in llama-server's list.
+        # The card's own name is among the aliases, as in llama-server's list.
         document["aliases"] = sorted(names) if self._is_alias(name) else []
         document["tags"] = self._names.tags.get(model, ())
         if self._names.is_adapter(name, snapshot.models, snapshot.adapters):
@@ -105,7 +101,7 @@ class Models:
 
 
 def card(name: str, model: str, beats: tuple[Heartbeat, ...], *, is_coming: bool) -> dict[str, Any]:
-    """Return one entry of the list; `root` is the model behind an alias or an adapter."""
+    """Return the card of a name; its `root` is the model behind it. `beats`: heartbeats of the model's workers."""
     first = min(beats, key=lambda beat: beat.started_at, default=None)
     document: dict[str, Any] = {
         "id": name,

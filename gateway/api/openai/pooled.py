@@ -1,8 +1,8 @@
-"""`POST /v1/embeddings`, and `POST /v1/rerank`: documents by how well they fit a query.
+"""Reads and answers `POST /v1/embeddings` and `POST /v1/rerank`, which sorts documents by how well they fit a query.
 
 Sources: OpenAI's API reference, "Create embeddings", with llama-server's `embd_normalize`; Jina's rerank API and
-llama-server's (tools/server/README.md of llama.cpp). With `texts` in place of `documents`, a rerank has the form of
-Hugging Face's text-embeddings-inference, as llama-server has it.
+llama-server's (tools/server/README.md of llama.cpp). A rerank with `texts` in place of `documents` is answered in
+the form of Hugging Face's text-embeddings-inference, as by llama-server.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class EmbeddingsRequest:
     request: PoolRequest
     as_base64: bool
     width: int | None
-    """Numbers wanted of each vector; None: all."""
+    """How many numbers of each vector are wanted (`dimensions`); None: all."""
 
 
 class EmbeddingsDialect:
-    """OpenAI's embeddings: reader and writer."""
+    """Reads requests for embeddings and writes the vectors, in OpenAI's form."""
 
     def read(self, raw: bytes, scope: Scope) -> EmbeddingsRequest:
         body = read_body(EmbeddingsBody, read_object(raw), (POOLED_IGNORED, {}), ignored_of(scope))
@@ -64,7 +64,7 @@ class EmbeddingsDialect:
         return EmbeddingsRequest(body.model, request, body.encoding_format == "base64", body.dimensions)
 
     def parts(self, asked: EmbeddingsRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
-        """Yield the answer's JSON in parts: it lists an object per input. Raises InvalidRequest before any."""
+        """Yield the answer's JSON in parts; it has an object per input. Raises InvalidRequest before the first part."""
         if result.pooling == "none":
             message = (
                 f"The model `{call.alias}` makes a vector of each token (pooling none), which this answer has no place "
@@ -126,11 +126,11 @@ class RerankRequest:
     top_n: int | None
     with_texts: bool
     is_bare: bool
-    """Whether a bare array is answered, the form of text-embeddings-inference."""
+    """Whether the answer is a bare array, as in text-embeddings-inference."""
 
 
 class RerankDialect:
-    """Reranking: reader and writer."""
+    """Reads requests for reranking and writes the scores."""
 
     def read(self, raw: bytes, scope: Scope) -> RerankRequest:
         body = read_body(RerankBody, read_object(raw), (POOLED_IGNORED, RERANK_REFUSED), ignored_of(scope))
@@ -139,7 +139,7 @@ class RerankDialect:
         return RerankRequest(body.model, request, body.top_n, body.return_text if bare else body.return_documents, bare)
 
     def parts(self, asked: RerankRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
-        """Yield the documents best first, of equals the earlier one; their texts, if told back, may be long."""
+        """Yield the answer's JSON in parts: documents, best first; of equal scores, the earlier document first."""
         scores = [row[0] for row in rows_of(result)]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
         entries = [self._entry(asked, index, scores[index]) for index in order]

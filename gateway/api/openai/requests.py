@@ -41,9 +41,9 @@ from workers.protocol.requests import MAX_PROMPT_CHARS, GenerateRequest, Infill,
 
 
 def read_max_tokens(given: dict[str, int | None]) -> int | None:
-    """Return the one number that `given` holds under its names; None: no bound. Raises InvalidRequest if they differ.
+    """Return the maximum number of answer tokens; None: no bound. `given`: parameter -> its value, None if not sent.
 
-    A negative number says that there is no bound, as llama-server has it.
+    As in llama-server, a negative number means no bound. Raises InvalidRequest if two parameters have different values.
     """
     told = [(name, number) for name, number in given.items() if number is not None]
     for (first, one), (second, other) in pairwise(told):
@@ -62,13 +62,13 @@ class ChatRequest:
     stream: bool
     usage: StreamUsageOptions = NO_USAGE
     as_function: bool = False
-    """Whether a tool call is told in the older form, as `function_call`."""
+    """Whether a tool call is written in OpenAI's older form, as `function_call`."""
     verbose: bool = False
-    """Whether the answer tells what it ran with (`__verbose`)."""
+    """Whether the answer has llama-server's `__verbose`: the prompt and settings that it was computed with."""
 
 
 def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
-    """Return the parsed body; `ignored` notes parameters that nothing is done with.
+    """Return the parsed body; parameters without effect are noted in `ignored`.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
     """
@@ -102,17 +102,17 @@ def _chat_request(body: ChatBody, toolbox: Toolbox, ignored: Ignored) -> Generat
 
 
 MAX_CHOICES = 128
-"""Most answers to all prompts of a request together."""
+"""Maximum number of answers to one request, over all its prompts; more are refused."""
 
 MAX_PROMPT_PROBS = 1 << 17
-"""Most probabilities that one request is told of the prompts' tokens, and of the likeliest ones in their place: some
-hundred bytes each.
+"""Maximum number of probabilities that one request gets for its prompts' tokens, those of the likeliest tokens in place
+of each included. One takes some hundred bytes. Workers refuse prompts that need more.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A parsed request, and how its answers are to be written. Answer `i` is to prompt `i // n`."""
+    """A parsed completion request, and how its answers are to be written. Answer `i` belongs to prompt `i // n`."""
 
     model: str
     requests: tuple[GenerateRequest, ...]
@@ -122,13 +122,13 @@ class CompletionRequest:
     echo: bool = False
     """Whether each answer begins with its prompt."""
     legacy_logprobs: bool = False
-    """Whether probabilities have OpenAI's older shape; else they have that of chat, as in llama-server."""
+    """Whether probabilities have OpenAI's older shape, four lists; otherwise that of chats, as in llama-server."""
     verbose: bool = False
-    """Whether the answer tells what it ran with (`__verbose`)."""
+    """Whether the answer has llama-server's `__verbose`: the prompt and settings that it was computed with."""
 
 
 def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionRequest:
-    """Return the parsed body; `ignored` notes parameters that nothing is done with.
+    """Return the parsed body; parameters without effect are noted in `ignored`.
 
     Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path.
     """
@@ -148,7 +148,7 @@ def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionReq
 
 
 def _check(body: CompletionBody, prompts: tuple[Prompt, ...]) -> None:
-    """Check what no single parameter shows. Raises InvalidRequest or UnsupportedParameter."""
+    """Check limits and conflicts that concern several parameters. Raises InvalidRequest or UnsupportedParameter."""
     if body.best_of and body.best_of != body.n:
         message = (
             f"`best_of` is {body.best_of} and `n` {body.n}; all answers are told. Send equal numbers, or `n` alone."
@@ -180,14 +180,14 @@ def _check(body: CompletionBody, prompts: tuple[Prompt, ...]) -> None:
 
 
 def _request(body: CompletionBody) -> GenerateRequest:
-    """Return what the answers' requests have in common."""
+    """Return a request without its prompt: the part that all answers share."""
     asked = (body.max_tokens, body.n_predict)
     lengths = {"max_tokens": body.max_tokens, "n_predict": body.n_predict}
-    # On the wire, -1 asks for the chosen token alone.
+    # For workers, -1 means the probability of the chosen token alone.
     n_probs = body.n_probs if body.logprobs is None else body.logprobs or -1
     notices = read_notices(body, stream=body.stream, verbose=body.verbose)
     return GenerateRequest(
-        # A raw prompt's answer is raw text: nothing in it is taken for thought.
+        # A raw prompt gets a raw answer: no part of its text is split off as thought.
         thinking=Thinking(split=False),
         constraint=read_constraint(body),
         sampling=read_sampling(body),
@@ -204,6 +204,6 @@ def _asking(shared: GenerateRequest, prompt: Prompt, body: CompletionBody) -> Ge
     if body.suffix and isinstance(prompt, str):
         return replace(shared, infill=Infill(prefix=prompt, suffix=body.suffix))
     if body.echo and not isinstance(prompt, str):
-        # The prompt's text comes with the settings.
+        # A worker sends the text of a prompt of tokens only together with the settings.
         return replace(shared, prompt=prompt, tell=(*shared.tell, "settings", "prompt"))
     return replace(shared, prompt=prompt)

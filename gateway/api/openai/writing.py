@@ -1,7 +1,7 @@
-"""Writes what streams and whole answers have in common (ids, heads, usage, `__verbose`), and errors.
+"""Writes what chats and completions, streamed or whole, have in common (ids, heads, usage, `__verbose`), and errors.
 
 Sources: OpenAI's API reference, "Error"; for `__verbose`, `to_json_oaicompat_chat` and `to_json_non_oaicompat` in
-tools/server/server-task.cpp of llama.cpp. Routes of no dialect have OpenAI's form of errors as well.
+tools/server/server-task.cpp of llama.cpp. Routes that belong to no dialect answer errors in OpenAI's form, too.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from workers.protocol.requests import GenerateRequest
 
 
 class StreamUsage:
-    """The usage that a stream tells: exact at the end, counted so far before."""
+    """Counts the usage of a stream: by the events of its answers, and exactly for each answer that has ended."""
 
-    def __init__(self, resume: StreamUsageOptions, num_answers: int, num_prompts: int) -> None:
-        self.always = resume.always
-        self.at_end = resume.at_end
+    def __init__(self, options: StreamUsageOptions, num_answers: int, num_prompts: int) -> None:
+        self.always = options.always
+        self.at_end = options.at_end
         self._per_prompt = num_answers // num_prompts
         self._starts: dict[int, Started] = {}
-        """The start of the first answer to each prompt: a prompt counts once."""
+        """Number of a prompt -> start of the first answer to it, since a prompt counts once for all its answers."""
         self._generated = [0] * num_answers
         self._thought = [0] * num_answers
         self.ends: list[Finished | None] = [None] * num_answers
@@ -59,7 +59,7 @@ class StreamUsage:
         return usage_object(usage, sum(self._thought))
 
     def whole(self) -> dict[str, Any]:
-        """Return the usage when every answer has ended."""
+        """Return the usage of the whole request. Call it when every answer has ended."""
         ends = [end for end in self.ends if end is not None]
         return usage_object(usage_of(ends, len(ends) // self._per_prompt), sum(self._thought))
 
@@ -73,7 +73,7 @@ def completion_id() -> str:
 
 
 class Choice(Protocol):
-    """Collects one of the answers."""
+    """Collects one answer from its events."""
 
     @property
     def end(self) -> Finished | None: ...
@@ -86,10 +86,10 @@ ChoiceT = TypeVar("ChoiceT", bound=Choice)
 
 
 class WholeChoices(Generic[ChoiceT]):
-    """Collects all answers to one request from the events."""
+    """Collects all answers to one request from the events, each in a collector (`Choice`) of its own."""
 
     def __init__(self, make: Callable[[int], ChoiceT], number: int) -> None:
-        """`make` makes the collector of an answer, which is done when its first event comes: a hundred may wait."""
+        """`number`: of answers. `make(i)` makes the collector of answer `i` at its first event: a hundred may wait."""
         self._make = make
         self._number = number
         self._made: dict[int, ChoiceT] = {}
@@ -114,9 +114,9 @@ class WholeChoices(Generic[ChoiceT]):
         return ends
 
     def written(self, id_: str, kind: str, model: str, usage: dict[str, Any], fingerprint: str) -> Iterator[bytes]:
-        """Yield the object; `kind`: its `object`. Several answers tell their own times as well.
+        """Yield the answer's JSON in parts; of several answers, each also has its own `timings`.
 
-        `fingerprint`: that of what computed it; empty: not known.
+        `kind`: value of `object`. `fingerprint`: value of `system_fingerprint`; empty: not known, no such field.
         """
         ends = self.ends
         choices = [
@@ -141,7 +141,7 @@ class WholeChoices(Generic[ChoiceT]):
 class Verbose:
     """Writes llama-server's `__verbose`: the prompt as the model read it, and the settings that the answer had.
 
-    The text is told once, in the answer itself.
+    The answer's text is not repeated there.
     """
 
     def __init__(self, request: GenerateRequest, *, wanted: bool, stream: bool) -> None:
@@ -154,7 +154,7 @@ class Verbose:
         self._ran = event
 
     def fields(self, end: Finished) -> dict[str, Any]:
-        """Return `__verbose` as a field of the answer, or no field where the caller did not ask."""
+        """Return the field `__verbose` of the answer; an empty dict if the caller did not ask for it."""
         if not self._wanted:
             return {}
         ran, usage = self._ran, end.usage
@@ -179,24 +179,24 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChunkEncoder:
-    """Wraps choices into events."""
+    """Encodes choices as chunks, each of them one server-sent event."""
 
     def __init__(self, id_: str, kind: str, model: str, usage: StreamUsage) -> None:
         """`kind`: the `object` of the chunks."""
         head = _encode({"id": id_, "object": kind, "created": int(time.time()), "model": model})
         self._start = self._head = b"data: " + head[:-1]
         self._usage = usage
-        # With a chunk of usage at the end, the others have the field as well, and it is null.
+        # If the stream ends with a chunk of usage, all other chunks have the field `usage` with null.
         self._tail = b',"usage":null}\n\n' if usage.at_end else b"}\n\n"
 
     def sign(self, fingerprint: str) -> None:
-        """Let chunks tell the fingerprint of what computes them from now on; empty: not known."""
+        """Add `fingerprint` as `system_fingerprint` to all later chunks; empty: not known, nothing is added."""
         self._head = self._start + b',"system_fingerprint":' + _encode(fingerprint) if fingerprint else self._start
 
     def framed(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
         """Return the bytes before and after the text of a plain chunk.
 
-        `before` and `after`: the same for the choice in it, which is JSON: `before` + text + `after`.
+        The chunk has one choice, whose JSON is `before` + text + `after`.
         """
         return self._head + b',"choices":[' + before, after + b"]" + self._tail
 
@@ -207,9 +207,9 @@ class ChunkEncoder:
         return body + self._tail
 
     def end(self, number: int, event: Finished, verbose: Verbose) -> bytes:
-        """Note the end of an answer; return the fields of its last chunk beside the choice.
+        """Note the end of an answer; return the JSON of the fields that follow the choice in its last chunk.
 
-        Several answers tell their own times; those of a single one stand in the stream's last chunk.
+        These have the answer's timings; for a single answer, the chunk of usage has them instead if there is one.
         """
         usage = self._usage
         usage.ended(number, event)
@@ -219,7 +219,7 @@ class ChunkEncoder:
         return b"," + _encode(told)[1:-1] if told else b""
 
     def last(self) -> bytes:
-        """Return the chunk of usage, where one was asked for."""
+        """Return the chunk of usage; empty if the caller did not ask for it."""
         usage = self._usage
         if not usage.at_end:
             return b""
@@ -250,7 +250,7 @@ RESPONSES: ErrorShape = OpenAiErrors("input")
 def error_body(error: PaddockError, names: Mapping[str, str] | None = None) -> bytes:
     """Return `{"error": {...}}`. `names`: a worker's name for a parameter -> the route's name.
 
-    The numbers of a prompt that is too long are llama-server's, whose own page shows them.
+    For a prompt that is too long, it has llama-server's `n_prompt_tokens` and `n_ctx`, which its web page shows.
     """
     param = (names or {}).get(error.param or "", error.param)
     inner: dict[str, Any] = {"message": error.message, "type": error.type, "param": param, "code": error.code}
@@ -276,11 +276,11 @@ REASONS: Mapping[str, str] = {
     "come from.",
     "model_news": "Paddock sends no news of models. Ask `GET /models` again, which tells the state of each.",
 }
-"""Name of the route -> what its callers are told."""
+"""Handler name of a route that is not served -> message for its callers."""
 
 
 def unserved_handlers() -> dict[str, Handler]:
-    """Return the handlers, named as in `gateway.api.routes`."""
+    """Return the handlers of routes that are not served, by their names in `gateway.api.routes`."""
     return {name: partial(_refuse, reason) for name, reason in REASONS.items()}
 
 

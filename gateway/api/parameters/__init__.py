@@ -1,1 +1,1 @@
-"""Reads the parameters that several dialects have: their types and limits, and how they become canonical."""
+"""Reads the parameters that several dialects have: checks types and limits, and makes parts of canonical requests."""

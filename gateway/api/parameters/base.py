@@ -1,4 +1,4 @@
-"""Base classes of all bodies: how strictly they are read, other names of fields, how unions are told apart; and errors.
+"""Holds the base classes of all bodies (strictness, synonyms of fields, tags of unions), and translates errors.
 
 An error names the parameter by its path, what was sent and what to send.
 """
@@ -19,16 +19,16 @@ from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
 
 TAG = "<"
-"""First character of a union's tags, which are no part of a parameter's path."""
+"""First character of the tags of unions. pydantic puts tags into the paths of errors; `translate_error` drops them."""
 
 
 MAX_UNKNOWN = 1000
-"""Most fields of one object that are not known. Each would be an error of its own, which takes a microsecond."""
+"""Maximum unknown fields of one object. More are refused by a single error: one for each takes a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Also:
-    """Other names of a body's own parameter, by which other programs' clients send it: `Annotated[..., Also("a")]`."""
+    """Holds synonyms of a parameter, under which clients of other programs send it: `Annotated[..., Also("a")]`."""
 
     names: tuple[str, ...]
 
@@ -38,7 +38,7 @@ class Also:
 
 @cache
 def synonyms_of(kind: type[BaseModel]) -> Mapping[str, tuple[str, ...]]:
-    """Return a body's parameters that have other names, with these."""
+    """Return parameter -> its synonyms, for the parameters of a body that have some."""
     of_fields = {
         field.alias or name: tuple(other for also in field.metadata if isinstance(also, Also) for other in also.names)
         for name, field in kind.model_fields.items()
@@ -48,15 +48,15 @@ def synonyms_of(kind: type[BaseModel]) -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def _names_of(kind: type[BaseModel]) -> frozenset[str]:
-    """Return the names that a caller may send in such an object."""
+    """Return the names of a body's fields, as callers send them."""
     return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
 
 class Body(BaseModel):
     """A request's body whose values are not converted: "1" is not accepted as a number, nor 1 as a boolean.
 
-    Unknown fields are errors, unless the validation's context is an `Ignored` that does not refuse them: then they are
-    noted there and left out.
+    Unknown fields are errors. If the validation's context is an `Ignored` without `refuses`, they are noted there and
+    left out instead.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -78,16 +78,16 @@ class Body(BaseModel):
 
 
 class Loose(BaseModel):
-    """An object whose unknown names are ignored: clients send back what other servers once added to a message."""
+    """An object whose unknown fields are ignored: clients send back fields that other servers added to a message."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 class Entry(Loose):
-    """An object of which a body may have thousands, each with hundreds of parts.
+    """An object of which a body can have thousands, each with hundreds of parts: validating it lets other threads run.
 
-    All of a body is validated in one call, on a thread if there is much in it, and that call does not release the GIL:
-    28,000 tool calls held up every stream for 90 ms. Python code within it lets other threads run in between.
+    pydantic validates a whole body in one call (on a thread if it is large) and does not release the GIL: 28,000 tool
+    calls blocked every stream for 90 ms. The validator below, called for each object, pauses so that other threads run.
     """
 
     @model_validator(mode="before")
@@ -108,7 +108,7 @@ def parts_or_object(value: Any) -> str:
 SHOWN_CHARS = 40
 MAX_PATH_CHARS = 160
 
-# pydantic speaks of Python's types; callers write JSON.
+# pydantic's messages name types of Python; callers write JSON.
 _KINDS = {
     "bool_type": "true or false",
     "dict_type": "an object",
@@ -135,7 +135,7 @@ _WORDS: dict[bool | None, str] = {True: "true", False: "false", None: "null"}
 
 
 def translate_error(error: ValidationError) -> InvalidRequest:
-    """Return an error that tells the first thing that is wrong, and how many more there are."""
+    """Return the error for the first problem; except for an unknown parameter, it says how many more there are."""
     details = error.errors(include_url=False)
     first = details[0]
     steps = (str(step)[:MAX_PATH_CHARS] for step in first["loc"])
@@ -149,12 +149,12 @@ def translate_error(error: ValidationError) -> InvalidRequest:
 
 
 def nesting_error() -> InvalidRequest:
-    """Return the error for a RecursionError while a body is checked."""
+    """Return the error for a body whose validation raised RecursionError."""
     return InvalidRequest("The body is nested too deeply. Send a flatter JSON object.")
 
 
 def quote(value: Any) -> str:
-    """Return a value for an error message: short, and never more than the caller sent in one place."""
+    """Return a value as an error message shows it: at most SHOWN_CHARS characters; of containers, only the length."""
     if isinstance(value, dict | list | array):
         return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 256:

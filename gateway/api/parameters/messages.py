@@ -1,4 +1,4 @@
-"""Messages and tools in OpenAI's form: as pydantic models, and read into canonical ones.
+"""Reads messages and tools in OpenAI's form, pydantic models, into canonical ones.
 
 Source: OpenAI's API reference, "Create chat completion", with its older `functions` and `function_call`;
 `reasoning_content` is DeepSeek's and llama-server's, `reasoning` vLLM's.
@@ -19,7 +19,7 @@ from workers.protocol.requests import Message, Role, Tool, ToolCall
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 4_000
-"""Most parts of one message, which are checked in one go."""
+"""Maximum parts of one message; more are refused. They are validated without a pause for other threads."""
 MAX_TOOLS = 128
 
 
@@ -115,17 +115,17 @@ class ConversationBody(Body):
 MEDIA = frozenset({"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "input_video", "file"})
 
 PART_END = "\n"
-"""The separator that llama-server puts between a message's text parts, where a template takes no parts."""
+"""Separator between the text parts of a message, as in llama-server for templates that take no parts."""
 
 
 def read_messages(messages: Sequence[MessageBody]) -> tuple[Message, ...]:
-    """Return the messages. Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming one by its path."""
+    """Return the messages. Raises InvalidRequest, UnsupportedParameter or NotSupported, with the path of the fault."""
     called: dict[str, str] = {}
     return tuple(_message(message, n, called) for n, message in enumerate(messages))
 
 
 def _message(message: MessageBody, number: int, called: dict[str, str]) -> Message:
-    """`called`: name of a function that was called in the older form -> the id that its call got here."""
+    """Return the canonical message. `called`: function called in the older form -> id of its last call; updated."""
     path = f"messages.{number}"
     if message.audio is not None:
         raise NotSupported(f"`{path}.audio` is not supported: the models here read text. Leave it out.", param=path)
@@ -167,9 +167,9 @@ def _function_result(message: MessageBody, path: str, call_id: str) -> Message:
 
 
 def read_text(content: Content | None, path: str) -> str | None:
-    """Return the content as text; text parts are lines, as for llama-server.
+    """Return the content as text, in which text parts are lines, as for llama-server.
 
-    Raises NotSupported for images and sounds, UnsupportedParameter for what is not known.
+    Raises NotSupported for media, UnsupportedParameter for unknown types of parts, InvalidRequest for a missing text.
     """
     if content is None or isinstance(content, str):
         return content
@@ -197,19 +197,19 @@ def _tool_call(call: ToolCallBody, path: str) -> ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """The tools that an answer may call."""
+    """Holds the tools that an answer can call, and what the caller demands of its calls."""
 
     tools: tuple[Tool, ...]
     forced: tuple[str, ...]
-    """Names of the tools of which it must call one; empty: the model decides."""
+    """Names of the tools of which the answer must call one; empty: the model decides."""
     parallel: bool
-    """Whether it may call several."""
+    """Whether the answer may have several tool calls."""
     as_function: bool
-    """Whether the caller speaks the older form: one call, told as `function_call`."""
+    """Whether the caller uses the older form: one call at most, written as `function_call`."""
 
 
 def read_tools(body: ConversationBody) -> Toolbox:
-    """Return the tools and the choice among them. Raises InvalidRequest or UnsupportedParameter."""
+    """Return the tools and what the body demands of calls. Raises InvalidRequest or UnsupportedParameter."""
     old = bool(body.functions) or body.function_call not in (None, *_OLD_WORDS)
     if old and body.tools:
         message = "`functions` and `function_call` are the older form of `tools`. Send `tools` and `tool_choice` alone."
@@ -228,7 +228,7 @@ def read_tools(body: ConversationBody) -> Toolbox:
 def _visible_tools(
     tools: tuple[Tool, ...], choice: str | NamedChoice | None
 ) -> tuple[tuple[Tool, ...], str | NamedFunction | None]:
-    """Return the tools that the model gets to see, and what it must do with them."""
+    """Return the tools that the model gets to see, and the choice: a word such as `auto`, or the function to call."""
     if choice is None or isinstance(choice, str):
         return tools, choice
     if choice.type == "allowed_tools" and choice.allowed_tools is not None:
@@ -250,7 +250,7 @@ def _allowed_tools(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool
 
 
 def _forced_names(choice: str | NamedFunction | None, tools: tuple[Tool, ...], param: str) -> tuple[str, ...]:
-    """Return the names of the tools of which the answer must call one."""
+    """Return the names of the tools of which the answer must call one; empty: the model decides."""
     names = tuple(tool.name for tool in tools)
     source, words = ("tools", ("auto", "none", "required")) if param == "tool_choice" else ("functions", _OLD_WORDS)
     if choice is None or choice in ("auto", "none"):

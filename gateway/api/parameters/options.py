@@ -1,4 +1,4 @@
-"""Reads the smaller parameters that several dialects have: hints, adapters, notices, probabilities, repeats, stops.
+"""Reads small parameters that several dialects have: hints, adapters, notices, probabilities, `n`, stop strings.
 
 Sources: tools/server/README.md of llama.cpp. `priority` is vLLM's, where the lower number is the more urgent one;
 `cache_salt`, `min_tokens`, `stop_token_ids` and `skip_special_tokens` are vLLM's as well.
@@ -25,13 +25,13 @@ MAX_STOP_TOKENS = 128
 
 Token = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 AnswerTokens = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
-"""Most tokens of an answer; -1: no bound."""
+"""Maximum number of tokens of an answer; -1: no bound."""
 LENGTHS = ("max_new_tokens", "num_predict")
-"""Other names of an answer's length: those of Hugging Face's programs and of Ollama."""
+"""Synonyms of the maximum number of answer tokens: the names in Hugging Face's programs and in Ollama."""
 
 
 class HintsBody(Body):
-    """The parameters that say how a request is treated: caches, slots, urgency, how an answer ends."""
+    """Holds the hints: parameters for caching, slot, priority, context and the end of the answer."""
 
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), Also("min_new_tokens")] = 0
@@ -49,7 +49,7 @@ class HintsBody(Body):
 
 
 def add_hints(request: GenerateRequest, body: HintsBody) -> GenerateRequest:
-    """Return the request with its hints. Raises InvalidRequest for an answer that must be longer than it may be."""
+    """Return the request with the hints of `body`. Raises InvalidRequest if `min_tokens` exceeds its `max_tokens`."""
     if request.max_tokens is not None and body.min_tokens > request.max_tokens:
         message = f"`min_tokens` is {body.min_tokens}, and the answer may have {request.max_tokens}. Send less."
         raise InvalidRequest(message, param="min_tokens")
@@ -90,17 +90,17 @@ class LoraUse(Body):
 
 
 class LoraBody(Body):
-    """The LoRA adapters of one request; one that is not listed is off, as in llama-server.
+    """Holds the LoRA adapters of one request. As in llama-server, adapters that `lora` does not list are off.
 
-    An adapter goes by its name or by its number in the list of its model's adapters (`GET /lora-adapters`):
-    `gateway.adapters.choice` finds what a number stands for.
+    An adapter is named by its name or by its number in the list of its model's adapters (`GET /lora-adapters`), which
+    `gateway.adapters.choice` resolves.
     """
 
     lora: Annotated[list[LoraUse], Field(max_length=MAX_ADAPTERS, fail_fast=True)] | None = None
 
 
 def read_lora(body: LoraBody) -> tuple[AdapterUse, ...]:
-    """Return the adapters. Raises InvalidRequest for one that is named twice."""
+    """Return the adapters with their scales. Raises InvalidRequest for an adapter that is named twice."""
     uses = tuple(AdapterUse(str(use.id), use.scale) for use in body.lora or ())
     names = [use.name for use in uses]
     for n, name in enumerate(names):
@@ -120,7 +120,7 @@ class NoticesBody(ProgressBody):
 
 
 def read_notices(body: NoticesBody, *, stream: bool, verbose: bool = False) -> tuple[Notice, ...]:
-    """Return what is told beside the answer; `verbose`: the settings are told as well."""
+    """Return the notices (`GenerateRequest.tell`) that a body asks for; `verbose` adds the settings."""
     notices: list[Notice] = ["settings"] if verbose else []
     notices += read_progress_notices(body, stream=stream)
     if body.return_tokens:
@@ -129,13 +129,13 @@ def read_notices(body: NoticesBody, *, stream: bool, verbose: bool = False) -> t
 
 
 def read_progress_notices(body: ProgressBody, *, stream: bool) -> tuple[Notice, ...]:
-    """Return what streams tell of an answer's progress; a whole answer comes when that is over."""
+    """Return the notices of progress that a body asks for; none without `stream`: whole answers come at the end."""
     wanted: list[tuple[bool, Notice]] = [(body.return_progress, "progress"), (body.timings_per_token, "timings")]
     return tuple(notice for is_wanted, notice in wanted if is_wanted and stream)
 
 
 def share_prompt_chars(requests: Sequence[GenerateRequest]) -> tuple[GenerateRequest, ...]:
-    """Give each of a request's answers its share of the characters of prompts that one request is told."""
+    """Divide MAX_PROMPT_CHARS, the characters of prompts that one request can get back, among its answers."""
     most = MAX_PROMPT_CHARS // max(1, len(requests))
     return tuple(replace(one, max_prompt_chars=most) if "settings" in one.tell else one for one in requests)
 
@@ -145,7 +145,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 class TokenProbsBody(Body):
-    """llama-server's parameters."""
+    """Holds llama-server's parameters for token probabilities."""
 
     n_probs: Annotated[int, Field(ge=0, le=MAX_N_PROBS)] = 0
     post_sampling_probs: bool = False
@@ -157,7 +157,10 @@ class ProbsBody(TokenProbsBody):
 
 
 def read_n_probs(body: ProbsBody) -> int:
-    """Return how many likely tokens are told with each one; -1: only the chosen one's. Raises InvalidRequest."""
+    """Return `GenerateRequest.n_probs`: likeliest tokens to report per token; -1: only the chosen one; 0: nothing.
+
+    Raises InvalidRequest.
+    """
     if body.top_logprobs and not body.logprobs:
         message = f"`top_logprobs` is {body.top_logprobs}; it needs `logprobs: true`. Send both or neither."
         raise InvalidRequest(message, param="top_logprobs")
@@ -172,7 +175,7 @@ MAX_SEED = 2**32 - 1
 
 
 def repeat_request(request: GenerateRequest, n: int) -> tuple[GenerateRequest, ...]:
-    """Return `n` requests. If there is a seed, each further answer has the one that follows, as with llama-server."""
+    """Return the request `n` times. As in llama-server, a seed grows by 1 from each request to the next."""
     seed = request.sampling.seed
     if seed is None:
         return (request,) * n
@@ -184,7 +187,7 @@ def repeat_request(request: GenerateRequest, n: int) -> tuple[GenerateRequest, .
 MAX_STOPS = 128
 MAX_STOP_CHARS = 512
 MAX_ALL_STOP_CHARS = 8192
-"""Most characters of all stop strings together: a worker makes a tree of them."""
+"""Maximum characters of all stop strings of a request; more are refused. A worker makes a tree of them."""
 
 Stop = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<parts>")],

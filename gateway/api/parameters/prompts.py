@@ -1,8 +1,8 @@
-"""Reads prompts that are continued as they are, and inputs to embed: a text, tokens, both in turn, or several of these.
+"""Reads raw prompts (to continue without a template) and inputs to embed: one or several texts, tokens or mixtures.
 
-An input to embed may be an object with one of them as well.
+A mixture is an array of tokens and texts. An input to embed can also be an object with a text in it.
 
-Sources: OpenAI's API reference, `prompt` of "Create completion" and `input` of "Create embeddings"; for mixed ones
+Sources: OpenAI's API reference, `prompt` of "Create completion" and `input` of "Create embeddings"; for mixtures
 tools/server/README.md and `tokenize_input_subprompt` in server-common.cpp of llama.cpp, and for objects with `content`
 its tests of embeddings.
 """
@@ -27,9 +27,9 @@ FORMS = "a string, an array of tokens, or an array of such prompts"
 
 
 def read_prompts(value: Any, path: str = "prompt") -> tuple[Prompt, ...]:
-    """Return one or several: an array with a token in it is one, one of strings only several. Raises InvalidRequest.
+    """Return the prompts. An array with a token in it is one prompt, any other an array of prompts.
 
-    In mixed prompts llama-server's rule holds: tokens are taken as they are, texts between them are tokenised.
+    As in llama-server, tokens of a mixture are taken as they are, and its texts tokenised. Raises InvalidRequest.
     """
     if isinstance(value, str):
         return (value,)
@@ -55,7 +55,7 @@ def _one(value: Any, path: str) -> Prompt:
 
 
 def read_tokens(items: Sequence[Any], path: str) -> Sequence[int | str]:
-    """Return tokens as an array; where there are texts between them, both as they came. Raises InvalidRequest."""
+    """Return a prompt of tokens as an array of ints, a mixture as a tuple of its items. Raises InvalidRequest."""
     ids = packed(items)
     let_loop_run()
     if ids is not None:
@@ -74,7 +74,7 @@ INPUT_FORMS = "a string, an array of tokens, an object with `prompt_string` or `
 
 
 def read_pool_inputs(value: Any, path: str) -> tuple[PoolInput, ...]:
-    """Return one input or several; an array with a token in it is one. Raises InvalidRequest, NotSupported."""
+    """Return the inputs; an array with a token in it is one input. Raises InvalidRequest, NotSupported."""
     if value is None:
         raise InvalidRequest(f"`{path}` is missing. Send {INPUT_FORMS}.", param=path)
     if not isinstance(value, list):

@@ -1,5 +1,6 @@
-"""Reads the form that a caller asks for: OpenAI's `response_format`, llama-server's `grammar` and `json_schema`,
-vLLM's `guided_*` and `structured_outputs`, as one canonical constraint. The worker says what can't be enforced.
+"""Reads the parameters that set an answer's form (schema, grammar, regex or choices) as one canonical `Constraint`:
+OpenAI's `response_format`, llama-server's `grammar` and `json_schema`, vLLM's `guided_*` and `structured_outputs`. The
+worker refuses a form that it can't enforce.
 
 Sources: OpenAI's API reference, "Create chat completion"; tools/server/README.md and docs/llguidance.md of
 llama.cpp; "Structured Outputs" of vLLM's documentation.
@@ -56,7 +57,7 @@ class StructuredOutputs(Body):
 
 
 class GrammarBody(Body):
-    """The parameters of llama-server and vLLM."""
+    """Holds the parameters by which llama-server and vLLM set an answer's form."""
 
     grammar: str | None = None
     json_schema: Schema | None = None
@@ -74,10 +75,10 @@ class ResponseFormatBody(GrammarBody):
 MAX_SCHEMA_DEPTH = 100
 
 MAX_CHOICES_CHARS = 256 << 10
-"""Most characters of all choices of a list: workers take no longer grammars."""
+"""Maximum characters of all texts in a list of choices; more are refused. Workers take no longer grammars."""
 
 LARK_MARK = "%llguidance"
-"""The beginning of a `grammar` that is Lark and not GBNF, as in llama.cpp."""
+"""The start of a `grammar` in Lark; all others are GBNF. As in llama.cpp."""
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -88,7 +89,7 @@ def read_constraint(body: ResponseFormatBody) -> Constraint | None:
 
 
 def one_constraint(own: Constraint | None, body: GrammarBody) -> Constraint | None:
-    """Return the form of a dialect's own parameter, or one of the others. Raises InvalidRequest for two."""
+    """Return the form that a body sets, or None. `own`: of its dialect's parameter. Raises InvalidRequest for two."""
     forms = [form for form in (own, *_extensions(body)) if form is not None]
     if len(forms) > 1:
         first, second = forms[0].param, forms[1].param
@@ -98,10 +99,10 @@ def one_constraint(own: Constraint | None, body: GrammarBody) -> Constraint | No
 
 
 def drop_beside_tools(form: Constraint | None, forced: Sequence[str], ignored: Ignored) -> Constraint | None:
-    """Return what is left of the answer's form beside tools of which it must call one.
+    """Return the answer's form, or None if it is dropped because the answer must call one of the `forced` tools.
 
-    A schema gives way to the tools' own and is noted: instructor sends both, and reads the call. A grammar stays, for
-    the worker to refuse.
+    A schema is dropped, and noted in `ignored`, since the tools' own schemas apply: instructor sends both, and reads
+    the call. A grammar is kept, and the worker refuses it.
     """
     if form is None or not forced or form.kind != "json_schema":
         return form
@@ -110,18 +111,18 @@ def drop_beside_tools(form: Constraint | None, forced: Sequence[str], ignored: I
 
 
 def to_json(value: Any) -> str:
-    """Return a part of a body as JSON again. `json.dumps` takes ten times as long: 0.2 s for 8 MiB of numbers."""
+    """Return a decoded part of a body as JSON. `json.dumps` takes ten times as long: 0.2 s for 8 MiB of numbers."""
     return msgspec.json.encode(value).decode()
 
 
 def is_too_deep(schema: Any) -> bool:
-    """Return whether a schema is nested beyond what workers take."""
+    """Return whether a schema is nested more than MAX_SCHEMA_DEPTH levels deep; workers take no deeper ones."""
     try:
         text = msgspec.json.encode(schema)
     except RecursionError:
         return True
     if text.count(b"{") + text.count(b"[") <= MAX_SCHEMA_DEPTH:
-        return False  # nearly all schemas; the walk below takes far longer
+        return False  # true of nearly all schemas; the walk below takes far longer
     level = [schema]
     for _ in range(MAX_SCHEMA_DEPTH + 1):
         inner: list[Any] = []
@@ -195,7 +196,7 @@ def _grammar(text: str | None, path: str) -> Constraint | None:
 
 
 def schema_constraint(schema: Any, path: str) -> Constraint:
-    """Return the form of a schema. Raises InvalidRequest."""
+    """Return the form that a schema sets. Raises InvalidRequest if it is nested too deeply."""
     if is_too_deep(schema):
         message = f"`{path}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
         raise InvalidRequest(message, param=path)

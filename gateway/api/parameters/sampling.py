@@ -1,7 +1,7 @@
-"""Sampling parameters as pydantic models, and read into the canonical `Sampling`.
+"""Reads sampling parameters, a pydantic model, into the canonical `Sampling`.
 
-The bounds are those of a catalog's default sampling. Source of names and defaults: llama-server
-(tools/server/README.md of llama.cpp). Other names: `repetition_penalty` is vLLM's, `mirostat_mode` llama-cpp-python's,
+The limits are those of a catalog's default sampling. Source of names and defaults: llama-server
+(tools/server/README.md of llama.cpp). Synonyms: `repetition_penalty` is vLLM's, `mirostat_mode` llama-cpp-python's,
 `typ_p` that of llama.cpp's own settings.
 """
 
@@ -77,17 +77,18 @@ class SamplingBody(Body):
 
 
 NUM_SEEDS = 2**32 - 1
-"""Seeds are below this; llama.cpp takes the next number as "choose one"."""
+"""Number of seeds that can be drawn, from 0 on. llama.cpp reads this number itself as "draw a seed"."""
 
 MAX_BIAS = 100
 LEAST_BIAS = 1e-45
-"""What is nearer to 0 is 0 in the 32 bits that a worker has for it, and may take long to read on the way there."""
+"""Biases nearer to 0 are set to 0, as they are in a worker's 32-bit floats: parsing such numbers can be slow."""
 MAX_BIAS_CHARS = 512
 MAX_ALL_BIAS_CHARS = 16_384
-"""Most characters of all biased texts: a worker tokenises each."""
+"""Maximum characters of all texts with a bias; more are refused. A worker tokenises each text."""
 
 MAX_ALL_BREAKER_CHARS = 128
-"""Most characters of all breakers: for each, a worker looks through its vocabulary, 10 ms at 150,000 tokens."""
+"""Maximum characters of all breakers; more are refused. A worker searches the vocabulary for each breaker: 10 ms for
+150,000 tokens."""
 
 INITIALS: dict[str, SamplerName] = {
     "e": "penalties",
@@ -102,7 +103,7 @@ INITIALS: dict[str, SamplerName] = {
     "i": "infill",
     "a": "adaptive_p",
 }
-"""llama-server's letters of the samplers, from common_sampler_type_to_chr in common/sampling.cpp of llama.cpp."""
+"""llama-server's letter -> sampler, from common_sampler_type_to_chr in common/sampling.cpp of llama.cpp."""
 
 NAMES: tuple[SamplerName, ...] = get_args(SamplerName)
 _ALIASES: dict[str, SamplerName] = {
@@ -125,7 +126,7 @@ def read_sampling(body: SamplingBody) -> Sampling:
         dry_sequence_breakers=None if breakers is None else _breakers(breakers),
         samplers=None if body.samplers is None else _stages(body.samplers),
         logit_bias=_check_lengths(_biases(body.logit_bias)) if body.logit_bias else None,
-        # -1 asks for a random seed even where the catalog has a default, which "not given" would bring back.
+        # -1 asks for a random seed even if the catalog has a default seed, which None would select.
         seed=secrets.randbelow(NUM_SEEDS) if body.seed == -1 else body.seed,
     )
 
@@ -148,7 +149,7 @@ def _stages(asked: str | list[str]) -> tuple[SamplerName, ...]:
 
 
 def _breakers(asked: list[str]) -> tuple[str, ...]:
-    """Return the breakers, each once. Raises InvalidRequest where they have too many characters in all."""
+    """Return the breakers without repeats. Raises InvalidRequest if they have too many characters together."""
     num_chars = sum(map(len, set(asked)))
     if num_chars > MAX_ALL_BREAKER_CHARS:
         message = f"`dry_sequence_breakers` have {num_chars} characters. Send at most {MAX_ALL_BREAKER_CHARS} in all."
@@ -170,7 +171,7 @@ def _biases(asked: dict[str, Any] | list[Any]) -> tuple[Bias, ...]:
 
 
 def _check_lengths(biases: tuple[Bias, ...]) -> tuple[Bias, ...]:
-    """Return the biases. Raises InvalidRequest where their texts have too many characters in all."""
+    """Return the biases unchanged. Raises InvalidRequest if their texts have too many characters together."""
     num_chars = sum(len(what) for what, _ in biases if isinstance(what, str))
     if num_chars > MAX_ALL_BIAS_CHARS:
         message = f"`logit_bias` has texts of {num_chars} characters. Send at most {MAX_ALL_BIAS_CHARS} in all."

@@ -1,4 +1,4 @@
-"""Reads how a model is to think, and what else its chat template gets.
+"""Reads the settings of a model's thinking, and further variables for its chat template.
 
 Sources: OpenAI's API reference (`reasoning_effort`); tools/server/README.md and server-common.cpp of llama.cpp
 (`reasoning_format`, `reasoning_budget_tokens`, `thinking_budget_tokens`, `reasoning_budget_message`,
@@ -28,7 +28,7 @@ TemplateKwargs = Annotated[dict[str, Any], Field(max_length=MAX_KWARGS)]
 
 
 class ThinkingSwitch(Loose):
-    """An object that says whether to think, and how long."""
+    """The object form of `thinking`: whether to think, and the maximum tokens of thought (`budget_tokens`)."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Annotated[int, Field(ge=0, le=MAX_THINKING_BUDGET)] | None = None
@@ -64,7 +64,7 @@ class RoutedReasoning(Loose):
     max_tokens: Annotated[int, Field(ge=0, le=MAX_THINKING_BUDGET)] | None = None
     enabled: bool | None = None
     exclude: bool = False
-    """Thoughts are told whatever this says: callers who want none leave them unread."""
+    """Without effect: answers have their thoughts in any case, and callers can leave them unread."""
 
 
 class ChatThinkingBody(ThinkingBody):
@@ -74,7 +74,7 @@ class ChatThinkingBody(ThinkingBody):
 
 @dataclass(frozen=True, slots=True)
 class OtherWords:
-    """The values of other APIs' names; names of OpenAI and llama-server go first."""
+    """Holds settings sent under other APIs' names. They count where those of OpenAI and llama-server are not sent."""
 
     effort: str | None = None
     enabled: bool | None = None
@@ -82,7 +82,7 @@ class OtherWords:
 
 
 def other_words(body: ChatThinkingBody) -> OtherWords:
-    """Return the values of `reasoning` and `think`. An effort or a budget asks for a thought, as in those APIs."""
+    """Return the settings in `reasoning` and `think`. As in those APIs, an effort or a budget turns thinking on."""
     routed, think = body.reasoning or RoutedReasoning(), body.think
     effort = routed.effort or (think if isinstance(think, str) else None)
     enabled = routed.enabled
@@ -92,8 +92,8 @@ def other_words(body: ChatThinkingBody) -> OtherWords:
 
 
 def read_thinking(body: ThinkingBody, others: OtherWords = OtherWords()) -> Thinking:
-    """Return what the caller says of thinking. Where several parameters switch it, `chat_template_kwargs` goes first,
-    as for llama-server, then `enable_thinking`, `thinking`, an effort of "none" and what `others` say.
+    """Return the settings of thinking. If several parameters switch it on or off, the first of these counts:
+    `chat_template_kwargs`, as in llama-server, `enable_thinking`, `thinking`, an effort of "none", `others`.
 
     Raises InvalidRequest.
     """
@@ -121,12 +121,12 @@ def read_thinking(body: ThinkingBody, others: OtherWords = OtherWords()) -> Thin
 
 
 def is_on(switch: ThinkingSwitch) -> bool | None:
-    """Return whether the object switches thinking on; None: it leaves that to the model."""
+    """Return whether the object switches thinking on; None: the model's default."""
     return None if switch.type == "auto" else switch.type != "disabled"
 
 
 def enabled_by_kwargs(kwargs: dict[str, Any]) -> bool | None:
-    """Return the value of either name that templates have for it in `chat_template_kwargs`. Raises InvalidRequest."""
+    """Return the switch in `chat_template_kwargs`: `enable_thinking`, else `thinking`. Raises InvalidRequest."""
     enabled = kwargs.get("enable_thinking")
     if enabled is not None and not isinstance(enabled, bool):
         path = "chat_template_kwargs.enable_thinking"
@@ -139,7 +139,7 @@ def enabled_by_kwargs(kwargs: dict[str, Any]) -> bool | None:
 def read_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
     """Return the variables among `chat_template_kwargs` that `read_thinking` does not read.
 
-    Raises InvalidRequest where they are nested too deeply.
+    Raises InvalidRequest if they are nested too deeply.
     """
     values = dict(kwargs or {})
     if values.pop("enable_thinking", None) is None and isinstance(values.get("thinking"), bool):
@@ -151,7 +151,7 @@ def read_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def read_template_values(body: ThinkingBody) -> dict[str, Any]:
-    """Return more variables for the template. Raises InvalidRequest where they are nested too deeply."""
+    """Return further variables for the template. Raises InvalidRequest if they are nested too deeply."""
     values = read_kwargs(body.chat_template_kwargs)
     _check_depth("documents", body.documents)
     for name in ("documents", "add_generation_prompt", "continue_final_message"):

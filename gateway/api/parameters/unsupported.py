@@ -1,10 +1,10 @@
-"""Turns a body's object into its model: reads other names, and sorts out parameters that are not read.
+"""Reads a JSON object into the model of a body: resolves synonyms, and ignores or refuses parameters not read.
 
-The latter are ignored because they change nothing here, or refused with a remedy. Nothing is dropped in silence:
-what is ignored is noted, and the answer tells it. A refused parameter passes when it has a value that asks for
-nothing (`harmless`), because many clients send every parameter they know. Each dialect has its own two tables; those
-below have parameters of vLLM, Ollama, llama-cpp-python and web clients that no dialect reads. Parameters that would
-change an answer are refused; those of loading a model, or of a client's own affairs, are ignored.
+A parameter that changes nothing here is ignored: it is noted, and a header of the answer names it. Others are refused
+with a remedy, except with a value that asks for nothing (`harmless`): many clients send every parameter they know.
+Each dialect has a table of ignored and one of refused parameters. The tables below have parameters of vLLM, Ollama,
+llama-cpp-python and web clients that no dialect reads: those that would change an answer are refused, those for
+loading a model or for a client's own use are ignored.
 
 Sources: "OpenAI-Compatible Server" of vLLM's documentation and its SamplingParams; "Parameter" of Ollama's Modelfile
 reference and its API; llama-cpp-python's server (`llama_cpp/server/types.py`); tools/server/README.md of llama.cpp.
@@ -30,7 +30,7 @@ class Refusal:
     remedy: str
     harmless: tuple[Any, ...] = ()
     is_hint: bool = False
-    """The answer means the same without the parameter: it is refused only where unknown parameters are."""
+    """Whether the answer means the same without it: then it is ignored, unless unknown parameters are refused."""
 
 
 def read_body(
@@ -39,7 +39,7 @@ def read_body(
     unread: tuple[Mapping[str, str], Mapping[str, Refusal]],
     ignored: Ignored,
 ) -> BodyT:
-    """Return the parsed body. `unread`: its dialect's tables of what is ignored and what is refused.
+    """Return the parsed body. `unread`: its dialect's tables of ignored and of refused parameters.
 
     Raises InvalidRequest and UnsupportedParameter, each naming the parameter by its path.
     """
@@ -55,9 +55,9 @@ def read_body(
 def sift(
     document: dict[str, Any], known: Mapping[str, str], refused: Mapping[str, Refusal], ignored: Ignored
 ) -> dict[str, Any]:
-    """Return the parameters that are read, and note the others. `known`: ignored parameters, with the reason.
+    """Return the parameters in neither table; note those that are ignored. `known`: ignored parameter -> reason.
 
-    Null is "not given". Raises UnsupportedParameter for the first that is refused.
+    Parameters with null count as not sent. Raises UnsupportedParameter for the first that is refused.
     """
     kept: dict[str, Any] = {}
     for name, value in document.items():
@@ -78,9 +78,10 @@ def sift(
 
 
 def _rename_synonyms(kind: type[BaseModel], kept: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
-    """Put values with another name under the body's own; of several names the first counts, as for llama-server.
+    """Rename synonyms to the body's own names. If both are sent, the own name counts, then synonyms in their order.
 
-    Raises UnsupportedParameter for a name that contradicts it, where ignored parameters are refused.
+    llama-server does the same. A synonym with another value is noted in `ignored`; with `refuses` it raises
+    UnsupportedParameter.
     """
     for name, others in synonyms_of(kind).items():
         for other in others:
@@ -97,7 +98,7 @@ def _rename_synonyms(kind: type[BaseModel], kept: dict[str, Any], ignored: Ignor
 
 
 def _harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
-    # `True == 1` in Python, so the types count as well.
+    # `True == 1` in Python, so the types must be the same, too.
     return any(value == other and type(value) is type(other) for other in harmless)
 
 
