@@ -1,4 +1,4 @@
-"""The composition root of a worker that generates text: opens its parts as the settings say, and wires them."""
+"""The composition root of a worker that generates text: opens its parts as the settings say, and connects them."""
 
 from __future__ import annotations
 
@@ -56,19 +56,22 @@ from workers.service.server import Served, WorkerIdentity, metrics_of
 from workers.settings import SettingUnusable, WorkerSettings
 
 HASHES_FILE = "model-hashes.json"
-"""File in the state folder with the SHA-256 of model files, so that each is read once."""
+"""File in the state folder that keeps the SHA-256 of model files, so that each file is hashed only once."""
 
 
 def kv_identity(
     settings: WorkerSettings, header: GgufHeader, llama: LlamaSettings, *, n_ctx: int, loaded_at: float | None = None
 ) -> KvIdentity:
-    """Return the KV's identity. `n_ctx`: cells of the context. `loaded_at`: `time.time` before the load; None: now."""
+    """Return the identity of a context's KV, by which KV on disk is matched to the model and its settings.
+
+    `n_ctx`: number of KV cells in the context. `loaded_at`: `time.time()` before the model was loaded; None: now.
+    """
     hashes = ModelHashes(settings.state_dir / HASHES_FILE)
     return KvIdentity(header, llama, hashes, n_ctx=n_ctx, loaded_at=time.time() if loaded_at is None else loaded_at)
 
 
 def open_tier(settings: WorkerSettings, identity: KvIdentity) -> DiskTier | None:
-    """Return the tier, its thread started, to be closed after the engine; None where no `cache_dir` is set.
+    """Open the disk tier and start its thread; return None where no `cache_dir` is set. Close it after the engine.
 
     Raises CacheFolderUnusable.
     """
@@ -84,7 +87,7 @@ def open_tier(settings: WorkerSettings, identity: KvIdentity) -> DiskTier | None
 
 
 def open_slot_files(settings: WorkerSettings) -> ConversationFiles | None:
-    """Return the saved slots' folder; None where no `slot_save_dir` is set. Raises CacheFolderUnusable."""
+    """Open the folder of saved slots; return None where no `slot_save_dir` is set. Raises CacheFolderUnusable."""
     if settings.slot_save_dir is None:
         return None
     bounds = SaveBounds(
@@ -97,10 +100,11 @@ def open_slot_files(settings: WorkerSettings) -> ConversationFiles | None:
 
 
 def cache_keys(settings: WorkerSettings) -> CacheKeys:
-    """Return the keys that name and seal files, from the cache's own secret, made in the state folder if not given.
+    """Return the keys that name and seal files, made from the setting `cache_secret`. If that is empty, a secret is
+    made once and kept in the state folder.
 
-    The workers' secret is not used: whoever learns it could write files that are parsed in C++, and changing it would
-    lose the files too. Raises CacheFolderUnusable where no secret can be made.
+    The workers' secret is not used: whoever learned it could write files that are parsed in C++, and a change of it
+    would make all files unreadable. Raises CacheFolderUnusable where no secret can be made.
     """
     path = settings.state_dir / secret_file.CACHE_SECRET
     try:
@@ -116,7 +120,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChatWorker:
-    """The opened parts. `wire` adds those of an event loop."""
+    """The opened parts of a worker that generates text. `wire` adds the parts that need an event loop."""
 
     settings: WorkerSettings
     spec: ModelSpec
@@ -130,12 +134,12 @@ class ChatWorker:
     adapters: AdapterRegistry
     watchdog: Watchdog
     identity: KvIdentity
-    """Identity of the KV that outlives the process."""
+    """Identity of the context's KV, for KV on disk that outlives the process."""
     tier: DiskTier | None
     slot_files: ConversationFiles | None
 
     def wire(self, worker: WorkerIdentity, life: Lifecycle, records: CallRecords) -> Served:
-        """Wire the parts: mailbox, engine, calls, routes. Called on the loop that serves them."""
+        """Make the mailbox, engine, calls and routes, and connect them. Call it on the event loop that serves them."""
         mailbox = Mailbox(asyncio.get_running_loop(), life.crashed)
         engine = self._engine(mailbox, life)
         metrics = metrics_of(worker, engine, life, lambda: self.constraints.counts, Devices(free_bytes).memory)
@@ -217,10 +221,10 @@ class ChatWorker:
 def open_chat_worker(
     opened: contextlib.ExitStack, model: Model, settings: WorkerSettings, spec: ModelSpec, watchdog: Watchdog
 ) -> ChatWorker:
-    """Open the parts, in the order in which they need each other. Whatever is opened closes with `opened`.
+    """Open the parts, in the order in which they need each other. `opened` closes them all.
 
-    Raises ModelError, ModelTooLarge, AdapterError, TemplateUnusable, FamilyUnknown, CacheFolderUnusable,
-    SettingUnusable.
+    Raises ModelError, ModelTooLarge, AdapterError, TemplateUnusable, TemplateFileUnusable, FamilyUnknown,
+    CacheFolderUnusable, SettingUnusable.
     """
     loaded_at = time.time()
     renderer = opened.enter_context(open_renderer(model, spec.chat_template, prompts_at_once()))
@@ -277,11 +281,11 @@ def open_chat_worker(
 
 
 def make_context(model: Model, spec: ModelSpec, *, workers: int) -> tuple[Context, int]:
-    """Return the context and the longest conversation it allows, tokens. Raises ModelError, ModelTooLarge.
+    """Make the context; return it and the tokens of the longest conversation. Raises ModelError, ModelTooLarge.
 
-    `workers`: how many share the machine.
+    `workers`: number of workers that share the machine.
 
-    Without an explicit `kv_tokens` the cache shrinks until it fits, down to one conversation.
+    Unless `kv_tokens` is set, the KV cache is halved until it fits, at the least to the size of one conversation.
     """
     llama, trained = spec.llama, model.facts.n_ctx_train
     asked = spec.ctx or trained

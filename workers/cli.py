@@ -1,4 +1,4 @@
-"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor|cache|drain`."""
+"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor|fetch|cache|drain`."""
 
 from __future__ import annotations
 

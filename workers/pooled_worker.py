@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PooledWorker:
-    """The opened parts. `wire` adds those of an event loop."""
+    """The opened parts of a worker that does pooled work. `wire` adds the parts that need an event loop."""
 
     spec: ModelSpec
     model: Model
@@ -44,7 +44,7 @@ class PooledWorker:
     pooling: Pooling
 
     def wire(self, worker: WorkerIdentity, life: Lifecycle, records: CallRecords) -> Served:
-        """Wire the parts: outcomes, engine, calls, routes. Called on the loop that serves them."""
+        """Make the outcomes, engine, calls and routes, and connect them. Call it on the loop that serves them."""
         spec, context, outcomes = self.spec, self.context, Outcomes()
         engine = PooledEngine(
             context,
@@ -84,7 +84,7 @@ class PooledWorker:
 def pooled_service(
     worker: WorkerIdentity, engine: Engine, calls: PooledCalls, metrics: WorkerMetrics, texts: TextRoutes
 ) -> Served:
-    """Return what a worker serves that does pooled work: its gateways hold event streams to it, and get no events."""
+    """Return the parts that the server runs. Gateways hold event streams to this worker too, but get no events."""
     return Served(
         kind=calls.kind,
         engine=engine,
@@ -101,7 +101,7 @@ def pooled_service(
 def open_pooled_worker(
     opened: contextlib.ExitStack, model: Model, settings: WorkerSettings, spec: ModelSpec, watchdog: Watchdog
 ) -> PooledWorker:
-    """Open the parts. Whatever is opened closes with `opened`. Raises ModelError, ModelTooLarge."""
+    """Open the parts. `opened` closes them all. Raises ModelError, ModelTooLarge."""
     pooling = pooling_of(model, spec.llama)
     processes = opened.enter_context(contextlib.closing(TokenProcesses(model.path, number=prompts_at_once())))
     tokenizer = GuardedTokenizer(model.vocab, processes)
@@ -112,8 +112,8 @@ def open_pooled_worker(
 
 
 def make_pooled_context(model: Model, spec: ModelSpec, pooling: Pooling, *, workers: int) -> PooledContext:
-    """Return the context for pooled work. Raises ModelError, ModelTooLarge. Encoders keep no cache; a decoder's holds
-    two of the longest inputs unless `kv_tokens` is set: one is read in parts while shorter ones pass it.
+    """Make the context for pooled work. Raises ModelError, ModelTooLarge. Encoders have no KV cache. A decoder's holds
+    two of the longest inputs unless `kv_tokens` is set, so that short inputs can pass a long one that is read in parts.
     """
     llama, trained = spec.llama, model.facts.n_ctx_train
     n_ctx = spec.ctx or trained

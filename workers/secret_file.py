@@ -1,4 +1,4 @@
-"""Makes a secret once and keeps it, in a file of the state folder that only its owner can read."""
+"""Makes a secret once and keeps it in a file of the state folder that only the file's owner can read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CACHE_SECRET = "cache-secret"  # noqa: S105
 
 
 def made_once(path: Path) -> str:
-    """Return the secret in the file, which is made with mode 0600 where there is none. Raises OSError.
+    """Return the secret in the file; if there is no file, make it with mode 0600. Raises OSError.
 
-    Processes that start at once agree: the file appears whole, and the first one stays.
+    Processes that start at once get the same secret: the file is complete when it appears, and the first one stays.
     """
     while not (found := read(path)):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Makes the parts of a worker that deal with text: chat templates, infill prompts, and the routes that describe it."""
+"""Makes the parts of a worker that deal with text: its template renderer, infill prompts and routes for text."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class TemplateFileUnusable(ValueError):
 
 
 def open_renderer(model: Model, override: str, number: int) -> Renderer:
-    """Open the renderer of chat templates. `override`: the setting `chat_template`: a file's path, a built-in's name
-    or a template; empty: the model's own are used. `number`: processes of the renderer.
+    """Open the renderer of chat templates. `override` is the setting `chat_template`: a file's path, the name of a
+    built-in template, or a template. If it is empty, the model's own templates are used. `number`: its processes.
 
     Raises TemplateFileUnusable, TemplateUnusable.
     """
@@ -39,7 +39,7 @@ def open_renderer(model: Model, override: str, number: int) -> Renderer:
 
 
 def template_of(setting: str) -> str:
-    """Return the Jinja source that the setting `chat_template` names. Raises TemplateFileUnusable."""
+    """Return the Jinja source that the setting `chat_template` names or holds. Raises TemplateFileUnusable."""
     if is_template(setting):
         return setting
     if setting in NAMED:
@@ -89,7 +89,8 @@ def text_routes(
     slots: int,
     n_ctx: int,
 ) -> TextRoutes:
-    """Make the routes for text. `renderer` None: the model does not chat. `defaults`: the model's own sampling."""
+    """Make the routes for text. `renderer` None: the model does not chat. `defaults`: the model's sampling parameters
+    where a caller sets none."""
     values = asdict(Settings.of(defaults, n_ctx)) | {"seed": defaults.seed}
     props = Props(
         kind=kind,

@@ -1,9 +1,9 @@
 """Declares every setting of a worker and of the supervisor, and where the value of any Paddock setting comes from.
 
-A value comes from the first of: a flag, a `PADDOCK_*` environment variable, the config file (`--config`, else
-`PADDOCK_CONFIG`, else `<state folder>/config.yaml` where that exists), the default. The gateway's own settings
-(`gateway/settings.py`) build on `PaddockSettings`; this module is the one exception to "gateways import
-`workers.protocol` only", because one file and one environment configure both.
+A value comes from the first of: a flag, a `PADDOCK_*` environment variable, the config file (`--config` names it, or
+`PADDOCK_CONFIG`, or it is `<state folder>/config.yaml` if that exists), the default. The gateway's own settings
+(`gateway/settings.py`) build on `PaddockSettings`, because one file and one environment configure both. Of
+the gateway, only the modules listed in the import contracts (`pyproject.toml`) may import this one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.redis.url import checked
 
 
 class SettingUnusable(ValueError):
-    """A setting that only the worker can check can't be used; the message names it and the remedy."""
+    """Raised for an unusable setting that only the worker can check; the message names it and the remedy."""
 
 
 class PaddockSettings(BaseSettings):
@@ -139,16 +139,19 @@ SPEC_FIELDS = {
     field.name: field
     for field in sorted(structs.fields(ModelSpec), key=lambda field: field.name in ChatDefaults.__struct_fields__)
 }
-"""Fields of a `ModelSpec`. Those that are settings too are declared there alone."""
+"""Name -> field of `ModelSpec`, the chat defaults last. The settings made of these fields are declared only there."""
 
 NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "gpus", "tags"})
-"""Fields that are settings by other names (`alias`, `model`), of a supervisor only, or of catalogs only."""
+"""Fields that are settings under other names (`alias`, `model`), for supervisors only, or for catalogs only."""
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
 
 def with_spec_fields(*names: str) -> Callable[[type[Settings]], type[Settings]]:
-    """Return a decorator that adds a setting for each of these fields; lists and objects are written as JSON."""
+    """Return a decorator that adds a setting for each of these fields of `ModelSpec`, to a settings class.
+
+    Settings for lists and objects take JSON text.
+    """
 
     def extended(settings_class: type[Settings]) -> type[Settings]:
         fields: dict[str, Any] = {name: _as_setting(SPEC_FIELDS[name]) for name in names}
@@ -165,7 +168,7 @@ def _as_setting(field: structs.FieldInfo) -> tuple[Any, Any]:
     if _is_json(kind):
         default = {} if field.default is NODEFAULT else field.default
         return Annotated[str, Field(description=said)], msgspec.json.encode(default).decode()
-    # A word for true and false is the catalog's matter, where YAML makes a bool of it.
+    # Catalogs also take true and false, since YAML reads a bare `on` or `off` as a bool; a setting's type is the words.
     kind = next((one for one in get_args(kind) if get_origin(one) is Literal), kind)
     bounds = {mark: bound for meta in metas for mark in ("ge", "le") if (bound := getattr(meta, mark)) is not None}
     return Annotated[kind, Field(description=said, **bounds)], field.default
@@ -223,8 +226,8 @@ class EveryWorkerSettings(ModelSettings, CacheSettings):
             "computed anew",
         ),
     ] = 1024
-    # A step computes up to 2,048 prompt tokens: 200 s on a CPU that does 10 tokens per second. Ended too early, it
-    # would be tried and ended again for ever. With a GPU no step takes 30 s.
+    # A step computes up to 2,048 prompt tokens: 200 s on a CPU that does 10 tokens per second. A step that is ended too
+    # early would be tried and ended again for ever. With a GPU no step takes 30 s.
     step_timeout_s: Annotated[
         float,
         Field(

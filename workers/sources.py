@@ -28,7 +28,7 @@ WIDTH = 110
 
 
 class UnknownFlag(ValueError):
-    """The command line can't be read; the message is for the user."""
+    """Raised for a command line that can't be read; the message is for the user."""
 
 
 def flag(name: str) -> str:
@@ -74,7 +74,10 @@ class FlagParser(ArgumentParser):
 
 
 def sections(settings_class: type[BaseSettings]) -> list[tuple[str, list[str]]]:
-    """Return fields by declaring class: (first line of its docstring, field names), general classes last."""
+    """Return the fields by the class that declares them, as (first line of its docstring, field names).
+
+    The most general class comes last.
+    """
     rows: dict[str, list[str]] = {}
     taken: set[str] = set()
     for owner in reversed(settings_class.__mro__):
@@ -121,7 +124,7 @@ def _placeholder(name: str, field: FieldInfo) -> str:
 PREFIX = "PADDOCK_"
 
 OTHER_VARIABLES = frozenset({"PADDOCK_BENCH_DIR", "PADDOCK_DIE_WITH_PARENT", "PADDOCK_VENV", "PADDOCK_WHEEL_CACHE"})
-"""Variables that are read before or beside the settings."""
+"""Environment variables with the prefix that are not settings: other code reads them."""
 
 SECRETS = frozenset(
     {"api_key", "api_keys", "cache_secret", "gateway_secret", "metrics_key", "otlp_headers", "worker_secret"}
@@ -131,7 +134,7 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 class SettingsError(ValueError):
-    """Settings that can't be used; `problems` are finished lines for a person."""
+    """Raised for settings that can't be used; `problems` are lines to show to a person, one per problem."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -153,10 +156,11 @@ def variable(name: str) -> str:
 
 
 class ConfigFile(PydanticBaseSettingsSource):
-    """The YAML file that `config` and `state_dir` name, as the stronger sources set them. Raises SettingsError."""
+    """The settings source that reads the YAML config file. Flags and environment variables say which file: `config`
+    names it; without `config` it is `config.yaml` in `state_dir`. Raises SettingsError."""
 
     def path(self) -> Path | None:
-        """Return the file to read, or None where there is none."""
+        """Return the path of the config file; None: no file is named, and `state_dir` has none."""
         named = self.current_state.get("config")
         if named:
             return Path(named).expanduser()
@@ -165,7 +169,7 @@ class ConfigFile(PydanticBaseSettingsSource):
         return usual if usual.is_file() else None
 
     def document(self) -> dict[str, Any]:
-        """Return the file's contents, keys that this process does not know included."""
+        """Return the file's contents, including keys that this process does not know; empty without a file."""
         path = self.path()
         if path is None:
             return {}
@@ -201,8 +205,8 @@ def read(
 ) -> Reading[S]:
     """Read settings, with the origin of each, from flags, environment and config file.
 
-    `known` are all setting names of Paddock; where it is given, names outside it are reported. Raises SettingsError;
-    `--help` prints and raises SystemExit(0).
+    `known` are all setting names of Paddock. If it is given, the file's keys outside it are errors, and `PADDOCK_*`
+    variables outside it are warnings. Raises SettingsError; `--help` prints and raises SystemExit(0).
     """
     flags = _flags(settings_class, args, prog)
     environment = EnvSettingsSource(settings_class)()
@@ -236,7 +240,7 @@ def _flags(settings_class: type[BaseSettings], args: Sequence[str], prog: str) -
 
 
 def environment_of(settings: BaseSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return a child's environment: `inherited`, with every field that was given to `settings` as its variable."""
+    """Return a child process's environment: `inherited`, and a variable for each field that `settings` was given."""
     values = {variable(name): getattr(settings, name) for name in settings.model_fields_set}
     kept = {name: value for name, value in inherited.items() if name not in values}
     return kept | {name: str(value) for name, value in values.items() if value not in (None, "")}
@@ -252,7 +256,7 @@ def masked(name: str, value: object) -> object:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """Return ` (did you mean X?)` where a known name is similar, else an empty text."""
+    """Return ` (did you mean X?)` if a known name is similar; otherwise an empty text."""
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -313,7 +317,7 @@ def _problems(error: ValidationError, settings_class: type[BaseSettings], origin
 
 
 def limit(field: FieldInfo) -> str:
-    """Return in words which values a field takes."""
+    """Describe in words which values a field takes."""
     kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
     if get_origin(field.annotation) is Literal:
         return "one of " + ", ".join(str(value) for value in get_args(field.annotation))
@@ -336,5 +340,5 @@ def _one_line(error: Exception) -> str:
 
 
 def json_text(value: Any) -> Any:
-    """Return the JSON text of a list or mapping, as a config file may hold it; anything else as it is."""
+    """Return a list or mapping, which a config file can hold, as JSON text; return anything else unchanged."""
     return msgspec.json.encode(value).decode() if isinstance(value, list | dict) else value

@@ -1,4 +1,4 @@
-"""One worker process, from its settings to its exit code; `chat_worker` and `pooled_worker` wire its parts."""
+"""Runs one worker process, from its settings to its exit code; `chat_worker` and `pooled_worker` make its parts."""
 
 from __future__ import annotations
 
@@ -46,26 +46,27 @@ from workers.settings import SettingUnusable, WorkerSettings
 from workers.tracing.tracer import Tracer, TracingUnusable, tracing
 
 SWITCH_INTERVAL_S = 0.0005
-"""Seconds that the event loop may keep the interpreter lock from the engine's thread; figures: docs/performance.md."""
+"""Seconds that the engine's thread waits before the event loop must yield the interpreter's lock to it. Measurements:
+docs/performance.md."""
 
 DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Errors of a disk that takes no more writes: no reason not to serve."""
+"""Error numbers of a disk that takes no more writes. The worker serves all the same, without its black box."""
 
 logger = logging.getLogger(__name__)
 
 ASIDE = 8
-"""Threads for work that the event loop must not wait for."""
+"""Number of threads in the event loop's default executor, for work that would block the loop."""
 
 
 def main(settings: WorkerSettings) -> int:
-    """Set limits and malloc's settings for the whole process, then call `run`. For a process of the worker's own."""
+    """Set limits and malloc's settings for the whole process, then call `run`. The process must be the worker's own."""
     isolate(core_dumps=settings.core_dumps)
     keep_little()
     return run(settings)
 
 
 def run(settings: WorkerSettings) -> int:
-    """Serve until a signal, or until it can't; return the exit code (`workers.protocol.exits`)."""
+    """Serve until a signal or a failure ends the worker; return the exit code (`workers.protocol.exits`)."""
     log_lines.configure(settings.log_level, settings.log_format)
     try:
         return _run(settings)
@@ -116,9 +117,9 @@ def _on_loop(serve: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
 
 
 def spec_of(settings: WorkerSettings) -> ModelSpec:
-    """Return the model to serve: a supervisor's spec, else what the settings say. `path` is its file.
+    """Return the spec of the model to serve: the supervisor's (`model_spec`), or one made from the settings.
 
-    Raises SettingUnusable for a needed setting that is unset, CatalogError for one that says what can't be.
+    Raises SettingUnusable for a setting that is missing or wrong, CatalogError for one that must be JSON and is not.
     """
     if settings.model is None and settings.model_spec is None:
         raise SettingUnusable("model is unset: a worker serves one GGUF file; give --model FILE.gguf")
@@ -149,7 +150,7 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
 
 
 def kept_box(settings: WorkerSettings) -> BlackBox:
-    """Open the record of running requests. Logs what a worker that died in this place left there."""
+    """Open the record of running requests, and log what a worker that died left in it. Raises SettingUnusable."""
     path = settings.black_box
     try:
         left = take(path) if path else None
@@ -186,7 +187,7 @@ def _name(settings: WorkerSettings) -> str:
 
 
 def _tracing(settings: WorkerSettings) -> contextlib.AbstractContextManager[Tracer]:
-    """Return the context that opens the tracer. It raises TracingUnusable when it is entered."""
+    """Return a context manager that opens the tracer. Entering it raises TracingUnusable."""
     resource = {"service.name": "paddock-worker", "service.version": _version(), "service.instance.id": _name(settings)}
     # The gateways decide which traces are recorded.
     return tracing(settings.otlp_endpoint, settings.otlp_headers, 0.0, resource, _version(), os.environ)

@@ -19,14 +19,15 @@ from workers.process.limits import can_take
 from workers.protocol.events import Failure, FailureCode
 
 PROBE_BYTES = 64 << 20
-"""Bytes that a call may need at once, beside the memory taken at the start: its prompt in several forms."""
+"""Bytes that must be free before a worker that ran out of memory gets calls again: a call may need as much at once for
+its prompt in several forms, on top of the memory taken at the start."""
 LOOK_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Return whether the error means that there is no more memory: for Python, a fork or a thread."""
+    """Return whether the error means that memory has run out: for Python, a fork or a new thread."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(is_shortage, error.exceptions))
     if isinstance(error, OSError):
@@ -46,7 +47,7 @@ class Shortage:
         self._look_at = 0.0
 
     def listen(self, begins: Callable[[], None]) -> None:
-        """Have `begins` called whenever the first allocation of a shortage has failed."""
+        """Have `begins` called at the beginning of each shortage."""
         self._listeners.append(begins)
 
     def note(self) -> Failure:
@@ -62,7 +63,7 @@ class Shortage:
 
     @property
     def lasts(self) -> bool:
-        """Whether the worker is still short of memory, and gets no calls; looks again every `LOOK_S`."""
+        """Whether the worker is still short of memory, and so gets no calls; checked again every `LOOK_S` seconds."""
         if self._short and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             if self._can_take(PROBE_BYTES):
@@ -75,38 +76,39 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """The state of one worker process. Build it on the running loop; for that loop, where nothing else is said."""
+    """The state of one worker process. Build it on the running loop, and use it on that loop unless a method says
+    otherwise."""
 
     def __init__(self) -> None:
         self.draining = False
         """Whether no new calls are taken."""
         self.drains_since = 0.0
-        """time.monotonic() at which it began to drain."""
+        """time.monotonic() at which the worker began to drain."""
         self.stopping = asyncio.Event()
         """Set once the process is to end."""
         self.at_once = asyncio.Event()
-        """Set once it is not to wait for running calls either."""
+        """Set once the process is not to wait for running calls either."""
         self.crash: BaseException | None = None
         self.shortage = Shortage()
-        """The shortage of memory, while which no calls are to be placed here."""
+        """The shortage of memory; while it lasts, gateways place no calls here."""
         self._loop = asyncio.get_running_loop()
 
     def drain(self) -> bool:
-        """Have no new calls taken; those that run go on. Return whether this is news."""
+        """Take no new calls from now on; running calls go on. Return False if the worker was draining already."""
         if self.draining:
             return False
         self.draining, self.drains_since = True, time.monotonic()
         return True
 
     def signalled(self, number: int) -> None:
-        """Stop, at the second signal at once."""
+        """Begin to stop; at the second signal, stop without waiting for running calls."""
         if self.stopping.is_set():
             self.at_once.set()
         self.stopping.set()
         logger.info("%s: stopping%s", signal.Signals(number).name, " at once" if self.at_once.is_set() else "")
 
     def crashed(self, error: BaseException) -> None:
-        """Stop at once, since the engine failed or a step of it was lost."""
+        """Stop at once, because the engine failed or one of its steps was lost."""
         logger.critical("the engine failed, or a step of it could not be delivered: %s", error, exc_info=error)
         self.crash = error
         self.draining = True

@@ -40,10 +40,10 @@ from workers.service.routes.bodies import refusal_body
 from workers.service.routes.probes import READY_PATH, Probes
 
 FLUSH_S = 2.0
-"""Seconds that the last events may take to be sent."""
+"""Maximum seconds for sending the last events; then the connections are closed."""
 
 KEEP_ALIVE_S = 90
-"""Seconds that idle HTTP connections are kept: longer than clients keep them, so that none closes under a request."""
+"""Seconds that idle HTTP connections are kept: longer than clients keep them, so that none closes during a request."""
 
 RESERVED_PATHS = frozenset(path.encode() for path in (HEALTH_PATH, READY_PATH, METRICS_PATH))
 """Paths that are answered when there is no room for other requests."""
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """An engine as the process sees it."""
+    """The part of an engine that the server needs."""
 
     @property
     def n_ctx(self) -> int: ...
@@ -63,7 +63,7 @@ class Engine(Protocol):
     def load(self) -> EngineLoad: ...
     def start(self) -> None: ...
     def stop(self) -> None:
-        """End the thread; no event comes after it."""
+        """End the engine's thread; no event comes after that."""
 
 
 class Calls(Protocol):
@@ -95,11 +95,11 @@ class WorkerIdentity:
     drain_s: float = 20.0
     gateway_grace_s: float = 5.0
     redis_wait_s: float = 60.0
-    """Seconds that a starting worker waits for Redis: without it no gateway would ever find the worker. A new start
-    would have to load the model again.
+    """Seconds that a starting worker waits for Redis, without which no gateway finds it. The wait is long because a
+    new start would have to load the model again.
     """
     boot: str = field(default_factory=lambda: secrets.token_hex(6))
-    """Id of this process, which another in the same place does not have."""
+    """Id of this process; the next process with the same `worker` id has another one."""
     started_at: float = field(default_factory=time.time)
 
 
@@ -117,9 +117,9 @@ class Served:
     adverts: Adverts | None
     """Prefix hashes for the fleet; None: conversations are not cached."""
     announced: Callable[[Heartbeat], Heartbeat]
-    """Adds to a heartbeat what only this kind of worker tells."""
+    """Adds to a heartbeat what only this kind of worker reports."""
     retire: Callable[[], None]
-    """Hands on the cache that others may go on with, while the last calls run: the process is about to end."""
+    """Begins to write the cache to disk for other workers, while the last calls run: the process is about to end."""
 
 
 def metrics_of(
@@ -241,7 +241,7 @@ class WorkerServer:
         loop.default_exception_handler(context)
 
     def _begin_to_drain(self) -> None:
-        """Take no new calls; those that run go on."""
+        """Take no new calls from now on; running calls go on."""
         if self._life.drain():
             self._served.retire()
             self._registration.hurry()

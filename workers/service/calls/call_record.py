@@ -1,4 +1,5 @@
-"""The record of one call, for its log line (with the gateway's id of the request) and its trace, once it has ended.
+"""Keeps a record of each call. When the call has ended, its log line (with the gateway's request id) and its trace are
+made from the record.
 
 Source: OpenTelemetry's semantic conventions for generative AI. docs/tracing.md explains each attribute.
 """
@@ -19,25 +20,25 @@ log = logging.getLogger(__name__)
 CANCELLED = "cancelled"
 """Outcome of a call that was cancelled or given up."""
 ANSWERED = "ok"
-"""Outcome of an answered call for vectors or scores."""
+"""Outcome of pooled work (vectors or scores) that was answered."""
 ALARMING = frozenset({FailureCode.INTERNAL.value, FailureCode.WORKER_LOST.value})
 FAILURES = frozenset(code.value for code in FailureCode)
 
 
 @dataclass(slots=True)
 class CallRecord:
-    """The record of one call, filled in as it goes. Times are time.monotonic()."""
+    """The record of one call, filled in while the call runs. Times are time.monotonic()."""
 
     operation: str
-    """Work of the call: generate, embed or rank."""
+    """The kind of work: generate, embed or rank."""
     request_id: str
     caller: TraceContext | None
     """The gateway's span; None: the call is in no trace."""
     own: TraceContext | None
-    """The call's own span; None: it is not recorded."""
+    """The call's own span; None: no span is recorded."""
     began_at: float = field(default_factory=time.monotonic)
     started_at: float = 0.0
-    """Time at which it got a slot; 0: never."""
+    """Time at which the call got a slot; 0: it never did."""
     first_token_at: float = 0.0
     ended_at: float = 0.0
     slot: int = -1
@@ -46,14 +47,14 @@ class CallRecord:
     end: Finished | Failed | None = None
     """The last event; None: the call was cancelled, or is of a kind without such an event."""
     outcome: str = CANCELLED
-    """The reason of its end, or the code of the failure."""
+    """Why the call ended: a finish reason, the code of a failure, `ANSWERED` or `CANCELLED`."""
 
     @property
     def failed(self) -> bool:
         return self.outcome in FAILURES
 
     def line(self) -> dict[str, object]:
-        """Return the fields of its log line; times of what never happened are left out."""
+        """Return the fields of the call's log line, without times of events that never happened."""
         fields: dict[str, object] = {"request_id": self.request_id}
         if self.caller is not None:
             fields["trace_id"] = self.caller.trace_id
@@ -87,7 +88,7 @@ class CallRecords:
         return CallRecord(operation, request_id, caller, own)
 
     def end(self, record: CallRecord, end: Finished | Failed | None = None) -> None:
-        """Log a call that is over, and hand on its trace. `end`: its last event; None: nobody wants it any more."""
+        """Log a call that is over, and hand its trace to the tracer. `end`: as in `CallRecord`."""
         record.ended_at, record.end = time.monotonic(), end
         if isinstance(end, Finished):
             record.outcome = end.reason.value

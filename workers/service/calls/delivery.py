@@ -1,7 +1,7 @@
-"""Puts the engine's events into each gateway's ring, as callers read them: under their numbers, with tool calls and
-thoughts found in the text.
+"""Puts the engine's events into each gateway's ring in the form that the gateway reads: under its own numbers of the
+calls, with tool calls and thoughts parsed out of the text.
 
-Runs on the event loop. `deliver` is called once per engine step and does the only work that is done per token.
+Runs on the event loop. `deliver` is called once per engine step; the loop does no other work per token.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from workers.service.lifecycle import Shortage, is_shortage
 BROKEN = Failure(
     FailureCode.INTERNAL, "the worker could not pass the answer on; its log says why. Send the request again"
 )
-"""The end of a call whose answer can't be parsed or encoded."""
+"""The failure of a call whose answer can't be parsed or encoded."""
 
 PASSED_ON = (Logprobs, PromptLogprobs, Tokens, TimingsSoFar, Progress)
-"""Events that are passed on unchanged, but for the call's number."""
+"""Events that are passed on unchanged, except that the engine's key becomes the call's number."""
 
 logger = logging.getLogger(__name__)
 
 
 class Delivery:
-    """Takes the steps of `engine` out of `mailbox` from now on."""
+    """Takes the engine's steps out of the mailbox, from its construction on, and delivers their events."""
 
     def __init__(
         self,
@@ -112,9 +112,9 @@ class Delivery:
                 self._publish(book, step, frame)
 
     def end_all(self, why: Callable[[], Failure]) -> None:
-        """End every call in-stream, after the engine's last steps: the engine is gone or the time to drain is up.
+        """End every call with a failure in its stream, because the engine is gone or the time to drain is up.
 
-        `why` is asked if there is one.
+        The engine's last steps are delivered first. `why` returns the failure; it is called only if there are calls.
         """
         self._mailbox.flush()
         keys = self._calls.keys
@@ -183,9 +183,9 @@ class Delivery:
             self._hub.publish(book, self._sayable(book, step, frame, error))
 
     def _sayable(self, book: GatewayBook, step: int, frame: list[CallEvent], failure: Exception) -> list[CallEvent]:
-        """Return the frame without the events of calls that have one which can't be encoded; these calls end.
+        """Return the frame without the events of calls that have an event which can't be encoded, and end these calls.
 
-        Raises `failure` where every event can be encoded: then it is no call's fault.
+        Raises `failure` if every event can be encoded: then no call is at fault.
         """
         broken: dict[int, Exception] = {}
         for event in frame:
@@ -208,9 +208,9 @@ class Delivery:
         return sayable
 
     def _break_off(self, call: LiveCall, step: int, frame: list[CallEvent], error: Exception) -> None:
-        """End one call whose answer can't be passed on. Raises `error` where memory is short: no call's fault.
+        """End one call whose answer can't be passed on. Raises `error` if it means a lack of memory: no call's fault.
 
-        If the call has ended already, that end stands.
+        A call that has ended already gets no second end.
         """
         if is_shortage(error):
             raise error
@@ -224,7 +224,7 @@ class Delivery:
 
 
 def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) -> None:
-    """Append parsed text as events; the first one counts every token that was held back before it."""
+    """Append parsed text as events; the first event counts all tokens whose text the parser had held back."""
     number, adverts = call.listing.number, call.adverts
     for piece in pieces:
         num_tokens, call.held_tokens = call.held_tokens, 0

@@ -1,7 +1,7 @@
-"""Takes the calls for generated text: makes what the engine needs of a submit, and hands it over. For the event loop.
+"""Takes the calls for generated text: makes an `EngineRequest` of each submit, and hands it to the engine.
 
-What takes longer than an instant (prompts, forms, samplers) is made on threads, where a call that is given up meanwhile
-is not made.
+Runs on the event loop. What takes longer than an instant (prompts, forms, samplers) is made on threads; work for a call
+that is given up before its turn is dropped. A form is a schema or a grammar that an answer must follow.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ TOOL_BYTES = 4 << 10
 MAX_EARLY_CANCELS = 1024
 
 QUICK_LAST_N = 1024
-"""Most recent tokens that penalties read in a fraction of a millisecond."""
+"""Maximum `repeat_last_n`, tokens, whose sampler is made on the event loop: in a fraction of a millisecond."""
 
 QUICK_STOP_CHARS = 256
-"""Most characters of stop strings whose tree (`workers.engine.step.answer_text`) is made so quickly."""
+"""Maximum characters of stop strings whose tree (`workers.engine.step.answer_text`) is made as quickly, on the loop."""
 
 Result = TypeVar("Result")
 
 
 class Constraints(Protocol):
-    """Compiles the forms (schemas, grammars) that answers are kept to."""
+    """Compiles the forms (schemas, grammars) that answers must follow."""
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of forms asked for so far, by outcome (`workers.metrics.readings.FORM_OUTCOMES`)."""
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> TokenMask | None:
-        """Return the mask for the answer's form and for the bound of the `thought` before it; None: neither is needed.
+        """Return the mask that keeps an answer to its form, and the `thought` before it to its bound; None: no mask is
+        needed.
 
         May block for seconds. Raises CallFailed.
         """
@@ -79,8 +80,8 @@ class GenerateCalls:
         adverts: PrefixAdverts,
         adapter_hashes: Callable[[], Mapping[str, str]],
     ) -> None:
-        """`lane`: threads for prompts that take longer than an instant. `defaults`: sampling where a caller does not
-        say. `adapter_hashes`: name -> hash of the adapters' contents, for any thread.
+        """`lane`: threads for prompts that take longer than an instant. `defaults`: sampling parameters where a caller
+        sets none. `adapter_hashes` returns adapter -> hash of its contents, on any thread.
         """
         self.idle, self.rates, self.end_all = calls.idle, calls.rates, delivery.end_all
         self._engine = engine
@@ -105,7 +106,7 @@ class GenerateCalls:
         return len(self._calls)
 
     async def submit(self, submit: Submit) -> Begun:
-        """Take one call. Raises CallFailed. Idempotent while the call lives."""
+        """Take one call. Raises CallFailed. Idempotent while the call lives: a repeated submit gets the same result."""
         listing = self._hub.find(submit.gateway, submit.call)
         if listing is not None:
             outcome = await asyncio.shield(self._calls[listing.key].outcome)
@@ -121,7 +122,7 @@ class GenerateCalls:
         return outcome
 
     def cancel(self, cancel: Cancel) -> None:
-        """End calls at once, without another event. Unknown numbers are remembered for a submit still under way."""
+        """End calls at once, without another event. Remember unknown numbers, whose submits may still be under way."""
         for number in cancel.calls:
             listing = self._hub.find(cancel.gateway, number)
             if listing is not None:
@@ -199,7 +200,7 @@ class GenerateCalls:
             raise CallFailed(_cancelled(submit.call))
 
     def _submit_aside(self, request: EngineRequest) -> None:
-        """Submit from a thread; the call may have been given up meanwhile. Raises CallFailed."""
+        """Submit from a thread; cancel the call if it was given up meanwhile. Raises CallFailed."""
         self._engine.submit(request)
         if request.key not in self._calls:
             self._engine.cancel(request.key)
@@ -218,9 +219,10 @@ class GenerateCalls:
     def _with_settings(
         self, begun: Begun, prompt: Sequence[int], request: GenerateRequest, sampling: Sampling
     ) -> Begun:
-        """Return `begun` with the call's settings; end tokens that it ignores show as biases, as in llama-server.
+        """Return `begun` with the prompt's text and the sampling parameters in effect. End tokens that the call ignores
+        appear as logit biases, as in llama-server.
 
-        Raises CallFailed for a prompt that is too long to be told whole, where that is asked for.
+        Raises CallFailed if the caller asks for the whole prompt and its text is longer than `max_prompt_chars`.
         """
         ran = settled(sampling, self._engine.n_ctx)
         if request.ignore_eos:
@@ -242,7 +244,7 @@ class GenerateCalls:
         return await self._prepared(call, submit, work)
 
     async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
-        """Wait for a lane's work until nobody wants the call any more. Raises CallFailed."""
+        """Return the result of a lane's work for the call. Raises CallFailed once nobody wants the call any more."""
         if call.listing.key not in self._calls:  # its caller left between two jobs
             work.close()
             raise CallFailed(_cancelled(submit.call))
@@ -272,7 +274,7 @@ class GenerateCalls:
         return tokens, num_public, chain_of(request, submit.tenant, self._adapter_hashes())
 
     def _sampling(self, asked: Sampling) -> Sampling:
-        """Return the caller's parameters over the model's defaults; those that neither sets are left to the engine."""
+        """Return the caller's parameters, or the model's defaults where it sets none; the engine adds the rest."""
         if not self._defaults:
             return asked
         set_ = {name: value for name, value in asdict(asked).items() if value is not None}
@@ -280,14 +282,14 @@ class GenerateCalls:
 
 
 def takes_long(sampling: Sampling) -> bool:
-    """Return whether a sampler walks the vocabulary, tokenises texts or reads a long prompt before it draws."""
+    """Return whether making the sampler takes long: it walks the vocabulary, tokenises texts or reads a long prompt."""
     if sampling.dry_multiplier or any(isinstance(what, str) for what, _ in sampling.logit_bias or ()):
         return True
     return not 0 <= (sampling.repeat_last_n or 0) <= QUICK_LAST_N
 
 
 def _with_seed(sampling: Sampling) -> Sampling:
-    """Return the parameters with a seed: the caller is to be told it, so the engine does not draw it."""
+    """Return the parameters with a seed. It is drawn here, not by the engine, so that the caller can be told it."""
     return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbelow(MAX_SEED + 1))
 
 

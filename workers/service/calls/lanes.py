@@ -1,7 +1,7 @@
-"""Runs jobs that take longer than an instant on threads, a few at a time, with teams in turn.
+"""Runs jobs that take longer than an instant on the few threads of a lane, and serves teams in turn.
 
-Many requests of one team wait behind each other: the teams take turns, no team has all threads at once, and waiting
-jobs are bounded per team, in all, in bytes and in time. A job whose caller left while it waited never runs.
+Requests of one team wait behind each other: the teams take turns, and no team has all threads at once. Waiting jobs are
+bounded per team and in all, in number, bytes and time. A job whose caller left while it waited never runs.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneBounds:
-    """Bounds on the jobs that wait for a thread of a lane; running ones do not count."""
+    """Bounds on a lane's jobs that wait for a thread (not on running jobs); a job beyond them is refused as BUSY."""
 
     jobs_per_team: int = 128
     jobs: int = 512
     bytes_per_team: int = 64 << 20
-    """Bytes of memory that a team's waiting jobs keep, as far as their callers tell."""
+    """Bytes of memory that a team's waiting jobs keep, as their callers state them (`num_bytes` of `FairLane.run`)."""
     bytes: int = 256 << 20
     wait_s: float = 30.0
 
 
 FORMS_AT_ONCE = 3
-"""Threads on which forms are compiled: a team whose forms take seconds leaves one for all others."""
+"""Number of threads on which forms (schemas, grammars) are compiled. A team whose forms take seconds leaves one thread
+for all others."""
 
 FEWEST_AT_ONCE, MOST_AT_ONCE = 2, 8
 
 LARGE_BYTES, TIDY_AFTER_S = 128 << 10, 1.0
-"""A job of at least so many bytes has free memory given back to the system so many seconds after it."""
+"""After a job of `LARGE_BYTES` or more, free memory is given back to the system `TIDY_AFTER_S` seconds later."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,11 +61,11 @@ class _Team:
 
 
 class FairLane:
-    """Runs jobs on threads. For one event loop."""
+    """Runs jobs on threads of its own, teams in turn. Use it on one event loop."""
 
     def __init__(self, doing: str, *, at_once: int, bounds: LaneBounds | None = None) -> None:
-        """`doing`: a word for the jobs' work in messages to callers (`tokenising`). `at_once`: number of threads; if
-        there are several, one team can't have them all, so that others need not wait for its slowest job.
+        """`doing`: what the jobs do, for messages to callers (`tokenising`). `at_once`: number of threads. If there are
+        several, one team can't have them all, so that others need not wait for its slowest job.
         """
         self._doing = doing
         self._at_once = at_once
@@ -74,7 +75,7 @@ class FairLane:
         self._running: Counter[str] = Counter()
         self._num_running = 0
         self._line: dict[str, _Team] = {}
-        """Teams with waiting jobs; the one whose turn is next comes first."""
+        """Teams with waiting jobs; the team that is served next comes first."""
         self._num_waiting = self._num_bytes = 0
         self._tidying: asyncio.TimerHandle | None = None
 
@@ -89,11 +90,11 @@ class FairLane:
     async def run(
         self, team: str, num_bytes: int, work: Callable[P, Result], *args: P.args, **named: P.kwargs
     ) -> Result:
-        """Run `work` on a thread; return or raise what it does. Cancelling drops a job that still waits; a running one
-        keeps its thread until it ends.
+        """Run `work` on a thread; return its result or raise its error. Cancelling drops a job that still waits; a
+        running job keeps its thread until it ends.
 
-        `num_bytes`: memory that the job keeps while it waits. Raises CallFailed (BUSY) at once where too much waits,
-        and where no thread is free in time.
+        `num_bytes`: memory that the job keeps while it waits. Raises CallFailed (BUSY): at once if too much waits
+        already, or after `wait_s` without a free thread.
         """
         await self._turn(team, num_bytes)
         context = contextvars.copy_context()
@@ -104,11 +105,11 @@ class FairLane:
             raise
         job.add_done_callback(lambda done: self._leave(team, done))
         try:
-            # Cancelling the future would free the place while the thread still works.
+            # Cancelling the future itself would count the thread as free while it still works.
             return await asyncio.shield(job)
         finally:
-            # An error refers to this frame, and the job to the error: with the job here, the request would stay in
-            # memory until the collector of cycles runs.
+            # An error refers to this frame, and the job to the error. If the frame kept the job, the request would stay
+            # in memory until the cycle collector runs.
             del job
             if num_bytes >= LARGE_BYTES and self._tidying is None:
                 self._tidying = asyncio.get_running_loop().call_later(TIDY_AFTER_S, self._tidy)
@@ -124,7 +125,7 @@ class FairLane:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _turn(self, team: str, num_bytes: int) -> None:
-        """Wait for a place, and take it. Raises CallFailed."""
+        """Wait until the team may have a thread, and count the thread as taken. Raises CallFailed."""
         if self._num_running < self._at_once and team not in self._line and self._running[team] < self._per_team:
             self._enter(team)
             return
@@ -142,7 +143,7 @@ class FairLane:
             raise
 
     def _check(self, team: str, num_bytes: int) -> None:
-        """Raise CallFailed where too much waits already."""
+        """Raise CallFailed if too much waits already for the job to wait as well."""
         bounds, own = self._bounds, self._line.get(team) or _Team()
         if len(own.waiting) >= bounds.jobs_per_team:
             raise _busy(f"{bounds.jobs_per_team} requests of your team wait for {self._doing} on this worker already")
@@ -172,7 +173,7 @@ class FairLane:
     def _remove(self, team: str, waiting: _Waiting) -> None:
         own = self._line.get(team)
         if own is None or waiting not in own.waiting:
-            return  # `_free` passed over it at the moment in which its caller left
+            return  # `_free` took it out already, at the moment in which its caller left
         own.waiting.remove(waiting)
         own.num_bytes -= waiting.num_bytes
         self._num_waiting -= 1
@@ -190,7 +191,7 @@ class FairLane:
         self._free(team)
 
     def _free(self, team: str) -> None:
-        """Give a thread's place to the next team that may have it."""
+        """Count the team's thread as free, and give free threads to the waiting teams in turn."""
         self._num_running -= 1
         self._running[team] -= 1
         if not self._running[team]:
@@ -210,9 +211,9 @@ class FairLane:
 
 
 def prompts_at_once() -> int:
-    """Return how many prompts a worker makes at a time: one for every two of its cores.
+    """Return how many prompts a worker makes at a time: one per two cores, from `FEWEST_AT_ONCE` to `MOST_AT_ONCE`.
 
-    It has as many processes for templates, and as many for long texts.
+    A worker has as many processes that render templates, and as many that tokenise long texts.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_AT_ONCE, max(FEWEST_AT_ONCE, cores // 2))

@@ -1,4 +1,4 @@
-"""The calls of a worker that generates text, each from its submit to its last event."""
+"""Keeps the calls of a worker that generates text, each from its submit to its last event."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from workers.service.registration.prefix_adverts import CallAdverts
 
 
 class Engine(Protocol):
-    """The engine, as its calls need it. Its events come to `Delivery.deliver`, with `call` = the key given here."""
+    """The part of an engine that calls need. Its events, with the request's key as `call`, go to `Delivery`."""
 
     @property
     def n_ctx(self) -> int:
         """Longest single conversation, tokens."""
 
     def submit(self, request: EngineRequest) -> None:
-        """Take the call, without waiting for a slot. Raises CallFailed."""
+        """Take the call without waiting for a slot. Raises CallFailed."""
 
     def cancel(self, key: int) -> None:
         """End the call within one step; unknown keys are ignored."""
@@ -34,7 +34,7 @@ class Engine(Protocol):
 
 
 class Begun(NamedTuple):
-    """The result of a submit, for its answer (`workers.protocol.requests.Accepted`)."""
+    """The result of a submit that the engine took, for the reply (`workers.protocol.requests.Accepted`)."""
 
     num_prompt_tokens: int
     prompt: str = ""
@@ -55,15 +55,15 @@ class LiveCall:
     adverts: CallAdverts | None = None
     """The prefix hashes of the call; None: its prompt is not cached."""
     preparing: asyncio.Future[Any] | None = None
-    """The work before the engine takes the call; cancelled where nobody wants the call any more."""
+    """The work before the engine takes the call; cancelled if nobody wants the call any more. None: no work runs."""
     has_ended: bool = False
-    """Whether its last event was sent. A short answer may end before the thread that submits it comes back."""
+    """Whether the call's last event was sent. A short answer can end before the thread that submitted it returns."""
     outcome: asyncio.Future[Begun | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """The result of the submit, or why it was refused."""
 
 
 class LiveCalls:
-    """All live calls, by the engine's key. For the event loop."""
+    """Keeps all live calls, by the engine's key. Use it on the event loop."""
 
     def __init__(self, engine: Engine, records: CallRecords) -> None:
         self.idle = asyncio.Event()
@@ -75,7 +75,7 @@ class LiveCalls:
         self._records = records
         self._calls: dict[int, LiveCall] = {}
         self.get = self._calls.get
-        """Returns the call of a key, or None; asked once per token."""
+        """Returns the call of a key, or None; called once per token."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -97,7 +97,7 @@ class LiveCalls:
         return call
 
     def give_up(self, key: int) -> None:
-        """Drop a call that nobody wants any more."""
+        """Forget a call that nobody wants any more, and cancel it in the engine."""
         if self.forget(key):
             self._engine.cancel(key)
 

@@ -1,4 +1,5 @@
-"""Takes the calls for pooled work: tokenises the inputs, hands them to the engine, and waits for the whole answer.
+"""Takes the calls for pooled work (embeddings, ranking): tokenises the inputs, hands them to the engine, and waits for
+the whole answer.
 
 Runs on the event loop; `Outcomes.tell` is for the engine's thread.
 """
@@ -30,7 +31,7 @@ from workers.service.lifecycle import Lifecycle
 from workers.service.registration.heartbeat import Rates
 
 MAX_QUERY_CHARS = 8 << 20
-"""Most characters of a query times the number of documents: it is tokenised again with each of them."""
+"""Maximum characters of a query times its documents; more are refused. The query is tokenised with each document."""
 
 
 class Inputs(Protocol):
@@ -41,24 +42,24 @@ class Inputs(Protocol):
 
 
 class Engine(Protocol):
-    """The engine, as its calls need it; the outcome of a call goes to `Outcomes.tell`."""
+    """The part of an engine that calls need. The outcome of a call goes to `Outcomes.tell`."""
 
     def submit(self, request: PooledRequest) -> None:
-        """Take the call, without waiting. Raises CallFailed."""
+        """Take the call without waiting. Raises CallFailed."""
 
     def cancel(self, key: int) -> None:
         """End the call before the next step; unknown keys are ignored."""
 
 
 class Outcomes:
-    """The outcomes that calls wait for. For the event loop on which it is built, but for `tell`."""
+    """Hands outcomes to the calls that wait for them. Build and use it on one event loop, except for `tell`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}
 
     def tell(self, key: int, outcome: Outcome) -> None:
-        """Take the outcome of a call; for the engine's thread."""
+        """Hand the outcome of a call to the event loop; called on the engine's thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to tell
             self._loop.call_soon_threadsafe(self.settle, key, outcome)
 
@@ -88,21 +89,21 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class PooledAnswer:
-    """The answer to a call. Its vectors stay where the engine has put them until they are written."""
+    """The answer to a call. The vectors are not copied: they stay in the engine's arrays until they are written."""
 
     head: PoolResult
     """The result without the vectors."""
     vectors: tuple[Vectors, ...]
-    """Vectors of each input."""
+    """Vectors of each input, [rows, width]."""
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the `PoolResult` as JSON in parts: in one piece 32 MiB held the event loop for 66 ms."""
+        """Yield the `PoolResult` as JSON in parts: 32 MiB in one piece blocked the event loop for 66 ms."""
         buffers = (np.ascontiguousarray(one, dtype="<f4").reshape(-1).view(np.uint8).data for one in self.vectors)
         return struct_parts(self.head, {"vectors": base64_parts(buffers)})
 
 
 def kind_of(pooling: Pooling) -> PoolKind:
-    """Return what a worker does that pools in this way."""
+    """Return the kind of work that a worker with this pooling does."""
     return "rank" if pooling is Pooling.RANK else "embed"
 
 
@@ -123,9 +124,9 @@ class PooledCalls:
         width: int,
         longest: int,
     ) -> None:
-        """`outcomes`: where the engine tells them. `lane`: threads on which long inputs are tokenised.
+        """`outcomes` must be where `engine` reports its outcomes. `lane`: threads on which long inputs are tokenised.
 
-        `longest`: most tokens of one input that the engine takes.
+        `width`: numbers of one vector. `longest`: maximum tokens of one input that the engine takes.
         """
         self.kind: PoolKind = kind_of(pooling)
         self.idle = asyncio.Event()
@@ -189,7 +190,7 @@ class PooledCalls:
         return PooledAnswer(head, outcome)
 
     def end_all(self, why: Callable[[], Failure]) -> None:
-        """End every call: the engine is gone or the time to drain is up. `why` is asked if there is one."""
+        """End every call, because the engine is gone or the time to drain is up. `why` returns a call's failure."""
         for key in self._outcomes.keys:
             self._outcomes.settle(key, why())
             self._engine.cancel(key)
@@ -210,14 +211,14 @@ class PooledCalls:
                 raise CallFailed(_invalid(message, "query"))
 
     async def _tokens(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
-        # The number of parts first: where there are many, counting their characters takes long as well.
+        # Count the parts first: if there are many, counting their characters takes long as well.
         if _num_parts(request) <= SHORT_CHARS and _num_chars(request) <= SHORT_CHARS:
             return self._tokenized(key, request)
         return await self._lane.run(request.tenant, 0, self._tokenized, key, request)
 
     def _tokenized(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
-        """Return the inputs' tokens, but no more after an input that is too long, for which the engine refuses the
-        call: a query of megabytes would be read again with each document. Stop also once nobody waits.
+        """Return the tokens of each input. Stop after an input that is too long: the engine refuses the call for that,
+        and a query of megabytes would be tokenised again with each document. Stop also once nobody waits.
         """
         tokens: list[Sequence[int]] = []
         patience = Patience(_num_chars(request))
@@ -236,11 +237,11 @@ class PooledCalls:
         return tokens
 
     def _in_turn(self, parts: Sequence[int | str]) -> Sequence[int]:
-        """Return texts and tokens in turn as tokens; only a text that is the first part gets the special tokens."""
+        """Return the tokens of an input of texts and token ids. Only a text at its beginning gets special tokens."""
         if str not in set(map(type, parts)):
             ids = cast("Sequence[int]", parts)
             try:
-                return array("q", ids)  # a list would be gone through again on the loop, id by id
+                return array("q", ids)  # a list would be walked once more on the event loop, id by id
             except OverflowError:  # the engine refuses an id that no vocabulary has
                 return ids
         tokens: list[int] = []
@@ -262,7 +263,7 @@ def no_pooled_work() -> Failure:
 
 
 def other_kind(kind: PoolKind) -> Failure:
-    """Return the refusal of other work than `kind` by a worker that does that only."""
+    """Return the refusal that a worker which does only `kind` gives to any other work."""
     match kind:
         case "embed":
             message = "this model is served for embeddings only; ask another model, or serve it without `embeddings`"
@@ -274,13 +275,13 @@ def other_kind(kind: PoolKind) -> Failure:
 
 
 def _num_chars(request: PoolRequest) -> int:
-    """Return the characters of all that is tokenised; the query counts with each document."""
+    """Return the number of characters that are tokenised; the query counts once for each document."""
     query = len(request.query or "")
     return sum(query + _chars_of(one) for one in request.inputs)
 
 
 def _num_parts(request: PoolRequest) -> int:
-    """Return the token ids, and texts between them, of the inputs that have any."""
+    """Return the number of token ids and texts in all inputs that are lists of these."""
     return sum(len(one) for one in request.inputs if not isinstance(one, str))
 
 

@@ -1,10 +1,10 @@
-"""The event hub, one bounded ring of encoded frames per gateway with the connections that read from it, and the mailbox
-that brings the engine's steps to the event loop.
+"""The event hub, which keeps a bounded ring of encoded frames for each gateway and the connection that reads from it;
+and the mailbox that brings the engine's steps to the event loop.
 
 Everything but `Mailbox.put` runs on the event loop. The ring is the only buffer: a connection keeps a position in it
-and reads at its own pace, so a slow or absent gateway costs at most one ring of memory. Frames that a connection took a
-minute ago are dropped, so that a fleet of many gateways costs a worker what they read in a minute and not a full ring
-each.
+and reads at its own pace, so a slow or absent gateway costs at most one ring of memory. Frames that a connection has
+taken are dropped after a minute, so that a fleet of many gateways costs a worker what they read in a minute, and not a
+full ring each.
 
 The first frames of a connection depend on its `Last-Event-ID` (WHATWG HTML, "Server-sent events"):
 
@@ -34,17 +34,18 @@ from workers.protocol.framing import ALIVE_EVENT, encode_frame, event_id, parse_
 
 RING_FRAMES = 8192
 RING_BYTES = 4 << 20
-"""Most bytes of a ring: about ten seconds of sixteen streams at 1.4 ms per step, twice the default grace."""
+"""Maximum bytes of a ring; above it the oldest frames are dropped. It holds about ten seconds of sixteen streams at
+1.4 ms per step, twice the default `gateway_grace_s`."""
 
 MAX_PART_BYTES = 256 << 10
-"""Most bytes of one frame's data: a step with more is split into several frames.
+"""Maximum bytes of one frame's data; a step with more is split into several frames.
 
-A value and its comma are two bytes at least, so a frame has no more values than a gateway reads of one (131,072).
+A value and its comma take at least two bytes, so a frame has no more values than a gateway reads from one (131,072).
 """
 
 KEPT_S = 60.0
-"""Seconds that frames which a connection has taken stay after they were made: ten times as long as gateways take to
-notice a dead connection and come back. One that stays away longer goes on with `alive`, and loses what it missed."""
+"""Seconds for which a new frame stays in the ring although a connection has taken it: ten times as long as a gateway
+takes to notice a dead connection and come back. One that is back later starts with `alive` and loses what it missed."""
 
 SWEEP_S = 5.0
 
@@ -115,7 +116,7 @@ class Feed:
         return self._position >= (frames[-1][0] if frames else self.book.floor)
 
     def take(self, max_bytes: int) -> bytes:
-        """Return the next frames, at least one if there is one; empty when caught up."""
+        """Return the next frames: as many as fit `max_bytes`, but at least one; empty when caught up."""
         book = self.book
         parts: list[bytes] = []
         size = 0
@@ -157,7 +158,7 @@ class Feed:
 
 
 class EventHub:
-    """The books of all gateways."""
+    """Keeps the books of all gateways: their calls, rings and connections."""
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class EventHub:
         self._ring_bytes = ring_bytes
         self._books: dict[str, GatewayBook] = {}
         self._forgotten: dict[str, None] = {}
-        """Gateways whose book was closed, oldest first, so that one that returns late learns of its losses."""
+        """Ids of gateways whose book was closed, oldest first. A gateway that returns late is told of its losses."""
         self._step = 0
         self._closed = False
         self._kept_s, self._sweep_s = kept_s, sweep_s
@@ -204,7 +205,7 @@ class EventHub:
         listing.gateway.calls.pop(listing.number, None)
 
     def end(self, listing: Listing) -> None:
-        """Take a call out of the book whose last event is in the frame just being published."""
+        """Take a call out of its gateway's book; its last event is in the frame that is being published."""
         book = listing.gateway
         if book.calls.pop(listing.number, None) is not None:
             book.ended.append((self._step, listing.number, listing.first_step))
@@ -218,7 +219,10 @@ class EventHub:
         return self._step
 
     def publish(self, book: GatewayBook, events: list[CallEvent]) -> None:
-        """Put a gateway's events of this step into its ring, and wake its connection. Further frames count as steps."""
+        """Put a gateway's events of this step into its ring, and wake its connection.
+
+        If they take several frames, each further frame counts as a step of its own.
+        """
         parts = _encoded(events)
         for number, part in enumerate(parts):
             self._step += number > 0
@@ -258,14 +262,14 @@ class EventHub:
         return list(self._books)
 
     def doubt(self, gateway_id: str) -> None:
-        """Close the connection of a gateway process that seems dead, and begin its grace period. One that lives comes
-        back at once, and has lost nothing."""
+        """Close the connection of a gateway process that seems dead, and begin its grace period. If it is alive, it
+        connects again at once and loses nothing."""
         book = self._books.get(gateway_id)
         if book is not None and book.feed is not None:
             self.detach(book.feed)
 
     def alive_frame(self, book: GatewayBook) -> bytes:
-        """Return the `alive` frame for a connection that goes on at the book's floor; give up the calls with a gap."""
+        """Return the `alive` frame for a connection that is at the book's floor; give up calls that lost events."""
         for listing in [listing for listing in book.calls.values() if 0 < listing.first_step <= book.floor]:
             del book.calls[listing.number]
             self._on_lost(listing.key)
@@ -285,11 +289,11 @@ class EventHub:
 
     @property
     def caught_up(self) -> bool:
-        """Whether every connection has taken all there is."""
+        """Whether every connection has taken all published frames."""
         return all(book.feed is None or book.feed.caught_up for book in self._books.values())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the books contradict themselves."""
+        """Raise AssertionError if a book contradicts itself."""
         for gateway_id, book in self._books.items():
             steps = [step for step, _ in book.frames]
             if steps != sorted(set(steps)) or (steps and steps[0] <= book.floor):
@@ -318,7 +322,7 @@ class EventHub:
         return book
 
     def _position(self, book: GatewayBook, last_event_id: str | None) -> int:
-        """Return the step after which a connection starts; one below the floor makes it begin with `alive`."""
+        """Return the step after which a connection starts; a step below the floor makes it start with `alive`."""
         if not last_event_id:
             return book.floor - 1 if book.lossy else book.floor
         parsed = parse_event_id(last_event_id)
@@ -343,7 +347,7 @@ class EventHub:
 
 
 def _encoded(events: list[CallEvent]) -> list[bytes]:
-    """Return the events in few parts of equal counts, none longer than MAX_PART_BYTES unless it is one event."""
+    """Encode the events, halving them into parts until each has MAX_PART_BYTES at most, or one event."""
     data = encode_step(events)
     if len(data) <= MAX_PART_BYTES or len(events) == 1:
         return [data]
@@ -361,11 +365,11 @@ class Mailbox:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], None]) -> None:
-        """`on_failure` is told of an error by which a step is lost."""
+        """`on_failure` is called with the error if a step is lost."""
         self._loop = loop
         self._on_failure = on_failure
         self._steps: deque[tuple[int, list[CallEvent]]] = deque()
-        self._scheduled = True  # until somebody takes steps, nobody is woken
+        self._scheduled = True  # so that `put` wakes nobody before `open`
         self._deliver: Deliver
 
     def open(self, deliver: Deliver) -> None:

@@ -1,8 +1,8 @@
-"""Learns from Redis that a gateway has died though its connection seems to stand, as when its machine loses power.
+"""Learns from Redis that a gateway has died although its connection looks open, as when its machine loses power.
 
-A gateway's heartbeat (`keys.gateway`) that was there and is missing is a reason to doubt the connection, no proof: it
-is closed, once, and a gateway that lives is back within the grace period, with nothing lost. So a Redis that has lost
-its data, or that one gateway can't reach, costs a reconnection and no call.
+If a gateway's heartbeat (`keys.gateway`) was there and is missing now, the gateway may be dead, but that is no proof.
+So its connection is closed, once; a gateway that is alive connects again within the grace period and loses nothing.
+A Redis that has lost its data, or that one gateway can't reach, costs a reconnection and no call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workers.redis.trouble import NO_ANSWER
 logger = logging.getLogger(__name__)
 
 MISSED = 2
-"""Checks in a row that find no heartbeat; gateways beat as often as they are checked."""
+"""Number of checks in a row that find no heartbeat before a gateway is doubted; it beats as often as it is checked."""
 
 
 class GatewayWatch:
@@ -35,13 +35,13 @@ class GatewayWatch:
         *,
         interval_s: float = keys.GATEWAY_INTERVAL_S,
     ) -> None:
-        """`gateways` returns the connected processes; `doubt` is called with one whose heartbeats have stopped."""
+        """`gateways` returns the ids of the processes to watch; `doubt` is called with one whose heartbeats stopped."""
         self._redis = redis
         self._gateways = gateways
         self._doubt = doubt
         self._interval_s = interval_s
         self._seen: set[str] = set()
-        """Processes whose heartbeat was there at some check."""
+        """Ids of the gateway processes whose heartbeat was there at some check, and which are not doubted."""
         self._missed: Counter[str] = Counter()
 
     async def run(self) -> None:

@@ -1,8 +1,8 @@
-"""Registers a worker in Redis: its heartbeat, the prefix hashes of its cache, news of both, and the averages by which
-gateways predict how long a call would wait.
+"""Registers a worker in Redis: its heartbeat, the prefix hashes (heads) of its cache, and news of both. Also keeps the
+averages by which gateways predict how long a call would wait.
 
-Serving does not depend on Redis: while it is away the worker goes on, and is back in the fleet with the first beat that
-gets through.
+Serving does not depend on Redis: while Redis is away the worker goes on, and it is back in the fleet with the first
+beat (one writing of the heartbeat) that gets through.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from workers.redis import link
 from workers.redis.trouble import NO_ANSWER, is_of_one_name, remedy_for
 
 REDIS_TIMEOUT_S = 1.0
-"""Bound on connecting, and on one answer: below the heartbeat's lifetime, so that a slow Redis is noticed in time."""
+"""Maximum seconds for connecting, and for one answer; below a heartbeat's lifetime, so that a slow Redis is noticed."""
 
 NEWS_RATE = 2000.0
-"""Most entries per second of all workers of a model together: where there are many, each tells less often."""
+"""Maximum news entries per second of all workers of a model together: the more workers, the less often each writes."""
 
 HEADS_INTERVAL_S = 2.0
-"""Least seconds between two writings of all heads; in between, news tell the changes."""
+"""Minimum seconds between two writings of all heads; in between, news carry the changes."""
 
 HEADS_RATE = 20e6
-"""Most bytes of heads per second that all workers of a model write together."""
+"""Maximum bytes of heads per second that all workers of a model write together: more workers write less often."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,40 +54,40 @@ class Adverts(Protocol):
 
 
 class Registration:
-    """Keeps one worker's record alive, and tells its news. `read` returns the present heartbeat, without blocking.
+    """Keeps one worker's record in Redis alive, and writes its news. `read` returns the heartbeat without blocking.
 
-    The record is written first, so that a gateway that misses an entry finds a record that is no older. An entry that
-    could not be sent is covered by the next record and heads: gateways notice by the missing number.
+    The record is written before the entry of news, so that a gateway that misses the entry finds a record that is no
+    older. The next record and heads make up for an entry that could not be sent: gateways notice the missing number.
     """
 
     def __init__(
         self, redis: Redis, secret: str, read: Callable[[], Heartbeat], adverts: Adverts | None = None
     ) -> None:
-        """`secret`: makes the seals. `adverts`: None for a worker that caches no conversations."""
+        """`secret`: key of the seals. `adverts`: None for a worker that caches no conversations."""
         self._redis = redis
         self._secret = secret
         self._read = read
         self._adverts = adverts
         self._hurry = asyncio.Event()
         self._announced: tuple[bool, dict[str, str]] | None = None
-        """The state that the fleet was last told: whether the worker drains, and its adapters; None: nothing yet."""
+        """The state last announced to the fleet: whether the worker drains, and its adapters; None: none so far."""
         self._version = 0
         self._told: tuple[Load, bool] | None = None
-        """Load and draining in the last entry of news."""
+        """Load, and whether the worker drains, in the last entry of news."""
         self._heads_changed = True
-        """Whether heads changed since all were last written; if not, only the version's number is."""
+        """Whether heads changed since all were last written; if not, only their version number is written."""
         self._heads_bytes = 0
         self._beat_at = self._news_at = self._heads_at = 0.0
-        """time.monotonic() at which beat, news and heads are due."""
+        """time.monotonic() at which the next beat, news and heads are due."""
         self._waits = False
         """Whether a log line has said that Redis does not answer."""
         self._fleet = 1
-        """Number of workers of the model, as Redis last told."""
+        """Number of workers of the model, by Redis' last answer."""
         self.registered = asyncio.Event()
         """Set once the first beat has got through."""
 
     def hurry(self) -> None:
-        """Have a beat sent now, since something changed that the fleet should know."""
+        """Have a beat sent now, because something changed that the fleet should know."""
         self._hurry.set()
 
     async def run(self) -> None:
@@ -97,7 +97,7 @@ class Registration:
         while this is None or not this.cancelling():
             try:
                 await self._tell()
-            except MemoryError:  # the next beat may have some
+            except MemoryError:  # the next beat may find some
                 logger.warning("out of memory: a beat was left out")
             except NO_ANSWER as error:
                 why = f"{error}; {remedy_for(error)}"
@@ -119,7 +119,7 @@ class Registration:
                 continue
 
     async def _clear(self) -> None:
-        """Delete other types of data under this worker's own names, so that the next beat can be written."""
+        """Delete values of a wrong type under this worker's own names, so that the next beat can be written."""
         mine = self._read()
         record, heads = keys.worker(mine.model, mine.worker), keys.worker_heads(mine.model, mine.worker)
         with contextlib.suppress(*NO_ANSWER):
@@ -177,7 +177,8 @@ class Registration:
         )
 
     async def _write(self, beat: Heartbeat, *, with_heads: bool) -> None:
-        """Write the record, and with it the heads or at least their lifetime."""
+        """Write the record, and renew the heads' lifetime. Write all heads if `with_heads`, or their version if none
+        has changed."""
         name, heads = keys.worker(beat.model, beat.worker), keys.worker_heads(beat.model, beat.worker)
         ttl_ms, record = int(keys.HEARTBEAT_TTL_S * 1000), record_of(beat, self._secret)
         async with self._redis.pipeline(transaction=True) as pipe:
@@ -204,7 +205,7 @@ class Registration:
             self._heads_changed, self._heads_at, self._told = True, 0.0, None
 
     async def _spread(self, beat: Heartbeat, news: News | None, *, registers: bool) -> None:
-        """Write the names that do not lie with the model's keys."""
+        """Write to the names that all models share: the list of models, the news, the fleet's channel."""
         async with self._redis.pipeline(transaction=False) as pipe:
             if registers:
                 pipe.sadd(keys.MODELS, beat.model)
@@ -229,15 +230,15 @@ class Registration:
 
 
 _WEIGHT = 0.1
-"""Weight of the newest call, against all before it."""
+"""Weight of the newest call in an average, against all calls before it."""
 
 _GAP_WEIGHT = 0.3
-"""Weight of the gaps between tokens since the last look, against all before."""
+"""Weight of the gaps between tokens since the last look in their average, against all gaps before."""
 
 
 class Rates:
-    """Averages of this worker's calls and their costs, from which it predicts how long the next call would wait. For
-    one event loop.
+    """Averages this worker's calls and their costs, to predict how long the next call would wait. Use it on one event
+    loop.
     """
 
     def __init__(self) -> None:
@@ -245,10 +246,10 @@ class Rates:
         self._hold_s = 0.0
         self._decode_s = 0.0
         self._gaps = (0, 0.0)
-        """Number and sum of gaps, at the last look."""
+        """Number and sum (seconds) of the gaps between tokens, at the last look."""
 
     def accepted(self, num_bytes: int, num_tokens: int) -> None:
-        """Count a prompt, its bytes as its prefix hashes count them."""
+        """Count a prompt. `num_bytes`: bytes of its conversation as the prefix hashes count them."""
         keep = 1 - _WEIGHT
         self._num_bytes = self._num_bytes * keep + num_bytes
         self._num_tokens = self._num_tokens * keep + num_tokens
@@ -282,7 +283,7 @@ class Rates:
             self._gaps = count, total
 
     def _free_in_s(self, engine: EngineLoad) -> float:
-        """Return the seconds until a slot comes free. Prompts are computed in sequence, answers beside each other."""
+        """Predict the seconds until a slot comes free; prompts are computed one by one, answers at the same time."""
         if engine.slots_busy < engine.slots or not engine.running:
             return 0.0
         prompts = accumulate(call.num_prompt for call in engine.running)
@@ -293,5 +294,5 @@ class Rates:
 
 
 def _rounded(value: float) -> float:
-    """Return the value with three digits, so that noise is no news."""
+    """Round the value to three significant digits, so that noise makes no news."""
     return float(f"{value:.3g}")

@@ -1,8 +1,9 @@
-"""The prefix hashes (heads of `workers.protocol.prefixes`) of the conversations cached here, for the gateways.
+"""Keeps the prefix hashes (heads, see `workers.protocol.prefixes`) of the conversations cached here, for the gateways.
 
-A call's heads are entered when it begins, and those of its answer when it ends, so that the next turn finds them. The
-number of tokens before a head is known at the ends of requests and answers, and estimated by bytes between them. The
-engine tells what is left of a conversation; heads of which nothing is left are dropped. For one event loop.
+A request's heads are entered when its call starts, and the answer's when it ends, for the conversation's next request.
+The number of tokens before a head (its place) is known where a request or answer ended, and estimated by bytes in
+between. The engine reports what is left of each conversation; heads whose prefix is gone are dropped. Use it on one
+event loop.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from workers.protocol.prefixes import Chain, Prefix, prefix_after
 from workers.protocol.requests import GenerateRequest, ToolCall
 
 LEAST_SHARE = 0.5
-"""A head is kept if at least this share of the tokens between it and the one before it is cached."""
+"""A head is kept if at least this share of the tokens between the last kept head and this one is cached."""
 
 NEWS_SHARE = 1 / 16
-"""A head's tokens are told anew when they have changed by more than this share."""
+"""A head's number of cached tokens is sent again when it has changed by more than this share."""
 
 
 class CacheReport(Protocol):
@@ -41,9 +42,9 @@ class CacheReport(Protocol):
 class _Conversation:
     key: int
     heads: list[int]
-    """Heads, shallow to deep; some may be another conversation's by now, or dropped."""
+    """Heads, shallow to deep; some may be owned by another conversation by now, or dropped."""
     places: list[int]
-    """Tokens before each head."""
+    """Number of tokens before each head."""
     num_own: int = 0
     found: Found | None = None
 
@@ -51,21 +52,21 @@ class _Conversation:
 @dataclass(slots=True, eq=False)
 class _Head:
     owner: _Conversation
-    """The conversation that used the head last: all that have it have the same tokens before it."""
+    """The conversation that used the head last; all conversations with this head have the same tokens before it."""
     place: int
     is_exact: bool
     num_cached: int
 
 
 class PrefixAdverts:
-    """The heads of this worker. Those that were used longest ago make room for new ones."""
+    """Keeps up to `max_heads` heads of this worker; above that, those used longest ago are dropped."""
 
     def __init__(self, report: CacheReport, max_heads: int = MAX_HEADS) -> None:
-        """`report` tells what the engine has left of conversations; all that was entered stays until it does."""
+        """`report` gives what is left of each conversation; until it does, all of the conversation counts as cached."""
         self.max_heads = max_heads
         self._report = report
         self._heads: OrderedDict[int, _Head] = OrderedDict()
-        """Heads in the order of their last use, the deeper of two first."""
+        """Heads in the order of their last use, the oldest first; of one conversation's heads the deepest first."""
         self._conversations: dict[int, _Conversation] = {}
         self._changed: set[int] = set()
         self._published: dict[int, int] = {}
@@ -76,7 +77,7 @@ class PrefixAdverts:
         return self._published
 
     def take(self) -> tuple[dict[int, int], tuple[int, ...]]:
-        """Return the heads that came or changed, with their cached tokens, and those that went since the last call."""
+        """Return what is new since the last call: added or changed heads -> cached tokens, and dropped heads."""
         gone = [found.key for found in self._report.take() if not self._hear(found)]
         if gone:
             self._report.forget(gone)
@@ -94,9 +95,10 @@ class PrefixAdverts:
         return added, tuple(dropped)
 
     def enter(self, key: int, prefix: Prefix, points: Sequence[tuple[int, int]], *, guessed: bool = False) -> None:
-        """Enter a conversation as it is now. `points`: known pairs (bytes, tokens), ascending, the last one its end.
+        """Enter a conversation, or add to the one that has this key. `prefix`: the conversation's heads up to now.
 
-        A known key's conversation is added to. `guessed`: the last point is an estimate, not to be used later.
+        `points`: pairs (bytes, tokens before them) that are known, ascending; the last is the conversation's end.
+        `guessed`: the last point is an estimate, which later calls must not build on.
         """
         exact = {at for at, _ in (points[:-1] if guessed else points)}
         heads, places = list(prefix.digests), self._places(prefix, points)
@@ -114,7 +116,7 @@ class PrefixAdverts:
             self._forget(known)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the book contradicts itself."""
+        """Raise AssertionError if heads and conversations contradict each other."""
         owned: dict[int, int] = {}
         for digest, head in self._heads.items():
             owned[head.owner.key] = owned.get(head.owner.key, 0) + 1
@@ -126,7 +128,7 @@ class PrefixAdverts:
             raise AssertionError(f"{len(self._heads)} heads, {self.max_heads} may be")
 
     def _hear(self, found: Found) -> bool:
-        """Take what is left of a conversation; return whether to hear more of it."""
+        """Take a report of what is left of a conversation; return False if no more reports on it are wanted."""
         conversation = self._conversations.get(found.key)
         if conversation is None:
             return False
@@ -137,7 +139,8 @@ class PrefixAdverts:
         return conversation.num_own > 0
 
     def _places(self, prefix: Prefix, points: Sequence[tuple[int, int]]) -> list[int]:
-        """Return the tokens before each head: exact where an earlier turn ended, in proportion to bytes in between."""
+        """Return the number of tokens before each head: exact where a request or answer ended, interpolated by bytes
+        elsewhere."""
         known = {0: 0, **dict(points)}
         end = points[-1][0]
         for digest, at in zip(prefix.digests, prefix.ends, strict=True):
@@ -167,7 +170,7 @@ class PrefixAdverts:
         self._heads.move_to_end(digest)
 
     def _settle(self, conversation: _Conversation) -> None:
-        """Count the cached tokens of each of the conversation's heads; those that say nothing new are dropped."""
+        """Update the cached tokens of each of the conversation's heads; drop heads that add too few (`LEAST_SHARE`)."""
         found, deepest, before = conversation.found, 0, 0
         for digest, place in zip(conversation.heads, conversation.places, strict=True):
             num_cached = _cached(found, place)
@@ -198,7 +201,7 @@ class PrefixAdverts:
 
 
 class CallAdverts:
-    """Enters one call's heads into the book, from its submit to its end."""
+    """Enters one call's heads into `PrefixAdverts`: the prompt's when the call starts, the answer's when it ends."""
 
     __slots__ = ("_book", "_chain", "_key", "_num_tokens", "_pieces", "_prefix", "_request", "add")
 
@@ -220,11 +223,12 @@ class CallAdverts:
         return self._prefix.num_bytes
 
     def started(self) -> None:
-        """Enter the prompt, which is being computed now: calls that come from now on can share it."""
+        """Enter the prompt. It is being computed now, so calls that come from now on can share it."""
         self._book.enter(self._key, self._prefix, [(self._prefix.num_bytes, self._num_tokens)])
 
     def finished(self, usage: Usage) -> None:
-        """Enter prompt and answer, with which the next turn begins, without thoughts: few templates show them again."""
+        """Enter prompt and answer, with which the conversation's next request will begin. Thoughts are left out: few
+        templates show them again."""
         text = "".join(piece.text for piece in self._pieces if isinstance(piece, ContentPiece))
         has_thought = any(isinstance(piece, ReasoningPiece) for piece in self._pieces)
         prefix = prefix_after(self._chain, self._request, text, _calls(self._pieces))
@@ -243,7 +247,7 @@ def _calls(pieces: Iterable[Piece]) -> tuple[ToolCall, ...]:
 
 
 def _merged(known: _Conversation, heads: list[int], places: list[int]) -> tuple[list[int], list[int]]:
-    """Return a conversation's old heads, where it may have ended differently, merged with its new ones."""
+    """Return the heads and places of a conversation, old and new merged; it may have ended differently before."""
     new = set(heads)
     left = [(place, head) for head, place in zip(known.heads, known.places, strict=True) if head not in new]
     if not left:
@@ -253,11 +257,11 @@ def _merged(known: _Conversation, heads: list[int], places: list[int]) -> tuple[
 
 
 def _cached(found: Found | None, place: int) -> int:
-    """Return how many of the first `place` tokens are cached. `found` None: all of them, as far as is known."""
+    """Return how many of the first `place` tokens are cached. `found` None: all of them, since no report says less."""
     if found is None:
         return place
     if found.stops is None:
         return min(place, found.num_known)
-    # A place is an estimate: a stop slightly after it is the right one.
+    # A place is an estimate, so a stop slightly after it counts as reached.
     number = bisect_right(found.stops, place + place // 32 + 8)
     return found.stops[number - 1] if number else 0

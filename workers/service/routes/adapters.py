@@ -1,6 +1,6 @@
 """The routes for a worker's LoRA adapters: load one under a name, list them, unload one.
 
-Files come from one configured folder: a holder of the shared secret names files in it, not the machine's paths.
+Files come from one configured folder, so that a holder of the shared secret can't name other paths of the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.service.routes.bodies import answer, decoded, read_body, refusal
 MAX_BODY_BYTES = 64 << 10
 
 LOOK_S = 0.02
-"""Seconds between two checks of a waiting answer whether an adapter is freed."""
+"""Seconds between two checks whether an unloaded adapter is freed, while the answer waits for that."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Adapters(Protocol):
 
 
 class AdapterRoutes:
-    """The routes. One file is read at a time. `folder` None: nothing is loaded at run time."""
+    """The routes for adapters. One file is read at a time. `folder` None: nothing is loaded at run time."""
 
     def __init__(self, adapters: Adapters, folder: Path | None) -> None:
         self._adapters = adapters
@@ -75,7 +75,7 @@ class AdapterRoutes:
         return answer(self._outward(info))
 
     def hashes(self) -> dict[str, str]:
-        """Return each adapter that calls may use -> SHA-256 of its file."""
+        """Return the adapters that calls may use: name -> SHA-256 of the file."""
         return {info.name: info.sha256 for info in self._adapters.infos() if info.state is not AdapterState.LEAVING}
 
     def announced(self, beat: Heartbeat) -> Heartbeat:
@@ -116,14 +116,14 @@ class AdapterRoutes:
             await asyncio.sleep(LOOK_S)
 
     def _outward(self, info: AdapterInfo) -> AdapterInfo:
-        """Return the info with its path as clients may see it: relative to the folder."""
+        """Return the info with its path as clients may see it: relative to the folder, or empty if it lies outside."""
         path = Path(info.path)
         folder = path.parent if self._folder is None else self._folder.resolve()
         inside = self._folder is not None and path.is_relative_to(folder)
         return structs.replace(info, path=str(path.relative_to(folder)) if inside else "")
 
     def _located(self, asked: str) -> Path:
-        """Return the file inside the folder, links followed. Raises CallFailed."""
+        """Return the path of the file that `asked` names inside the folder, links followed. Raises CallFailed."""
         if self._folder is None:
             message = (
                 "this worker loads no adapters at run time; give it a folder to take them from with --adapters-dir"

@@ -1,7 +1,7 @@
 """The ASGI application of one worker: `/v1/submit`, `/v1/cancel`, `/v1/events`, `/v1/pool`, `/metrics`, its probes and
 routes that only some workers have.
 
-Every request of the worker protocol shows a token: a gateway's for this process, or one that only drains it.
+Every request of the worker protocol must carry a token: a gateway's for this process, or one that can only drain it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ GUARDED = "/v1/"
 
 
 class WorkerAccess:
-    """The tokens of one worker process. A token of another process, or the secret itself, opens nothing."""
+    """Checks the tokens of one worker process. A token of another process, and the secret itself, are not accepted."""
 
     def __init__(self, secret: str, worker: str, boot: str) -> None:
         self._secret, self._worker, self._boot = secret, worker, boot
@@ -76,14 +76,15 @@ def _bearer(token: str) -> bytes:
 METRICS_PATH = "/metrics"
 
 MAX_SUBMIT_BYTES = 64 << 20
-"""Longest body of a submit: far above a gateway's own bound (8 MiB by default), so only a broken peer meets it."""
+"""Maximum bytes of the body of a submit: far above a gateway's own bound (8 MiB by default), so only a broken peer
+exceeds it."""
 
 MAX_CANCEL_BYTES = 1 << 20
-"""Longest body of a cancel, which has numbers of calls only."""
+"""Maximum bytes of the body of a cancel, which holds only numbers of calls."""
 
 WRITE_BYTES = 128 << 10
 STALL_S = 30.0
-"""Seconds without a byte taken after which a connection is dead; its gateway's grace period begins."""
+"""Maximum seconds of one write; then its connection counts as dead, and the gateway's grace period begins."""
 
 LOOK_S = 0.25
 """Seconds between two checks for silence and stalls."""
@@ -117,7 +118,7 @@ class Guard:
 
 
 class ShortageAnswers:
-    """Answers requests that failed since memory was short, in place of a bare HTTP 500."""
+    """Answers requests that failed because memory was short; they would get a bare HTTP 500 otherwise."""
 
     def __init__(self, shortage: Shortage) -> None:
         self._shortage = shortage
@@ -158,7 +159,7 @@ class CallRoutes:
 
 
 class PoolRoutes:
-    """The routes of calls at a worker that does pooled work: others than `POST /v1/pool` are refused."""
+    """The routes of calls at a worker that does pooled work: a submit is refused, and a cancel has nothing to do."""
 
     def __init__(self, calls: PooledCalls) -> None:
         self._calls = calls
@@ -171,11 +172,11 @@ class PoolRoutes:
         ]
 
     async def cancel(self, request: Request) -> Response:
-        """Answer that none of the calls runs."""
+        """Answer 204, since none of the calls runs here."""
         return Response(status_code=204)
 
     async def pool(self, request: Request) -> Response:
-        """Answer when all is computed; a peer that goes away cancels it."""
+        """Answer when the whole result is computed. If the peer goes away before, cancel the call."""
         try:
             asked = await received(request, MAX_SUBMIT_BYTES, decode_request)
             pooled = await while_peer_stays(request.receive, self._calls.pool(asked))
@@ -218,17 +219,17 @@ class EventStream:
 
 
 class Stalled(Exception):
-    """The peer has taken no bytes for `STALL_S`."""
+    """Raised if a write has not ended within `STALL_S`: the peer does not read, or far too slowly."""
 
 
 class Pump:
-    """Writes a feed's frames to the connection. `watch` checks for silence and stalls, so no step sets up a timer."""
+    """Writes a feed's frames to the connection. `watch` looks for silence and stalls, so that no write sets a timer."""
 
     def __init__(self, feed: Feed, send: Send) -> None:
         self._feed = feed
         self._send = send
         self._sending = False
-        self._silent = True  # at once, so that the gateway sees an open stream
+        self._silent = True  # sends a keep-alive at once, so that the gateway sees an open stream
         self._since = time.monotonic()
         """time.monotonic() at which the running write began, or the last one ended."""
 
@@ -247,7 +248,7 @@ class Pump:
                 await feed.wait()
 
     async def watch(self) -> None:
-        """Watch the connection, in a task beside `run`. Raises Stalled."""
+        """Have keep-alives sent during silence; raise Stalled if a write hangs. Runs in a task beside `run`."""
         while True:
             await asyncio.sleep(LOOK_S)
             age_s = time.monotonic() - self._since
@@ -273,7 +274,7 @@ async def _close_when_gone(receive: Receive, feed: Feed) -> None:
 def build_app(
     *, hub: EventHub, metrics: WorkerMetrics, access: WorkerAccess, shortage: Shortage, routes: Iterable[Route]
 ) -> Starlette:
-    """Return the application of one worker. `routes`: all but those of its events and its metrics."""
+    """Return the application of one worker. `routes`: all its routes except those for events and metrics."""
     page = Page(metrics.registry, metrics.process.count_tasks)
 
     async def show_metrics(request: Request) -> Response:

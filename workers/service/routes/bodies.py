@@ -20,11 +20,12 @@ Message = TypeVar("Message")
 Result = TypeVar("Result")
 
 MAX_REFUSED_BYTES = 64 << 20
-"""Longest body that is read though the request is refused, so that its connection can be used again."""
+"""Maximum bytes of a body that is read although its request is refused, so that the connection can be used again."""
 
 INLINE_BYTES = 256 << 10
 INLINE_COMMAS = 8_000
-"""Bodies up to this long, with about so many numbers and names, are decoded at once, in a millisecond or two."""
+"""Bodies of up to so many bytes and commas (about as many as numbers and names) are decoded on the event loop, in a
+millisecond or two; others on a thread."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -33,13 +34,13 @@ CODES = {401: FailureCode.UNAUTHORIZED, 503: FailureCode.BUSY}
 
 
 class PeerGone(Exception):
-    """The peer has closed the connection, so nobody reads an answer."""
+    """Raised if the peer has closed the connection, so that nobody reads an answer."""
 
 
 async def while_peer_stays(receive: Receive, work: Coroutine[None, None, Result]) -> Result:
-    """Return or raise what `work` does, and cancel it when the peer goes away. Read the body first.
+    """Return the result of `work` or raise its error. If the peer goes away, cancel it and raise PeerGone.
 
-    Raises PeerGone.
+    Read the request's body first.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_cancel_when_gone(receive, task))
@@ -53,7 +54,7 @@ async def while_peer_stays(receive: Receive, work: Coroutine[None, None, Result]
             raise PeerGone
         return task.result()
     finally:
-        del task, watcher  # an error refers to this frame, the task to the error: a cycle with all that they refer to
+        del task, watcher  # an error refers to this frame, and the task to the error: a cycle that stays in memory
 
 
 async def _cancel_when_gone(receive: Receive, work: asyncio.Task[Result]) -> None:
@@ -63,7 +64,7 @@ async def _cancel_when_gone(receive: Receive, work: asyncio.Task[Result]) -> Non
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the whole body. Raises CallFailed past the bound, or when the peer goes away in the middle."""
+    """Return the whole body. Raises CallFailed if it is longer than `max_bytes`, or if it ends early."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -79,7 +80,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def decoded(decode: Callable[[bytes], Message], body: bytes) -> Message:
-    """Return the decoded body. Raises CallFailed for a body that is not this message."""
+    """Return the decoded body. Raises CallFailed for a body that `decode` does not take."""
     try:
         return decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -100,7 +101,7 @@ def answer(message: Any, status: int = 200) -> Response:
 
 
 def answer_of_parts(parts: Iterator[bytes]) -> Response:
-    """Return an answer that is written as its parts are made, one in a turn of the event loop."""
+    """Return an answer whose parts are made and written one by one, one per iteration of the event loop."""
     first = next(parts)
     if (second := next(parts, None)) is None:
         return Response(first, media_type="application/json")
@@ -118,12 +119,12 @@ def refusal(failure: Failure) -> Response:
 
 
 def refusal_body(refused: Refusal) -> bytes:
-    """Return the body of a refusal that the server sends itself, as a failure."""
+    """Return the body of a refusal that the HTTP server sends itself: a `Failure`."""
     return encode(Failure(CODES.get(refused.status, FailureCode.INVALID_REQUEST), refused.message))
 
 
 def refusing(path: str, failure: Failure, *methods: str) -> Route:
-    """Return a route for work that another kind of worker does: the answer to each request is `failure`."""
+    """Return a route for work that only another kind of worker does: it answers every request with `failure`."""
 
     async def refuse(request: Request) -> Response:
         try:

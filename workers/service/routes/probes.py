@@ -1,4 +1,4 @@
-"""The probes of a worker, and taking it out of service: `/health`, `/ready`, `/health/drain`."""
+"""The probes of a worker, and the route that takes it out of service: `/health`, `/ready`, `/health/drain`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from workers.service.routes.bodies import answer, refusal
 READY_PATH = "/ready"
 
 SETTLE_S = 0.5
-"""Seconds in which calls still come that got a slot before the fleet heard of the draining. An answer sends them
-elsewhere, which is quicker and cheaper than a connection that nobody takes."""
+"""Seconds after draining begins in which calls still arrive that got a slot before the fleet heard of it. To answer
+them, which sends them elsewhere, is quicker and cheaper than to leave them a connection that nobody takes."""
 LOOK_S = 0.25
-"""Seconds between two checks of a request to drain whether its sender is still there."""
+"""Seconds between two checks whether the sender of a request to drain is still there."""
 
 
 class Calls(Protocol):
-    """The calls of the worker, which are counted."""
+    """The part of the worker's calls that probes need."""
 
     @property
     def idle(self) -> asyncio.Event: ...
@@ -66,14 +66,14 @@ class Probes:
         ]
 
     async def health(self, request: Request) -> Response:
-        """Answer 200 while the engine runs, 503 while it hangs; that there is an answer shows that the loop runs."""
+        """Answer 200 while the engine runs, 503 while it hangs; any answer at all shows that the event loop runs."""
         hung_s = self._hung_s()
         if hung_s:
             return answer({**self._facts(), "status": "hung", "hung_s": round(hung_s, 1)}, 503)
         return answer(self._facts())
 
     async def ready(self, request: Request) -> Response:
-        """Answer 200 once gateways know the worker and may send it calls. It stays ready while Redis is away."""
+        """Answer 200 once gateways know the worker and may send it calls, also while Redis is away; otherwise 503."""
         if self._hung_s():
             status = "hung"
         elif self._life.draining:
@@ -83,7 +83,7 @@ class Probes:
         return answer({**self._facts(), "status": status}, 200 if status == "ready" else 503)
 
     async def drain(self, request: Request) -> Response:
-        """Drain; answer when the last call has ended, or after `timeout_s` of the query."""
+        """Begin to drain; answer when the last call has ended, or after the query's `timeout_s`."""
         try:
             timeout_s = seconds_of(request.query_params.get("timeout_s", str(LONGEST_S)))
         except ValueError as error:
@@ -99,7 +99,7 @@ class Probes:
         return answer({"status": "draining" if calls else "drained", "calls": calls, "waited_s": waited_s})
 
     async def _idle(self, request: Request) -> None:
-        """Wait until nothing runs, or nobody waits for the answer."""
+        """Wait until no call runs, or the sender of the request is gone."""
         while not self._calls.idle.is_set() and not await request.is_disconnected():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):

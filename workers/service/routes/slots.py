@@ -43,10 +43,10 @@ from workers.service.routes.bodies import answer, decoded, read_body, refusal, r
 MAX_BODY_BYTES = 64 << 10
 
 ENGINE_S = 60.0
-"""Most seconds that the engine may take: it does such work between its steps."""
+"""Maximum seconds to wait for the engine, which works on slots between its steps; then the request fails as BUSY."""
 
 FILE_OVERHEAD = 16 << 20
-"""Most bytes of a file beside the states: tokens and names."""
+"""Maximum bytes of a file on top of its states, for tokens and names."""
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Adapters(Protocol):
 
 
 class SlotKeeper:
-    """Moves conversations between an engine's slots and a folder of files. `act` blocks. All may raise CallFailed."""
+    """Moves conversations between an engine's slots and a folder of files. `act` blocks. All can raise CallFailed."""
 
     def __init__(
         self,
@@ -73,7 +73,10 @@ class SlotKeeper:
         n_ctx: int,
         max_bytes: int,
     ) -> None:
-        """`files` None: nothing is saved. `fingerprint`: of the context's KV. `max_bytes`: bound on a conversation."""
+        """`files` None: nothing is saved or restored. `fingerprint` returns that of the context's KV; None: unknown.
+
+        `max_bytes`: maximum bytes of the states of a conversation that is restored.
+        """
         self._contents = contents
         self._files = files
         self._adapters = adapters
@@ -82,7 +85,7 @@ class SlotKeeper:
         self._max_bytes = max_bytes
 
     def infos(self) -> Future[list[SlotInfo]]:
-        """Return the slots, as a future; does not block."""
+        """Return a future of the list of slots, without blocking."""
         return self._contents.infos()
 
     def act(self, slot: int, asked: SlotAction) -> SlotSaved | SlotRestored | SlotErased:
@@ -108,7 +111,7 @@ class SlotKeeper:
 
     def _save(self, files: ConversationFiles, slot: int, asked: SlotAction) -> SlotSaved:
         started = time.perf_counter()
-        # No more is copied than there is room for; the file's own overhead is checked when it is written.
+        # No more is copied than the folder has room for; the file's overhead is checked when the file is written.
         max_bytes = files.check_room(asked.filename, asked.tenant)
         identity = self._identity()
         copied = _wait_for(self._contents.copy(slot, asked.tenant, asked.salt, max_bytes))
@@ -165,11 +168,12 @@ class SlotKeeper:
 
 
 MAX_ACTIONS_PER_TEAM = 2
-"""Running and waiting actions: files are long, and those of one team must not hold up all others'."""
+"""Maximum number of a team's running and waiting actions; more are refused as BUSY. Files are long, and one team's must
+not hold up all others'."""
 
 
 class SlotRoutes:
-    """The routes. One action runs at a time."""
+    """The routes for slots. One action runs at a time."""
 
     def __init__(self, keeper: SlotKeeper) -> None:
         self._keeper = keeper
@@ -177,7 +181,7 @@ class SlotRoutes:
         self._teams: Counter[str] = Counter()
         """Team -> its running and waiting actions."""
         self._looking: asyncio.Future[list[SlotInfo]] | None = None
-        """The running request for the list, shared by all who ask meanwhile: the engine is asked once at a time."""
+        """The engine's answer that is under way, shared by all requests for the list that come meanwhile."""
 
     def routes(self) -> list[Route]:
         return [
@@ -214,7 +218,7 @@ class SlotRoutes:
 
     @contextmanager
     def _counted(self, tenant: str) -> Iterator[None]:
-        """Count the team's action within this block. Raises CallFailed where it has as many as it may."""
+        """Count an action of the team within this block. Raises CallFailed beyond `MAX_ACTIONS_PER_TEAM`."""
         if self._teams[tenant] >= MAX_ACTIONS_PER_TEAM:
             message = (
                 f"{MAX_ACTIONS_PER_TEAM} actions on this worker's slots are under way for this team; send this one "
@@ -231,7 +235,7 @@ class SlotRoutes:
 
 
 def no_slots() -> list[Route]:
-    """Return the routes of a worker that keeps no conversations in its slots."""
+    """Return the routes for slots of a worker that keeps no conversations in them: they refuse every request."""
     message = "this worker keeps no conversations in its slots; ask one that generates text"
     failure = Failure(FailureCode.UNSUPPORTED, message)
     return [refusing(SLOTS_PATH, failure, "GET"), refusing(SLOTS_PATH + "/{id:int}", failure, "POST")]

@@ -1,6 +1,7 @@
-"""The routes for text without the engine: tokens of a text, text of tokens, a request's prompt, what is served.
+"""The routes about text, which need no engine: tokens of a text, text of tokens, a request's prompt, what is served.
 
-Work that takes longer than an instant runs in a lane, where teams take turns: results of the largest texts are large.
+Work that takes longer than an instant runs in a lane (`workers.service.calls.lanes`), where teams take turns: the
+largest texts have large results.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from workers.service.calls.lanes import FairLane
 from workers.service.routes.bodies import PeerGone, answer, decoded, encode, read_body, refusal, while_peer_stays
 
 MAX_RENDER_BYTES = 64 << 20
-"""Longest body of a render, the same as of a submit."""
+"""Maximum bytes of the body of a `Render`, the same as of a submit."""
 
 JOINED_AT_ONCE = 1024
-"""Tokens between two checks of their text's length."""
+"""Number of tokens that are joined to text between two checks of the text's length."""
 
 SHORT_BYTES = SHORT_CHARS
-"""Longest body that is answered at once, on the event loop."""
+"""Maximum bytes of a body that is answered at once, on the event loop."""
 
 
 class Vocabulary(Protocol):
@@ -57,10 +58,10 @@ class Vocabulary(Protocol):
 
 
 class Texts:
-    """Makes the routes' answers. Every method may block, and raises CallFailed."""
+    """Makes the answers of the routes. Every public method may block, and may raise CallFailed."""
 
     def __init__(self, vocab: Vocabulary, prompts: Prompts, *, bos_text: str = "") -> None:
-        """`bos_text`: text of the token that begins every prompt; prompts are shown without it."""
+        """`bos_text`: text of the token that begins every prompt; `render` shows prompts without that text."""
         self._vocab = vocab
         self._prompts = prompts
         self._bos_text = bos_text
@@ -95,7 +96,7 @@ class Texts:
         return Rendered(prompt=text, num_tokens=len(prompt.tokens) if asked.count else None)
 
     def _shown(self, text: str | None) -> str | None:
-        """Return a prompt as callers are told it. Raises CallFailed where it is too long: a template may repeat."""
+        """Return a prompt's text as callers see it. Raises CallFailed if it is too long: a template can repeat text."""
         if text is None:
             return None
         if len(text) > MAX_TEXT_BYTES:
@@ -106,7 +107,7 @@ class Texts:
         return text.removeprefix(self._bos_text)
 
     def _text(self, tokens: Sequence[int], param: str) -> str:
-        """Return the text of tokens, each of which may be dozens of bytes. Raises CallFailed where it is too long."""
+        """Return the text of tokens. Raises CallFailed if it is too long: a token can have dozens of bytes."""
         pieces, left = [], MAX_TEXT_BYTES
         for start in range(0, len(tokens), JOINED_AT_ONCE):
             pieces.append(self._vocab.join(tokens[start : start + JOINED_AT_ONCE]))
