@@ -44,7 +44,7 @@ SIGNATURES: tuple[Form, ...] = tuple(
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What one chat template can show and needs. The first nine fields are llama-server's `chat_template_caps`."""
+    """The abilities and needs of one chat template. The first nine fields are llama-server's `chat_template_caps`."""
 
     string_content: bool = True
     typed_content: bool = False
@@ -64,7 +64,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     words_apart: bool = False
     """Whether tool calls are left out of messages that have text, too."""
     later_system: bool = True
-    """Whether system messages may also stand in the middle of a conversation."""
+    """Whether system messages are also shown in the middle of a conversation."""
     short_ids: bool = False
     """Whether the ids of tool calls must be nine letters or digits."""
     tool_list: bool = False
@@ -80,7 +80,8 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_abilities(render: Render, source: str) -> Abilities:
-    """Return a template's abilities, found by some 25 renderings. `source`: its text, searched for thought marks."""
+    """Return a template's abilities, found by some 25 renderings. `source`: the template's text, which is searched for
+    the marks of thoughts."""
     return _Probe(render, source).abilities()
 
 
@@ -154,7 +155,8 @@ class _Probe:
         return False, True, False
 
     def _called(self, ids: Sequence[str], *, null: bool, as_text: bool, words: str = "") -> str | None:
-        """Render a conversation with calls, without the tools' signatures: marked names can come from calls only."""
+        """Render a conversation with calls. The tools' signatures are left out or, if the template refuses that, have
+        other names: so the names in the output can come only from the calls."""
         arguments: Any = f'{{"{ARGUMENT}": "{VALUE}"}}' if as_text else {ARGUMENT: VALUE}
         calls = [
             {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -170,7 +172,8 @@ class _Probe:
         return bare if bare is not None else self._asked(messages, [_renamed(one) for one in SIGNATURES])
 
     def _shows_results(self, tools: bool, calls: bool, *, null: bool, as_text: bool) -> bool:
-        """Return whether results are shown. False without tools and calls: the model may not know the role then."""
+        """Return whether tool results are shown; False if neither tools nor calls are: the model may not know the role
+        `tool` then."""
         if calls:
             return RESULT in (self._called([SHORT_ID], null=null, as_text=as_text) or "")
         result = {"role": "tool", "content": RESULT, "tool_call_id": SHORT_ID, "name": TOOL}
@@ -194,7 +197,8 @@ class _Probe:
         return THOUGHT not in as_field and THOUGHT in as_parts and not quoted
 
     def _thought(self) -> tuple[str, str]:
-        """Return the thought's marks with the text that the template adds to them; bare if it shows no thought."""
+        """Return the marks around a thought, with the text that the template adds to them; the marks alone if the
+        template shows no thought; empty if turns have no thought."""
         marks = turn_marks_of(self._source)
         if marks is None:
             return "", ""

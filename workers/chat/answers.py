@@ -44,7 +44,8 @@ class FamilyUnknown(ValueError):
 
 
 def family_of(template: str, name: str = "") -> Family:
-    """Return the family of this name, else the template's; its thought marks are the template's if it has none.
+    """Return the family called `name`; without a name, the family that fits the template. A family without thought
+    marks of its own gets those found in the template.
 
     Raises FamilyUnknown.
     """
@@ -84,7 +85,7 @@ class Prefaced:
 
 
 MAX_MARK_TOKENS = 16
-"""Number of tokens at the end of a prompt in which the beginning of a thought is looked for."""
+"""Number of tokens at the end of a prompt that are searched for the mark that opens a thought."""
 
 
 NONE: Mapping[int, bytes] = MappingProxyType({})
@@ -108,7 +109,7 @@ class Answers:
     """Makes the parsers for one model's answers. Immutable."""
 
     def __init__(self, family: Family, vocab: Vocabulary | None = None, defaults: ChatDefaults = UNSET) -> None:
-        """Without `vocab` no token counts as a control token, and no prompt as one that ends inside a thought."""
+        """`vocab` None: no token counts as a control token, and no prompt counts as ending inside a thought."""
         self.family = family
         self._defaults = defaults
         self.controls: Mapping[int, bytes] = MappingProxyType(_controls(family, vocab) if vocab is not None else {})
@@ -134,7 +135,8 @@ class Answers:
         return Prefaced(self._opening(prompt), parser) if self.opens_thought(prompt) and not split else parser
 
     def written(self, request: GenerateRequest) -> Mapping[int, bytes]:
-        """Return the control tokens, with texts, that the engine must write into the answer for parser or caller."""
+        """Return the control tokens whose texts (the values) the engine must write into the answer's text, because the
+        parser or the caller needs them."""
         reads = bool(request.tools) or self.family.thought is not None or self.family.always
         return self.controls if reads and _is_chat(request) else NONE
 
@@ -158,11 +160,11 @@ class Answers:
         return self.family.opens_thought(self.text(prompt[-MAX_MARK_TOKENS:]))
 
     def bounds_of_thought(self, request: GenerateRequest) -> Thinking:
-        """Return the request's `thinking`; in chats, the catalog's budget and message are the defaults."""
+        """Return the request's `thinking`; in a chat, with the catalog's budget and message as defaults."""
         return bounded(request.thinking, self._defaults) if _is_chat(request) else request.thinking
 
     def closing_fault(self, message: str) -> str:
-        """Return what is wrong with a budget's `message` for this model; empty: nothing."""
+        """Return what is wrong with the `message` that is forced at the end of a thought's budget; empty: nothing."""
         close = self.family.thought.close.strip() if self.family.thought is not None else ""
         if not close or close not in message:
             return ""

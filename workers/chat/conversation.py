@@ -1,8 +1,7 @@
-"""The input of a chat template: the part of a request that the prompt is made of, with the variables that every
-template gets.
+"""Makes the input of a chat template from a request: messages, tools, and the variables that every template gets.
 
-`Conversation` is also what is sent to the process that renders (`workers.chat.render_process`). The marks around a
-model's thoughts are found here too, in the model's template.
+A `Conversation` is also what is sent to the process that renders templates (`workers.chat.render_process`). This module
+also finds the marks around a model's thoughts, by searching the text of the model's template.
 
 Source of the variables' names and defaults: tools/server/server-common.cpp, common/chat.cpp and `caps_apply_*` in
 common/jinja/caps.cpp of llama.cpp. `thinking` and `thinking_effort` are names that templates of Granite, DeepSeek and
@@ -24,7 +23,7 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import UNBOUNDED, GenerateRequest, Message, Thinking, Tool
 
 NOT_FOUND = ("<|inner_prefix|>",)
-"""Marks of templates (Apertus) in which llama-server finds no thoughts, so that it switches thinking off for them."""
+"""Marks of templates (Apertus) whose thoughts llama-server does not find, so that it switches thinking off for them."""
 
 THINK = ThoughtMarks("<think>", "</think>")
 
@@ -41,7 +40,7 @@ THOUGHTS = (
 
 
 def thought_of(template: str) -> ThoughtMarks | None:
-    """Return the marks around a model's thoughts, found in its template; None: the template shows no thoughts."""
+    """Return the marks around a model's thoughts, found in its template; None if the template shows no thoughts."""
     return next((thought for thought in THOUGHTS if thought.close in template), None)
 
 
@@ -54,12 +53,12 @@ SPOKEN_TURNS: Mapping[str, ThoughtMarks] = MappingProxyType(
         "<atem:function_calls>": ThoughtMarks(" to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
     }
 )
-"""For models whose template does not show a turn's thought: mark in the template -> marks around the thought, as
-llama-server writes them."""
+"""Mark in a template's text -> marks that llama-server writes around the thought of an assistant's turn. For models
+whose template does not show that thought."""
 
 
 def turn_marks_of(template: str) -> ThoughtMarks | None:
-    """Return the marks around the thought of a turn that is to be continued; None: such a turn has no thought."""
+    """Return the marks around the thought of a turn that the answer continues; None if such a turn has no thought."""
     if any(mark in template for mark in NOT_FOUND):
         return None
     return spoken_turn_of(template) or thought_of(template)
@@ -70,14 +69,15 @@ def spoken_turn_of(template: str) -> ThoughtMarks | None:
 
 
 def is_deepseek_v4(template: str) -> bool:
-    """Return whether a template is DeepSeek V4's, as llama-server finds out: V3.2's has another word for calls."""
+    """Return whether a template is DeepSeek V4's, by llama-server's test: V3.2's has `function_calls` in it, too."""
     return "dsml_token" in template and "function_calls" not in template
 
 
 EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 
 ANSWER_SCHEMA = "answer_schema"
-"""Variable for the answer's JSON Schema, as text. As in llama-server, only DeepSeek V4, trained to read it, gets it."""
+"""Name of the value with the answer's JSON Schema, as text. As in llama-server, only DeepSeek V4's template gets the
+schema (as `response_format`): that model was trained to read it."""
 
 PRESERVED: Mapping[str, bool] = {
     "preserve_thinking": True,
@@ -85,15 +85,15 @@ PRESERVED: Mapping[str, bool] = {
     "truncate_history_thinking": False,
     "drop_thinking": False,
 }
-"""Variables that tell templates to show the thoughts of earlier turns; the list is llama.cpp's."""
+"""Variables, with values, that tell templates to show the thoughts of earlier turns; the list is llama.cpp's."""
 
 
 def variables(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Return a conversation's variables: `values` and llama-server's defaults, under all names that templates have for
-    them. By default a model may think, and its thoughts of earlier turns are shown.
+    """Return a conversation's variables: `values` and llama-server's defaults, each under every name that templates
+    have for it. By default thinking is on (off for NOT_FOUND), and thoughts of earlier turns are shown.
 
-    A name that `values` has keeps its value. `thinking` is set only if a caller or the catalog switches thinking: by
-    default llama-server leaves it out, and in some templates it is more than a switch. `source`: the template's text.
+    A name that `values` has keeps its value. `thinking` is set only if a caller or the catalog switches thinking:
+    llama-server does not set it, and some templates use it for more than a switch. `source`: the template's text.
     """
     preserve = values.get("preserve_reasoning", True) is True
     given: dict[str, Any] = {name: value if preserve else not value for name, value in PRESERVED.items()}
@@ -125,9 +125,9 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> Conversation:
     """Return a request's conversation. The request's variables take precedence over `defaults`, the catalog's, and
-    these over the variables that templates always get (`workers.chat.conversation`).
+    these over the variables that templates always get (`variables`).
 
-    Raises CallFailed: INVALID_REQUEST for `template_values` that callers may not set.
+    Raises CallFailed: INVALID_REQUEST for `template_values` that callers may not set, or that contradict each other.
     """
     values = dict(request.template_values)
     if taken := sorted(RESERVED & values.keys()):
@@ -146,7 +146,8 @@ def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) ->
 
 
 def _is_continued(messages: tuple[Message, ...], values: dict[str, Any]) -> bool:
-    """Return whether the answer continues the last message; like llama-server, by default if it is an assistant's."""
+    """Return whether the answer continues the last message. By default, as in llama-server, it does so if that message
+    is an assistant's without tool calls. Removes the caller's choice from `values`. Raises CallFailed."""
     asked = values.pop("continue_final_message", None)
     possible = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
     if asked is None:
@@ -186,14 +187,14 @@ def bounded(thinking: Thinking, defaults: ChatDefaults) -> Thinking:
 
 
 def _variables(defaults: ChatDefaults) -> dict[str, Any]:
-    """Return the catalog's variables for templates; `chat_template_kwargs` takes precedence over its thinking mode."""
+    """Return the catalog's variables for templates; `chat_template_kwargs` takes precedence over `thinking_mode`."""
     mode = defaults.thinking_mode
     switched = {} if mode == "auto" else {"enable_thinking": mode == "on"}
     return switched | plain_names(defaults.chat_template_kwargs)
 
 
 def plain_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `chat_template_kwargs` with the names that are used here for thinking: `thinking` becomes
+    """Return `chat_template_kwargs` with the names that this module uses for thinking: `thinking` becomes
     `enable_thinking`, and a `reasoning_effort` of "none" becomes `enable_thinking` false, as in a request.
     """
     named = dict(values)

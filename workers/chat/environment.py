@@ -1,8 +1,8 @@
-"""The Jinja environment that authors of chat templates expect.
+"""Makes the Jinja environment that authors of chat templates expect.
 
 Source of its features (`trim_blocks`, loop controls, `raise_exception`, `strftime_now`, `tojson`, `{% generation %}`):
 "Chat templates" in the documentation of Hugging Face transformers. Two more come from llama.cpp's interpreter, because
-templates rely on them: lists may be changed (`append`), and there is `from_json`.
+templates rely on them: a template can change lists (`append`), and there is `from_json`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from markupsafe import escape
 
 
 class GenerationTag(Extension):
-    """Reads `{% generation %}...{% endgeneration %}`, tags that mark an assistant's text for training, as that text."""
+    """Renders `{% generation %}...{% endgeneration %}` as the text between. The tags mark it for training only."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
@@ -33,7 +33,7 @@ class GenerationTag(Extension):
 class Missing(Undefined):
     """An undefined value. Added to a text, it counts as an empty text, as in llama.cpp's interpreter.
 
-    Command-R+ adds each parameter's description in this way, and many parameters have none.
+    Command-R+'s template adds each parameter's description to a text, and many parameters have none.
     """
 
     __slots__ = ()
@@ -52,7 +52,7 @@ def new_environment() -> SandboxedEnvironment:
     )
     environment.filters["tojson"] = to_json
     environment.filters["from_json"] = json.loads
-    # If a text were marked as safe, Jinja would escape what is added to it for HTML.
+    # If a text were marked as safe, Jinja would escape for HTML whatever is added to it.
     environment.filters["safe"] = str
     for name in ("e", "escape", "forceescape"):
         environment.filters[name] = _escaped
@@ -84,7 +84,8 @@ def _escaped(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value for JSON: generators, which filters like `map` make, as lists, undefined values as None."""
+    """Return a value that JSON can express: a list for a generator, which filters like `map` return; None for an
+    undefined value. Raises TypeError for others."""
     if isinstance(value, Undefined):
         return None
     if isinstance(value, GeneratorType | Iterator):

@@ -1,12 +1,12 @@
-"""Turns messages into the form that a chat template reads, and writes what the template can't show as text.
+"""Turns messages into the form that a chat template reads; what the template can't show is written as text.
 
-System messages are moved into the user's messages; tools, calls and results are written as text: nothing is left out.
-llama.cpp does part of this (`workaround` in common/chat.cpp); that part is done here in the same way, so that prompts
-are the same.
+Nothing is left out: if need be, system messages are moved into the user's messages, and tools, calls and results are
+written as text. llama.cpp does part of this (`workaround` in common/chat.cpp); that part is done here in the same way,
+so that prompts are the same.
 
 A template may show tools but not how the model calls them (LFM2, Granite 3), show calls but no tools (DeepSeek R1), or
-show neither (Gemma 2). The text then has the form of the model's family (`workers.chat.answers`), found by the same
-marks of its template. For all other models calls look like Hermes' and Qwen's, which most models have seen.
+show neither (Gemma 2). The text then has the form that the model's family writes (`workers.chat.answers`); the family
+is known by marks in the template. For other models calls look like Hermes' and Qwen's, which most models have seen.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ SHORT_ID_CHARS = 9
 
 
 def fit(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilities, source: str) -> list[Message]:
-    """Return messages that the template can show. `source`: its text, which shows how the model writes calls."""
+    """Return messages that the template can show. `source`: the template's text."""
     fit = _with_names(messages)
     if "<|channel|>" not in source:  # only gpt-oss has the role of a developer, as in llama-server
         fit = [replace(one, role="system") if one.role == "developer" else one for one in fit]
@@ -148,7 +148,8 @@ def repair_roles(messages: Sequence[Message]) -> list[Message]:
 
 
 def forms(messages: Iterable[Message], abilities: Abilities, source: str) -> list[Form]:
-    """Return messages in OpenAI's form, with text as `content`, or parts if needed: many templates append to text."""
+    """Return messages in OpenAI's form. Their `content` is text, since many templates append to it, or a list of parts
+    if the template reads nothing else."""
     thinking = "reasoning_content" not in source and _reads(source, "thinking")
     made = [_form(message, abilities, thinking=thinking) for message in messages]
     if _reads(source, "tool_responses") and "OpenAI Chat Completions" not in source:
@@ -176,7 +177,7 @@ def _form(message: Message, abilities: Abilities, *, thinking: bool) -> Form:
             form["content"] = thinking_parts(message.reasoning, message.content or "")
         if thinking:
             form["thinking"] = message.reasoning
-            if message.tool_calls and not abilities.thinking_parts:  # such templates take text or thought beside a call
+            if message.tool_calls and not abilities.thinking_parts:  # beside a call, these templates show only one text
                 form["content"] = ""
     if message.name is not None:
         form["name"] = message.name
@@ -190,7 +191,8 @@ def _form(message: Message, abilities: Abilities, *, thinking: bool) -> Form:
 
 
 def _with_responses(messages: Sequence[Form]) -> list[Form]:
-    """Put results, and the answer after them, into the message of the calls, as Gemma 4's first templates want."""
+    """Put tool results, and the assistant's text after them, into the message with the calls: Gemma 4's first
+    templates read them there."""
     folded: list[Form] = []
     for form in messages:
         last = folded[-1] if folded and folded[-1].get("tool_calls") else None
@@ -199,7 +201,7 @@ def _with_responses(messages: Sequence[Form]) -> list[Form]:
             last.setdefault("tool_responses", []).append(response)
         elif last is not None and form["role"] == "assistant" and not (last["content"] or form.get("tool_calls")):
             last["content"] = form["content"]
-        elif form.get("tool_calls") and form["content"]:  # the content would stand after the results
+        elif form.get("tool_calls") and form["content"]:  # the template would write the content after the results
             folded += [{"role": form["role"], "content": form["content"]}, {**form, "content": ""}]
         else:
             folded.append(form)
@@ -230,7 +232,7 @@ def arguments_of(call: ToolCall) -> Any:
 
 
 def _with_names(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with the tool's name added to results: many templates write the name and few callers send it."""
+    """Add the tool's name to results without one: many templates write the name, and few callers send it."""
     names: dict[str, str] = {}
     named = []
     for message in messages:

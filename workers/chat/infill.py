@@ -19,7 +19,7 @@ CHARACTERS_PER_TOKEN = 8
 """Assumed characters per token, more than texts have on average, so that the first cut has enough tokens."""
 
 MARGIN = 1024
-"""Tokens that are read beyond those needed: where a text is cut within a word, the tokens at the cut are wrong."""
+"""Number of tokens to read beyond those needed: where a text is cut within a word, the tokens at the cut are wrong."""
 
 Tokenize = Callable[[str], list[int]]
 """A function that tokenises a text and takes control tokens in the text for plain text."""
@@ -48,17 +48,17 @@ class InfillRoom:
 
     @property
     def near(self) -> int:
-        """Most tokens for prefix and suffix; a quarter of a small context is left for the answer."""
+        """Maximum tokens of prefix, suffix and prompt together; leaves a quarter of a small context for the answer."""
         return min(self.n_batch, self.n_ctx * 3 // 4)
 
     @property
     def extra(self) -> int:
-        """Most tokens for other files."""
+        """Maximum number of tokens for other files."""
         return max(0, self.n_ctx - self.n_batch + 2)
 
 
 class InfillPrompts:
-    """Makes infill prompts; stateless. `tokens` None: the model has no such tokens, and every request is refused."""
+    """Makes infill prompts; stateless. `tokens` None: the model can't infill, and every request is refused."""
 
     def __init__(self, tokens: InfillTokens | None, room: InfillRoom) -> None:
         self._tokens = tokens
@@ -73,8 +73,9 @@ class InfillPrompts:
         """Return the prompt's tokens. `parse`: like `tokenize`, but control tokens written out in the text become
         tokens.
 
-        The end of the prefix gets three quarters of a batch; the start of the suffix gets what `infill.prompt` leaves
-        of the last quarter; the other files' last tokens fill the room for other files. Raises CallFailed: UNSUPPORTED.
+        The end of the prefix gets three quarters of `InfillRoom.near`. The start of the suffix gets what
+        `infill.prompt` leaves of the last quarter. The last tokens of the other files fill `InfillRoom.extra`. Raises
+        CallFailed: UNSUPPORTED.
         """
         fim = self._tokens
         if fim is None:
@@ -90,7 +91,7 @@ class InfillPrompts:
 
 
 def _extra(infill: Infill, fim: InfillTokens, room: int, tokenize: Tokenize) -> list[int]:
-    """Return the last tokens of the other files, as many as fit `room`; the files before those are not read."""
+    """Return the last tokens of the other files, at most `room`; files before these tokens are not tokenised."""
     parts = [] if fim.file is None else [[fim.file, *tokenize(FILE)]]
     num_tokens = sum(map(len, parts))
     for one in reversed(infill.files):
@@ -117,7 +118,8 @@ def _start_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
 
 
 def _read(text: str, num_tokens: int, tokenize: Tokenize, cut: Callable[[int], str]) -> list[int]:
-    """Return the tokens of a part of the text, at least `num_tokens` and the margin, or of all of a shorter text."""
+    """Return at least `num_tokens` + MARGIN tokens of a part of the text, or all tokens of a shorter text. `cut(size)`
+    returns a part of `size` characters."""
     size = CHARACTERS_PER_TOKEN * (num_tokens + MARGIN)
     while size < len(text):
         found = tokenize(cut(size))

@@ -1,4 +1,4 @@
-"""Chat templates for models that come without one, by the names that llama-server takes for `--chat-template`.
+"""Holds chat templates for models that come without one, by the names that llama-server takes for `--chat-template`.
 
 The templates put the same text around each message as src/llama-chat.cpp of llama.cpp, so that prompts are the same.
 """
@@ -19,8 +19,8 @@ def _text(value: str) -> str:
 
 
 def _written(system: Turn, user: Turn, assistant: Turn, opens: str = "", *, begin: str = "", trim: str = "") -> str:
-    """Return a template that puts each message between the marks of its role. `opens`: text that opens the assistant's
-    turn; `trim`: roles whose text is stripped, or "all". Messages of other roles are left out.
+    """Return a template that puts each message between the texts of its role. `begin`: text before all messages;
+    `opens`: text that opens the answer; `trim`: roles whose messages are stripped, or "all". Other roles are left out.
     """
     parts = [f"{{{{ {_text(begin)} }}}}" if begin else "", "{% for message in messages %}"]
     for number, (role, (before, behind)) in enumerate(
@@ -39,7 +39,7 @@ def _written(system: Turn, user: Turn, assistant: Turn, opens: str = "", *, begi
 
 
 def _by_role(before: str, middle: str, behind: str, opens: str, *, begin: str = "", trim: bool = False) -> str:
-    """Return a template whose marks contain the name of the role."""
+    """Return a template that writes each message as `before`, its role, `middle`, the message, `behind`."""
     strip = " | trim" if trim else ""
     start = f"{{{{ {_text(begin)} }}}}" if begin else ""
     return (
@@ -50,7 +50,7 @@ def _by_role(before: str, middle: str, behind: str, opens: str, *, begin: str = 
 
 
 def _mistral(lead: str, trail: str, *, trim: bool = False) -> str:
-    """Return a template of Mistral's versions 1 and 3, in which the system message stands in the user's turn."""
+    """Return a template of Mistral's versions 1 and 3, which put the system message into the user's turn."""
     strip = " | trim" if trim else ""
     return (
         "{% set ns = namespace(inside=false) %}{% for message in messages %}"
@@ -106,7 +106,7 @@ _EXAONE = _written(
     trim="all",
 )
 _UNTITLED = "{% if not messages or messages[0].role != 'system' %}{{ TEXT }}{% endif %}"
-"""Template of a text (in place of TEXT) that comes before a conversation without a system message."""
+"""Template that writes a text (put it in place of TEXT) if a conversation does not begin with a system message."""
 _SYSTEM_BLOCK = ("<<SYS>>\n", "\n<</SYS>>\n\n")
 
 OF_LLAMA_SERVER: Mapping[str, str] = MappingProxyType(

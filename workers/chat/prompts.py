@@ -22,12 +22,12 @@ on a busy machine."""
 
 
 def patience_s(num_chars: int) -> float:
-    """Return the most seconds that tokenising a text of this length may take."""
+    """Return the maximum number of seconds that tokenising a text of this many characters may take."""
     return TOKENISE_LEAST_S + TOKENISE_S_PER_MIB * num_chars / (1 << 20)
 
 
 class Patience:
-    """The time limit for several texts, tokenised one after the other, each too short for a limit of its own."""
+    """One time limit for several texts, tokenised one after the other. `num_chars`: characters of all of them."""
 
     def __init__(self, num_chars: int) -> None:
         self._num_chars = num_chars
@@ -52,16 +52,16 @@ def too_slow(num_chars: int, seconds: float) -> CallFailed:
 Tokenize = Callable[[Sequence[Message]], Sequence[int]]
 
 OPENINGS = ("a", "Q", "7", " ", "\n\n", "\n", ".", "'s", "\u00e9", "\u4f60", "<", "{")
-"""Beginnings of users' messages to try, as different as can be: so no token that could merge with the text after it
-counts as common to all."""
+"""Beginnings of the user's message in the test conversations of `SharedPrompts`. They differ as much as possible: so a
+token that could merge with the text after it does not count as shared."""
 
 
 class SharedPrompts:
-    """The system prompts of a model that the catalog lets all teams share. May be used from several threads.
+    """The system prompts of a model that the catalog lets all teams share. Safe to use from several threads.
 
     A conversation that begins with such a text, word for word, begins with tokens that depend only on the text and the
-    model's template. These shared tokens are found once per text: they are what several test conversations, which
-    differ after the text, have in common. A prompt either begins with all of them, or nothing of it is shared. So
+    model's template. These shared tokens are found once per text and day, as the common beginning of several test
+    conversations that differ after the text. A prompt either begins with all of them, or nothing of it is shared. So
     whether they are cached reveals only that the text was in use, and nothing of what anybody wrote after it.
     """
 
@@ -76,7 +76,7 @@ class SharedPrompts:
         self._found: dict[tuple[str, str], tuple[date, Sequence[int]]] = {}
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens`, the request's prompt, are no secret; 0 if it begins with no shared text."""
+        """Return how many of the first tokens of `tokens`, the request's prompt, all teams share."""
         if request.prompt is not None or request.tools or not request.messages:
             return 0
         first = request.messages[0]
@@ -86,7 +86,7 @@ class SharedPrompts:
         return len(public) if list(tokens[: len(public)]) == list(public) else 0
 
     def _public(self, role: Role, text: str) -> Sequence[int]:
-        """Return a system prompt's shared tokens, kept for a day: templates may write the date, which is no secret."""
+        """Return a system prompt's shared tokens. They are found anew each day, since templates may write the date."""
         today = self._today()
         known = self._found.get((role, text))
         if known is None or known[0] != today:
@@ -109,17 +109,19 @@ class SharedPrompts:
 
 
 SHORT_CHARS = 1024
-"""Most characters of a text that is tokenised on any thread, without a hop to another: some milliseconds at most."""
+"""Maximum number of characters of a text that is tokenised on the calling thread, which takes some milliseconds at
+most; longer texts are tokenised on another thread."""
 
 MAX_LIST = 1 << 20
-"""Most tokens of a list. Longer prompts, which fit no context, stay in an array: a Python number takes 40 bytes."""
+"""Maximum number of a prompt's tokens that are kept in a list, with 40 bytes per token. Longer prompts, which fit no
+context, stay in an array."""
 
 
 class TooManyTokens(Exception):
     """A text has more tokens than are allowed."""
 
     def __init__(self, at_least: int) -> None:
-        """`at_least`: a lower bound of the text's tokens, which were not counted to the end."""
+        """`at_least`: the text has at least this many tokens; they were not counted to the end."""
         super().__init__(at_least)
         self.at_least = at_least
 
@@ -129,7 +131,7 @@ class Tokenizer(Protocol):
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         """Return a text's tokens. May block for seconds. Raises CallFailed for a text that can't be tokenised,
-        TooManyTokens if it is clear without tokenising that there are more than `most`.
+        TooManyTokens if it is clear without tokenising that the text has more than `most` tokens.
         """
 
 
@@ -162,9 +164,9 @@ class Prompts:
         infill: InfillPrompts | None = None,
         defaults: ChatDefaults = UNSET,
     ) -> None:
-        """`templates` None: the model does not chat. `num_tokens`: size of the vocabulary, to check prompts that are
-        tokens already. `n_ctx`: tokens of the longest single conversation; 0: any. `shared`: system prompts that all
-        teams share. `infill` None: no infill request gets here. `defaults`: the catalog's values for templates.
+        """`templates` None: the model does not chat. `num_tokens`: size of the vocabulary, to check token ids in
+        prompts. `n_ctx`: tokens of the longest single conversation; 0: no bound. `shared`: system prompts that all
+        teams share. `infill` None: infill requests are refused. `defaults`: the catalog's values for templates.
         """
         self._templates = templates
         self._tokenizer = tokenizer
@@ -221,8 +223,8 @@ class Prompts:
     ) -> Sequence[int]:
         """Return the tokens of a prompt: a text, a list of token ids, or a list of both.
 
-        `add_special`: add the special tokens to the text that it begins with, if it begins with one. Raises CallFailed;
-        TooManyTokens as soon as a text or a mixed list has more than `most`.
+        `add_special`: add special tokens to the prompt's first part, if that is a text. Raises CallFailed;
+        TooManyTokens as soon as a text or a mixed list has more than `most` tokens.
         """
         if isinstance(prompt, str):
             return self._tokenizer.tokenize(prompt, add_special=add_special, parse_special=parse_special, most=most)
@@ -239,7 +241,7 @@ class Prompts:
                     more = self._tokenizer.tokenize(part, add_special=add, parse_special=parse_special, most=left)
                 except TooManyTokens as error:
                     raise TooManyTokens(len(tokens) + error.at_least) from None
-                tokens.extend(iter(more))  # an array takes no other kind of array
+                tokens.extend(iter(more))  # `extend` refuses an array of another item type
                 if most is not None and len(tokens) > most:
                     raise TooManyTokens(len(tokens))
             else:
@@ -247,7 +249,7 @@ class Prompts:
         return tokens
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
-        """Return how many of the request's first `tokens` all teams share. May be called on any thread."""
+        """Return how many of the first tokens of `tokens`, the request's prompt, all teams share. For any thread."""
         return self._shared.num_public(request, tokens)
 
     def _tokens_of(self, messages: Sequence[Message]) -> Sequence[int]:
@@ -272,7 +274,7 @@ class Prompts:
         return self._infill.tokens(infill, tokenize, lambda text: tokenize(text, parse_special=True))
 
     def _ids(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Return a prompt of token ids alone, checked as a whole: one by one, 30,000 ids take the interpreter 6 ms.
+        """Return a prompt that is only token ids. They are checked all at once: checking 30,000 one by one takes 6 ms.
 
         Raises CallFailed.
         """
@@ -290,12 +292,12 @@ class Prompts:
 
 
 def _listed(tokens: Sequence[int]) -> Sequence[int]:
-    """Return a prompt's tokens as a list, which suits engines best; more than MAX_LIST stay in an array."""
+    """Return a prompt's tokens as a list, which the engine handles fastest; more than MAX_LIST stay in an array."""
     return list(tokens) if len(tokens) <= MAX_LIST else tokens
 
 
 def is_quick(request: GenerateRequest) -> bool:
-    """Return whether making the prompt takes less time than a hop to another thread; rendering always takes more."""
+    """Return whether the prompt is made faster than a hop to another thread takes; a rendered prompt never is."""
     prompt = request.prompt
     if request.infill is not None or prompt is None or len(prompt) > SHORT_CHARS:
         return False
@@ -303,7 +305,7 @@ def is_quick(request: GenerateRequest) -> bool:
 
 
 def text_chars(request: GenerateRequest) -> int:
-    """Return the characters of a request's prompt, to estimate its memory; tools and token ids don't count."""
+    """Return the number of characters in a request's prompt, without tools and token ids, to estimate its memory."""
     if request.prompt is not None:
         return len(request.prompt) if isinstance(request.prompt, str) else num_chars(request.prompt)
     if request.infill is not None:

@@ -1,9 +1,9 @@
-"""The helper process in which chat templates run (`workers.chat.renderer` starts it).
+"""Runs chat templates in a helper process (`workers.chat.renderer` starts it).
 
     python -m workers.chat.render_process
 
-It reads a `Setup` and then `Conversation`s as lines of JSON. It answers the `Setup` with the templates' abilities, or
-with the reason why a template is unusable, and each `Conversation` with the prompt or a `Failure`.
+The process reads a `Setup` and then `Conversation`s as lines of JSON. It answers the `Setup` with the templates'
+abilities, or with the reason why a template is unusable, and each `Conversation` with the prompt or a `Failure`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from workers.protocol.framing import read_float
 from workers.protocol.requests import Message
 
 EXTRA_BYTES = 768 << 20
-"""Bytes of memory beyond what the process takes at its start: several times the longest prompt, in text and in JSON."""
+"""Maximum bytes of memory beyond those that the process has at its start: room for several copies of the longest
+prompt, as text and as JSON."""
 
 CPU_S = 30
-"""Seconds of processor time for rendering one conversation."""
+"""Maximum seconds of processor time for rendering one conversation; then the kernel ends the process."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +83,8 @@ def _answer(templates: TemplateSet, line: bytes) -> Answer:
 
 
 def _warm_up() -> None:
-    """Use once the parts that Python and libc load on first use: a refusal's traceback, the time zone."""
+    """Use what Python and libc load from files on first use (a refusal's traceback, the time zone), while this
+    process can still open files."""
     time.localtime()
     template = ChatTemplate("{{ strftime_now('%d %b %Y') }}{{ messages[0].content | tojson(indent=1) }}")
     template.render(Conversation(messages=(Message("user", "hello"),)))
@@ -91,8 +93,8 @@ def _warm_up() -> None:
 
 
 def _line(answer: Ready | Unusable | Answer) -> bytes:
-    """Return an answer as a line of JSON. Half a surrogate pair is written as an escape, as it came: JSON within a
-    message may have one (arguments of an earlier call, a tool's result), but UTF-8 can't.
+    """Return an answer as a line of JSON. Half a surrogate pair, which UTF-8 can't express, is written as an escape, as
+    it came: JSON within a message (arguments of an earlier call, a tool's result) can contain one.
     """
     try:
         return encode(answer)

@@ -27,14 +27,14 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 
 START_S = 30.0
 RENDER_S = 5.0
-"""Most seconds for rendering one conversation. A hundred tools and two hundred messages take some hundredths of that.
-"""
+"""Maximum seconds for rendering one conversation; then the call fails and the process is restarted. A hundred tools and
+two hundred messages took at most 0.04 s (docs/chat-templates.md)."""
 
 SPARE_AFTER_S = 3.0
-"""Seconds from the first process's start to the second's: by then the worker has begun to serve."""
+"""Seconds between the starts of the first and the second process: by then the worker has begun to serve."""
 
 NUM_PROCESSES = 2
-"""Number of processes by default: while one team's conversation keeps one busy, the other serves the next team's."""
+"""Default number of processes: while one of them renders one team's conversation, the other serves other teams."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_start: Callable[[bytes], Ready | Unusable] = msgspec.json.Decoder(Ready | Unusable).decode
@@ -42,7 +42,7 @@ _decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
 
 
 class Renderer:
-    """Renders with a model's templates, one conversation per process at a time. May be used from several threads."""
+    """Renders with a model's templates, one conversation per process at a time. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Renderer:
         start_s: float = START_S,
         number: int = NUM_PROCESSES,
     ) -> None:
-        """`sources`: Jinja templates by name; a missing `default` is ChatML. `number`: how many processes; the second
-        starts a little after the first, others when they are first needed.
+        """`sources`: Jinja templates by name; without one named `default`, ChatML is the default. `number`: how many
+        processes; the second starts SPARE_AFTER_S after the first, others when they are first needed.
 
         Starts the first process, which tries the templates; that takes some tenths of a second. Raises
         TemplateUnusable.
@@ -91,7 +91,7 @@ class Renderer:
             self._free.put(process)
 
     def _rendered(self, process: HelperProcess, question: bytes) -> str:
-        """Return the conversation in `question` as this process renders it. Raises CallFailed."""
+        """Have a process render the conversation in `question`; return the prompt's text. Raises CallFailed."""
         try:
             answer = _decode_answer(process.ask(question, self._render_s))
         except TookTooLong as late:
@@ -119,7 +119,7 @@ class Renderer:
         return answer
 
     def _start_spare(self) -> None:
-        """Start the process that is used while the first one is busy, so that no conversation waits for the start."""
+        """Start the second process now, so that no conversation waits for its start while the first one is busy."""
         with self._closing:
             if not self._closed and len(self._processes) > 1:
                 _restart(self._processes[1])

@@ -1,4 +1,4 @@
-"""Renders a conversation as the prompt's text, by a chat template.
+"""Renders a conversation with a chat template, which gives the prompt's text.
 
 A template is a program by somebody else. This module runs it in Jinja's sandbox, within the calling process; workers
 use this module only in a process that can be stopped (`workers.chat.renderer`).
@@ -42,7 +42,7 @@ _RENDER_ERRORS = (
 
 
 class TemplateUnusable(ValueError):
-    """Jinja can't compile the template, or its rendering does not end."""
+    """Jinja can't compile the template, or rendering the shortest conversation does not end."""
 
 
 class _Refused(Exception):
@@ -55,8 +55,8 @@ class ChatTemplate:
     def __init__(
         self, source: str | None, *, bos_text: str = "", eos_text: str = "", abilities: Abilities | None = None
     ) -> None:
-        """`source` is None or empty if the model has no template. `abilities`: the template's, if they were found
-        before.
+        """`source`: the template's text; None or empty for CHATML. `abilities`: the template's; None: they are found
+        now, by rendering.
 
         Raises TemplateUnusable.
         """
@@ -84,8 +84,8 @@ class ChatTemplate:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
 
     def _continued(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
-        """Return the prompt of all messages but the last, followed by the last one as llama-server writes it: so a
-        model that thinks goes on after its thought, and the cached tokens of the earlier prompt are used.
+        """Return the prompt of all messages but the last, followed by the last message as llama-server writes it. So
+        a thinking model goes on after its thought, and the tokens that are cached from the earlier prompt are reused.
 
         Raises _Refused; CallFailed if the template can't show the message that is to be continued.
         """
@@ -105,7 +105,8 @@ class ChatTemplate:
         return own if turn and (not begun or turn[0] == begun[0]) else before + begun + (last.content or "")
 
     def _render_fitted(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
-        """Render messages fitted to the template; if it refuses, with repaired roles. Raises the first _Refused."""
+        """Render messages fitted to the template; if it refuses them, try again with repaired roles (`repair_roles`).
+        Raises the _Refused of the first try."""
         fitted = fit(messages, tools, self.abilities, self.source)
         try:
             return self._rendered(fitted, tools, values)
@@ -147,7 +148,7 @@ class ChatTemplate:
         return "".join(parts)
 
     def _extras(self, tools: Sequence[Form] | None) -> dict[str, Any]:
-        """Return the variables that single families need, as llama.cpp sets them, if this template reads them."""
+        """Return the variables that this template reads and that only some families need, with llama.cpp's values."""
         extras: dict[str, Any] = {}
         if "functions" in self._reads:
             extras["functions"] = to_json(tools, indent=4) if tools else ""
@@ -191,11 +192,11 @@ class TemplateSet:
 
 
 def chosen(names: Iterable[str], conversation: Conversation) -> str:
-    """Return the name of the template for a conversation: the name that it gives; else, if the model has them,
-    `tool_use` for one with tools and `rag` for one with documents; else the default. The names are those of Hugging
-    Face transformers.
+    """Return the name of the template for a conversation: the one that the conversation names. If it names none:
+    `tool_use` for a conversation with tools, or `rag` for one with documents, if the model has a template of that name;
+    otherwise the default. These names are those of Hugging Face transformers.
 
-    Raises CallFailed: INVALID_REQUEST.
+    Raises CallFailed: INVALID_REQUEST if the model has no template of the name.
     """
     known = set(names)
     if conversation.template:
@@ -210,14 +211,14 @@ def chosen(names: Iterable[str], conversation: Conversation) -> str:
 
 
 def _num_common(one: str, other: str) -> int:
-    """Return the length of the beginning that two texts have in common."""
+    """Return how many characters at the beginning of two texts are the same."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((number for number, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _turn(begun: str, last: Message, marks: tuple[str, str], *, bare: bool) -> str:
-    """Return the assistant's turn so far, with its thought. `begun`: text with which the turn begins; `bare`: a turn
-    without a thought has only the closing mark.
+    """Return the assistant's turn so far, with its thought. `begun`: the text that the template writes to begin a
+    turn. `marks`: the marks around the thought. `bare`: a turn without a thought has only the closing mark.
     """
     opening, closing = marks
     head = begun.partition(opening.strip())[0].partition(closing.strip())[0]

@@ -1,4 +1,4 @@
-"""Finds tool calls and thoughts in a model's text. Each module reads the families that write calls in one form."""
+"""Finds tool calls and thoughts in a model's text. There is one module for each form in which families write calls."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Piece = ContentPiece | ReasoningPiece | CallPiece
 
 
 class Parser(Protocol):
-    """Parses one answer's text, fed in portions; the output does not depend on where it was cut. Never raises."""
+    """Parses one answer's text, fed in portions; the output does not depend on where portions end. Never raises."""
 
     num_calls: int
     """Number of tool calls begun so far."""
     is_over: bool
-    """Whether the only call allowed is complete: nothing more comes out, and the answer may be ended."""
+    """Whether the only call allowed is complete: no more pieces are returned, and the answer can be ended."""
 
     def feed(self, text: str) -> list[Piece]: ...
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
         """Return the pieces held back, once the answer has ended. Unfinished arguments are completed, unless the answer
-        was cut off; a call that was cut off before its arguments has none.
+        was cut off; a call that was cut off before its arguments is returned without arguments.
         """
         ...

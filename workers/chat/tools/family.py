@@ -1,4 +1,4 @@
-"""The description of a family of models: its answers' parser, its calls' syntax, and the marks of its thoughts."""
+"""Describes a family of models: the parser of its answers, the syntax of its calls, and the marks of its thoughts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ThoughtMarks:
     open: str
     close: str
     anywhere: bool = False
-    """Whether a thought may begin anywhere in an answer, and not only at its start or after a call."""
+    """Whether a thought can begin anywhere in an answer, and not only at the answer's start or after a call."""
     closing: str = ""
-    """Text written in the model's place to close a thought, if more than `close` is needed."""
+    """Text that is forced on the model to close its thought; empty: `close`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Ask:
     """The options that a request sets for the parser of its answer."""
 
     tools: tuple[Tool, ...] = ()
-    """The request's tools; empty: the marks of calls are plain text."""
+    """The request's tools; without tools, the marks of calls are plain text."""
     split: bool = True
     """Whether thoughts come out as pieces of their own; False: they come out as text, with their marks."""
     opened: bool = False
@@ -38,13 +38,13 @@ class Ask:
 
 
 def exact(text: str) -> str:
-    """Return a text for a field of `CallSyntax` in which each space stands for itself."""
+    """Return `text` for a field of `CallSyntax`, with each space doubled so that it stands for one space."""
     return text.replace(" ", "  ")
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How a family writes calls, for grammars. One space stands for optional whitespace, two stand for one space."""
+    """How a family writes calls, for grammars. In the texts, " " stands for optional whitespace, "  " for a space."""
 
     before: str
     """Text of a call before the tool's name."""
@@ -61,28 +61,44 @@ class CallSyntax:
     close: str = ""
     """Text after the last call."""
     triggers: tuple[str, ...] = ()
-    """Texts with which the first call may begin; none: a grammar can't begin in the middle of an answer."""
+    """Texts that can begin the first call; a grammar for calls that the model may or may not make begins at one of
+    them. None: such a grammar is not possible."""
     parameter: tuple[str, tuple[str, ...], str] | None = None
     """For arguments that are not JSON: the text before a parameter's name; the texts between name and value (for text,
     and for JSON if that differs); the text after the value."""
 
 
+def list_syntax(
+    open: str, close: str = "", *, trigger: str = "", name: str = "name", arguments: str = "arguments"
+) -> CallSyntax:
+    """Return the syntax of calls that are one JSON list between `open` and `close`. `trigger`: by default `open`."""
+    return CallSyntax(
+        open=f"{open} [ ",
+        before=f'{{ "{name}": "',
+        middle=f'" , "{arguments}": ',
+        after=" }",
+        between=" , ",
+        close=f" ] {close}" if close else " ]",
+        triggers=(trigger or open,),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of models whose answers have the same form. `name`: how the catalog may call the family."""
+    """A family of models whose answers have the same form. `name`: the family's name in the catalog."""
 
     name: str
     parse: Callable[[Family, Ask], Parser]
     syntax: CallSyntax
-    """Syntax for grammars; if they can't express the family's own, another syntax that its parser reads."""
+    """Syntax of calls for grammars. If grammars can't express the family's own, another one that its parser reads."""
     marks: tuple[tuple[str, ...], ...] = ()
     """Sets of texts: a chat template belongs to this family if it contains all texts of one set."""
     controls: tuple[str, ...] = ()
     """Marks that the parser must see. If they are control tokens, the engine writes them into the text."""
     thought: ThoughtMarks | None = None
     calls_end_thoughts: bool = False
-    """Whether a call in the middle of a thought ends the thought, since this family's thoughts never mention marks of
-    calls."""
+    """Whether a call in the middle of a thought ends the thought. True for families whose thoughts never mention the
+    marks of calls."""
     always: bool = False
     """Whether answers are never plain text: they need a parser even without tools and thoughts."""
 
@@ -106,5 +122,5 @@ class Family:
 
     @property
     def thought_close(self) -> str:
-        """The text that closes a thought in the model's place; empty if the model does not think."""
+        """The text that is forced on the model to close its thought; empty if the model does not think."""
         return self.thought.closing or self.thought.close if self.thought else ""

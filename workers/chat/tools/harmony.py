@@ -5,7 +5,7 @@
     <|channel|>final<|message|>It is sunny.<|return|>
 
 The prompt ends with `<|start|>assistant`. A message to `analysis` is a thought, a message to a function is a call;
-all else is text, also outside messages. Source: OpenAI's harmony format, and the chat template of openai/gpt-oss-120b.
+everything else is text, even outside messages. Source: OpenAI's harmony format; chat template of openai/gpt-oss-120b.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class HarmonyReader(Reader):
                 return
 
     def _header(self, mark: str) -> Steps[str | None]:
-        """Read the header before a message; return its text, which is now the head; None: it is no header."""
+        """Read the header before a message; return the header, which is now the head; None: there is no header."""
         found = yield from self._up_to(_MESSAGE)
         return None if found is None else mark + found[0]
 
     def _reject_header(self, mark: str) -> None:
-        """Pass on the head as text; if the token limit cut it off, drop it as syntax or begin a call."""
+        """Pass on the head as text. If the token limit cut it off, turn it into a call or drop it as syntax."""
         recipient = _RECIPIENT.search(mark + (self._short or ""))
         name = self._likely(recipient.group(1)) if recipient is not None else ""
         is_known = self._is_name(name, known=True)

@@ -1,7 +1,7 @@
 """Reads tool calls that are JSON objects after a mark: those of Hermes, Qwen, GigaChat, Gemma 4 and most others.
 
-The answers of `PLAIN`, the family of all other models, are read like Hermes': if a template can't show tools, the
-prompt asks for that form, and bare JSON is what most other models try first.
+The answers of `PLAIN`, the family of all other models, are read like Hermes'. If a template can't show tools, the
+prompt asks for that form; and most other models first try bare JSON, which is read too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class HermesReader(MarkedJsonReader):
         <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>
 
     Apriel's calls are a list between <tool_calls> and </tool_calls>. Small models forget the marks: an answer that
-    begins with such JSON is a call too if the JSON names a tool. It may stand alone, in a list, in sequence, or inside
-    a Markdown fence. JSON that names no tool is text. Source: NousResearch/Hermes-Function-Calling.
+    begins with such JSON is a call too if the JSON names a tool. The JSON can be one object, a list, several objects in
+    sequence, or inside a Markdown fence. If it names no tool, it is text. Source: NousResearch/Hermes-Function-Calling.
     """
 
     openers: tuple[str, ...] = (OPEN, LIST_OPEN)
@@ -108,7 +108,7 @@ GIGACHAT_30 = Family(
 
 GEMMA_OPEN, GEMMA_CALL, GEMMA_CLOSE = "<|tool_call>", "call:", "<tool_call|>"
 GEMMA_RESPONSE = "<|tool_response>"
-"""The mark with which the model ends a turn of calls."""
+"""The mark that the model writes after its calls, to end its turn."""
 
 _AFTER_NAME = Tags(("{",))
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import secrets
 import string
-from dataclasses import replace
 
-from workers.chat.tools.family import CallSyntax, Family
+from workers.chat.tools.family import CallSyntax, Family, list_syntax
 from workers.chat.tools.json_text import JsonText
 from workers.chat.tools.reader import MarkedJsonReader, Reader
 from workers.chat.tools.scanner import Steps, Tags
@@ -44,24 +43,18 @@ class NemotronReader(MarkedJsonReader):
     closers = (NEMOTRON_CLOSE,)
 
 
-_LIST_SYNTAX = CallSyntax(
-    open=f"{LIST_OPEN} [ ",
-    before='{ "name": "',
-    middle='" , "arguments": ',
-    after=" }",
-    between=" , ",
-    close=" ]",
-    triggers=(LIST_OPEN,),
-)
-
 GRANITE = Family(
-    name="granite", parse=GraniteReader, syntax=_LIST_SYNTAX, marks=((LIST_OPEN, "Granite"),), controls=(LIST_OPEN,)
+    name="granite",
+    parse=GraniteReader,
+    syntax=list_syntax(LIST_OPEN),
+    marks=((LIST_OPEN, "Granite"),),
+    controls=(LIST_OPEN,),
 )
 
 PHI4 = Family(
     name="phi4",
     parse=ListReader,
-    syntax=replace(_LIST_SYNTAX, close=f" ] {LIST_CLOSE}"),
+    syntax=list_syntax(LIST_OPEN, LIST_CLOSE),
     marks=(("<|tool|>", "<|/tool|>"), (LIST_OPEN,)),
     controls=(LIST_OPEN, LIST_CLOSE),
 )
@@ -69,14 +62,14 @@ PHI4 = Family(
 FUNCTOOLS_FAMILY = Family(
     name="functools",
     parse=ListReader,
-    syntax=replace(_LIST_SYNTAX, open=f"{FUNCTOOLS} [ ", triggers=(f"{FUNCTOOLS}[",)),
+    syntax=list_syntax(FUNCTOOLS, trigger=f"{FUNCTOOLS}["),
     marks=((FUNCTOOLS,),),
 )
 
 NEMOTRON = Family(
     name="nemotron",
     parse=NemotronReader,
-    syntax=replace(_LIST_SYNTAX, open=f"{NEMOTRON_OPEN} [ ", close=f" ] {NEMOTRON_CLOSE}", triggers=(NEMOTRON_OPEN,)),
+    syntax=list_syntax(NEMOTRON_OPEN, NEMOTRON_CLOSE),
     marks=((NEMOTRON_OPEN,),),
 )
 
@@ -144,15 +137,7 @@ MISTRAL = Family(
 MISTRAL_LIST = Family(
     name="mistral-list",
     parse=MistralReader,
-    syntax=CallSyntax(
-        open=f"{CALLS_OPEN} [ ",
-        before='{ "name": "',
-        middle='" , "arguments": ',
-        after=" }",
-        between=" , ",
-        close=" ]",
-        triggers=(CALLS_OPEN,),
-    ),
+    syntax=list_syntax(CALLS_OPEN),
     marks=((CALLS_OPEN,),),
     controls=(CALLS_OPEN, CALL_ID, ARGS),
     calls_end_thoughts=True,
@@ -195,15 +180,7 @@ class CommandRReader(MarkedJsonReader):
 COMMAND_R7B = Family(
     name="command-r7b",
     parse=CommandReader,
-    syntax=CallSyntax(
-        open=f"{ACTIONS_OPEN} [ ",
-        before='{ "tool_name": "',
-        middle='" , "parameters": ',
-        after=" }",
-        between=" , ",
-        close=f" ] {ACTIONS_CLOSE}",
-        triggers=(ACTIONS_OPEN,),
-    ),
+    syntax=list_syntax(ACTIONS_OPEN, ACTIONS_CLOSE, name="tool_name", arguments="parameters"),
     marks=((ACTIONS_OPEN,),),
     controls=(ACTIONS_OPEN, ACTIONS_CLOSE, *SILENT),
     calls_end_thoughts=True,
@@ -212,14 +189,8 @@ COMMAND_R7B = Family(
 COMMAND_R = Family(
     name="command-r",
     parse=CommandRReader,
-    syntax=CallSyntax(
-        open=f"{ACTION} {FENCE} [ ",
-        before='{ "tool_name": "',
-        middle='" , "parameters": ',
-        after=" }",
-        between=" , ",
-        close=f" ] {FENCE_END}",
-        triggers=(f"{ACTION}\n{FENCE}",),
+    syntax=list_syntax(
+        f"{ACTION} {FENCE}", FENCE_END, trigger=f"{ACTION}\n{FENCE}", name="tool_name", arguments="parameters"
     ),
     marks=(("Action:", "tool_name", "<|START_OF_TURN_TOKEN|>"),),
 )

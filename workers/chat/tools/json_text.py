@@ -1,9 +1,9 @@
 """Passes on JSON while a model writes it, and repairs what is not valid.
 
 The output so far is always the beginning of a JSON value, and `close` returns the text that completes it. Valid JSON
-comes out unchanged, except for whitespace and a trailing comma before its end. Repaired are single quotes, names and
-words without quotes, line ends inside strings, escapes that JSON does not have, Python's True, False, None and tuples,
-missing and trailing commas. With `parameters`, the value is the arguments of a Python call: `("Rome", days=3)`.
+comes out unchanged, except for whitespace and a trailing comma before its end. These are repaired: single quotes, names
+and words without quotes, line ends inside strings, escapes that JSON does not have, Python's True, False, None and
+tuples, missing and trailing commas. With `parameters`, the value is a Python call's arguments: `("Rome", days=3)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workers.chat.tools.scanner import MAX_SPACE_CHARS
 GEMMA_QUOTE = '<|"|>'
 MAX_DEPTH = 200
 MAX_WORD_CHARS = 4096
-"""Most characters of a number or a word without quotes."""
+"""Maximum length of a number or a word without quotes; a longer one ends the value as broken."""
 
 _MARKS = {
     '"': re.compile(r'["\\\x00-\x1f]'),
@@ -36,20 +36,22 @@ MAX_CODE = 0x10FFFF
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 VALUE, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY, COLON, COMMA = range(7)
-"""The part expected next. FIRST: after an opening bracket; NEXT: after a comma; in both, the end may come instead."""
+"""The part expected next. FIRST: after an opening bracket; NEXT: after a comma. A closing bracket can come instead of
+either."""
 _KEYS = (FIRST_KEY, NEXT_KEY)
 _UNNAMED = frozenset("\"'[{(-0123456789")
-"""Characters with which a Python call's argument begins that has no name."""
+"""Characters that begin an argument without a name in a Python call."""
 _ENDS = (COMMA, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY)
 
 
 class JsonText:
-    """Reads one value: feed it until `is_done` or `is_broken`. Text that it does not take is not part of the value."""
+    """Reads one JSON value: call `feed` until `is_done` or `is_broken`. Text that `feed` leaves is not part of it."""
 
     __slots__ = ("_in_key", "_is_call", "_names", "_quote", "_stack", "_want", "held", "is_broken", "is_done")
 
     def __init__(self, *, parameters: Sequence[str] | None = None) -> None:
-        """`parameters`: names for those arguments of a Python call that come without a name."""
+        """`parameters`: the value is the arguments of a Python call; these names, in order, are for arguments without
+        a name."""
         self.is_done = False
         self.is_broken = False
         """Whether the next character can't be part of the value; `close` then completes the value."""
@@ -61,7 +63,7 @@ class JsonText:
         """Quote that opened the present string; empty outside strings."""
         self._in_key = False
         self.held = ""
-        """Whitespace held back, and perhaps a comma, which is dropped if nothing follows."""
+        """Whitespace held back, perhaps with a comma, which is dropped if nothing follows it."""
 
     def feed(self, text: str, start: int, *, ended: bool) -> tuple[str, int]:
         """Read `text` from `start` on; return the output and the position reached. `ended`: nothing follows `text`."""
@@ -92,7 +94,7 @@ class JsonText:
     def _part(self, text: str, start: int, ended: bool, out: list[str]) -> int:
         """Read the next part outside strings; return the position reached."""
         if space := _SPACE.match(text, start):
-            if len(self.held) < MAX_SPACE_CHARS:  # more of it means nothing
+            if len(self.held) < MAX_SPACE_CHARS:  # further whitespace is dropped
                 self.held += space.group()
             return space.end()
         mark = text[start]
@@ -173,7 +175,7 @@ class JsonText:
         return start + 1
 
     def _lead(self, out: list[str]) -> None:
-        """Output the text held back before the next part, with a comma if the model left the comma out."""
+        """Put out the text held back before the next part, with a comma if the model left the comma out."""
         if self._want == COMMA:
             self.held = "," + self.held
             self._want = NEXT_KEY if self._stack[-1] == "}" else NEXT_VALUE

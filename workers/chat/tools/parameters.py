@@ -1,7 +1,7 @@
 """Reads tool calls with a mark for each parameter: Qwen3-Coder's and its followers', and GLM's.
 
-The arguments stand one after the other between marks of their own, and are not JSON. A text is passed on as it comes; a
-value that has another type in the tool's schema is passed on when it is complete or long.
+Each argument is written between marks of its own, and not as JSON. A text is passed on as it comes. A value that has
+another type in the tool's schema is held back until it is complete, or longer than MAX_HELD_CHARS.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TEXT = frozenset({"string"})
 
 class ParameterReader(Reader):
     trims_lines = False
-    """Whether a value stands on lines of its own, whose line ends are removed."""
+    """Whether a value is written on lines of its own; the line ends around it are removed."""
 
     def __init__(self, family: Family, ask: Ask) -> None:
         super().__init__(family, ask)
         self._kinds: dict[tuple[str, str], frozenset[str]] = {}
-        """JSON types by tool and parameter, kept once they are found: a schema may list values by ten thousands."""
+        """(Tool, parameter) -> JSON types, cached since a schema may list tens of thousands of values."""
 
     def _begin_object(self, name: str) -> None:
         self._begin(name)
@@ -34,14 +34,14 @@ class ParameterReader(Reader):
         self._add("{")
 
     def _end_object(self, *, found: bool) -> None:
-        """End the object of the arguments. `found`: whether the mark of its end was there."""
+        """End the object of the arguments. `found`: whether the model has written the mark that ends it."""
         if found or not self._cut_off:
             self._add("}")
 
     def _parameter(self, key: str, end: Tags, *, is_text: bool | None = None) -> Steps[bool]:
         """Read a value and the mark `end` after it; return False if there is no such mark.
 
-        `is_text`: whether the model's mark says that the value is text; None: the mark says nothing.
+        `is_text`: whether the mark before the value says that it is text; None: that mark says nothing about it.
         """
         kinds = self._kinds_of(key) if is_text is None else frozenset()
         is_text = kinds == TEXT if is_text is None else is_text
@@ -73,13 +73,13 @@ class ParameterReader(Reader):
             return self._kinds[place]
         schema = property_schema(self._ask.tools, *place)
         kinds = kinds_of(schema)
-        if schema is not None:  # a model may write any number of unknown parameters
+        if schema is not None:  # unknown parameters are not cached: a model may write any number of them
             self._kinds[place] = kinds
         return kinds
 
 
 class _Lines:
-    """Removes a line end from a text's beginning and one from its end."""
+    """Removes one line end from a value's beginning and one from its end, if `trims`. The value comes in parts."""
 
     def __init__(self, trims: bool) -> None:
         self._trims = trims
@@ -115,9 +115,9 @@ class Marks:
     function_end: str
     close: str
     one_each: bool = False
-    """Whether `open` and `close` stand around each call; False: around all calls together."""
+    """Whether `open` and `close` are written around each call; False: around all calls together."""
     lines: bool = False
-    """Whether a parameter's value stands on lines of its own."""
+    """Whether a parameter's value is written on lines of its own."""
 
     def syntax(self) -> CallSyntax:
         opened, closed = f"{self.open} ", f" {self.close}"
@@ -279,7 +279,7 @@ class GlmReader(ParameterReader):
         if found is None:
             return False
         name, mark = found[0].strip(), found[1]
-        if mark == "{" and not name:  # as Hermes has it
+        if mark == "{" and not name:  # a call in Hermes' form
             self._at -= 1
             return (yield from self._json_calls()) and ((yield from self._mark(CLOSE)) or True)
         if not self._is_name(name) or mark == "{":

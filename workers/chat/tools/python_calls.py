@@ -1,10 +1,10 @@
-"""Reads tool calls written as Python, and Llama 3's, which may be Python or JSON."""
+"""Reads tool calls written as Python, and those of Llama 3, which can be Python or JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 
-from workers.chat.tools.family import CallSyntax, Family
+from workers.chat.tools.family import CallSyntax, Family, list_syntax
 from workers.chat.tools.json_calls import HERMES, HermesReader
 from workers.chat.tools.json_text import JsonText
 from workers.chat.tools.reader import Reader
@@ -17,13 +17,13 @@ TOOL_CODE = "```tool_code"
 
 
 class PythonReader(Reader):
-    """Reads calls written as Python, beside those in JSON.
+    """Reads calls written as Python, as well as calls in JSON.
 
         [get_weather(city="Paris", days=3), get_time()]
 
     LFM2 puts <|tool_call_start|> and <|tool_call_end|> around the list, Llama 4 has <|python_start|> and
     <|python_end|>. Gemma 2 and 3, which have no form of their own, put the list into a Markdown fence of `tool_code`.
-    An answer without marks must begin with a call and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B,
+    A call without marks must begin the answer and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B,
     Meta's prompt formats of Llama 3.2 and 4, Google's "Function calling with Gemma".
     """
 
@@ -52,7 +52,8 @@ class PythonReader(Reader):
         return True
 
     def _identifier(self, *, known: bool) -> Generator[None, None, str | None]:
-        """Return the text before `(`, which stays unread; None if it can't be a name. `known`: it must be a tool's."""
+        """Return the text before `(`, which stays unread; None if it can't be a name. `known`: a name that is cut off
+        must be the beginning of a tool's name."""
         start = self._at
         while True:
             rest = self._text[start:]
@@ -73,7 +74,7 @@ class PythonReader(Reader):
 
 
 def _is_dotted(name: str) -> bool:
-    """Return whether a text may become a name like `get_weather` or `files.read`; tools' names may have hyphens too."""
+    """Return whether a text can be, or begin, a name like `get_weather`, `files.read` or `get-weather`."""
     return len(name) <= 256 and all(character.isalnum() or character in "_.-" for character in name)
 
 
@@ -114,15 +115,7 @@ class GemmaReader(HermesReader, PythonReader):
 LFM2 = Family(
     name="lfm2",
     parse=MarkedPythonReader,
-    syntax=CallSyntax(
-        open=f"{OPEN} [ ",
-        before='{ "name": "',
-        middle='" , "arguments": ',
-        after=" }",
-        between=" , ",
-        close=f" ] {CLOSE}",
-        triggers=(OPEN,),
-    ),
+    syntax=list_syntax(OPEN, CLOSE),
     marks=((OPEN,), ("<|tool_list_start|>",), ("List of tools: [",)),
     controls=(OPEN, CLOSE),
 )

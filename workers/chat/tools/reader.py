@@ -1,9 +1,9 @@
-"""The base class of all families' parsers, which read an answer in portions.
+"""Has the base class of all families' parsers, which read an answer in portions.
 
-A reader is a generator that pauses when it needs more text. Text that may be the beginning of a call is held back as
-the head: `_begin` turns the head into a call; if it turns out to be none, it is passed on as text. So every character
-ends up in text, in a thought, in a name or in arguments, or was syntax: marks, other members of a call, whitespace
-around calls and thoughts.
+A reader runs a generator that pauses when it needs more text. Text that may be the beginning of a call is held back; it
+is called the head. `_begin` turns the head into a call; a head that is no call is passed on as text. So every character
+comes out in text, in a thought, in a name or in arguments, or is dropped as syntax: marks, other members of a call's
+JSON object, whitespace around calls and thoughts.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ SPACE = " \t\r\n"
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 MIN_MARK_CHARS = 4
-"""Least characters of an unfinished mark at the end of a cut-off answer that count as a call's mark, not as text."""
+"""Minimum length of an unfinished mark at the end of a cut-off answer for it to count as a call. A shorter one counts
+only if the request forces a call; otherwise it is text."""
 _OTHER_KEYS = ("type", "id", "tool_call_id")
 
 
 class Gap(Enum):
-    """The meaning of whitespace at the present place of the answer."""
+    """What whitespace at the current position of the answer means."""
 
     NONE = 0
     """Whitespace is text."""
@@ -40,16 +41,17 @@ class Gap(Enum):
 
 
 class Reader(Scanner):
-    """The parser of one answer. Families add `_call`; their `openers` may stand anywhere, `bare` ones before any text.
+    """The parser of one answer. Families' subclasses add `_call`. `openers` are marks that can begin a call anywhere,
+    `bare` marks can do so only at the start of the answer or after a thought or call.
 
-    If the token limit cuts an answer in the head of a call, the call still comes out: with the beginning of its name,
-    or with the whole name if only one tool's name begins like this.
+    If the token limit cuts an answer off in the head of a call, the call still comes out: with the beginning of its
+    name, or with the whole name if only one tool's name begins like this.
     """
 
     openers: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
     thought_ends: tuple[str, ...] | None = None
-    """Openers that end a thought, in families whose calls end thoughts; None: all openers."""
+    """The `openers` that end a thought, in families whose calls end thoughts; None: all of them."""
     silent: tuple[str, ...] = ()
     """Marks that are dropped wherever they stand."""
 
@@ -71,7 +73,7 @@ class Reader(Scanner):
         """Whitespace before a mark; it is text if the mark turns out to be text."""
         self._cut_off = False
         self._name = ""
-        """Name of the call in the head, as far as it is known."""
+        """The likely name of the call in the head (`_likely`); empty if nothing of it is known."""
         self._written = ""
         """Name of the call in the head, as far as the model wrote it."""
         self._early = ""
@@ -88,8 +90,8 @@ class Reader(Scanner):
         return pieces
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        """Return the pieces held back. A call that the model ends before its arguments is text; if the answer was cut
-        off there, it is a call without arguments.
+        """Return the pieces held back. If the answer ends in a call before its arguments, this is text; but if the
+        answer was cut off there, it is a call without arguments.
         """
         self._ended, self._cut_off = True, cut_off
         next(self._steps, None)
@@ -125,7 +127,7 @@ class Reader(Scanner):
             mark, thinking = None, False
 
     def _calls(self, mark: str) -> Steps[bool]:
-        """Read the calls that `mark` opens, the last of which may be cut off; return False if it opens none."""
+        """Read the calls that `mark` opens (the last one may be cut off); return False if there are none."""
         self._name = self._written = ""
         try:
             found = yield from self._call(mark)
@@ -138,12 +140,12 @@ class Reader(Scanner):
         return True
 
     def _call(self, mark: str) -> Steps[bool]:
-        """Read the calls that `mark`, which is now the head, opens; return False if it opens none."""
+        """Read the calls that `mark` opens; return False if there are none. At first, `mark` is the head."""
         yield from ()
         return False
 
     def _think(self, mark: str) -> Steps[str | None]:
-        """Read a thought; return the mark of the call that ended it; None: no call did."""
+        """Read a thought; return the mark of the call that ended it, or None if no call did."""
         if self._ask.split:
             self._drop()
             self._reasons = None
@@ -164,7 +166,7 @@ class Reader(Scanner):
         return None
 
     def _until(self, tags: Tags, *, thinking: bool = False) -> Steps[str | None]:
-        """Pass on the text before the next mark; return the mark, which is now the head; None at the answer's end."""
+        """Pass on the text before the next mark; return the mark, which is now the head, or None if the answer ends."""
         say = self._reason if thinking else self._say
         while True:
             if self._in_gap:
@@ -191,7 +193,7 @@ class Reader(Scanner):
             yield
 
     def _over_gap(self) -> Steps[str | None]:
-        """Skip whitespace; return the mark after it; None: text follows, or nothing does."""
+        """Skip whitespace; return the mark after it, or None if text follows or the answer ends."""
         while True:
             found = NOT_SPACE.search(self._text)
             if found is not None:
@@ -260,7 +262,7 @@ class Reader(Scanner):
                 self._put(ReasoningPiece(whole))
 
     def _begin(self, name: str, id: str = "") -> None:
-        """Begin a call; from here on it is one, whatever text follows."""
+        """Pass on the beginning of a call: its name. Whatever text follows, this can't be undone."""
         if self.num_calls and self._ask.one_call:
             self.is_over = True
         if not self.is_over:
@@ -276,7 +278,7 @@ class Reader(Scanner):
 
     @property
     def _is_cut(self) -> bool:
-        """Whether the answer was cut off at a place where more text was needed to decide what it is."""
+        """Whether the answer was cut off where more text was needed to decide what the head is."""
         return self._cut_off and self._short is not None
 
     @property
@@ -290,7 +292,7 @@ class Reader(Scanner):
         return bool(begun) and (self._must_call or (self._cut_off and is_long))
 
     def _is_sure(self, mark: str) -> bool:
-        """Return whether `mark` opens a call even if only a name, or nothing, follows it."""
+        """Return whether `mark` opens a call even if the answer ends after it, or after a name."""
         return mark not in self.bare or bool(self._ask.forced) or self._is_name(self._written, known=True)
 
     def _note_name(self, name: str | None) -> None:
@@ -299,13 +301,14 @@ class Reader(Scanner):
         self._name = self._likely(self._written) if name is None else self._written
 
     def _likely(self, begun: str) -> str:
-        """Return the one tool's name that begins with `begun`; `begun` itself if no or several names do."""
+        """Return the only tool's name that begins with `begun`; `begun` itself if none or several do."""
         names = self._ask.forced or tuple(tool.name for tool in self._ask.tools)
         fitting = [name for name in names if name.startswith(begun)]
         return fitting[0] if len(fitting) == 1 else begun
 
     def _begin_cut(self, name: str) -> None:
-        """Turn the head into a call, none of it into text; drop it if it has no name and other calls came before."""
+        """Turn the rest of a cut-off answer into a call, none of it into text. Without a `name`, the first call gets
+        the name of the only tool; otherwise the rest is dropped."""
         self._text, self._at = "", 0
         name = name or ("" if self.num_calls else self._likely(""))
         if self._is_name(name):
@@ -383,15 +386,16 @@ class Reader(Scanner):
             yield
 
     def _is_name(self, name: str | None, *, known: bool = False) -> bool:
-        """Return whether `name` can be a call's name. `known`: only a tool's name can."""
+        """Return whether `name` can be a call's name. `known`: it must be the name of one of the request's tools."""
         if not name or any("\ud800" <= character <= "\udfff" for character in name):
-            return False  # it is JSON but can't be sent as UTF-8
+            return False  # half a surrogate pair can be in JSON but can't be sent as UTF-8
         return not known or any(tool.name == name for tool in self._ask.tools)
 
     def _json_call(self, *, known: bool = False) -> Steps[bool]:
         """Read an object with name and arguments, in any order; drop other members. Return False if it is no call.
 
-        `known`: the object must name a tool, and soon, since nothing else distinguishes it from other JSON.
+        `known`: the object must name one of the request's tools, and have no members that calls do not have: nothing
+        else distinguishes it from other JSON.
         """
         if not (yield from self._mark("{")):
             return False
@@ -440,7 +444,7 @@ class Reader(Scanner):
         return (yield from self._end_of_json_call(name, begun))
 
     def _json_calls(self, *, known: bool = False) -> Steps[bool]:
-        """Read one call in JSON, or a list of such calls; return False if these are no calls."""
+        """Read one call in JSON, or a list of such calls; return False if there are none. `known`: see `_json_call`."""
         if not (yield from self._mark("[")):
             return (yield from self._json_call(known=known))
         if not (yield from self._json_call(known=known)):
@@ -466,7 +470,8 @@ class Reader(Scanner):
 
 
 def _object_in_string(value: str) -> str | None:
-    """Return the object inside a JSON string, or None: some models write arguments in one, as OpenAI's API does."""
+    """Return the object inside a JSON string, in which some models write arguments, as OpenAI's API does. None: the
+    value is no string with an object in it."""
     held = _held(value)
     try:
         return held if isinstance(json.loads(held), dict) else None
@@ -475,7 +480,7 @@ def _object_in_string(value: str) -> str | None:
 
 
 def _held(value: str) -> str:
-    """Return the text inside a JSON string if it begins like an object, else an empty text.
+    """Return the text inside a JSON string if it begins like an object; otherwise an empty text.
 
     Half a surrogate pair remains the escape that the model wrote: it is JSON but can't be sent as UTF-8.
     """
@@ -492,7 +497,7 @@ class MarkedJsonReader(Reader):
     """Reads calls that are JSON between marks: one object with name and arguments, or a list of such objects."""
 
     closers: tuple[str, ...] = ()
-    """Marks, one of which may follow the JSON."""
+    """Marks that can follow the JSON; one of them is skipped."""
 
     def _call(self, mark: str) -> Steps[bool]:
         if not (yield from self._json_calls()):

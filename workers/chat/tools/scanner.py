@@ -1,5 +1,5 @@
-"""The text that a parser has received: `Scanner` reads parts of it by generators, which pause when they need more text,
-and `Tags` searches it for several marks at once.
+"""Reads the text that a parser has received: `Scanner` reads parts of it with generators, which pause when they need
+more text; `Tags` searches it for several marks at once.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Tags:
         firsts = "".join(re.escape(mark[0]) for mark in self.marks)
         self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
         self._reach = max(map(len, self.marks), default=1) - 1
-        """Most characters of an unfinished mark."""
+        """Maximum length of an unfinished mark."""
 
     def absent(self, text: str) -> bool:
-        """Return whether no mark is in the text or begins in it: a quick test, true for most texts."""
+        """Return True if the text has no mark and no beginning of one. A quick test; False decides nothing."""
         return self._first.search(text) is None
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
@@ -32,17 +32,17 @@ class Tags:
         return self._pattern.search(text, start)
 
     def at(self, text: str, start: int) -> str | None:
-        """Return the mark that stands at `start`."""
+        """Return the mark at `start`; None if there is none."""
         found = self._pattern.match(text, start)
         return found and found.group()
 
     def may_begin(self, text: str, start: int) -> bool:
-        """Return whether the text from `start` on may become a mark."""
+        """Return whether more text can turn the text from `start` on into a mark."""
         rest = text[start:]
         return any(mark.startswith(rest) for mark in self.marks)
 
     def first_open(self, text: str) -> int:
-        """Return the position from which the end of `text` may become a mark; the text's length if there is none."""
+        """Return the position of an unfinished mark at the end of `text`; the text's length if there is none."""
         found = self._first.search(text, max(0, len(text) - self._reach))
         while found is not None:
             if self.may_begin(text, found.start()):
@@ -62,13 +62,15 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 
 MAX_HEAD_CHARS = 512
-"""Most characters of a name, or of another text that can be interpreted only when it is complete."""
+"""Maximum length of a name, or of another text that can be interpreted only when it is complete; a longer one does not
+count as part of a call."""
 
 MAX_SPACE_CHARS = 4096
-"""Most whitespace that is skipped: if a model writes nothing else, all of it is searched again with each token."""
+"""Maximum number of whitespace characters to skip: with each new token, all of them are searched again."""
 
 MAX_HELD_CHARS = 64 << 10
-"""Most characters of a call's head, and of a value that becomes JSON once complete: each is sent as one event."""
+"""Maximum length of a call's head, which is text if it gets longer, and of a value that is held back until it is
+complete, which is passed on in portions if it gets longer. What is held back is sent as one event."""
 
 NOT_SPACE = re.compile(r"[^ \t\r\n]")
 _STRING_END = re.compile(r'["\\]')
@@ -79,7 +81,8 @@ class HeadTooLong(Exception):
 
 
 class Scanner:
-    """Reads parts of the text. A step reads from `_at` on, moves `_at` on success, and does not pause at the end."""
+    """Reads parts of the text. A step (a method that is a generator) reads from `_at` on, moves `_at` if it finds what
+    it looks for, and pauses for more text unless the answer has ended."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -88,10 +91,10 @@ class Scanner:
         self._ended = False
         """Whether no more text will come."""
         self._short: str | None = None
-        """What a step read of a text whose rest is missing, because the answer ended; None: no step lacked text."""
+        """The part that a step has read of a text that the answer's end cut short; None: no text was cut short."""
 
     def _skip_space(self) -> Steps[bool]:
-        """Skip whitespace; return whether other text follows; False if there is too much whitespace before it."""
+        """Skip whitespace; return whether other text follows. False after more than MAX_SPACE_CHARS."""
         start = self._at
         while True:
             found = NOT_SPACE.search(self._text, self._at)
@@ -143,7 +146,7 @@ class Scanner:
             yield
 
     def _up_to(self, tags: Tags, most: int = MAX_HEAD_CHARS) -> Steps[tuple[str, str] | None]:
-        """Return the text up to a mark, and the mark, and skip both; None: no mark follows within `most` characters."""
+        """Skip the text up to a mark, and the mark; return both. None: no mark follows within `most` characters."""
         while True:
             found = tags.find(self._text, self._at)
             if found is not None and found.start() - self._at <= most:
@@ -158,7 +161,7 @@ class Scanner:
             yield
 
     def _string(self) -> Steps[str | None]:
-        """Return the value of a whole JSON string, and skip it; None: no such string comes next."""
+        """Skip a JSON string, and return its value; None: no complete string of at most MAX_HEAD_CHARS comes next."""
         if not (yield from self._sees('"')):
             return None
         position = self._at + 1

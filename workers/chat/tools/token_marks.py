@@ -1,4 +1,4 @@
-"""Reads tool calls whose names and arguments stand between special tokens: DeepSeek's, Kimi's, Functionary's."""
+"""Reads tool calls whose names and arguments are written between special tokens: DeepSeek's, Kimi's, Functionary's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DeepSeekReader(HermesReader):
         ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
     V3.1 writes the name before the separator and the arguments after it, without a fence. Both forms are read,
-    whichever the template shows, and Hermes' form too: these templates can't show tools, and prompts ask for that form.
+    whichever the template shows, and so is Hermes' form.
     Source: the chat templates of deepseek-ai/DeepSeek-R1 and deepseek-ai/DeepSeek-V3.1.
     """
 
@@ -117,7 +117,8 @@ class KimiReader(Reader):
         <|tool_calls_section_begin|><|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{"city": "Rome"}
         <|tool_call_end|><|tool_calls_section_end|>
 
-    The text before the arguments is the call's id; the model counts calls in the id, so callers get it unchanged.
+    The text before the arguments is the call's id. It ends with the model's own count of calls, so callers get it
+    unchanged.
     Source: the chat template of moonshotai/Kimi-K2-Instruct.
     """
 
@@ -148,7 +149,7 @@ class KimiReader(Reader):
         return True
 
     def _own(self, id: str) -> str:
-        """Return the id, or an empty one if an earlier call of this answer has the same id."""
+        """Return the id; empty, so that a new id is made, if an earlier call of this answer has the same id."""
         if id in self._ids:
             return ""
         self._ids.add(id)
@@ -208,7 +209,7 @@ class FunctionaryReader(Reader):
 
 
 class Recipients:
-    """Lines that name a recipient, as marks. Unlike `Tags`, they are made in no time, however many tools there are."""
+    """A set of marks, each a line that names a recipient. Faster to make than `Tags` if there are many tools."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._lines = frozenset(f"{name}\n" for name in names)
@@ -220,7 +221,7 @@ class Recipients:
         return line if line in self._lines else None
 
     def may_begin(self, text: str, start: int) -> bool:
-        """Return whether the text from `start` on may become such a line."""
+        """Return whether more text can turn the text from `start` on into such a line."""
         rest = text[start : start + self._longest + 1]
         return any(line.startswith(rest) for line in self._lines)
 
@@ -265,7 +266,8 @@ class RecipientReader(Reader):
                 return
 
     def _reject_recipient(self) -> None:
-        """Pass on a head that names no recipient as text; if the token limit cut it off, begin a call or drop it."""
+        """Pass on a head that names no recipient as text. If the token limit cut it off, turn it into a call or drop it
+        instead."""
         if not self._is_cut:
             self._reject()
             return

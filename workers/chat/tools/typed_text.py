@@ -14,7 +14,7 @@ _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", type(
 
 
 def property_schema(tools: tuple[Tool, ...], name: str, key: str) -> Any:
-    """Return the schema of one parameter of a tool; None if there is no schema for it."""
+    """Return the schema of parameter `key` of the tool `name`; None if there is none."""
     return _properties(tools, name).get(key)
 
 
@@ -30,7 +30,7 @@ def _properties(tools: tuple[Tool, ...], name: str) -> dict[str, Any]:
 
 
 def kinds_of(schema: Any) -> frozenset[str]:
-    """Return the JSON types that the schema names; empty: it names none."""
+    """Return the JSON types that the schema allows; empty if they can't be told."""
     if not isinstance(schema, dict):
         return frozenset()
     told = schema.get("type")
@@ -51,7 +51,7 @@ def kinds_of(schema: Any) -> frozenset[str]:
 
 
 def json_of(text: str, kinds: frozenset[str]) -> str:
-    """Return a text as JSON: a value of one of `kinds` if it can be read as that, else a string."""
+    """Return a text as JSON: a value of one of `kinds` if it can be read as one; otherwise a string."""
     value = TypedText(kinds)
     return value.feed(text) + value.close()
 
@@ -59,8 +59,8 @@ def json_of(text: str, kinds: frozenset[str]) -> str:
 class TypedText:
     """Turns one value, which comes in portions, into JSON (as `json_of` does) when it is complete.
 
-    A value longer than MAX_HELD_CHARS is passed on in portions from then on: a list or object as such, all else as a
-    string.
+    A value longer than MAX_HELD_CHARS is passed on in portions from then on: a list or object as JSON, any other value
+    as a string.
     """
 
     def __init__(self, kinds: frozenset[str], *, is_text: bool = False) -> None:
@@ -75,19 +75,19 @@ class TypedText:
         self._has_begun = False
         """Whether anything but whitespace has come."""
         self._parts: list[str] = []
-        """The portions of the held-back value as they came; `_repaired`: the same text as JSON."""
+        """The portions of the held-back value as they came; `_repaired` has the same portions as JSON."""
         self._repaired: list[str] = []
         self._num_chars = 0
 
     @property
     def is_broken(self) -> bool:
         """Whether a value that is passed on as JSON turned out to be invalid, or has text after its end. The caller
-        then ends it: `close` returns what completes it, `rest` is the text that is no part of it.
+        then ends the value: `close` returns the text that completes it, `rest` is the text that is not part of it.
         """
         return self._is_json and (self._json.is_broken or (self._json.is_done and bool(self.rest)))
 
     def feed(self, part: str) -> str:
-        """Take more of the value; return the output so far."""
+        """Take more of the value; return the JSON that can be passed on now."""
         if not self._holds:
             return self._read(part) if self._is_json else encode_basestring(part)[1:-1]
         room = MAX_HELD_CHARS - self._num_chars
@@ -98,7 +98,7 @@ class TypedText:
         return self._let_go() + self.feed(part) if part else ""
 
     def close(self) -> str:
-        """Return the rest of the output; the value has ended."""
+        """Return the rest of the JSON; the value has ended."""
         if not (self._holds or self._is_json):
             return '"'
         last = self._read("", ended=True)
@@ -111,7 +111,7 @@ class TypedText:
         return json.dumps(text, ensure_ascii=False)
 
     def cut(self) -> str:
-        """Return the rest of the output; the token limit has cut the value off."""
+        """Return the rest of the JSON, unfinished; the token limit has cut the value off."""
         if self._holds:
             return "".join(self._parts)
         return self._json.held + self.rest if self._is_json else ""
@@ -131,7 +131,7 @@ class TypedText:
         return repaired if self._is_json else '"' + encode_basestring(text)[1:-1]
 
     def _may_be(self, repaired: str) -> bool:
-        """Return whether `kinds` allow the value to be this JSON, so that it need not be a string."""
+        """Return whether to pass the value on as this JSON: if `kinds` have the JSON's type, or have no "string"."""
         return "string" not in self._kinds or _fits(repaired, self._kinds - {"string"})
 
 
