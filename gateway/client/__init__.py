@@ -1,6 +1,6 @@
-"""A typed client for Paddock, and for llama-server as far as it has the same API: for threads, and for asyncio tasks.
+"""Provides a typed client for Paddock, and for llama-server as far as it has the same API; for threads and tasks.
 
-Needs only msgspec and httpx. docs/client.md shows how to use it.
+Needs only msgspec and httpx2. docs/client.md shows how to use it.
 """
 
 from gateway.client.answers import (

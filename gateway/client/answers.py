@@ -1,4 +1,4 @@
-"""The types of the answers to calls. Unknown fields of an answer are ignored; missing fields have defaults.
+"""Declares and decodes the answers to calls. Unknown fields of an answer are ignored; missing fields have defaults.
 
 Sources: OpenAI's API reference, "Chat completion object", "chunk object" and "Embedding object"; llama-server's
 `/completion`, `/embedding`, `/rerank` and `/tokenize`, its `timings`, `prompt_progress` and `reasoning_content`
@@ -200,7 +200,7 @@ class StopType(Enum):
     WORD = "word"
     """The answer reached a stop string, which is in `stopping_word`."""
     OTHER = "other"
-    """The server named a reason that this client does not have."""
+    """The server named a reason that this client does not know."""
 
     @classmethod
     def _missing_(cls, value: object) -> StopType:
@@ -214,14 +214,14 @@ class CompletionResponse(Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     """Ids of the answer's tokens, if the call has `return_tokens`."""
     index: int = 0
-    """Number of the prompt or completion, if the call has several."""
+    """Number of the prompt or completion, from 0, if the call has several."""
     id_slot: int = -1
     stop: bool = True
     stop_type: StopType = StopType.NONE
     stopping_word: str = ""
     model: str = ""
     prompt: Any = None
-    """The prompt as the model got it."""
+    """The prompt as the model received it."""
     generation_settings: dict[str, Any] = field(default_factory=dict)
     tokens_predicted: int = 0
     tokens_evaluated: int = 0
@@ -229,7 +229,7 @@ class CompletionResponse(Struct, frozen=True, kw_only=True):
     tokens_cached: int = 0
     has_new_line: bool = False
     truncated: bool = False
-    """Whether the context was exceeded."""
+    """Whether the context was exceeded, so that tokens were dropped."""
     timings: Timings | None = None
     completion_probabilities: tuple[TokenLogprob, ...] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
@@ -237,7 +237,8 @@ class CompletionResponse(Struct, frozen=True, kw_only=True):
 
 
 class CompletionChunk(CompletionResponse, frozen=True, kw_only=True):
-    """One event of a streamed answer: the next `content`. The last event has `stop` and all fields but the text."""
+    """One event of a streamed answer, with the next piece of `content`. The last event has `stop` true, and all fields
+    but the text."""
 
     stop: bool = False
     prompt_progress: PromptProgress | None = None

@@ -1,4 +1,4 @@
-"""Builds the requests of all calls without streamed answers. The functions' keywords are those of the clients' methods.
+"""Builds the requests of all calls that generate no text. The functions' keywords are those of the clients' methods.
 
 `model` names one of a server's models; a server with only one model needs no name.
 """
@@ -37,7 +37,7 @@ from gateway.client.server_answers import (
 )
 
 PROBE_S = 5.0
-"""Most seconds for which a server may send nothing when its health is asked: a healthy server answers at once."""
+"""Seconds without a byte from the server after which asking for its health fails: a healthy server answers at once."""
 
 
 def health() -> Request[HealthStatus]:
@@ -112,7 +112,7 @@ def list_adapters(*, model: str | None = None) -> Request[tuple[LoraAdapter, ...
 
 
 def set_scales(scales: Lora, *, model: str | None = None) -> Request[None]:
-    """Set the default scales, for calls that name no adapters. An adapter that is left out gets 0."""
+    """Set the adapters' default scales, for calls that name no adapters. An adapter that is left out gets scale 0."""
     body = msgspec.json.encode(list(scales))
     return Request("POST", "/lora-adapters", server_answers.read_nothing, _model_query(model), body)
 
@@ -218,14 +218,14 @@ def _slot(id_slot: int, action: str, read: Any, filename: str | None, model: str
 
 
 def is_ready() -> Script[bool]:
-    """Return whether the server takes calls; False if nothing answers. Raises ClientErrors that waiting can't cure."""
+    """Return whether the server takes calls; False if nothing answers. Raises a ClientError that waiting won't cure."""
     return (yield from _obstacle()) is None
 
 
 def wait_until_ready(timeout: float, poll_interval: float) -> Script[None]:
     """Wait until the server takes calls. Both parameters are in seconds.
 
-    Raises NotReady after `timeout`, and at once ClientErrors that won't pass by waiting.
+    Raises NotReady after `timeout` and, at once, a ClientError that waiting won't cure.
     """
     deadline = time.monotonic() + timeout
     while (obstacle := (yield from _obstacle())) is not None:

@@ -1,4 +1,4 @@
-"""The client for threads. `calls` and `generation` define what each call sends and reads."""
+"""Provides the client for threads. `calls` and `generation` define what each call sends and reads."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class Client(
         *,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`base_url`: with or without `/v1`. `timeout`: most seconds for which the server may send nothing; None: no
-        limit.
+        """`base_url`: with or without `/v1`. `timeout`: seconds without a byte from the server after which a call
+        raises Timeout; None: no limit.
         """
         connection = Connection(Server(base_url, api_key, timeout, verify_ssl, headers or {}))
         super().__init__(connection.send, connection.open)
@@ -149,7 +149,7 @@ class Client(
         return self._connection.run(calls.is_ready())
 
     def wait_until_ready(self, timeout: float = 60.0, poll_interval: float = 0.25) -> None:
-        """Wait until the server would answer calls. Raises NotReady after `timeout` seconds; asks every
-        `poll_interval`.
+        """Wait until the server would answer calls, asking it every `poll_interval` seconds. Raises NotReady after
+        `timeout` seconds.
         """
         self._connection.run(calls.wait_until_ready(timeout, poll_interval))

@@ -1,18 +1,18 @@
-"""The error tree of the client, and the translation of a server's error body into one of these errors.
+"""Declares the client's errors, and translates a server's error body into one of them.
 
 ClientError
-├── ConnectionFailed             nobody answers there, or the connection broke
-├── Timeout                      the server said nothing for longer than the client's `timeout`
+├── ConnectionFailed             nothing answers at the address, or the connection broke
+├── Timeout                      the server sent nothing for longer than the client's `timeout`
 ├── NotReady                     `wait_until_ready` gave up
 ├── UnexpectedAnswer             an answer that can't be read; the address may be another program's
 ├── StreamBroken                 a streamed answer ended before it was complete
 └── AnswerError                  the server refused: status, message, type, param, code, request_id
     ├── BadRequest               400, and every 4xx without a class of its own
-    │   └── ContextOverflow        n_prompt_tokens and n_ctx, where the server says them
+    │   └── ContextOverflow        n_prompt_tokens and n_ctx, if the server sends them
     ├── AuthenticationFailed     401
     ├── PermissionDenied         403
     ├── NotFound                 404
-    │   └── StreamGone             a StreamBroken too: the server keeps the stream no longer
+    │   └── StreamGone             also a StreamBroken: the server keeps the stream no longer
     ├── RateLimited              429; retry_after
     ├── NotSupported             501
     ├── Unavailable              502, 503, 504, 529; retry_after
@@ -30,7 +30,7 @@ SHOWN_CHARS = 200
 
 
 class ClientError(Exception):
-    """The base of all errors that calls of the client raise. `message` is for a person."""
+    """The base of all errors that calls of the client raise. `message` is for a person to read."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -58,7 +58,8 @@ class StreamBroken(ClientError):
 
 
 class AnswerError(ClientError):
-    """The server answered with an error. `status`: None if it came in a stream and has none. `retry_after`: seconds."""
+    """The server answered with an error. `status`: the HTTP status; None for an error in a stream that names none.
+    `retry_after`: seconds."""
 
     def __init__(
         self, message: str, *, status: int | None, detail: Mapping[str, Any], headers: Mapping[str, str]
@@ -154,14 +155,14 @@ second llama-server's.
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> AnswerError:
-    """Return the error for an answer with this status. The body may be anything."""
+    """Return the error for an answer with this HTTP status. The body need not be JSON."""
     detail = _detail(body)
     message = _text(detail.get("message")) or f"HTTP status {status}{_excerpt(body)}"
     return _kind(detail, status)(message, status=status, detail=detail, headers=headers)
 
 
 def stream_error(event: bytes, headers: Mapping[str, str]) -> AnswerError | None:
-    """Return the error that an event of a stream carries; None: the event is no error. `headers`: of the response."""
+    """Return the error that an event of a stream carries; None: it carries none. `headers`: those of the response."""
     if b'"error"' not in event:
         return None
     detail = _detail(event)

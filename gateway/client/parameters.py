@@ -1,9 +1,8 @@
-"""The keyword parameters of the methods that generate. `None` counts as left out.
+"""Declares the keyword parameters of the methods that generate. A parameter that is None is not sent.
 
 Sources: llama-server (tools/server/README.md and server-schema.cpp of llama.cpp) for names, defaults and meaning of the
-sampling parameters; OpenAI's API reference, "Create chat completion"; and Paddock alone for
-`cache_salt`, `priority`, `context_shift`, `special`. Paddock refuses parameters that it does not have, llama-server
-ignores them.
+sampling parameters; OpenAI's API reference, "Create chat completion". `cache_salt`, `priority`, `context_shift` and
+`special` are Paddock's own. Paddock refuses parameters that it does not have, llama-server ignores them.
 """
 
 from __future__ import annotations
@@ -66,7 +65,8 @@ class GenerationParameters(SamplingParameters, total=False):
     model: str | None
     stop: Sequence[str] | str | None
     n_predict: int | None
-    """Most tokens of the answer. -1: until the model ends it; 0: none, the prompt is only read into the cache."""
+    """Maximum number of tokens of the answer. -1: until the model ends it; 0: the prompt is only read into the cache.
+    """
     ignore_eos: bool | None
     special: bool | None
     grammar: str | None
@@ -111,7 +111,7 @@ class CompletionParameters(GenerationParameters, total=False):
 
     n_cmpl: int | None
     response_fields: Sequence[str] | None
-    """Names of the fields that the answer should have. `a/b` is the field b of the object a; it is put in `extra`."""
+    """Names of the fields that the answer should have. `a/b` is field b of object a; such fields come in `extra`."""
 
 
 class ChatParameters(GenerationParameters, total=False):

@@ -1,7 +1,7 @@
 """Turns the bytes of a streamed answer into typed items, and checks that the answer is complete. Does no I/O.
 
-After a break it decides whether and when to reconnect: only if the caller asked for a `resume_grace`, only if an event
-with an id has come, and only as long as the server keeps the stream.
+After a break, `StreamReceiver` decides whether and when to reconnect: only if the caller asked for a `resume_grace`,
+only if an event with an id has come, and only as long as the server keeps the stream.
 
 Source: WHATWG HTML, "Server-sent events". `retry` is not read: how often to reconnect is the caller's decision.
 """
@@ -31,7 +31,7 @@ class EventTooLong(ValueError):
 
 
 class SseReader:
-    """Parses server-sent events from chunks that may be cut anywhere. Keeps at most one unfinished event."""
+    """Parses server-sent events from chunks that can end anywhere. Keeps at most one unfinished event in memory."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._rest = b""
@@ -102,14 +102,14 @@ class StreamReceiver(Generic[T]):
         return headers
 
     def opened(self, headers: Mapping[str, str]) -> None:
-        """Begin with a new connection. Drop an unfinished event of the last connection, since the server sends it
+        """Begin with a new connection. Drop the unfinished event of the last connection, if any: the server sends it
         again.
         """
         self.headers = headers
         self._reader = SseReader()
 
     def feed(self, chunk: bytes) -> Iterator[T]:
-        """Yield the items that a chunk completes. Raises AnswerError for an error in the stream, UnexpectedAnswer."""
+        """Yield the items that a chunk completes. Raises AnswerError for an error event, and UnexpectedAnswer."""
         try:
             events = self._reader.feed(chunk)
         except EventTooLong as error:
@@ -125,7 +125,7 @@ class StreamReceiver(Generic[T]):
                 yield self._item(event.data)
 
     def refused(self, error: ClientError) -> ClientError:
-        """Return the error to raise if a connection was refused: StreamGone in place of a plain 404 to a reconnect."""
+        """Return the error to raise for a refused connection: `error`, or StreamGone if a reconnect got a plain 404."""
         if self._last_id and isinstance(error, NotFound) and not isinstance(error, StreamGone):
             return StreamGone(error.message, status=error.status, detail=error.detail, headers=self.headers)
         return error

@@ -1,4 +1,4 @@
-"""A call as an object: the request to send, and how to read its answer. Nothing here does I/O."""
+"""Represents a call as an object: the request to send, and how to read its answer. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Request(Generic[T]):
     read_at: frozenset[int] = frozenset()
     """Statuses outside 200 to 299 whose body counts as an answer, not as an error."""
     patience_s: float | None = None
-    """Most seconds for which the server may send nothing, if fewer than the client's `timeout`; None: the client's."""
+    """Seconds without a byte from the server after which the call fails, if fewer than the client's `timeout`; None:
+    that `timeout` alone counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class StreamRequest(Generic[T]):
     body: bytes
     read: Callable[[bytes], T]
     last: Callable[[T], bool]
-    """Returns whether the stream may end after this item. After `[DONE]` it may in any case."""
+    """Returns whether the stream may end after this item. It may always end after `[DONE]`."""
     resume_grace: int | None = None
     """Seconds for which the server keeps the stream if its connection breaks; None: it can't be resumed."""
 
@@ -95,7 +96,7 @@ class Sender:
     """The base of the classes whose methods are calls. The methods raise ClientError.
 
     `make_method` and `make_async_method` make a method from the function that builds its request: with the same
-    keywords, types and docstring. `send` returns the answer in the client for threads, an awaitable in that for tasks.
+    keywords, types and docstring. `send` returns the answer in `Client`, an awaitable of the answer in `AsyncClient`.
     """
 
     def __init__(self, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The types of a server's answers about itself: health, models, slots, adapters, properties.
+"""Declares and decodes a server's answers about itself: health, models, slots, adapters, properties.
 
 Source: llama-server's routes of these names (tools/server/README.md of llama.cpp); OpenAI's API reference, "Model
 object".
@@ -16,7 +16,7 @@ from gateway.client.errors import refusal
 
 class HealthStatus(Struct, frozen=True):
     status: str
-    """`ok`; anything else: the server is not ready yet, or not ready any more."""
+    """`ok`, or another word if the server is not ready yet or not ready any more."""
     message: str = ""
 
     @property
@@ -181,4 +181,4 @@ def read_text(body: bytes) -> str:
 
 
 def read_nothing(body: bytes) -> None:
-    """Ignore the body of an answer whose status says everything."""
+    """Ignore the body of an answer whose HTTP status says everything."""

@@ -1,4 +1,4 @@
-"""Streamed answers as iterators, for threads and for tasks. `receiver` parses the bytes and decides on reconnects.
+"""Iterates over streamed answers, in threads and in tasks. `receiver` parses the bytes and decides on reconnects.
 
 Closing a stream, leaving its `with` block or ending a loop over it closes the connection. This ends the call on the
 server.
@@ -36,7 +36,7 @@ NOT_NOW = (ConnectionFailed, Timeout, Unavailable)
 
 
 class Stream(Generic[T]):
-    """An iterator over the items of an answer as they come; each comes only once. Iterating raises ClientError."""
+    """An iterator over the items of an answer as they come. It yields them only once. Iterating raises ClientError."""
 
     def __init__(self, http: httpx2.Client, server: Server, receiver: StreamReceiver[T]) -> None:
         """Connect, and wait until the server begins to answer. Raises ClientError."""
@@ -113,7 +113,7 @@ class AsyncStream(Generic[T]):
     def __init__(
         self, http: httpx2.AsyncClient, server: Server, receiver: StreamReceiver[T], response: httpx2.Response
     ) -> None:
-        """Do not call this: `open` makes a stream."""
+        """Use `open` instead, which connects."""
         self._http = http
         self._server = server
         self._receiver = receiver

@@ -1,4 +1,4 @@
-"""The options that both clients pass to httpx, and the translation of httpx's errors.
+"""Makes the options that both clients pass to httpx2, sends their requests, and translates httpx2's errors.
 
 A request is sent over a kept connection or a new one. A server may close an idle connection just when the client uses
 it again; llama-server does so after each stream. The error that follows says nothing about the request, so the request
@@ -33,7 +33,8 @@ class Server:
     base_url: str
     api_key: str = field(repr=False)
     timeout_s: float | None
-    """Most seconds for which the server may send nothing; None: no limit. For connecting: CONNECT_TIMEOUT_S."""
+    """Seconds without a byte from the server after which a call fails; None: no limit. Connecting may take at most this
+    long or CONNECT_TIMEOUT_S, whichever is shorter."""
     verify_ssl: VerifySsl
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -43,7 +44,7 @@ class Server:
         return self.base_url.rstrip("/").removesuffix("/v1")
 
     def options(self) -> dict[str, Any]:
-        """Return the options for httpx2's clients. Raises ConnectionFailed if the file of authorities can't be used."""
+        """Return the options for httpx2's clients. Raises ConnectionFailed if the file `verify_ssl` can't be used."""
         headers = {"user-agent": "paddock-client", **self.headers}
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -51,7 +52,7 @@ class Server:
         return {"headers": headers, "timeout": self._timeout(), "verify": self._verify(), "limits": limits}
 
     def options_of(self, request: Request[Any]) -> dict[str, Any]:
-        """Return httpx's options for one request."""
+        """Return httpx2's options for one request."""
         options: dict[str, Any] = {"params": dict(request.query)}
         if request.body is not None:
             options |= {"content": request.body, "headers": {"content-type": "application/json"}}
@@ -62,7 +63,7 @@ class Server:
 
     @contextmanager
     def translating(self, request: Request[Any] | StreamRequest[Any]) -> Iterator[None]:
-        """Translate httpx's errors inside the block into ClientErrors."""
+        """Translate httpx2's errors inside the block into ClientErrors."""
         try:
             yield
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
@@ -95,11 +96,11 @@ class Server:
 
 
 CLOSED = (httpx2.ReadError, httpx2.RemoteProtocolError, httpx2.WriteError)
-"""Errors that httpx raises if the server has closed the connection."""
+"""Errors that httpx2 raises if the server has closed the connection."""
 
 
 class _Trace:
-    """Notes whether httpx makes a new connection for a request."""
+    """Notes whether httpx2 makes a new connection for a request."""
 
     def __init__(self) -> None:
         self.is_new = False
@@ -112,7 +113,8 @@ class _Trace:
 
 
 def exchange(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
-    """Send a request and return the response without reading its body. Raises httpx2.HTTPError."""
+    """Send a request (again if a kept connection was closed); return the response before its body is read. Raises
+    httpx2.HTTPError."""
     while True:
         trace = _Trace()
         request.extensions["trace"] = trace.note
@@ -124,7 +126,7 @@ def exchange(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
 
 
 async def exchange_async(http: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
-    """Send a request and return the response without reading its body. Raises httpx2.HTTPError."""
+    """Do for asyncio tasks what `exchange` does."""
     while True:
         trace = _Trace()
         request.extensions["trace"] = trace.note_async

@@ -1,4 +1,4 @@
-"""The compiler: it checks a `Constraint`, compiles it once, keeps it for later calls, and makes the answers' masks."""
+"""Checks constraints, compiles each once, keeps the results for later calls, and makes the answers' masks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workers.protocol.requests import Constraint, GenerateRequest
 
 MAX_GRAMMARS = 64
 MAX_TEXT_BYTES, MAX_KEPT_BYTES = 128 << 10, 256 << 10
-"""Longest text, in bytes, whose compiled grammar is kept, and most bytes of all these texts together.
+"""Maximum bytes of a text whose compiled grammar is kept, and of all these texts together.
 
 A compiled grammar takes up to fifty times the memory of its text. Longer texts are compiled for each call, which takes
 some tenths of a second on a thread of their own.
@@ -36,20 +36,21 @@ Key = tuple[str, bytes]
 MAX_LARK_BYTES = 256 << 10
 MAX_REGEX_BYTES = 16 << 10
 MAX_PATTERNS = 6
-"""Most patterns that may all have to match one text; a grammar with more is first tried in a process of its own."""
+"""Maximum number of patterns that may all have to match one text; a grammar with more is first tried in a process of
+its own."""
 
 MULTIPLE = re.compile(r'"multipleOf"\s*:\s*-?([0-9.]+)')
 ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 MAX_DIGITS = 20
 MAX_REMAINDERS = 2_000
-"""Most remainders that the `multipleOf`s of a grammar may have for it to be compiled here. llguidance makes a state for
-each remainder, without a limit: a million took 12 s, 290 MiB, and half a second with every other thread at rest to free
-them."""
+"""Maximum number of remainders of a grammar's `multipleOf`s; a grammar with more is tried and followed in processes of
+its own. llguidance makes a state for each remainder, without a limit: a million took 12 s, 290 MiB, and half a second
+to free, during which no other thread ran."""
 
 MAX_TRIGGERS = 16
 MAX_TRIGGER_CHARS = 128
 MAX_TRIGGER_SETS = 16
-"""Most sets of triggers that are remembered; in practice a set is always the triggers of the model's tool calls."""
+"""Maximum number of cached sets of triggers. Most requests use one set: the triggers of the model's tool calls."""
 
 
 class Compiled(Protocol):
@@ -59,10 +60,11 @@ class Compiled(Protocol):
         """Return a mask for a whole answer, from its first token on."""
 
     def mask_after(self, begun: bytes) -> Mask | None:
-        """Return a mask for the text after `begun`; None: no answer begins so. Must not block: the engine calls it."""
+        """Return a mask for the text after `begun`; None if no answer can begin with `begun`. Must not block: the
+        engine calls it."""
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first of `beginnings` with which no answer begins, or None. May block."""
+        """Return the first of `beginnings` that no answer can begin with, or None. May block."""
 
 
 class GbnfCompiler(Protocol):
@@ -77,7 +79,7 @@ class LarkCompiler(Protocol):
 
 class Trial(Protocol):
     def check(self, kind: Literal["gbnf", "lark"], text: str) -> None:
-        """Raise Unusable for a grammar that would harm this process, CallFailed if that can't be found out."""
+        """Try a grammar in another process. Raises Unusable if it would harm this one, CallFailed if it can't try."""
 
 
 class Compiler:
@@ -86,7 +88,8 @@ class Compiler:
     def __init__(
         self, vocab: Words, gbnf: GbnfCompiler, trial: Trial, calls: CallForms, elsewhere: LarkCompiler | None = None
     ) -> None:
-        """`elsewhere`: follows grammars that take too long for a step of the engine; None: this process does."""
+        """`elsewhere`: makes grammars that are followed in other processes, for those that take too long for a step of
+        the engine; None: this process follows all of them."""
         self._vocab = vocab
         self._elsewhere = elsewhere
         self._calls = calls
@@ -94,7 +97,7 @@ class Compiler:
         self._trial = trial
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, tuple[Compiled | Unusable, int]] = OrderedDict()
-        """Compiled grammars, each with the bytes that it counts for; refusals too, as finding one may take seconds."""
+        """Compiled grammars and refusals (which may take seconds to find), each with the bytes that it counts for."""
         self._num_bytes = 0
         self._counts = {"compiled": 0, "reused": 0, "refused": 0}
         self._triggers_of = functools.lru_cache(MAX_TRIGGER_SETS)(self._new_triggers)
@@ -109,16 +112,17 @@ class Compiler:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return how many constraints of calls were `compiled`, `reused` or `refused` so far."""
+        """How many constraints of calls were `compiled`, `reused` or `refused` so far."""
         with self._lock:
             return dict(self._counts)
 
     def warm_up(self) -> None:
-        """Read the vocabulary now: it takes a second at 150,000 tokens, half of it with all other threads at rest."""
+        """Read the vocabulary now. That takes a second at 150,000 tokens; for half of it no other thread runs."""
         _ = self._words, self._pieces
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> Mask | None:
-        """Return the mask for the answer's form and thought; None if the request asks for neither. Raises CallFailed.
+        """Return the mask for an answer: its thought, if `thought` is given, and the form that the request demands.
+        None: there is neither a thought nor a form. Raises CallFailed.
 
         `thought`: how, and how long, the model may think before the answer; the form does not apply to the thought.
         """
@@ -129,7 +133,7 @@ class Compiler:
         return None if begin is None else begin()
 
     def mask(self, constraint: Constraint) -> Mask:
-        """Return a mask. Raises CallFailed (INVALID_REQUEST) if it can't be read, is too large or can't be enforced."""
+        """Return a mask. Raises CallFailed (INVALID_REQUEST) if `constraint` is too large or can't be enforced."""
         return self._beginning(constraint)()
 
     def _beginning(self, constraint: Constraint) -> Callable[[], Mask]:
@@ -224,15 +228,15 @@ class Compiler:
 
 
 def is_heavy(lark: str) -> bool:
-    """Return whether compiling may take long: the time doubles with each pattern that may have to match one text."""
+    """Return whether compiling may take long: the time doubles with each further pattern that has to match one text."""
     num_patterns = lark.count('"pattern') + lark.count('"format"')
     merges = '"allOf"' in lark or '"$ref"' in lark
     return (num_patterns > MAX_PATTERNS and merges) or lark.count("&") + lark.count("~") > MAX_PATTERNS
 
 
 def num_remainders(lark: str) -> int:
-    """Return the most remainders that a grammar's `multipleOf`s may have: the sum of those of each, or those
-    of one number that all of them apply to.
+    """Return an upper bound of the remainders of a grammar's `multipleOf`s: the larger of their sum times the number of
+    `$ref`s plus one (each applies to other numbers) and their least common multiple (all apply to one number).
     """
     text = ESCAPE.sub(lambda found: chr(int(found[1], 16)), lark) if "\\u" in lark else lark
     digits = (number.replace(".", "").strip("0")[:MAX_DIGITS] for number in MULTIPLE.findall(text))

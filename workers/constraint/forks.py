@@ -1,9 +1,9 @@
-"""Processes for callers' grammars, one process for each grammar: llama.cpp may abort over a grammar or never return,
-and can't be stopped within a process.
+"""Runs callers' grammars in processes of their own: llama.cpp may abort over a grammar or never return, and can't be
+stopped within a process.
 
-One process has the model's vocabulary in memory and forks another process for each grammar that is tried or followed
-(`workers.llama.sampling.grammar_forks`). A forked process ends by itself when a question takes more than its time, and
-when the other ends of its sockets are closed.
+One process has the model's vocabulary in memory. It forks another process for each trial of a grammar, and for each
+answer that follows one (`workers.llama.sampling.grammar_forks`). A forked process ends by itself when a question takes
+too long, and when the other ends of its sockets are closed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Kind = Literal["gbnf", "lark"]
 
 COMPILE, TRY, BEGIN, PERMITS, ALLOWED, ACCEPT = b"CTBPLA"
 """Questions to a forked process: compile a grammar, try a grammar, begin anew after some tokens, say whether a token
-may come, list the tokens that may come, and accept a token."""
+may come next, list the tokens that may come next, and accept a token."""
 
 OK, REFUSED = 0, 1
-"""First byte of an answer. OK: the answer follows; REFUSED: the reason why there is none follows."""
+"""First byte of an answer. OK: the answer follows; REFUSED: the reason for the refusal follows."""
 
 HEADER = struct.Struct("<BI")
 """Header of a message: the question or the kind of answer, and how many bytes follow."""
@@ -45,24 +45,25 @@ MAX_ANSWER = 4 << 20
 SENT_AT_ONCE = 256 << 10
 
 ENDING = struct.Struct("<i")
-"""Message that the forking process sends over the second socket of a forked process that has ended: the exit code; if
-negative, the signal that ended it."""
+"""The exit code of a forked process that has ended (if negative, the signal that ended it). The forking process sends
+it over the forked process's second socket."""
 
 NOT_BEGUN = 75
 """Exit code of a forked process that could not begin; also sent if no process could be forked."""
 
 ANSWER_S = 10.0
-"""Seconds of silence after which a forked process counts as stopped or without processor time."""
+"""Seconds without an answer after which a forked process counts as stopped or without processor time."""
 
 
 class Fork:
     """A forked process, seen from the asking side. For one thread at a time; garbage collection ends the process."""
 
     def __init__(self, end: socket.socket, life: socket.socket) -> None:
-        """`life`: a socket that ends the process when closed, whatever it does, and that receives how it ended."""
+        """`end`: the socket for questions and answers. `life`: closing this socket ends the process, whatever the
+        process is doing; it also receives how the process ended (`ENDING`)."""
         self._end, self._life = end, life
         self._is_over = False
-        """Whether the process has ended, so that `life` is polled for how it ended."""
+        """Whether the process has ended, so that `life` is polled instead of `end`."""
         for one in (end, life):
             weakref.finalize(self, one.close).atexit = False
         self._received = b""
@@ -87,8 +88,8 @@ class Fork:
     def take(self, wait_s: float) -> tuple[int, bytes] | None:
         """Return the next answer: OK or REFUSED, and its bytes; None if it has not come within the time.
 
-        Raises TookTooLong, ProcessEnded (with the text of `helper_process.ending`), NotStarted if it could not be
-        forked.
+        Raises TookTooLong, ProcessEnded (with the text of `helper_process.ending`), NotStarted if the process could not
+        be forked.
         """
         until = time.monotonic() + wait_s
         while (answer := self._whole()) is None:
@@ -133,7 +134,7 @@ class Fork:
         if data:
             self._received += data
             return
-        # How it ended comes from the forking process, in a moment.
+        # In a moment, the forking process will say how this process ended.
         self._is_over = True
         self._poll.unregister(self._end)
         self._poll.register(self._life, select.POLLIN)
@@ -152,7 +153,7 @@ class Fork:
         raise ProcessEnded(ending(code))
 
     def _send(self) -> None:
-        """Send as much as the socket has room for. If the process is gone, `take` notices."""
+        """Send as many unsent bytes as the socket has room for. If the process is gone, `take` notices."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionError):
             while self._unsent:
                 first = self._unsent[0]
@@ -164,10 +165,10 @@ class Fork:
 
 
 class Forks:
-    """The process that forks a process for each grammar. May be used from several threads."""
+    """The process that forks a process for each trial or answer. Safe to use from several threads."""
 
     def __init__(self, model: Path, *, start_s: float = START_S) -> None:
-        """`model`: the GGUF file whose vocabulary the grammars are for.
+        """`model`: the GGUF file whose vocabulary the grammars are for. `start_s`: seconds to wait for the start.
 
         Raises RuntimeError if there is no memory for a thread.
         """
@@ -212,7 +213,7 @@ class Forks:
     def fork(self) -> Fork | None:
         """Return a newly forked process that has no grammar yet; does not block.
 
-        Return None while the forking process is starting; start it if need be. Raises NotStarted.
+        Return None while the forking process is starting; start it on another thread if none runs. Raises NotStarted.
         """
         process, control = self._process, self._control
         if process is None or control is None or process.poll() is not None:
@@ -249,7 +250,7 @@ class Forks:
             try:
                 self._starting = self._threads.submit(self._start_aside)
             except RuntimeError as error:
-                raise NotStarted(str(error)) from None  # it is closed
+                raise NotStarted(str(error)) from None  # `close` was called
         elif starting.done():
             self._starting = None
             raise NotStarted("the process that forks did not start")
@@ -286,7 +287,7 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 
 
 def receive(end: int) -> tuple[int, bytes] | None:
-    """Return the next question, for the forked side; None if no more will come."""
+    """Receive the next question, in the forked process; None if no more will come."""
     header = _exactly(end, HEADER.size)
     if header is None:
         return None
@@ -296,7 +297,7 @@ def receive(end: int) -> tuple[int, bytes] | None:
 
 
 def answer(end: int, kind: int, body: bytes) -> None:
-    """Send one answer, for the forked side."""
+    """Send one answer, from the forked process."""
     data = memoryview(HEADER.pack(kind, len(body)) + body)
     while data:
         data = data[os.write(end, data) :]

@@ -1,7 +1,8 @@
-"""Checks callers' GBNF before it is used: cheap bounds first, then a trial in a process of its own.
+"""Checks callers' grammars before they are used: GBNF by cheap bounds first, then GBNF and costly Lark by a trial in a
+process of its own.
 
 llama.cpp's grammar code may throw, abort or never return, and llguidance may take minutes over an intersection of
-patterns: in the worker's process that would end every call. Source of the language: grammars/README.md of llama.cpp.
+patterns: in the worker's process that would end every call. Source of GBNF: grammars/README.md of llama.cpp.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 MAX_BYTES = 64 << 10
 MAX_NESTING = 50
 MAX_REPETITIONS = 1_000
-"""Most repetitions in one {m,n}."""
+"""Maximum m and n of one {m,n}."""
 MAX_ALL_REPETITIONS = 20_000
-"""Most repetitions in a whole grammar; llama.cpp writes a rule for each repetition."""
+"""Maximum sum of all repetitions' larger numbers in a grammar: llama.cpp writes a rule for each repetition."""
 
 _TOKEN = re.compile(
     r"""
@@ -61,7 +62,7 @@ def check(text: str) -> None:
 
 
 def names_tokens(text: str) -> bool:
-    """Return whether a rule may name tokens, such as `<[1234]>` or `<think>`, and not only texts."""
+    """Return whether the grammar's rules may name tokens, such as `<[1234]>` or `<think>`, and not only texts."""
     return "<" in _TOKEN.sub("", text)
 
 
@@ -70,18 +71,19 @@ def _count(digits: str) -> int:
 
 
 TRIAL_S = 10.0
-"""Seconds to wait for a trial's result, even on a busy machine: the trial's own bound is on processor time."""
+"""Maximum seconds to wait for a trial's result; then the call fails (BUSY). The process itself is bounded in processor
+time, so that only a busy machine makes a trial take this long."""
 
 
 class Trial:
-    """Tries grammars, each in a process of its own. May be used from several threads."""
+    """Tries grammars, each in a process of its own. Safe to use from several threads."""
 
     def __init__(self, processes: Forks, *, trial_s: float = TRIAL_S) -> None:
         self._processes = processes
         self._trial_s = trial_s
 
     def check(self, kind: Kind, text: str) -> None:
-        """Try a grammar and block until that is done: GBNF by walks through it, Lark by compiling it.
+        """Try a grammar, and block until that is done: GBNF by random walks through it, Lark by compiling it.
 
         Raises Unusable with the reason; CallFailed if the grammar can't be tried now.
         """

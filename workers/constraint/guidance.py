@@ -1,8 +1,8 @@
-"""Masks by llguidance: JSON Schema, regular expressions and Lark grammars become Lark, and Lark becomes a matcher.
+"""Makes masks with llguidance: JSON Schema and regular expressions are translated into Lark, and Lark is compiled.
 
-The option `no_forcing` lets the model write a text in any tokens that make it. The split is the model's choice, and the
-tokeniser's split would be wrong for vocabularies that put a space in front of a text. llguidance is written in Rust and
-bounded by its limits: a grammar that is too large is an error, not a crash.
+With the option `no_forcing`, the model may write a text that the grammar demands in any tokens that spell it. Otherwise
+llguidance would force its tokeniser's split, which is wrong for vocabularies that put a space in front of a text.
+llguidance is written in Rust and has limits: a grammar that is too large is an error, not a crash.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ from workers.constraint.mask import BeyondLimits, Bits, Unusable, Vocabulary, bi
 from workers.protocol.events import CallFailed
 
 HEADER = "%llguidance"
-"""Beginning of a Lark grammar with options, which follow as an object (llama.cpp, docs/llguidance.md)."""
+"""First word of a Lark grammar with options; they follow as a JSON object (llama.cpp, docs/llguidance.md)."""
 
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
-"""Whitespace between the tokens of a JSON text: one space, or new lines and an indentation. It is bounded, so that a
-model can't go on with it for ever."""
+"""Pattern of the whitespace between the tokens of a JSON text: one space, or new lines and an indentation. It is
+bounded, so that a model can't write whitespace for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Bounds on the work for one question about an answer."""
+    """Bounds on llguidance's work for one question to a mask, such as which tokens may come next."""
 
     max_items: int
     max_items_in_row: int
     lexer_fuel: int
-    """Most work on the regular expressions that a lexer looks for side by side."""
+    """Maximum work, in llguidance's units, on the regular expressions that the lexer follows at the same time."""
 
 
 MAX_LEXER_STATES = 25_000
-"""Most lexer states of one answer, each up to two kilobytes."""
+"""Maximum number of lexer states in one answer; each takes up to two kilobytes."""
 
 QUICK = StepLimits(max_items=20_000, max_items_in_row=500, lexer_fuel=30_000)
-"""Limits within the engine. The work of an Earley parser grows with the square of the items in a row: a question takes
-tens of milliseconds at most. Schemas have dozens of items. This `lexer_fuel` is 10 ms, ten times what schemas take."""
+"""Limits for masks that the engine's thread asks: a question takes tens of milliseconds at most. An Earley parser's
+work grows with the square of the items in a row, and schemas have dozens of items. This `lexer_fuel` lasts 10 ms, ten
+times what schemas take."""
 
 WIDE = StepLimits(max_items=50_000, max_items_in_row=2_000, lexer_fuel=200_000)
-"""Limits in a process of its own, where a question may take seconds."""
+"""Limits for a mask in a process of its own, where one question may take seconds."""
 
 LIMITS = re.compile(r"row has \d+ items|Too many items|too many expressions")
 """llguidance's messages when a limit of `StepLimits` is exceeded."""
@@ -61,7 +62,7 @@ class _Words:
         self.eos_token_id = vocab.eos if vocab.eos >= 0 else min(vocab.eog, default=0)
         self.bos_token_id = vocab.bos if vocab.bos >= 0 else None
         pieces = [vocab.piece(token) for token in range(vocab.num_tokens)]
-        # A token without text would neither end an answer nor continue it.
+        # Tokens without text count as special, so that no text matches them: they neither end nor continue an answer.
         self.special_token_ids = [t for t, piece in enumerate(pieces) if not piece or t in vocab.eog]
         self.tokens: Sequence[bytes] = [piece or b"<|%d|>" % token for token, piece in enumerate(pieces)]
 
@@ -106,7 +107,7 @@ class Grammar:
         if self._matcher.is_error():
             raise _unusable(_reason(self._matcher))
         try:
-            self.mask().allowed()  # some limits are met at the first token only
+            self.mask().allowed()  # some limits are checked only at the first token
         except CallFailed as failed:
             raise _unusable(failed.failure.message) from None
 
@@ -114,16 +115,16 @@ class Grammar:
         return GuidanceMask(self._matcher.deep_copy(), self._num_tokens, self._eog)
 
     def mask_after(self, begun: bytes) -> GuidanceMask | None:
-        """Return a mask for the text after `begun`; None if no answer begins with it."""
+        """Return a mask for the text after `begun`; None if no answer can begin with `begun`."""
         mask = self.mask()
         return mask if mask.feed(self.tokens(begun)) else None
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first of `beginnings` with which no answer begins, or None."""
+        """Return the first of `beginnings` that no answer can begin with, or None."""
         return next((begun for begun in beginnings if self.mask_after(begun) is None), None)
 
     def tokens(self, begun: bytes) -> list[int]:
-        """Return tokens that together make this text."""
+        """Return tokens that together make the text `begun`."""
         return self._words.greedy_tokenize(begun.decode())
 
 
@@ -139,7 +140,7 @@ class GuidanceMask:
 
     @property
     def is_beyond_limits(self) -> bool:
-        """Return whether the grammar exceeded its limits, so that the mask can't be asked any more."""
+        """Whether the matcher exceeded its limits (or has another error), so that the mask can't be asked any more."""
         return self._matcher.is_error()
 
     def permits(self, token: int) -> bool:

@@ -1,4 +1,4 @@
-"""The interface of every kind of constraint, which is a mask that follows one answer token by token, and the errors for
+"""Declares the interface of all constraints, a mask that follows one answer token by token, and the errors for
 constraints that can't be enforced.
 """
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from workers.protocol.events import CallFailed, Failure, FailureCode
 
 Bits = NDArray[np.uint32]
-"""One bit per token: bit t % 32 of word t // 32 is set if token t may come."""
+"""One bit per token: bit t % 32 of word t // 32 is set if token t may come next."""
 
 
 class MaskPending(Exception):
-    """The mask has no answer yet: ask it the same question again once `is_ready`, and no other question before that."""
+    """The mask has no answer yet: once `is_ready` returns true, ask the same question again, and no other before it."""
 
     def __init__(self, is_ready: Callable[[float], bool]) -> None:
         """`is_ready(wait_s)` returns whether to ask again; it blocks for `wait_s` at most."""
@@ -36,16 +36,17 @@ class Mask(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Return whether the answer is complete: nothing but its end can follow, and no more tokens are needed."""
+        """Whether the answer is complete: no text can follow, so no more tokens are needed."""
 
     def permits(self, token: int) -> bool:
         """Return whether `token` may come next."""
 
     def allowed(self) -> Bits | None:
-        """Return the tokens that may come next; None: all. End tokens only if it may end. Valid until `accept`."""
+        """Return the tokens that may come next; None: all. Those that end the answer are among them only if it may end
+        here. The result is valid until `accept`."""
 
     def accept(self, token: int) -> None:
-        """Note that `token` has come."""
+        """Note that `token` is the answer's next token."""
 
 
 def bits_for(num_tokens: int) -> Bits:
@@ -70,7 +71,7 @@ class Unusable(ValueError):
 
 
 class BeyondLimits(Unusable):
-    """A constraint takes more time than a step of the engine has; a process of its own may follow it."""
+    """A constraint exceeds the limits for a step of the engine; it can be followed in a process of its own."""
 
 
 def refused(reason: str, param: str) -> CallFailed:
@@ -78,17 +79,17 @@ def refused(reason: str, param: str) -> CallFailed:
 
 
 def killed() -> CallFailed:
-    """Return the failure of a call if its grammar's process was ended from outside."""
+    """Return the error for a call whose grammar's process was ended from outside."""
     message = "the process that follows the grammar was killed, for want of memory perhaps; send it again"
     return CallFailed(Failure(FailureCode.OUT_OF_MEMORY, message))
 
 
 def unavailable(reason: str) -> CallFailed:
-    """Return the failure of a call if its grammar can't be tried or followed, through no fault of the grammar."""
+    """Return the error for a call whose grammar can't be tried or followed, through no fault of the grammar."""
     message = f"grammars can't be tried or followed on this worker now: {reason}; send it again"
     return CallFailed(Failure(FailureCode.UNAVAILABLE, message))
 
 
 def broken(reason: str) -> CallFailed:
-    """Return the failure of a call if its constraint was compiled but can't be followed further within the answer."""
+    """Return the error for a call whose constraint was compiled but can't be followed to the end of the answer."""
     return CallFailed(Failure(FailureCode.INVALID_REQUEST, f"the constraint cannot go on: {reason}"))

@@ -1,8 +1,8 @@
-"""Masks that are computed in a process of their own for each answer (`workers.constraint.forks`): from the start, or
-once they take long.
+"""Computes masks in other processes, one process for each answer (`workers.constraint.forks`): from the answer's start
+(`ForkedMask`), or once the mask has taken long in this process (`MovingMask`).
 
 The engine's thread never waits long for such a mask: if the mask has no answer yet, it raises `MaskPending`, and its
-call skips the step.
+call skips the engine's step.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
 from workers.protocol.events import CallFailed
 
 SLOW_S = 0.03
-"""Seconds for one question; if it takes longer, other calls notice the longer step."""
+"""A question to a mask that takes more seconds than this is slow: other calls notice the longer step."""
 
 MAX_SLOW = 3
-"""Questions over `SLOW_S` before the mask moves: the first question on a grammar is slow, and any on a busy machine."""
+"""Number of slow questions after which a mask moves to another process. More than one, since the first question on a
+grammar is slow, and any question can be on a busy machine."""
 
 Answer = TypeVar("Answer")
 
@@ -46,30 +47,31 @@ class Elsewhere(Protocol):
 
 
 class MovingGrammar:
-    """A grammar that is quick to follow at the beginning of answers. May be used from several threads."""
+    """A grammar whose masks begin in this process. Safe to use from several threads."""
 
     def __init__(self, here: Grammar, elsewhere: Elsewhere) -> None:
         self._here = here
         self._elsewhere = elsewhere
         self.is_beyond = False
-        """Whether an answer exceeded the limits of a step: other answers would take as long before they exceed them."""
+        """Whether an answer exceeded the limits of a step. Then the masks of all answers move to other processes: they
+        would take as long before they exceed the limits."""
 
     def mask(self) -> Mask:
         return self._elsewhere.mask() if self.is_beyond else MovingMask(self, self._here.mask(), [])
 
     def moved(self, tokens: list[int]) -> Mask:
-        """Return a mask in a process of its own for the text after these tokens. Does not block."""
+        """Return a mask, in a process of its own, for the text after these tokens. Does not block."""
         return self._elsewhere.mask_after_tokens(tokens)
 
     def mask_after(self, begun: bytes) -> Mask | None:
-        """Return a mask for the text after `begun`; None if no answer begins with it."""
+        """Return a mask for the text after `begun`; None if no answer can begin with `begun`."""
         mask, tokens = self._here.mask(), self._here.tokens(begun)
         if mask.feed(tokens):
             return MovingMask(self, mask, tokens)
         return self._elsewhere.mask_after(begun) if mask.is_beyond_limits else None
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first of `beginnings` with which no answer begins, or None. May block."""
+        """Return the first of `beginnings` that no answer can begin with, or None. May block."""
         for begun in beginnings:
             mask = self._here.mask()
             if not mask.feed(self._here.tokens(begun)):
@@ -78,7 +80,8 @@ class MovingGrammar:
 
 
 class MovingMask:
-    """A mask that asks `here`, and once this or another answer's mask exceeds its limits, a mask in another process."""
+    """A mask that asks `here`, a mask in this process. It changes to a mask in another process once `here` was slow
+    MAX_SLOW times, or once this or another answer's mask has exceeded its limits."""
 
     __slots__ = ("_grammar", "_here", "_num_slow", "_there", "_tokens")
 
@@ -129,7 +132,7 @@ class MovingMask:
         return self._there is None and not self._grammar.is_beyond
 
     def _is_beyond_limits(self) -> bool:
-        """Return whether `here` exceeded its limits; if so, the masks of the grammar's other answers move, too."""
+        """Return whether `here` exceeded its limits; if so, have the masks of the grammar's other answers move, too."""
         self._grammar.is_beyond |= self._here.is_beyond_limits
         return self._here.is_beyond_limits
 
@@ -156,7 +159,7 @@ Question = tuple[int, bytes]
 
 
 class ForkedGrammars:
-    """Makes grammars that are compiled in the process that follows them; this process only checks their bounds."""
+    """Makes grammars that are compiled in the processes of their masks; this process only checks GBNF's bounds."""
 
     def __init__(self, processes: Forks, vocab: Words) -> None:
         self._processes = processes
@@ -173,7 +176,7 @@ class ForkedGrammars:
 
 
 class ForkedGrammar:
-    """A grammar that has been tried. Immutable: may be used from several threads."""
+    """A grammar that has been tried; each of its masks gets a process. Immutable, so several threads may use it."""
 
     def __init__(self, kind: Kind, text: str, processes: Forks, vocab: Words) -> None:
         self._text = json.dumps([kind, text]).encode()
@@ -185,15 +188,15 @@ class ForkedGrammar:
         return self._mask(())
 
     def mask_after(self, begun: bytes) -> ForkedMask | None:
-        """Return a mask for the text after `begun`, which `refused_of` must have been asked about. Does not block."""
+        """Return a mask for the text after `begun`; call `refused_of` with `begun` first. Does not block."""
         return self.mask_after_tokens(self._tokens(begun))
 
     def mask_after_tokens(self, begun: Iterable[int]) -> ForkedMask:
-        """Return a mask for the text after these tokens, with which an answer may begin. Does not block."""
+        """Return a mask for the text after these tokens, which an answer must be able to begin with. Does not block."""
         return self._mask(tuple(begun))
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first of `beginnings` with which no answer begins, or None. Blocks. Raises CallFailed."""
+        """Return the first of `beginnings` that no answer can begin with, or None. Blocks. Raises CallFailed."""
         try:
             self._processes.start()
         except NotStarted as error:
@@ -227,7 +230,7 @@ class ForkedMask:
 
     @property
     def is_done(self) -> bool:
-        """Return whether nothing but the answer's end can follow. Raises MaskPending, CallFailed."""
+        """Whether nothing but the answer's end can follow. Raises MaskPending, CallFailed."""
         self._catch_up(GRACE_S)
         return self._done
 
@@ -241,7 +244,7 @@ class ForkedMask:
         return np.frombuffer(bits, dtype="<u4").astype(np.uint32, copy=False) if bits else None
 
     def accept(self, token: int) -> None:
-        """Note that `token` has come. Does not wait for the process's answer."""
+        """Note that `token` is the answer's next token. Does not wait for the process's answer."""
         self._answers.clear()
         if token not in self._eog:
             self._ask((forks.ACCEPT, _bytes(token)))
@@ -254,7 +257,7 @@ class ForkedMask:
         return self._answers[question][:1] != b"\0"
 
     def is_ready(self, wait_s: float) -> bool:
-        """Return whether the next answer is there, or will never be; blocks for `wait_s` at most."""
+        """Return whether the process's next answer has come, or can't come any more; blocks for `wait_s` at most."""
         return self._fork is None or self._fork.is_ready(wait_s)
 
     def _answer(self, question: Question) -> bytes:
@@ -287,7 +290,7 @@ class ForkedMask:
         self._asked.append(question)
 
     def _catch_up(self, wait_s: float) -> None:
-        """Take all answers still to come. Raises MaskPending if one does not come in time, and CallFailed."""
+        """Take the answers to all questions asked. Raises MaskPending if one does not come in time, and CallFailed."""
         while self._asked:
             assert self._fork is not None  # noqa: S101 - for the type checker
             try:

@@ -53,7 +53,7 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
 
 OBJECT_KEYWORDS = frozenset({"properties", "patternProperties", "additionalProperties", "required", "minProperties"})
 OPENING = frozenset({"additionalProperties", "unevaluatedProperties", "propertyNames"})
-"""Keywords with which a schema itself says which other keys its objects may have."""
+"""Keywords by which a schema says which other keys its objects may have."""
 
 STRING_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -64,7 +64,7 @@ _DAY = r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9
 _DATE = rf"({_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 EXACT_FORMATS: Mapping[str, str] = {"date": f"^{_DATE}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""Patterns that match only days that exist: llguidance's have a 29th of February in every year. Source: RFC 3339."""
+"""Patterns that match only days that exist; llguidance's own match 29 February in every year. Source: RFC 3339."""
 
 NUMBER_FORMATS: Mapping[str, tuple[int, int] | None] = {
     "int32": (-(2**31), 2**31 - 1),
@@ -72,11 +72,11 @@ NUMBER_FORMATS: Mapping[str, tuple[int, int] | None] = {
     "float": None,
     "double": None,
 }
-"""OpenAPI's formats of numbers, with the bounds that they set."""
+"""OpenAPI's formats of numbers, with the bounds that they set; None: no bounds."""
 
 
 def parse(text: str) -> Any:
-    """Return the schema in a JSON text. Raises Unusable if the text is too large, too deep or not JSON."""
+    """Return the schema in a JSON text. Raises Unusable if the text is too large, nested too deep or not JSON."""
     if len(text.encode()) > MAX_BYTES:
         raise Unusable(f"the schema has more than {MAX_BYTES >> 10} KiB; send a smaller one")
     try:
@@ -89,8 +89,8 @@ def enforceable(schema: Any, *, closes: bool = False, comparisons: Comparisons |
     """Return the schema without annotations, in llguidance's form. Raises Unusable with the keyword that can't be
     enforced.
 
-    `closes`: objects have only the keys that the schema lists, unless it says which others there may be. `comparisons`:
-    those left for the answer, if its schema is one of several.
+    `closes`: objects have only the keys that the schema lists, unless it says which others there may be.
+    `comparisons`: what is left of the answer's budget of comparisons; None: the whole budget.
     """
     comparisons = comparisons or Comparisons()
     reader = _Reader(schema, closes, comparisons)
@@ -100,7 +100,7 @@ def enforceable(schema: Any, *, closes: bool = False, comparisons: Comparisons |
     except Unusable:
         raise
     except (TypeError, AttributeError, LookupError, ValueError) as error:
-        # A value of a wrong kind is the caller's mistake, not this worker's.
+        # A value of a wrong type is the caller's mistake, not this worker's.
         logger.warning("a schema could not be read: %r", error)
         raise Unusable("a keyword of the schema has a value of a kind that it can't have; correct it") from None
 
@@ -117,7 +117,8 @@ class _Reader:
         """Definitions to read: section, name, and whether their objects are joined with those of other schemas."""
         self._num_nodes = 0
         self.is_unclear = False
-        """Whether it is unknown which objects may be closed: one is joined with a schema that is not a definition."""
+        """Whether it is unknown which objects may be closed, because one is joined (see `_schema`) with a schema that
+        is not a definition."""
 
     def read(self) -> Any:
         result = self._schema(self._root, "the schema", 0, is_root=True)
@@ -162,7 +163,7 @@ class _Reader:
         return out
 
     def _joined(self, schema: dict[str, Any], key: str, value: Any, out: dict[str, Any], path: str, depth: int) -> None:
-        """Read a keyword whose schemas, one or all of them, apply to the same value as another schema."""
+        """Read a keyword whose schemas (one or all of them) apply to the same value as another schema."""
         if key == "$ref":
             out[key] = value
             self._refer(value, joined=True)
@@ -227,7 +228,7 @@ class _Reader:
         return [self._schema(part, f"{path}, `{key}` {n}", depth + 2, joined=joined) for n, part in enumerate(value)]
 
     def _unique(self, schema: dict[str, Any], out: dict[str, Any], *, is_asked: bool) -> None:
-        """Bound the length of an array without repeats by the number of possible values: a grammar can't do more."""
+        """Enforce `uniqueItems` as far as a grammar can: bound the array's length by the number of possible values."""
         values = self._values.of(schema.get("items"))
         most = schema.get("maxItems")
         if is_asked and values is not None and not (isinstance(most, int) and most <= len(values)):
@@ -256,7 +257,8 @@ class _Reader:
 
 
 def _num_parts(schema: dict[str, Any]) -> int:
-    """Return how many schemas apply to the same value: one for each kind of keyword, and each of `allOf`."""
+    """Return how many schemas apply to one value of `schema`: one for each of `anyOf`, `oneOf` and `$ref`, each schema
+    in `allOf`, and one for the keywords of objects."""
     every = schema.get("allOf")
     num_joined = sum(key in schema for key in ("anyOf", "oneOf", "$ref"))
     return num_joined + (len(every) if isinstance(every, list) else 0) + (not OBJECT_KEYWORDS.isdisjoint(schema))

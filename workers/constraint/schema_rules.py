@@ -1,8 +1,8 @@
-"""Rules of JSON Schema that need reasoning: whether schemas exclude each other, and `uniqueItems`.
+"""Works out what a grammar can't express of JSON Schema: whether schemas exclude each other, and `uniqueItems`.
 
-A grammar does not remember the items of an array. For `uniqueItems` with items of up to four values, all arrays without
-repeats are listed. If the values are more but known, an array may have no more items than there are values. Otherwise
-the keyword is not enforced.
+A grammar does not remember the items of an array. For `uniqueItems` with at most four possible values of items, all
+arrays without repeats are listed. If there are more values but they are known, an array may have no more items than
+there are values. Otherwise the keyword is not enforced.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from urllib.parse import unquote
 MAX_PAIRS = 2_000
 MAX_HOPS = 16
 MAX_COMPARED = 20_000
-"""Most pairs of schemas compared for one answer, all its tools and parameters together: properties that refer to each
-other make as many pairs as there are paths through them."""
+"""Maximum number of pairs of schemas compared for one answer, all its tools and parameters together; further pairs
+count as not disjoint. Properties that refer to each other make as many pairs as there are paths through them."""
 PER_COMPARISON = 16
-"""Number of compared values, or names of properties, that counts as one pair of schemas."""
+"""Comparing this many values, or names of properties, costs as much as one pair of schemas."""
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 
 @dataclass(slots=True)
 class Comparisons:
-    """How many comparisons are left for one answer."""
+    """Counts how many comparisons are left for one answer."""
 
     left: int = MAX_COMPARED
 
@@ -44,7 +44,7 @@ class Disjoint:
         self._required: dict[int, frozenset[str]] = {}
         self._types: dict[int, frozenset[str]] = {}
         self._values: dict[int, frozenset[str] | None] = {}
-        """Listed values by a schema's identity, read once: lists are long, and may be referred to from everywhere."""
+        """Listed values by the schema's `id()`, read once: lists are long, and many references may lead to one."""
 
     def all(self, schemas: Any) -> bool:
         """Return whether no value can satisfy two of these schemas."""
@@ -95,7 +95,8 @@ class Disjoint:
         return self._required[id(schema)]
 
     def _target(self, schema: Any) -> Any:
-        """Return the schema that a `$ref` leads to, else the schema itself; None: it leads nowhere, or too far."""
+        """Return the schema that a `$ref` leads to; without `$ref`, the schema itself; None if the reference leads
+        nowhere, or through more than MAX_HOPS references."""
         for _ in range(MAX_HOPS):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
@@ -167,9 +168,10 @@ def _closed_to(schema: dict[str, Any], name: str) -> bool:
 
 
 MAX_ARRANGED = 4
-"""Most values for which all arrays are listed: 65 arrays; one value more makes 326."""
+"""Maximum number of possible values for which all arrays without repeats are listed: 4 values make 65 arrays, 5 would
+make 326."""
 MAX_REFERENCES = 8
-"""Most references that are followed one after the other."""
+"""Maximum number of references that are followed one after the other."""
 
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$comment"})
 ARRAY_KEYWORDS = ANNOTATIONS | {"type", "items", "minItems", "maxItems", "uniqueItems"}
@@ -200,12 +202,12 @@ class Values:
         """`root` is the document, which must not change."""
         self._root = root
         self._known: dict[int, list[Any] | None] = {}
-        """Listed values by the schema's identity."""
+        """Listed values by the schema's `id()`."""
         self._places: dict[str, tuple[str, str] | None] = {}
         """The definition that each reference points to, also read once: a reference may be as long as the document."""
 
     def of(self, schema: Any) -> list[Any] | None:
-        """Return the values that a schema allows, each once; None: they are too many, or not known."""
+        """Return the values that a schema allows, each once; None: the schema does not list them."""
         root = self._root
         for _ in range(MAX_REFERENCES):
             place = self._place(schema["$ref"]) if isinstance(schema, dict) and "$ref" in schema else None
@@ -227,8 +229,8 @@ class Values:
         return self._places[reference]
 
     def unique_arrays(self, schema: dict[str, Any]) -> list[list[Any]] | None:
-        """Return all arrays without repeats that the schema of an array allows, the shortest first; None: the schema is
-        of another kind, or the arrays are too many.
+        """Return all arrays without repeats that the schema of an array allows, the shortest first; None: the schema
+        is not one of arrays with `uniqueItems`, or has too many of them.
         """
         asks = schema.get("uniqueItems") is True and schema.get("type") == "array"
         if not asks or not schema.keys() <= ARRAY_KEYWORDS:

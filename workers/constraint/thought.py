@@ -1,7 +1,7 @@
-"""A mask for models that think before they answer: the thought is free but bounded, the answer is constrained.
+"""Masks for models that think before they answer: the thought is free but bounded, the answer is constrained.
 
-Source of how a budget works: common/reasoning-budget.cpp of llama.cpp. Here a closing tag that has begun when the
-budget ends is completed, and a model that is about to end or begin its answer within the thought must close the thought
+Source of how a budget works: common/reasoning-budget.cpp of llama.cpp. Unlike there, a closing tag that has begun when
+the budget ends is completed, and a model that would end or begin its answer within the thought must close the thought
 first.
 """
 
@@ -35,15 +35,15 @@ class Thought:
     is_open: bool = False
     """Whether the prompt ends within a thought."""
     budget: int = UNBOUNDED
-    """Most tokens of a thought before it is closed; -1: no bound."""
+    """Maximum number of tokens of a thought; then the thought is closed. -1: no bound."""
     message: str = ""
     """Text that is forced before a thought is closed because its budget is used up."""
     again: bool = False
-    """Whether more thoughts may come in the middle of an answer without a form; each thought has the whole budget."""
+    """Whether more thoughts can come in the middle of an unconstrained answer; each has the whole budget."""
 
 
 class Words(Vocabulary, Protocol):
-    """A vocabulary that also has the texts of its control tokens, and makes tokens of a text."""
+    """A vocabulary that also has the texts of its control tokens, and can tokenise a text."""
 
     def special_piece(self, token: int) -> bytes: ...
 
@@ -52,17 +52,17 @@ class Words(Vocabulary, Protocol):
 
 class _Place(Enum):
     BEFORE = auto()
-    """So far only text has come that may become the opening tag."""
+    """So far, all text can be the beginning of the opening tag."""
     INSIDE = auto()
     AFTER = auto()
 
 
 class ThoughtMask:
     """The mask of a thought and the answer after it, or of the answer alone if no thought comes. `begin` makes the
-    answer's mask.
+    answer's mask; None: the answer is not constrained.
 
-    Make it where the call may wait: it tokenises the thought's message, for which a step of the engine has no time. If
-    the opening tag and the constraint both allow the first text, the text is a thought as soon as the tag is complete.
+    Do not make a ThoughtMask on the engine's thread: tokenising the thought's message takes too long for a step. If the
+    answer's first text may be both the opening tag and an answer, it is a thought once the tag is complete.
     """
 
     def __init__(self, thought: Thought, words: Words, begin: Callable[[], Mask] | None) -> None:
@@ -75,13 +75,13 @@ class ThoughtMask:
         self._closing = thought.closing.encode() or self._close
         said = thought.message if thought.budget != UNBOUNDED else ""
         self._ending = tuple(self._tokens(said.encode() + self._closing)) if said else ()
-        """Tokens of the message and of the closing text; to make them takes milliseconds, too long for a step."""
+        """Tokens of the message and of the closing text; making them takes milliseconds, too long for a step."""
         self._ends = tuple(mark.encode() for mark in thought.ends)
         self._reach = max(map(len, (self._close, self._closing, b"1234", *self._ends))) - 1
-        """Most bytes at the end of the text that may belong to an unfinished mark or character."""
+        """Maximum number of bytes at the end of the text that can belong to an unfinished mark or character."""
         self._place = _Place.BEFORE
         self._tail = b""
-        """The end of the text so far that may belong to a tag."""
+        """The end of the text so far that can belong to a tag."""
         self._tag_only = False
         """Whether the constraint forbids the text so far, so that the text must become the opening tag."""
         self._left = 0
@@ -94,7 +94,7 @@ class ThoughtMask:
         return self._inner is not None and self._place is _Place.AFTER and self._inner.is_done
 
     def permits(self, token: int) -> bool:
-        """Return whether `token` may come next. If it must not come in a thought, the closing tag is forced next."""
+        """Return whether `token` may come next. If a thought must be closed before `token`, force the closing tag."""
         if self._forced:
             return token == self._forced[0]
         inner = self._inner
@@ -180,14 +180,15 @@ class ThoughtMask:
             self._end_budget()
 
     def _end_budget(self) -> None:
-        """Close the thought; before that, force the message, unless the model has begun to close the thought itself."""
+        """Force the message and the closing tag, or only the tag if the model has begun to write it or no message is
+        set."""
         if self._ending and not any(_overlap(self._tail, way) for way in (self._closing, self._close)):
             self._forced.extend(self._ending)
         else:
             self._close_thought()
 
     def _close_thought(self) -> None:
-        """Force the rest of the closing tag: no other tokens may come before it is complete."""
+        """Force the closing tag, or the rest of it: no other tokens may come before it is complete."""
         ways = (self._closing, self._close)
         begun, text = max(((_overlap(self._tail, way), way) for way in ways), key=itemgetter(0))
         rest = self._tokens(text[begun:])
@@ -199,7 +200,8 @@ class ThoughtMask:
         self._place, self._tail, self._tag_only = _Place.AFTER, b"", False
 
     def _leaves_thought(self, token: int) -> bool:
-        """Return whether a token ends the answer, or escapes the constraint by a call or text after the closing tag."""
+        """Return whether a token would end the answer within the thought, or begin the answer in a way that escapes the
+        constraint: by the mark of a call, or by text after the closing tag in the same token."""
         text = self._tail + self._words.special_piece(token)
         if token in self._words.eog or any(mark in text for mark in self._ends):
             return True
@@ -223,7 +225,7 @@ class ThoughtMask:
 
 
 def _overlap(text: bytes, tag: bytes) -> int:
-    """Return the length of the longest unfinished beginning of `tag` with which `text` ends."""
+    """Return the length of the longest unfinished beginning of `tag` that `text` ends with."""
     return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
 
 
@@ -243,7 +245,7 @@ def _is_whole(text: bytes) -> bool:
 
 
 def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Answers) -> Thought | None:
-    """Return the thought before a call's answer; None: there is none, or its closing mark is not known.
+    """Return how the model may think before a call's answer; None: it does not, or the thought's marks are not known.
 
     Raises CallFailed: INVALID_REQUEST for a budget's message that would end the thought before the message ends.
     """
@@ -258,7 +260,7 @@ def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Ans
     is_open = answers.is_thinking(request, prompt)
     if not (is_open or answers.has_thought(request)):
         return None
-    # If a form or calls are possible, they say what follows the thought.
+    # With a form or tools, only the mark itself is forced: the form or the call says what follows the thought.
     closing = marks.close if request.tools or request.constraint else family.thought_close
     ends = family.syntax.triggers if family.calls_end_thoughts and request.tools else ()
     return Thought(

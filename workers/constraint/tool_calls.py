@@ -1,5 +1,5 @@
-"""The grammar of tool calls as Lark, in the form of the model's family: with JSON arguments, or with each parameter as
-plain text between its own marks.
+"""Writes the grammar of tool calls in Lark, in the form of the model's family: with JSON arguments, or with each
+parameter as plain text between its own marks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ PLAIN_TEXT = frozenset({"type", "enum", "const"})
 
 
 MAX_READ_BYTES = 1 << 20
-"""Most bytes of definitions times number of parameters: all definitions are read for each parameter, in minutes for
-1,000 parameters and tens of thousands of definitions."""
+"""Maximum of the definitions' bytes times the number of parameters. With more, a strict tool is refused, and another
+tool's JSON parameters are not constrained. All definitions are read for each parameter: 1,000 parameters with tens of
+thousands of definitions would take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Parameter:
 
 
 def parameters_of(tool: Tool, *, closes: bool = False, comparisons: Comparisons | None = None) -> Iterator[Parameter]:
-    """Yield a tool's parameters in the order of its schema. Raises Unusable, for strict tools only.
+    """Yield a tool's parameters in the schema's order. Raises Unusable if a strict tool's schema can't be enforced.
 
     `closes`, `comparisons`: see `enforceable`.
     """
@@ -92,7 +93,7 @@ def _parameter(
 
 
 def _check(schema: dict[str, Any], kept: frozenset[str]) -> None:
-    """Raise Unusable for keywords of a schema that can't be enforced in a text that is not JSON."""
+    """Raise Unusable if the schema has a keyword, not in `kept`, that can't be enforced in a text that is not JSON."""
     for key in schema:
         if key not in kept and key not in ANNOTATIONS:
             raise Unusable(f"the keyword `{key}` can't be enforced in this model's form of calls; leave it out")
@@ -100,7 +101,8 @@ def _check(schema: dict[str, Any], kept: frozenset[str]) -> None:
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MAX_TOOLS_BYTES = 1 << 20
-"""Most bytes, as JSON, of all schemas for one answer: Python reads them, and it runs only one thread at a time."""
+"""Maximum bytes, as JSON, of all tools' schemas for one answer; more are refused. While Python reads schemas, no other
+thread runs."""
 SPACE = "SPACE: /[ \\n]{1,2}/\n"
 
 
@@ -111,7 +113,7 @@ class CallForms:
         self, syntax: CallSyntax, controls: Mapping[int, bytes] | None = None, *, open_objects: bool = False
     ) -> None:
         """`controls`: the model's control tokens that the syntax names, with their texts. `open_objects`: whether
-        objects may have any other keys if their schema does not say which other keys they may have.
+        objects may have keys that their schema does not list, if it says nothing about such keys.
         """
         self._syntax = syntax
         self._closes = not open_objects
@@ -120,11 +122,11 @@ class CallForms:
         self._marks = re.compile("|".join(map(re.escape, self._tokens)) or r"(?!)")
 
     def enforced(self, schema: str) -> Any:
-        """Return the schema, given as JSON text, in the form in which it is enforced. Raises Unusable."""
+        """Return the schema in a JSON text, in the form in which it is enforced. Raises Unusable."""
         return enforceable(parse(schema), closes=self._closes)
 
     def constraint_of(self, request: GenerateRequest) -> Constraint | None:
-        """Return the constraint that the whole request puts on the answer, if any. Raises CallFailed.
+        """Return the constraint on the answer, from the request's form and tools together, if any. Raises CallFailed.
 
         A forced call is constrained from the answer's first token. If the model decides whether to call, its calls are
         constrained from their beginning on, provided that a tool is strict. An answer that must follow a schema may
@@ -164,8 +166,8 @@ class CallForms:
         return f"({self._text(self._syntax.lead)})?" if self._syntax.lead else ""
 
     def _calls(self, tools: Sequence[Tool], rule: str, single: bool) -> str:
-        """Return the Lark rules of calls, one after the other; each call names a tool, whose schema its arguments
-        follow.
+        """Return the Lark rules of one or more calls. Each call names one of `tools`, and its arguments follow that
+        tool's schema. `rule`: the first rule's name. `single`: at most one call.
 
         Raises CallFailed if the schemas are larger than one request may have.
         """
@@ -199,7 +201,7 @@ class CallForms:
     def _parameters(
         self, tool: Tool, rule: str, marks: tuple[str, tuple[str, ...], str], comparisons: Comparisons
     ) -> str:
-        """Return the rules of a tool's parameters, one after the other, in the schema's order."""
+        """Return the Lark rules of a tool's parameters; a call must have them in the schema's order."""
         before, named, end = marks
         parts, rules = [], []
         for number, one in enumerate(parameters_of(tool, closes=self._closes, comparisons=comparisons)):
@@ -216,7 +218,7 @@ class CallForms:
         return f"{rule}: {' '.join(parts) or chr(34) * 2}\n{''.join(rules)}"
 
     def _text(self, text: str) -> str:
-        """Return a text as Lark. A control token in the text may come as that token or spelled out."""
+        """Return a text of the syntax as Lark. A control token in it may be written as that token or spelled out."""
         parts = []
         for word in re.split("( {1,2})", text):
             if word in (" ", "  "):
@@ -232,13 +234,13 @@ class CallForms:
 
 
 def _name(tool: Tool, syntax: CallSyntax) -> str:
-    """Return a tool's name as it stands in a call; within quotes it is escaped as JSON."""
+    """Return a tool's name as it is written in a call; within quotes it is escaped as JSON."""
     return json.dumps(tool.name)[1:-1] if syntax.before.endswith('"') else tool.name
 
 
 def _object_of(tool: Tool, *, closes: bool, comparisons: Comparisons) -> Any:
     """Return the schema that is enforced for the arguments. Raises Unusable if a strict tool's can't be enforced."""
-    # Only the named properties are allowed: models that may add others do.
+    # By default only the named properties are allowed: models that may add others do so.
     schema = {**ANY_OBJECT, "additionalProperties": False, **(tool.parameters or {})}
     try:
         if len(msgspec.json.encode(schema)) > MAX_BYTES:

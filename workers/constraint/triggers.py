@@ -1,5 +1,5 @@
-"""A constraint that begins once a certain string appears in the answer, and allows all text before that; and an index
-of a vocabulary's pieces, which finds the tokens that reach into such a string.
+"""Makes a constraint begin once a certain string (a trigger) appears in the answer; all text before that is allowed. An
+index of the vocabulary's pieces (the tokens' texts) finds the tokens that reach beyond the end of a trigger.
 """
 
 from __future__ import annotations
@@ -71,14 +71,15 @@ class PieceIndex:
 
 
 MAX_KNOWN = 128
-"""Most beginnings of triggers for which the permitted tokens are remembered: 20 KB each at 150,000 tokens."""
+"""Maximum number of unfinished triggers whose permitted tokens are cached (20 KB each at 150,000 tokens); then the
+cache is cleared."""
 
 
 class Triggers:
     """Strings that switch a constraint on, with the vocabulary's tokens that would overshoot their ends.
 
-    A token may complete a trigger, but not also begin the text after the trigger, which would escape the constraint:
-    such tokens are ruled out. Most vocabularies have a token for each trigger, and no tokens that overshoot.
+    A token overshoots if it completes a trigger and also begins the text after it, which would escape the constraint.
+    Such tokens are ruled out. Most vocabularies have a token for each trigger, and no tokens that overshoot.
     """
 
     def __init__(self, strings: Sequence[str], pieces: PieceIndex) -> None:
@@ -127,7 +128,8 @@ class Triggers:
 
 
 class TriggeredMask:
-    """A mask that permits all tokens until a trigger has appeared, and then follows the mask that `begin` makes."""
+    """A mask that permits all tokens, except those that overshoot, until a trigger has appeared. Then it follows the
+    mask that `begin` makes for the text after that trigger."""
 
     def __init__(self, triggers: Triggers, begin: Callable[[bytes], Mask | None]) -> None:
         self._triggers = triggers

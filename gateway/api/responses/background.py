@@ -1,4 +1,5 @@
-"""Runs responses in the background: the caller is told `queued` at once, and they finish even if nobody reads them."""
+"""Runs responses in the background: the caller gets a response with status `queued` at once, and the response is
+finished even if nobody reads it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 RUNNING = ("queued", "in_progress")
 LOOK_EVERY_S = 0.05
 CANCEL_S = 4.0
-"""Most seconds for which `cancel` waits until the gateway that runs the response has ended it."""
+"""Maximum seconds that `cancel` waits for the gateway that runs the response to end it; then it raises Unavailable."""
 
 
 class Background:
@@ -100,7 +101,7 @@ class Background:
         await self._recordings.stop(stream_of(id_))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_S):
-                # A response is as large as its request: it is not read again and again.
+                # A response is as large as its request, so the loop does not read it again and again.
                 while not await self._recordings.is_over(stream_of(id_)):  # noqa: ASYNC110 - it is in Redis
                     await asyncio.sleep(LOOK_EVERY_S)
         response = await self.current(id_, body)
@@ -122,7 +123,7 @@ class Background:
         """
         record = await self._responses.get(id_, body)
         if record.response["status"] in RUNNING and not await self._recordings.alive(stream_of(id_)):
-            # It may have ended between the two questions.
+            # It may have ended in between. Then the record that is stored by now says so.
             record = await self._responses.get(id_, body)
             if record.response["status"] in RUNNING:
                 lost = {"code": "server_error", "message": "The gateway that made this response is gone. Ask anew."}

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/responses` as pydantic models: types, limits, and the parameters that are ignored or refused.
+"""Declares the body of `POST /v1/responses`: types and limits as pydantic models, and parameters ignored or refused.
 
 Source of names and types: OpenAI's API reference, "Create a model response". Sampling parameters, grammars and
 hints beyond that reference are those of llama-server, vLLM and Paddock, as in chat completions.
@@ -131,7 +131,7 @@ Metadata = dict[
 
 
 def _few(value: Any) -> Any:
-    """Refuse metadata of too many fields, before each field is checked: every one of them could add an error."""
+    """Refuse metadata with more than MAX_METADATA fields before the fields are checked: each could add an error."""
     if isinstance(value, dict) and len(value) > MAX_METADATA:
         known = {"field_type": "Dictionary", "max_length": MAX_METADATA, "actual_length": len(value)}
         raise PydanticKnownError("too_long", known)

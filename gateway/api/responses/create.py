@@ -1,4 +1,5 @@
-"""`POST /v1/responses` and `/v1/responses/input_tokens`; drops old turns of conversations that exceed the context."""
+"""Answers `POST /v1/responses` and `POST /v1/responses/input_tokens`; drops old turns of conversations that exceed the
+context."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ ANSWER_SHARE = 8
 STANDING = ("system", "developer")
 
 MAX_RENDERS = 6
-"""Most times that one conversation is rendered to find how much of it fits; three nearly always suffice."""
+"""Maximum number of times that one conversation is rendered to find how much of it fits; three nearly always suffice.
+"""
 
 
 async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], Awaitable[int]]) -> int:
@@ -43,7 +45,7 @@ async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], 
 
     `sizes`: characters of each turn. `count(n)` renders the conversation without its first n turns and returns the
     tokens. It is called at most `MAX_RENDERS` times, each with an n estimated from the characters. If these calls do
-    not find the least number, a larger one that fits is returned.
+    not find the smallest n that fits, a larger one is returned.
     """
     tokens, last = await count(0), 0
     fewest, most = 1, len(sizes) - 1
@@ -122,10 +124,10 @@ class Preparation:
         return asked, call
 
     async def _truncate(self, asked: ResponseRequest, model: str, team: str) -> ResponseRequest:
-        """Return the request without as many of its oldest turns as exceed the context.
+        """Return the request without its oldest turns, as many as must be dropped for the rest to fit the context.
 
-        System messages and the last turn stay; if they are too long, the worker refuses them. Workers render and count
-        the tokens. Raises PaddockError.
+        System messages and the last turn stay; if they are too long, the worker refuses them. A worker renders the rest
+        and counts its tokens. Raises PaddockError.
         """
         request = asked.requests[0]
         room = self._room(model, request)
@@ -140,7 +142,7 @@ class Preparation:
         return replace(asked, requests=(without(request, turns, number),)) if number else asked
 
     def _room(self, model: str, request: GenerateRequest) -> int | None:
-        """Return the most tokens that the prompt may have; None: no worker has reported its context."""
+        """Return the maximum number of tokens for the prompt; None: no worker has reported its context."""
         n_ctx = min((beat.n_ctx for beat in self._queries.workers(model)), default=0)
         if not n_ctx:
             return None
@@ -173,7 +175,7 @@ class CreateRoutes:
                 await self._calls.resumable.again(resume, body, scope, receive, send)
                 return
             async with until_disconnect(receive):
-                # The draft gets no name here: it would be kept until the answer ends, beside what is made of it.
+                # The draft gets no name here, since it would stay in memory, beside `asked`, until the answer ends.
                 asked, call = await self._preparation.prepare(
                     await body.decode(partial(read_draft, ignored=request_log.ignored)),
                     self._responses,

@@ -64,7 +64,7 @@ class ItemEvents:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
 
     def long_event(self, kind: str, fields: dict[str, Any], brief: dict[str, Any]) -> LongEvent:
-        """Return an event that repeats a message's probabilities; `brief`: its fields if it must be one piece."""
+        """Return an event that repeats a message's probabilities. `brief`: fields for when it must be one piece."""
         number = {"sequence_number": self._num_events}
         self._num_events += 1
         parts, few = (_event_parts(kind, {"type": kind, **one, **number}) for one in (fields, brief))
@@ -108,7 +108,7 @@ class ItemEvents:
     def grew(self, item: OutputItem, text: str, logprobs: list[bytes]) -> None:
         if isinstance(item, Message):
             self._parts.append(self.delta(text, logprobs))
-        elif not isinstance(item, CustomCall):  # whose input is known at its end
+        elif not isinstance(item, CustomCall):  # a custom call's input is known only at its end
             self._add_delta(item, text)
 
     def _add_delta(self, item: OutputItem, text: str) -> None:
@@ -227,7 +227,7 @@ class EventWriter:
     def broken(self, error: PaddockError) -> Written:
         if self._told:
             return self._ending(self.failed(error), self.failed(error, brief=True))
-        # Nothing was said of a response yet: a caller who waited for a slot learns why there is none.
+        # No event of a response was sent yet (the call waited for a slot): send an error, not a failed response.
         told = {"code": error.code or error.type, "message": error.message, "param": error.param}
         return self._items.event("error", told)
 

@@ -1,4 +1,4 @@
-"""Reads input items into the form in which they are stored and listed, and converts items to messages.
+"""Reads input items into the form that is stored and listed, and converts items to messages.
 
 The id of an item contains the id of its response. Source: OpenAI's API reference, "Responses", input items.
 """
@@ -156,7 +156,7 @@ def _missing(path: str) -> InvalidRequest:
 
 
 def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
-    """Return the messages of a conversation. The assistant's reasoning, text and calls of one turn are one message."""
+    """Return the messages of a conversation. The assistant's reasoning, text and calls in one turn make one message."""
     turns = _Turns()
     names: dict[str, str] = {}
     for item in items:

@@ -32,11 +32,11 @@ from workers.protocol.events import (
 )
 
 INLINE_PROBS = 1_024
-"""Most probabilities (some 80 KB) of a message whose final events are still written in one piece."""
+"""Maximum number of probabilities (some 80 KB) of a message whose final events are written in one piece."""
 MAX_BRIEF_PROBS = 16_384
-"""Most probabilities of a message that is written in one piece: in stored responses, in streams that may be read again,
-and in a WebSocket's messages. Beyond, they are left out: they would be megabytes, and writing, sending or decoding them
-would hold up every stream.
+"""Maximum number of probabilities of a message that must be one piece: in stored responses, in streams that may be read
+again, and in a WebSocket's messages. If there are more, all of them are left out: they would be megabytes, and writing,
+sending or decoding them would hold up every stream.
 """
 
 _encode = msgspec.json.Encoder().encode
@@ -58,7 +58,7 @@ class Message:
 
     @property
     def is_long(self) -> bool:
-        """Whether the message has more probabilities than are written in one turn of the event loop."""
+        """Whether the message has more probabilities than are written in one piece."""
         return self.num_probs > INLINE_PROBS
 
     def told(self, *, brief: bool = False) -> EncodedArray:
@@ -287,7 +287,7 @@ class Snapshot:
         }
 
     def standing(self) -> dict[str, Any]:
-        """Return the response in few fields, for the event that is sent at every step of the prefill."""
+        """Return the response with few fields, for the event that is sent at every step of the prefill."""
         return {
             "id": self.asked.id,
             "object": "response",
@@ -316,7 +316,7 @@ def error_object(error: PaddockError) -> dict[str, str]:
     """Return the `error` object of a failed response, with one of the few codes that the dialect has for it."""
     code = "server_error"
     if isinstance(error, ContextOverflow):
-        code = error.code  # not in the reference, and what OpenAI answers: Codex looks for it
+        code = error.code  # the reference does not list it, but OpenAI sends it and Codex looks for it
     elif isinstance(error, InvalidRequest):
         code = "invalid_prompt"
     elif isinstance(error, QueueFull):

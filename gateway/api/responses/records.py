@@ -1,4 +1,4 @@
-"""The stored record of a response: the response itself, its input, and the ids of the responses before it."""
+"""Encodes and decodes stored records of responses: the response, its input, and the ids of the responses before it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gateway.api.responses.items import Item
 from workers.protocol.framing import read_float
 
 LONG_BYTES = 256 << 10
-"""Bytes of an input beyond which its record is encoded on a thread: encoding 32 MiB takes 20 ms."""
+"""A record with an encoded input of more bytes than this is encoded on a thread: 32 MiB take 20 ms."""
 
 PIECE_BYTES = 64 << 10
-"""Most bytes of a record to decode in one call. They are at most 2,000 parts of items, which take a millisecond."""
+"""Maximum bytes of a record to decode in one call: at most 2,000 parts of items, which take a millisecond."""
 
 _PLACE = b"\0"
 """Stands for an encoded input until `encode_record` inserts it: JSON never has this byte."""
@@ -26,7 +26,7 @@ _PLACE = b"\0"
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response: dict[str, Any]
-    """The response as its caller got it, or would get it by asking now."""
+    """The response as its caller got it, or would get it if they retrieved it now."""
     input: tuple[Item, ...]
     """The input of this response alone; references are replaced by the items that they stand for."""
     chain: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_too_long: bool = False
 
     def too_long(self) -> NewRecord:
-        """Return the record without input and chain: its prompt did not fit, and the caller only needs to learn why."""
+        """Return the record without input and chain, for a prompt that did not fit: the caller needs only its error."""
         return replace(self, input=(), chain=(), is_too_long=True)
 
 
@@ -77,8 +77,8 @@ _decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 def decode_record(raw: bytes) -> Record:
     """Decode a stored record. Raises msgspec.DecodeError.
 
-    A long record is decoded a piece at a time, and the event loop may run between the pieces: references let a record
-    have half a million parts. Decoded in one call they held the interpreter, and so every stream, for half a second.
+    A long record is decoded a piece at a time, and the event loop may run between the pieces. By references, a record
+    can get half a million parts: decoding them in one call would hold up every stream for half a second.
     """
     if len(raw) <= PIECE_BYTES:
         return _decode_short(raw)

@@ -1,4 +1,4 @@
-"""Reads a Responses request into the canonical request: first what was sent, then together with stored responses."""
+"""Reads a Responses request into the canonical request: first what was sent (`Draft`), then with stored responses."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
 
 LONGEST_INPUT = 32 << 20
-"""Most bytes of all items of a conversation, including items that are referred to."""
+"""Default maximum bytes of all items of a conversation, including items that are referred to."""
 
 _encode = msgspec.json.Encoder().encode
 
 LONG_CHARS = 64 << 10
-"""Instructions or inputs of more characters are encoded only once, though they are sent and stored several times."""
+"""Instructions of more characters than this, or an input of more bytes, are encoded only once, though they are sent and
+stored several times."""
 
 MAX_REPEATED_BYTES = 1 << 20
-"""Most bytes of the request that the response may repeat: every event with the whole response repeats them again."""
+"""Maximum bytes of the request's fields that the response repeats; more are refused (TakesTooMuch). Every event with
+the whole response repeats them again."""
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -64,8 +66,8 @@ class ResponseRequest:
     echo: dict[str, Any]
     """Fields of the request that the response repeats."""
     to_keep: tuple[Item, ...] | bytes
-    """The request's own input, for its record. A long one is encoded once, and is bytes: 6 MiB take 6 ms, and a
-    response may be stored three times.
+    """The request's own input, for its record. A long input is already encoded (bytes): 6 MiB take 6 ms, and a response
+    may be stored three times.
     """
     chain: tuple[str, ...]
     """Ids of the earlier responses of the conversation, oldest first."""
@@ -77,7 +79,7 @@ class ResponseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A request as it was sent, before stored responses are added to it."""
+    """A request as it was sent, before items of stored responses are added to it."""
 
     body: ResponsesBody
     id: str
@@ -98,8 +100,8 @@ class Draft:
         return tuple(dict.fromkeys(id_ for id_ in (previous, *referred) if id_ is not None))
 
     def resolved(self, found: Mapping[str, Record], max_bytes: int = LONGEST_INPUT) -> Resolved:
-        """Return the request with its items and those before it. `found`: the records of `needs`, and of the responses
-        before the previous one. `max_bytes`: most bytes of all items.
+        """Return the request with its items and those of the conversation before it. `found`: the records of `needs`,
+        and of the responses before the previous one. `max_bytes`: maximum bytes of all items.
 
         Raises InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch.
         """
@@ -178,7 +180,7 @@ def draft_of(document: dict[str, Any], ignored: Ignored, *, generates: bool = Tr
     _check(body, ignored)
     response_id = new_response_id()
     items = read_input(body.input, response_id)
-    # As pydantic models, a long conversation's items take ten times their bytes, and it may wait long for its turn.
+    # As pydantic models, the items take ten times their bytes, and the request may have to wait long.
     body = body.model_copy(update={"input": None})
     return Draft(body, response_id, items, _request(body, ignored), generates, num_bytes)
 
@@ -269,7 +271,7 @@ def _replace_references(items: Iterable[Item], found: Mapping[str, Record]) -> t
         id_ = response_of(reference) or ""
         if id_ not in known:
             record = found.get(id_)
-            # Of several items with one id, which only a caller can bring about, the first counts.
+            # If several items have one id, which only callers can cause, the first counts.
             known[id_] = {one["id"]: one for one in reversed(record.items)} if record is not None else {}
         if reference not in known[id_]:
             raise ResponseNotFound(
@@ -371,7 +373,7 @@ def _check_repeated(repeated: Mapping[str, Any]) -> None:
 
 
 def _encoded_once(text: str | None) -> str | msgspec.Raw | None:
-    """Return a long text as encoded JSON: a response that is stored and streamed repeats it ten times."""
+    """Return the text; if it is long, as encoded JSON: a response that is stored and streamed repeats it ten times."""
     return msgspec.Raw(_encode(text)) if text is not None and len(text) > LONG_CHARS else text
 
 

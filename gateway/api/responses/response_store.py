@@ -24,17 +24,17 @@ from gateway.telemetry.request_log import RequestLog
 log = logging.getLogger(__name__)
 
 CHAIN_FACTOR = 2
-"""Most bytes of stored responses that a request may continue, as a multiple of `max_body_bytes`: each response repeats
-its instructions and tools.
+"""Maximum bytes of stored responses that a request may continue, as a multiple of `max_body_bytes`; more than one,
+since each response repeats its instructions and tools.
 """
 MAX_RECORDS = 2_000
-"""Most responses that one request continues or refers to."""
+"""Maximum number of responses that one request may continue or refer to; more are refused (TakesTooMuch)."""
 HELD_PER_BYTE = 3
 """Bytes of memory that a decoded response takes, per byte of its stored record."""
 ITEM_BYTES = 256
-"""Cost of an item beside its text, in bytes of text that take as long to process."""
+"""Cost of processing an item apart from its text, as the bytes of text that take as long to process."""
 PART_BYTES = 32
-"""Cost of decoding one number or name, in bytes of text that take as long to decode."""
+"""Cost of decoding one number or name, as the bytes of text that take as long to decode."""
 PATIENCE_S = 60.0
 RETRY_S = 0.2
 
@@ -52,12 +52,12 @@ class ResponseStore:
     """The stored responses of all teams. A caller sees only those of their own team."""
 
     def __init__(self, store: RecordStore, max_bytes: int) -> None:
-        """`max_bytes`: most bytes of stored responses that one request may continue."""
+        """`max_bytes`: maximum bytes of stored responses that one request may continue."""
         self._store = store
         self._max_bytes = max_bytes
 
     async def complete(self, draft: Draft, body: Body) -> ResponseRequest:
-        """Return the request together with the conversation before it. Its size is checked before the conversation is
+        """Return the request together with the conversation before it. The conversation's size is checked before it is
         loaded, and again before its items are joined: a few bytes may refer to one long item thousands of times.
 
         Raises what `Draft.resolved` and `Resolved.complete` raise, HeldTooMuch, MemoryFull, StoreUnavailable.
@@ -92,7 +92,7 @@ class ResponseStore:
             raise not_found(id_)
 
     async def conclude(self, writer: StreamWriter | WholeWriter, failure: PaddockError | None) -> None:
-        """Store an answer that has ended, if its request asks for it. One that can't be stored is delivered anyway."""
+        """Store an answer that has ended, if its request asks for that. If storing fails, it is delivered anyway."""
         if not isinstance(writer, EventWriter | output.WholeWriter):
             raise TypeError(f"no writer of responses: {writer!r}")
         asked, team = writer.snapshot.asked, writer.snapshot.call.principal.team
@@ -102,7 +102,7 @@ class ResponseStore:
             response = writer.failed(failure, brief=True)
         else:
             response = writer.response(brief=True)
-        # A response made in the background is nowhere else: for it, a Redis that is away is waited for.
+        # A response made in the background exists nowhere else: for it, wait for a Redis that does not answer.
         patience_s = PATIENCE_S if asked.background else 0.0
         try:
             record = writer.record(response)
@@ -127,10 +127,10 @@ class ResponseStore:
     async def _load(
         self, body: Body, ids: Sequence[str], num_before: int, *, alone: bool = False
     ) -> tuple[dict[str, Record], int]:
-        """Return id -> record, and the bytes of all records that were loaded for this request, `num_before` of them
-        earlier.
+        """Return id -> record, and the bytes of all records that this request has loaded: `num_before` bytes earlier,
+        the rest now.
 
-        `alone`: the request loads one record only, which may have any size.
+        `alone`: the request loads only one record, which may have any size.
         """
         if len(ids) > MAX_RECORDS:
             raise TakesTooMuch(

@@ -1,4 +1,4 @@
-"""The routes of stored responses: `GET` and `DELETE /v1/responses/{id}`, and its `input_items` and `cancel`."""
+"""Answers the routes of stored responses: `GET` and `DELETE /v1/responses/{id}`, and its `input_items` and `cancel`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class StoredResponses:
             await self._resumable.send(reading, scope, receive, send, holds=body.hold_at_least)
 
     async def _reading(self, query: Query, id_: str, body: Body) -> Reading:
-        """Open the stream of a response behind the last event that the caller has (`starting_after`).
+        """Open the stream of a response after the last event that the caller has (`starting_after`).
 
         Raises InvalidRequest, StreamGone, TooManyRequests.
         """
@@ -123,7 +123,7 @@ class StoredResponses:
 
 
 async def _write(body: Body, document: dict[str, Any]) -> bytes:
-    """Encode a document as JSON, on a thread if it is long. Then only the bytes are in memory while they are sent."""
+    """Encode a document as JSON, on a thread if it is long. So only the bytes need be in memory while they are sent."""
     return await body.run_aside(body.num_bytes, partial(_encode, document))
 
 

@@ -23,7 +23,7 @@ INPUT_SCHEMA: dict[str, Any] = {
 
 
 def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """Return the tools that the model sees, and the names of which it must call one; no names: it need not call any.
+    """Return the tools that the model sees, and the names of those of which it must call one; empty: it need call none.
 
     Raises InvalidRequest or UnsupportedParameter.
     """
@@ -57,7 +57,7 @@ def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
 
 
 def tools_object(tools: list[ToolBody] | None) -> list[dict[str, Any]]:
-    """Return the `tools` of the response, which repeats those of the request."""
+    """Return the field `tools` of the response, which repeats the request's tools."""
     return [_tool_object(tool) for tool in tools or ()]
 
 

@@ -1,4 +1,4 @@
-"""`/v1/responses` over WebSocket: accepts a connection, answers its requests, and closes it."""
+"""Serves `/v1/responses` over WebSocket: accepts a connection, answers its requests, and closes it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from gateway.telemetry.request_log import RequestLog
 log = logging.getLogger(__name__)
 
 CLOSING_S = 60.0
-"""Seconds that a client may take to receive the last event of a complete response, which repeats the whole response."""
+"""Seconds that a client has to receive the last event of a complete response, which repeats the whole response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Bounds:
     """The limits of one connection."""
 
     max_bytes: int
-    """Most bytes of the connection's waiting requests, and most bytes of the responses that it remembers."""
+    """Maximum bytes of the connection's requests that are not answered yet, and of the responses that it remembers."""
     idle_s: float
     """Seconds for which the connection stays open without a request under way."""
     life_s: float
-    """Seconds after which the connection takes no more requests; requests that run then are finished."""
+    """Seconds after which the connection takes no more requests; those that run then are still answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Connection:
         self._gone = False
         """Whether the client has gone."""
         self._was_long = False
-        """Whether the timer that runs now is that of `life_s`, not that of `idle_s`."""
+        """Whether the timer was last set to the end of `life_s`, not of `idle_s`."""
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -114,7 +114,7 @@ class Connection:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            # They refer to the connection. The collector of cycles comes late, and hundreds of them held up the loop.
+            # The queues refer to the connection: a cycle. Cycles are freed late, and hundreds hold up the event loop.
             self._queues = None
             self._memory.close()
         if not self._gone:

@@ -1,4 +1,4 @@
-"""Remembers a connection's responses that are not stored, as long as the connection may continue them."""
+"""Remembers a WebSocket connection's responses that are not stored, as long as the connection may continue them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.api.responses.records import NewRecord, Record, written
 from gateway.api.responses.response_store import RecordStore
 
 MAX_CONVERSATIONS = 100
-"""Most conversations that one connection remembers."""
+"""Maximum number of conversations that one connection remembers; then the least recently continued one is forgotten."""
 MAX_TEAMS_SHARE = 4
 """All teams together may use this many times the bytes that one team may."""
 
@@ -21,8 +21,8 @@ Conversation = tuple["Memory", str]
 class Memories:
     """Counts the bytes that all connections of this process remember, by team.
 
-    If a team has too many, its least recently continued conversation is forgotten, whichever connection has it; if all
-    teams together have too many, that of the team with most.
+    If a team has too many bytes, its least recently continued conversation is forgotten, whichever connection has it.
+    If all teams together have too many, the team with the most bytes loses a conversation in the same way.
     """
 
     def __init__(self, max_bytes_per_team: int) -> None:
@@ -50,7 +50,7 @@ class Memories:
         self._conversations[team].move_to_end(conversation)
 
     def ended(self, team: str, conversation: Conversation) -> None:
-        """Note that the conversation can't be continued any more."""
+        """Note that the conversation's memory does not have it any more."""
         left = self._conversations[team]
         left.pop(conversation, None)
         if not left:
@@ -83,7 +83,7 @@ class _Remembered:
 
 
 class Memory:
-    """Finds a response's record among those that a connection remembers, else in Redis (a `RecordStore`).
+    """Finds a response's record among those that a connection remembers, or else in Redis (a `RecordStore`).
 
     The least recently continued conversation is forgotten to make room. Close the memory with the connection.
     """
@@ -122,7 +122,7 @@ class Memory:
         """Note a complete response: its conversation is now the most recent one. Remember it unless it is stored."""
         id_ = str(record.response["id"])
         raw = None if is_stored else await written(record)
-        # What is stored is found by its record's chain: ids of it, hundreds for each conversation, are not kept here.
+        # Ids of stored responses, hundreds per conversation, are not kept here: a record's chain has them.
         last = next((one for one in reversed(record.chain) if (team, one) in self._records), None)
         if raw is not None:
             self._add(team, id_, raw, last)

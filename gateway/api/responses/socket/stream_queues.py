@@ -1,4 +1,4 @@
-"""Reads and writes the messages of the Responses API over WebSocket, and queues those of one connection.
+"""Reads and writes the messages of the Responses API over WebSocket, and queues the messages of one connection.
 
 Sources: OpenAI's API reference, "Responses client events" and "Responses server events"; `generate` is from its guide
 "WebSocket mode".
@@ -36,7 +36,7 @@ class Create:
     """A message that asks for a response."""
 
     document: dict[str, Any]
-    """The request, without the fields of the message itself."""
+    """The request: the message without its own fields, `type` and `stream_id`."""
     stream_id: str
     """The `stream_id` of the message; empty: it has none."""
     num_bytes: int
@@ -114,9 +114,9 @@ def _end(stream_id: str) -> bytes:
 
 
 MAX_STREAMS = 16
-"""Most streams of one connection that have messages to answer."""
+"""Maximum number of streams of one connection with messages to answer; messages of others are refused (StreamLimit)."""
 MAX_MESSAGES = 32
-"""Most messages of one connection that wait or are being answered."""
+"""Maximum number of messages of one connection that wait or are being answered; more are refused (StreamLimit)."""
 
 
 class Held(Protocol):
@@ -129,7 +129,7 @@ HeldT = TypeVar("HeldT", bound=Held)
 
 
 class StreamQueues(Generic[HeldT]):
-    """The queues of a connection, one per stream: a stream's messages are answered in turn, streams in parallel."""
+    """The queues of a connection, one per stream. A stream's messages are answered one by one, streams in parallel."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class StreamQueues(Generic[HeldT]):
         max_bytes: int,
     ) -> None:
         """`respond` answers a message and raises nothing. `on_rest` is called when every queue is empty. `max_bytes`:
-        most bytes of all messages that wait or are being answered; a single message may be larger.
+        maximum bytes of all messages that wait or are being answered; one alone may be larger.
         """
         self._tasks = tasks
         self._respond = respond
@@ -167,7 +167,7 @@ class StreamQueues(Generic[HeldT]):
         task = self._tasks.create_task(self._run(message.stream_id, queue))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        # A task that is cancelled before its first step never comes to its end.
+        # A task that is cancelled before its first step never reaches the `finally` of `_run`.
         task.add_done_callback(lambda _: self._end(message.stream_id, queue))
 
     def cancel(self) -> None:
