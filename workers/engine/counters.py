@@ -1,4 +1,4 @@
-"""Counters of an engine: plain numbers that its thread adds to and any thread may read."""
+"""Counts what an engine does: plain numbers that the engine's thread adds to and any thread may read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Distribution:
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
-    """Number of values up to each bound and above the one before; one more entry for those above all bounds."""
+    """For each bound, the number of values up to it and above the bound before; then the number above all bounds."""
     total: float = 0.0
     """Sum of the values."""
 
@@ -40,13 +40,13 @@ class Tally:
 
 
 class TokenGaps:
-    """Measures the times between the tokens of a call as the model makes them, even if the text is sent later."""
+    """Measures the times between the tokens of a call, from when the model makes them, not when their text is sent."""
 
     def __init__(self) -> None:
         self.tally = Tally(GAP_S)
 
     def note(self, sequences: Iterable[Sequence], now: float) -> None:
-        """Note that a step which ended at `now` made one token for each sequence, and for none its first.
+        """Record that a step which ended at `now` made a further token, not the first, for each of the sequences.
 
         Calls that run together mostly got their previous token at the same time, so they are counted together.
         """
@@ -64,7 +64,7 @@ class TokenGaps:
 
 @dataclass(frozen=True, slots=True)
 class PromptSources:
-    """Numbers of prompt tokens of the calls that began, by the place that their KV came from."""
+    """Counts the prompt tokens of all calls that have begun, by the place that their KV came from."""
 
     computed: int = 0
     kv: int = 0
@@ -79,7 +79,7 @@ class PromptTally:
 
     def __init__(self) -> None:
         self.num_queried = 0
-        """Prompt tokens of calls that could have used the cache."""
+        """Prompt tokens of calls that may use the cache (`cache_prompt`)."""
         self._computed = self._kv = self._ram = self._disk = 0
 
     def note(self, sequence: Sequence) -> None:
@@ -100,12 +100,12 @@ class PromptTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
-    """A snapshot of what the engine has done since it was made. All zero for an engine that counts nothing."""
+    """A snapshot of what an engine has done since it started. A counter that the engine does not have stays 0."""
 
     num_decodes: int = 0
-    """Calls of `llama_decode`."""
+    """Times that `llama_decode` was called."""
     num_busy: int = 0
-    """Sum, over all calls of `llama_decode`, of the calls that held a slot then."""
+    """Sum, over all runs of `llama_decode`, of the number of calls that held a slot during the run."""
     num_preempted: int = 0
     """Times that a call lost its KV cells for a while because no free cells were left."""
     num_sliced: int = 0
@@ -117,14 +117,14 @@ class EngineCounters:
     num_fetched: int = 0
     """Tokens fetched from disk to RAM."""
     num_queried: int = 0
-    """Prompt tokens of calls that could have used the cache."""
+    """Prompt tokens of calls that may use the cache (`cache_prompt`)."""
     sources: PromptSources = PromptSources()
     decode_s: Distribution = Tally(DECODE_S).distribution
-    """Seconds of one `llama_decode`."""
+    """Seconds that each run of `llama_decode` took."""
     gap_s: Distribution = Tally(GAP_S).distribution
-    """Seconds between two tokens of a call."""
+    """Seconds between two consecutive tokens of a call."""
     idle_cells: int = 0
-    """KV cells of idle prefixes."""
+    """KV cells of prefixes that no running call uses."""
     ram_bytes: int = 0
     """Bytes of saved prefixes in RAM now."""
     ram_blocks: int = 0
@@ -135,7 +135,7 @@ class EngineCounters:
     adapters_loaded: int = 0
     """Adapters in memory now."""
     adapter_load_s: Distribution = Tally(LOAD_S).distribution
-    """Seconds of loading one adapter into memory."""
+    """Seconds that each load of an adapter into memory took."""
     num_adapter_failures: int = 0
     """Adapter loads that failed."""
     max_adapters: int = 0

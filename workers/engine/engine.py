@@ -59,9 +59,9 @@ class Engine:
         disk: DiskTier | None = None,
         write_out_s: float = 5.0,
     ) -> None:
-        """`n_ctx`: the longest single conversation, tokens. `on_crash` is called on the engine thread.
+        """`n_ctx`: maximum tokens of one conversation. `on_crash` is called on the engine thread.
 
-        `ram_bytes`: most memory for prefixes that left the KV cache; 0: none are kept. `adapters`: LoRA adapters
+        `ram_bytes`: maximum memory for prefixes that left the KV cache; 0: none are kept. `adapters`: LoRA adapters
         that calls may name. `watchdog`: ends the process if a step hangs. `disk`: the tier behind RAM; `stop`
         spends at most `write_out_s` seconds on writing everything to it. The caller closes adapters, watchdog and disk
         after `stop`.
@@ -143,7 +143,7 @@ class Engine:
         return self._thread.crashed
 
     def load(self) -> EngineLoad:
-        """Return a snapshot of the load; a step may run meanwhile, so its numbers may be of different moments."""
+        """Return a snapshot of the load; if a step runs meanwhile, some numbers are from before and some from after."""
         num_busy = self._stepper.num_running
         running, backlog_tokens = self._stepper.calls_left
         return EngineLoad(
@@ -161,7 +161,7 @@ class Engine:
 
     @property
     def counters(self) -> EngineCounters:
-        """Return a snapshot of the counters; takes a few microseconds. A step may run at the same time."""
+        """Return a snapshot of the counters, in a few microseconds; a step that runs meanwhile may change some."""
         running, waiting = self._adapter_names
         return replace(
             self._stepper.counters,
@@ -229,7 +229,7 @@ class Engine:
         try:
             masked = request.mask is not None or request.asked.min_tokens > 0
             chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned, masked=masked, dry=self._dry)
-            # Tens of milliseconds where penalties look back on a long prompt.
+            # Takes tens of milliseconds if penalties look back on a long prompt.
             chain.accept_prompt(request.prompt.tokens)
         except BaseException:
             self._adapters.release(adapters)
@@ -251,7 +251,7 @@ class Engine:
 
     def _tell(self) -> None:
         events, self._stepper.events = self._stepper.events, []
-        # A call may be cancelled while its step runs: its events of that step are dropped.
+        # A call can be cancelled while a step runs: its events of that step are dropped.
         cancelled = self._intake.take_cancelled()
         if cancelled:
             events = [event for event in events if event.call not in cancelled]
@@ -267,7 +267,7 @@ class Engine:
         self._look_again_at = time.monotonic() + LOOK_INTERVAL_S
 
     def _rest(self) -> None:
-        """Check the records, then save idle prefixes, which later calls may need. Called when no call runs."""
+        """Check the engine's records, then copy idle prefixes to RAM for later calls. Called when no call runs."""
         self._look()
         if not self._thread.is_wanted:
             self._stepper.check_cells()

@@ -1,5 +1,5 @@
-"""Estimates learned while the engine works: the costs of a prompt token, of a step and of moving a cached token on this
-machine, and the length of the next answers.
+"""Learns, while the engine works, how long a prompt token, a step and moving a cached token take on this machine, and
+how long answers are. A stream is an answer that is being written; a chunk is the part of a prompt in one step.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from itertools import accumulate
 
 LONGEST_STEP_S = 2.0
-"""Longest step, in seconds, to plan while streams run; prompts are cut into chunks for that, if they can be."""
+"""Maximum seconds planned for a step while streams run: chunks are made short enough, down to `least` tokens."""
 
 FIXED_SHARE = 1 / 17
-"""Largest share of a step's time that its fixed cost may take: prompt chunks are just long enough for that.
+"""Share of a step's time that its fixed cost takes: chunks are made long enough for that, and no longer.
 
 A longer chunk makes running streams wait longer, a shorter chunk makes the prompt take longer: a 0.5 B model on one
 core read 3,072 tokens beside three streams in 51 s with steps of 64 rows (longest gap 1.5 s), in 34 s with about 128
@@ -22,25 +22,26 @@ core read 3,072 tokens beside three streams in 51 s with steps of 64 rows (longe
 """
 
 AGAIN_S = 0.02
-"""Most seconds of a step, if other calls run, for computing tokens again for calls that lost their cells: their callers
-have a part of their answer already.
+"""Maximum seconds that a step spends on recomputing tokens of calls that lost their cells, if other calls run too:
+callers of the former have a part of their answer already.
 
-With the demo model, calls that gave their slots to another team computed 600 tokens again in steps of 0.13 to 0.28 s.
+Without this bound, calls that had given their slots to another team recomputed 600 tokens in steps of 0.13 to 0.28 s
+(demo model).
 """
 
 GENTLE_S, GENTLE_TOKENS = 0.045, 64
-"""Most seconds that one team's prompts add to a step while another team's answers run (the step's fixed cost if
-that is more), and the number of prompt tokens that such a step may always read.
+"""Maximum seconds that one team's prompts add to a step while another team's answers run (or the step's fixed cost, if
+that is more), and the number of prompt tokens that such a step may compute in any case.
 
-Shorter steps waste more of a device than the streams gain. When prompts of 450 tokens that were not
-cached were read whole, with the demo model, streams of other teams waited 0.23 s.
+Shorter steps waste more of a device than the streams gain. When prompts of 450 uncached tokens were computed in one
+step, with the demo model, streams of other teams waited 0.23 s.
 """
 
 _STEADY_STEPS = 4
-"""Number of last steps of which the smallest estimate is the length of a chunk.
+"""Number of recent steps; the smallest of their estimates becomes the length of a chunk.
 
-A chunk's length changes the estimate of a step's costs, and so the next chunk's length, which would swing up and down:
-a 16k prompt of the 2-layer toy was read in turns of 505 and 313 tokens, and streams waited 2.6 s at its end.
+With the newest estimate alone, lengths swing up and down, because each chunk changes the next estimate: a 16k prompt of
+a 2-layer model was read in chunks of 505 and 313 tokens alternately, and streams waited 2.6 s at its end.
 """
 
 _DECAY = 0.9
@@ -50,11 +51,11 @@ _WEIGHT = 0.3
 """Weight of the newest measurement in a running mean; the measurements before it share the rest."""
 
 _STEADY_DECAY = 0.95
-"""`_DECAY` for the cost that is reported to gateways: it is steadier, since they compare workers by it."""
+"""`_DECAY` for the cost that is reported to gateways, which must be steadier: gateways compare workers by it."""
 
 
 class PrefillPace:
-    """Learns how a step's time depends on its tokens (`seconds = fixed + tokens * each`), and from that `budget`."""
+    """Learns how a step's time depends on its tokens (`seconds = fixed + tokens * each`) and derives the `budget`."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
@@ -63,20 +64,20 @@ class PrefillPace:
         self._recent: deque[tuple[float, float]] = deque(maxlen=_STEADY_STEPS)
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self.token_s = 0.0
-        """Seconds of a prompt token, its part of the step's fixed cost included; 0: not known yet."""
+        """Seconds per prompt token, including its part of the step's fixed cost; 0: not known yet."""
         self._fixed = self._dearest = 0.0
         self._steady_x = self._steady_y = 0.0
         self.budget = most
-        """Most prompt tokens of a step while streams run; from `least` to `most`."""
+        """Maximum prompt tokens of a step while streams run; between `least` and `most`."""
 
     @property
     def again(self) -> int:
-        """Return the most tokens that a step with other calls computes again for calls that lost their cells."""
+        """Return the maximum tokens that a step recomputes for calls that lost their cells, if other calls run too."""
         return max(self._least, min(self.budget, int(AGAIN_S / self.token_s))) if self.token_s else self._least
 
     @property
     def gentle(self) -> int:
-        """Return the most prompt tokens of a step while streams of other teams run, however many callers wait."""
+        """Return the maximum prompt tokens of a step while streams of other teams run, however many callers wait."""
         if not self.token_s:
             return self._most
         # The learned cost of a token alone swings more than its cost together with its part of the fixed cost.
@@ -85,7 +86,7 @@ class PrefillPace:
 
     @property
     def steady_s(self) -> float:
-        """Return `token_s` as a mean per token over more steps, so that short prompts don't make a worker look slow."""
+        """Return the mean seconds per token over more steps, so that a few short prompts don't raise it much."""
         return self._steady_y / self._steady_x if self._steady_x else 0.0
 
     def note(self, num_tokens: int, seconds: float) -> None:
@@ -106,7 +107,7 @@ class PrefillPace:
             self._steady_x, self._steady_y = self._steady_x * _STEADY_DECAY + x, self._steady_y * _STEADY_DECAY + y
             self.token_s = mean_s if not self.token_s else self.token_s + _WEIGHT * (y / x - self.token_s)
             worth = fixed / each * (1 / FIXED_SHARE - 1) if fixed else self._most
-            # At the highest cost per token of the last steps: it grows with the tokens before it.
+            # With the highest cost per token of the last steps, as the cost grows with the tokens before the chunk.
             self._recent.append((x, y))
             self._dearest = max(each, *((seconds - fixed) / tokens for tokens, seconds in self._recent))
             bearable = (LONGEST_STEP_S - fixed) / self._dearest
@@ -115,17 +116,17 @@ class PrefillPace:
 
 
 MOVE_S = 0.02
-"""Seconds that a step may spend on moving cached tokens while streams run; one block is moved in any case."""
+"""Maximum seconds that a step spends on moving cached tokens while streams run; one block is moved in any case."""
 
 RECENT_MOVES = 8
-"""Number of last moves of which the quickest is taken as the cost, since a move may be interrupted."""
+"""Number of recent restores; the quickest of them counts as the cost, since others may have been interrupted."""
 
 TRY_AGAIN_S = 10.0
-"""Seconds since the last restore after which another is tried, to measure whether restoring is quicker now."""
+"""Seconds after the last restore until another is tried although computing was quicker, to measure it anew."""
 
 
 class MovePace:
-    """Learns the time of restoring a token from RAM to the KV cache, to compare it with the time of computing it."""
+    """Learns how long it takes to restore a token from RAM to the KV cache, and whether computing it is quicker."""
 
     def __init__(self, prefill: PrefillPace, clock: Callable[[], float] = time.monotonic) -> None:
         self._prefill = prefill
@@ -140,7 +141,7 @@ class MovePace:
 
     @property
     def restore_pays(self) -> bool:
-        """Return whether to restore a prefix from RAM: it is quicker than computing it, or not measured lately."""
+        """Return whether to restore a prefix from RAM: if that is quicker than computing it, or not measured lately."""
         return self.fetch_pays(0.0)
 
     def fetch_pays(self, read_s: float) -> bool:
@@ -190,7 +191,7 @@ class AnswerLengths:
     def left(self, num_predicted: int, limit: int) -> float:
         """Return how many more tokens an answer will probably get, from the mean of the last answers that were longer.
 
-        `num_predicted`: its tokens so far. `limit`: most tokens that it may have.
+        `num_predicted`: its tokens so far. `limit`: maximum tokens of the answer.
         """
         ordered, sums = self._table
         longer = bisect_right(ordered, num_predicted)

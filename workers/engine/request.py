@@ -22,10 +22,10 @@ class TokenMask(Protocol):
     """Tells which tokens of an answer may come next. Must be quick: the engine's thread asks for every token."""
 
     def permits(self, token: int) -> bool:
-        """Return whether `token` may come next. It was drawn from all tokens; if it may not, `allowed` is called."""
+        """Return whether `token`, drawn from all tokens, may come next. If not, another is drawn from `allowed`."""
 
     def allowed(self) -> NDArray[np.uint32] | None:
-        """Return words: bit t % 32 of word t // 32 is set if token t may come next; None: any. Valid until `accept`."""
+        """Return words: bit t % 32 of word t // 32 is set if token t may come next; None: all. Valid until `accept`."""
 
     def accept(self, token: int) -> None:
         """Note that `token` is the answer's next token. Raises CallFailed if the mask does not permit it."""
@@ -41,19 +41,19 @@ class IntegrityError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One call, tokenised."""
+    """A tokenised call."""
 
     key: int
     """Number of the call within this engine; never used twice."""
     asked: GenerateRequest
-    """The caller's request as it came. Instead of its messages and sampling, the engine reads the next fields:"""
+    """The caller's request as it came. The engine reads `prompt` and `sampling` in place of what is said there."""
     prompt: Prompt
     sampling: Sampling
     """Sampling parameters; None fields stand for llama-server's defaults."""
     label: str = ""
     """Name of the call in log lines."""
     tenant: str = ""
-    """Team: only calls of one team share what is cached."""
+    """The caller's team: only calls of the same team share cached prefixes."""
     weight: float = 1.0
     """The team's weight in sharing the slots with other teams."""
     num_public: int = 0
@@ -61,9 +61,9 @@ class EngineRequest:
     deadline: float = math.inf
     """Deadline, `time.monotonic` seconds; orders calls of one priority."""
     written: Mapping[int, bytes] = field(default_factory=dict)
-    """Control tokens that always appear in the answer's text, with their texts."""
+    """Control tokens that appear in the answer's text even if `asked.special` is not set, each with its text."""
     mask: TokenMask | None = None
-    """Which tokens the answer may have; the mask belongs to this call alone. None: any."""
+    """Which tokens the answer may have; the mask belongs to this call alone. None: all tokens."""
 
     @property
     def has_hooks(self) -> bool:
@@ -97,7 +97,7 @@ class EngineLoad:
     answer_tokens: float = 0.0
     """Length, in tokens, that one answer in ten exceeds; 0: not known yet."""
     prefill_s: float = 0.0
-    """Seconds of computing a prompt token; 0: not known yet."""
+    """Seconds that computing a prompt token takes; 0: not known yet."""
     overdraft: int = 0
     """Number of calls that gateways may send beyond the slots, if several teams share them. The engine gives slots to
     teams in turn (`workers.engine.step.shares`), or serves teams in turn (`workers.engine.pooled.jobs`)."""
@@ -111,13 +111,13 @@ NO_MEMORY = Failure(FailureCode.OUT_OF_MEMORY, "this worker has run out of memor
 
 
 class Intake:
-    """Admits calls to an engine: `slots` calls, and as many more (at least `MIN_WAITING_ROOM`) that wait."""
+    """Admits calls to an engine: `slots` calls, and max(`slots`, `MIN_WAITING_ROOM` + `beyond`) more that wait."""
 
     def __init__(self, slots: int, beyond: int = 0) -> None:
         """`beyond`: calls that gateways may send although all slots are taken; they always find room to wait."""
         self._slots = slots
         self._room = max(slots, MIN_WAITING_ROOM + beyond)
-        # Guards what follows, which must agree: the calls that are alive, and whether more are taken.
+        # Guards the fields below, which must agree: the calls in the engine, and whether it takes more.
         self._lock = threading.Lock()
         self._open: set[int] = set()
         self._cancelled: set[int] = set()
@@ -135,7 +135,7 @@ class Intake:
         return self._refusal or CRASHED
 
     def enter(self, key: int) -> None:
-        """Admit a call. Raises CallFailed: BUSY if too many wait, else the `refusal`."""
+        """Admit a call. Raises CallFailed: the `refusal` if the engine takes no more calls, BUSY if too many wait."""
         with self._lock:
             if self._refusal is not None:
                 raise CallFailed(self._refusal)
@@ -146,7 +146,7 @@ class Intake:
             self._open.add(key)
 
     def hand_over(self, key: int, post: Callable[[], None]) -> bool:
-        """Call `post` for a call that has entered; return False if it was cancelled since or the engine has ended."""
+        """Call `post` for a call that has entered. Return False instead if it is cancelled or the engine has ended."""
         with self._lock:
             if self._over or key in self._cancelled:
                 return False
@@ -167,7 +167,7 @@ class Intake:
             return True
 
     def take_cancelled(self) -> frozenset[int]:
-        """Return the keys of the cancelled calls, which must emit nothing more. Forgets calls that have left since."""
+        """Return the keys of cancelled calls, which must emit nothing more. Forgets those that have left the engine."""
         if not self._cancelled:
             return frozenset()
         with self._lock:

@@ -1,4 +1,4 @@
-"""The one thread that owns a llama.cpp context: its mailbox, its loop and its end. `Work` is what it calls."""
+"""Runs the one thread that owns a llama.cpp context, with its mailbox. `Work` holds the functions that it calls."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class EngineThread:
 
     @property
     def is_wanted(self) -> bool:
-        """Return whether something was posted, or the loop is to end."""
+        """Return whether something was posted, or the loop must end."""
         return bool(self._mail) or self._stopping
 
     def _main(self) -> None:
@@ -92,7 +92,7 @@ class EngineThread:
         except BaseException as error:
             # The loop's edge: the process must learn that its engine is dead.
             # If memory runs out in a step, no call can be blamed, and the state of llama.cpp is unknown: a new process
-            # takes its place.
+            # takes the place of this one.
             cause = "ran out of memory and ends" if isinstance(error, MemoryError) else "died"
             log.exception("the engine's loop %s while running %s", cause, self._watchdog.black_box.text())
             self.crashed = error

@@ -1,6 +1,6 @@
 """The watchdog: ends a process whose engine hangs in a step, after saying which requests were running.
 
-There are two kinds of hangs, because one of them stops every Python thread:
+There are two kinds of hangs, because the second stops every Python thread:
 
 - A step that released the interpreter lock (`llama_decode`) and does not come back is noticed by a thread that looks
   ten times within the bound (`bound_s`). It logs the requests and every thread's stack, and ends the
@@ -9,8 +9,8 @@ There are two kinds of hangs, because one of them stops every Python thread:
   timer of `faulthandler`, which needs no lock: if no look comes for twice the bound, the timer writes the stacks and
   ends the process with code 1. The ids of the requests are then in the black box only.
 
-The thread counts only the time in which it ran itself: it does not end a process because that was frozen for long
-(SIGSTOP, a paused container).
+The thread counts only the time in which it ran itself, so a process that was frozen for long (SIGSTOP, a paused
+container) is not ended for that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STUCK_BOUNDS = 2
 """How many times the bound may pass without a look of the watching thread before the timer ends the process."""
 
 FAREWELL_S = 10.0
-"""Most seconds that the last log lines may take before the process ends: a hung thread may hold the log's lock."""
+"""Seconds for the last log lines, then the process ends without them: a hung thread may hold the log's lock."""
 
 STDERR = 2
 
@@ -42,10 +42,10 @@ IDLE = 0.0
 
 
 class StepAge:
-    """Adds up for how long the running step has run while the watchdog looked. Pure: the caller passes the times."""
+    """Measures how long the running step has run, not counting time in which the process was frozen. Pure."""
 
     def __init__(self, longest_look_s: float) -> None:
-        """`longest_look_s`: most seconds that count between two looks; in a longer gap the process stood still."""
+        """`longest_look_s`: maximum seconds counted between two looks; in a longer gap the process was frozen."""
         self._longest_look_s = longest_look_s
         self._began_at = IDLE
         self._looked_at = 0.0
@@ -69,7 +69,7 @@ class Watchdog:
     def __init__(
         self, bound_s: float = 0.0, black_box: BlackBox | None = None, *, end: Callable[[float], None] | None = None
     ) -> None:
-        """`bound_s`: longest time of a step; 0: no watch. `end(age_s)` is called once, if a step takes longer."""
+        """`bound_s`: maximum seconds of a step; 0: no bound. `end(age_s)` is called once, if a step takes longer."""
         self.black_box = black_box or BlackBox(None)
         self._bound_s = bound_s
         self._end = end or self._bark
@@ -84,7 +84,7 @@ class Watchdog:
         self._began_at = IDLE
 
     def hung_s(self) -> float:
-        """Return by how many seconds the running step is over its bound; 0: it is not. Any thread may call this."""
+        """Return how many seconds the running step is over its bound, or 0. Any thread may call this."""
         began_at = self._began_at
         if began_at == IDLE or self._bound_s <= 0:
             return 0.0

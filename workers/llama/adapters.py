@@ -1,8 +1,8 @@
-"""LoRA adapters: files that are checked before llama.cpp sees them, and owners of `llama_adapter_lora` pointers.
+"""Checks the files of LoRA adapters before llama.cpp sees them, and owns `llama_adapter_lora` pointers.
 
-llama.cpp refuses most bad adapters with a reason, but some inputs end the process instead: metadata of an unexpected
-type, weights of a shape that only the graph notices, an adapter of the token embeddings on a model whose output uses
-the same tensor, non-finite weights. `inspect` refuses those first, on any thread.
+llama.cpp refuses most bad adapters with a reason, but some end the process: metadata of an unexpected type, weights of
+a shape that only the graph notices, an adapter of the token embeddings on a model whose output uses the same tensor.
+Non-finite weights spoil every call. `inspect`, on any thread, refuses all of these first.
 
 `Adapter.load`, `Adapter.close` and `AppliedAdapters.apply` belong to the context's thread: each model keeps a list of
 its adapters without a lock, and `llama_decode` walks it when it lays out the graph anew.
@@ -34,10 +34,10 @@ from workers.llama.native import AdapterError, ModelError, native_log
 __all__ = ["Adapter", "AdapterError", "AdapterFile", "AppliedAdapters", "inspect"]
 
 MAX_HEADER_BYTES = 16 << 20
-"""Most bytes of metadata and tensor list; an adapter's are a few kilobytes."""
+"""Maximum bytes of metadata and tensor list; usual adapters have a few kilobytes."""
 
 MAX_ALPHA = 65536.0
-"""Largest absolute alpha; usual ones are 8 to 64. Weights are multiplied by it and divided by the rank."""
+"""Maximum absolute alpha; usual ones are 8 to 64. Weights are multiplied by it and divided by the rank."""
 
 _PIECE_BYTES = 4 << 20
 _GGUF_FLOAT32 = 6
@@ -63,9 +63,9 @@ class AdapterFile:
     name: str
     """The adapter's name in the file; may be empty."""
     rank: int
-    """Rank of the largest pair."""
+    """Largest rank of its pairs of matrices."""
     stamp: tuple[int, ...]
-    """Device, inode, size and time of change: if it has changed, the contents may have changed."""
+    """Device, inode, size, and times of modification and change: if one differs, the contents may have changed."""
 
     def is_unchanged(self) -> bool:
         try:
@@ -77,7 +77,7 @@ class AdapterFile:
 def inspect(path: Path, base: GgufHeader, *, max_bytes: int = 0) -> AdapterFile:
     """Read all of `path` and check that it is a LoRA of the model `base`. Raises AdapterError.
 
-    Safe on any thread; takes as long as reading the file. `max_bytes`: the largest file that is taken; 0: any.
+    Safe on any thread; takes as long as reading the file. `max_bytes`: maximum size of the file; 0: no bound.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its other end
@@ -167,7 +167,7 @@ class AppliedAdapters:
         return True
 
     def drop(self, adapter: Adapter) -> None:
-        """Stop computing with `adapter`, which is about to be freed. Does nothing if it is not applied."""
+        """Stop computing with all adapters if `adapter`, which is about to be freed, is one of them."""
         if any(one is adapter for one, _ in self.uses):
             self.apply(())
 

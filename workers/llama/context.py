@@ -88,12 +88,12 @@ class Batch:
 __all__ = ["CACHE_TYPES", "FLASH_ATTN", "MAX_SEQUENCES", "Context"]
 
 MAX_SEQUENCES = 256
-"""Most sequences of a context: llama.cpp's own bound."""
+"""Maximum sequences of a context: llama.cpp's own bound."""
 
 _REASONS = {1: "no free cells in the KV cache", 2: "aborted", -1: "invalid batch"}
 
 PROMPT_LOGITS = 32
-"""Most rows of a prompt whose logits a step may ask for, beside one of each sequence: memory is reserved for them."""
+"""Maximum prompt rows in a step whose logits are computed, besides one row of each sequence; memory is reserved."""
 
 
 class Context:
@@ -109,9 +109,9 @@ class Context:
         kind = kind_of(model.pointer, swa_full=settings.swa_full)
         params.n_seq_max = min(slots + (max(slots, 8) + 1 if kind.by_range else 1), MAX_SEQUENCES)
         params.kv_unified = True
-        # A step never holds more rows than this; logits are asked for once per sequence, and of a prompt's rows.
+        # A step never has more rows than this.
         params.n_batch = max(settings.n_batch, settings.n_ubatch + slots)
-        # llama.cpp reserves room for one row of logits per sequence id, and aborts where this is less.
+        # Rows with logits: one per sequence, and some of a prompt. llama.cpp aborts if this is less than `n_seq_max`.
         params.n_outputs_max = params.n_seq_max + PROMPT_LOGITS
         self.pointer: int = c.llama_init_from_model(model.pointer, params) or 0
         if not self.pointer:
@@ -122,7 +122,7 @@ class Context:
         self.model = model
         self.memory = Memory(self.pointer, kind, cache_type_k=settings.cache_type_k)
         self.slots = slots
-        # Beside the slots there are sequences for idle prefixes, and one to move cells through.
+        # Besides the slots' sequences there are some for idle prefixes, and one to move cells through.
         self.num_sequences: int = c.llama_n_seq_max(self.pointer)
         self.kv_tokens: int = c.llama_n_ctx(self.pointer)
         self.n_batch: int = c.llama_n_batch(self.pointer)
@@ -161,7 +161,7 @@ class Context:
         return int(np.frombuffer(logits, np.float32).argmax())
 
     def is_number(self, row: int, token: int) -> bool:
-        """Return whether a token's logit in a batch row is a number: with NaN in a cell, no logit of the row is one."""
+        """Return whether a token's logit in a batch row is a number. With NaN in a cell, all of the row's are NaN."""
         address = self._logits(self.pointer, row)
         return address is not None and not math.isnan(ctypes.c_float.from_address(address + 4 * token).value)
 

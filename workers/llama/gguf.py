@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read before llama.cpp sees the file, so that a damaged one gets a clear error.
+"""Reads the header of a GGUF file before llama.cpp sees the file, so that a damaged file gets a clear error.
 
 Source of the layout: docs/gguf.md of ggml; of block sizes: ggml-common.h of the llama.cpp that the bindings carry.
 """
@@ -19,14 +19,14 @@ Scalar = int | float | bool | str
 Value = Scalar | list[Scalar]
 
 MAX_KEPT_ARRAY = 4096
-"""Most elements of an array that is kept; longer ones (vocabularies) are skipped."""
+"""Maximum elements of an array that is kept; longer arrays (vocabularies) are skipped."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING = 8
 _ARRAY = 9
 
 MAX_DIMS = 4
-"""Most dimensions of a tensor: ggml's own bound."""
+"""Maximum dimensions of a tensor: ggml's own bound."""
 
 _QK_K = 256
 BLOCKS = {
@@ -224,7 +224,7 @@ def _parse(path: Path, data: mmap.mmap | bytes, size: int) -> GgufHeader:
 
 
 def _walk_tensors(path: Path, reader: _Reader, num_tensors: int, tensors: dict[str, TensorInfo]) -> tuple[int, int]:
-    """Return the bytes of all tensors, and the offset in the tensor data where the last of them ends."""
+    """Read the tensor list into `tensors`; return the bytes of all, and where in the tensor data the last one ends."""
     total = extent = 0
     for _ in range(num_tensors):
         name, num_dims = reader.string(), reader.count("<I")

@@ -1,6 +1,6 @@
 """A context's memory of its sequences: the KV cache, and for some models a recurrent state.
 
-Positions are tokens from the beginning of a sequence; ranges are [start, end). Everything belongs to the context's
+Positions count tokens from the beginning of a sequence; ranges are [start, end). Everything belongs to the context's
 thread. Source: llama.h, llama-kv-cache.cpp and llama-memory-recurrent.cpp of llama.cpp; the surprising parts have tests
 in tests/integration/engine/test_memory.py.
 """
@@ -70,7 +70,7 @@ class Memory:
 
         With a window, a `decode` must be one micro-batch. llama.cpp finds cells for all micro-batches before it
         computes the first, and to find those of a later one it drops cells that only the earlier ones still see.
-        `HYBRID` memory cuts a batch into micro-batches of sequences with as many rows each.
+        `HYBRID` memory cuts a batch into micro-batches of sequences with equally many rows.
         """
         self.can_shift: bool = (
             kind is MemoryKind.ATTENTION
@@ -97,7 +97,7 @@ class Memory:
         return first == num_tokens - 1
 
     def remove(self, sequence: int) -> None:
-        """Forget a sequence; cells that no other one holds are free."""
+        """Forget a sequence; cells that no other sequence holds become free."""
         self._calls.memory_seq_rm(self._pointer, sequence, -1, -1)
 
     def cut(self, sequence: int, start: int, end: int) -> bool:
@@ -116,7 +116,7 @@ class Memory:
         self._calls.memory_seq_cp(self._pointer, source, target, start, end)
 
     def shift(self, sequence: int, start: int, end: int, by: int) -> None:
-        """Move a range's positions, for every sequence that holds the cells: make sure that no other one shares them.
+        """Move a range's positions, for every sequence that holds the cells: make sure that no other sequence does.
 
         Keys are rotated in the next `decode` of any batch: do not `save` the sequence before it. Raises ValueError
         if `can_shift` is False: llama.cpp would end the process, or change other sequences' keys.
@@ -135,7 +135,7 @@ class Memory:
     def last_position(self, sequence: int) -> int:
         """Return the highest position that the sequence holds; -1 if it holds none.
 
-        With a sliding window -1 may also mean that cells are held in some layers only: `remove` frees them.
+        With a sliding window, -1 can also mean that cells are held in some layers only: `remove` frees them.
         """
         return self._calls.memory_seq_pos_max(self._pointer, sequence)
 
@@ -144,7 +144,7 @@ class Memory:
         return int(c.llama_state_seq_get_size(self._context, sequence))
 
     def save(self, sequence: int) -> bytes:
-        """Return everything that the sequence holds, its number included. Raises StateUnusable."""
+        """Return everything that the sequence holds; its id is part of the bytes. Raises StateUnusable."""
         return self._save(sequence, _WHOLE)
 
     def save_part(self, sequence: int) -> bytes:
@@ -176,8 +176,8 @@ class Memory:
         steps shorter after other sequences left. `ATTENTION` only, and every holder of the range must be among
         `holders`.
 
-        Raises StateUnusable, with the range gone from all of them, if another one held it after all and there is no
-        room for a copy; MemoryError, with everything as it was.
+        Raises StateUnusable if another sequence held the range after all and there is no room for a copy: the range is
+        gone from all `holders` then. Raises MemoryError with everything as it was.
         """
         self.share(holders[0], scratch, start, end)
         try:

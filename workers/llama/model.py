@@ -1,5 +1,5 @@
-"""A loaded model, owner of the `llama_model` pointer, and where its weights and cache lie: `LlamaSettings` as
-llama.cpp's parameters, and the memory of its devices.
+"""Loads a model and owns its `llama_model` pointer; turns `LlamaSettings` into llama.cpp's parameters; reports the
+memory of the devices.
 
 Names and meanings are llama.cpp's own. Sources: llama.h, ggml-backend.h, and common/arg.cpp for the experts that stay
 in main memory.
@@ -41,7 +41,8 @@ CACHE_TYPES = {
 }
 
 TRANSLATED = frozenset({"split_mode", "tensor_split", "n_batch", "n_threads", "n_threads_batch", "embeddings"})
-"""Settings that are not handed to llama.cpp unchanged: words, 0 for a number found here, parts of larger decisions."""
+"""Settings not copied unchanged: words that stand for numbers, numbers whose 0 is replaced here, and some that decide
+only together with other facts."""
 
 EXPERTS = r"ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Pattern of the names of tensors that hold the experts of one layer."""
@@ -57,7 +58,7 @@ class ModelParams:
     """`llama_model_params`; keep this object until the model is loaded, as it holds what the pointers point to."""
 
     def __init__(self, settings: LlamaSettings) -> None:
-        """Raise ModelError for more shares than llama.cpp can use devices."""
+        """Raise ModelError if `tensor_split` has more shares than llama.cpp can use devices."""
         params: Any = c.llama_model_default_params()
         _hand_on(settings, params)
         params.split_mode = SPLIT_MODES[settings.split_mode]
@@ -112,10 +113,10 @@ _CPU = 0  # ggml_backend_dev_type in ggml-backend.h
 
 
 class Devices:
-    """Asks the devices for their memory at each call: some microseconds on a CPU, a call of the driver on a GPU. For
-    any thread.
+    """Asks the devices for their memory at each call: some microseconds on a CPU, a call of the driver on a GPU. Any
+    thread may use it.
 
-    ggml knows only the total of the main memory and reports all of it as free (ggml-cpu.cpp), so the caller reports
+    ggml knows only the total of the main memory and reports all of it as free (ggml-cpu.cpp), so `main_memory` reports
     what is free.
     """
 

@@ -2,7 +2,7 @@
 
 The bindings' own functions (`ctypes.CDLL`) release the interpreter lock for the length of each call. That is right for
 `llama_decode` and wrong for calls of a microsecond: beside a busy thread, each of them may wait one switch interval to
-get the lock back. `gil_calls()` binds those few a second time so that they keep it.
+get the lock back. `gil_calls()` binds those short functions a second time so that they keep it.
 
 The errors, with the exit code of a worker that can't start because of them:
 
@@ -10,7 +10,7 @@ The errors, with the exit code of a worker that can't start because of them:
     └─ ModelTooLarge      the weights or the KV cache do not fit this machine              NO_MEMORY
     DecodeFailed          llama.cpp refused or failed a batch                              CRASHED
     AdapterError          a LoRA file is missing, damaged, or not made for this model      (the load is refused)
-    StateUnusable         a saved state can't be taken or brought back                     (the call is computed anew)
+    StateUnusable         a sequence's state can't be saved or restored                    (the tokens are computed)
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ log = logging.getLogger("paddock.llama")
 
 _WARN, _ERROR, _CONTINUED = 3, 4, 5  # ggml_log_level in ggml.h; the bindings' own comment is out of date
 _EXPECTED = (
-    # With one cache for all slots llama.cpp compares the sum of their cells with what the model was trained for.
+    # With one cache for all slots llama.cpp compares the sum of their cells with the model's training context.
     "possible training context overflow",
-    "model default pooling_type",  # another one was asked for
+    "model default pooling_type",  # the settings ask for another pooling
 )
 
 
@@ -136,9 +136,9 @@ def version() -> str:
 def build_id() -> str:
     """Return an id of this build of llama.cpp: states saved under another id are not used.
 
-    It is made of all that states depend on beside model and settings: the version of the bindings,
-    a hash of the libraries that lay out states and tensor types, the abilities of the build and this processor, and the
-    one variable that changes the contents of the KV cache (llama-kv-cache.cpp). Reads a few megabytes.
+    It is made of all that states depend on besides model and settings: the version of the bindings, a hash of the
+    libraries that lay out states and tensor types, the abilities of the build and this processor, and the one
+    environment variable that changes the contents of the KV cache (llama-kv-cache.cpp). Reads a few megabytes.
     """
     library = Path(c._lib._name).resolve()
     beside = {path.resolve() for path in library.parent.glob("*ggml-base.*")}

@@ -2,8 +2,8 @@
 tokeniser of such inputs, which makes the same tokens as llama-server.
 
 One call of `compute` is one micro-batch: parts of many inputs, each under a sequence of its own. Encoders read a whole
-input at once and have no KV cache; decoders may read one over several calls. Everything but construction belongs to one
-thread.
+input at once and have no KV cache; decoders can read an input over several calls. Everything but construction belongs
+to one thread.
 
 Sources: llama.h, llama-context.cpp and llama-graph.cpp (`build_pooling`) of llama.cpp; `tokenize_input_prompts` and
 `format_prompt_rerank` in server-common.cpp for the tokens.
@@ -36,7 +36,7 @@ Vectors = NDArray[np.float32]
 AUTO = "auto"
 
 GRAIN = 32
-"""A micro-batch's size is a multiple of this, and of the number of sequences: else llama.cpp ends the process."""
+"""A micro-batch's size is a multiple of this, and of the number of sequences; otherwise llama.cpp ends the process."""
 
 _HEADS = ("cls.weight", "cls.output.weight")
 
@@ -52,7 +52,7 @@ class Pooling(Enum):
 
 
 def is_pooled(model: Model, settings: LlamaSettings) -> bool:
-    """Return whether a model is served for pooled work: what the settings say, else whether it was made for that.
+    """Return whether a model is served for pooled work: as the settings say; if they don't, if it was made for that.
 
     Raises ModelError if the model can't do what the settings want.
     """
@@ -64,8 +64,8 @@ def is_pooled(model: Model, settings: LlamaSettings) -> bool:
 
 
 def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
-    """Return the settings' pooling, else the file's, else rank for a model with a ranking head, mean for other
-    encoders, last for decoders.
+    """Return the pooling that the settings name or, without one, the file; if neither does, rank for a model with a
+    ranking head, mean for other encoders, last for decoders.
 
     Raises ModelError for rank without a head.
     """
@@ -87,7 +87,7 @@ def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
 def _divisor(number: int, most: int) -> int:
     """Return the largest divisor of `number` up to `most`.
 
-    For multiples of `GRAIN` it is at least `GRAIN`, or more than half of a `most` below that.
+    If `number` is a multiple of `GRAIN`, this is at least `GRAIN` or, for a smaller `most`, more than half of `most`.
     """
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
 
@@ -116,8 +116,8 @@ class PooledContext:
     ) -> None:
         """Allocate the compute buffers, and for decoders the KV cache. Raises ModelError, ModelTooLarge.
 
-        `n_ctx`: longest input, tokens, unless the micro-batch allows less. `kv_tokens`: cells that all inputs in
-        progress share; encoders need none. `num_sequences`: inputs at a time, where each costs memory.
+        `n_ctx`: maximum tokens of an input, unless the micro-batch allows less. `kv_tokens`: cells that all inputs in
+        progress share; encoders need none. `num_sequences`: maximum inputs at a time if each sequence costs memory.
         """
         log = native_log()
         log.clear()
@@ -141,15 +141,15 @@ class PooledContext:
         self.memory = None if encodes else Memory(self.pointer, kind)
         """The KV cache; None: nothing is kept between two calls of `compute`."""
         self.can_split = not encodes and bool(c.llama_get_causal_attn(self.pointer))
-        """Whether an input may be read over several calls."""
+        """Whether an input can be read over several calls of `compute`."""
         self.num_sequences: int = params.n_seq_max
         self.n_ubatch: int = c.llama_n_ubatch(self.pointer)
         self.n_ctx = n_ctx
         self.kv_tokens: int = c.llama_n_ctx(self.pointer) if self.memory else 0
         self.longest = n_ctx if self.can_split else min(n_ctx, self.n_ubatch)
-        """Most tokens in one input."""
+        """Maximum tokens of one input."""
         self.width: int = 1 if pooling is Pooling.RANK else c.llama_model_n_embd_out(model.pointer)
-        """Numbers in one vector; if a model scores several classes, only the first score is a relevance."""
+        """Numbers in one vector; 1 for rank, since of several scores only the first is a relevance."""
         self._compute = c.llama_encode if encodes else c.llama_decode
         self._calls = _Bound()
         self._queues = bool(c.llama_supports_gpu_offload())
@@ -234,7 +234,7 @@ _PLACEHOLDER = re.compile(r"\{(query|document)\}")
 
 
 class PooledInputs:
-    """Tokenises inputs. For any thread; valid as long as its model. Tokens are arrays: lists take ten times as much."""
+    """Tokenises inputs, on any thread; valid as long as its model. Returns arrays: lists take ten times the memory."""
 
     def __init__(self, model: Model, pooling: Pooling, tokenizer: Tokenizer) -> None:
         """Raise ModelError for a ranking model whose file does not say how to separate query and document."""

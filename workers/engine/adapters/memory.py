@@ -1,4 +1,4 @@
-"""The LoRA adapters whose weights are in memory, and the choice of those that a context computes with.
+"""Keeps the weights of LoRA adapters in memory, and sets which adapters a context computes with.
 
 Everything here belongs to the engine's thread, because llama.cpp's list of a model's adapters has no lock of its own
 and `llama_decode` walks it. A file was read and checked before, so loading copies it from the page cache: 35 MB took
@@ -57,8 +57,8 @@ class AdapterMemory:
     def load(self, entry: Entry, keep: Collection[Entry]) -> None:
         """Copy the weights into memory; frees adapters that are not in `keep` to make room. Raises AdapterError.
 
-        Frees adapters that no call waits for first, beginning with the one used longest ago, and last those
-        that are being unloaded but still have calls: their file may have changed. `keep` and `entry` fit together.
+        Frees adapters without calls first, the one used longest ago before the others; then those with waiting calls;
+        last those of them that are being unloaded: their file may have changed. `keep` and `entry` must fit together.
         """
         evictable = sorted((one for one in self.resident if one not in keep), key=_worth)
         while evictable and not self.fits([*self.resident, entry]):

@@ -41,12 +41,13 @@ MAX_SCALE = 16.0
 multiplies others' cells by zero instead of skipping them, so every call on the worker would get NaN (measured)."""
 
 MAX_SET = 8
-"""Most adapters of one call; each adds its own products to every layer."""
+"""Maximum adapters of one call; each adds its own products to every layer."""
 
 MAX_NAMES = 4096
 MAX_INSPECTED = 64
-"""Most files whose check is remembered. A file that changes is checked again."""
+"""Maximum files whose check is remembered. A file that changes is checked again."""
 LOAD_S = 120.0
+"""Seconds that `register` waits for the engine's thread."""
 
 LOAD_STEP_S = 0.02
 """Seconds of loading after which a round of admission loads no more adapters, since streams wait meanwhile."""
@@ -189,8 +190,8 @@ class AdapterRegistry:
         return max(0, places)
 
     def resolve(self, uses: tuple[AdapterUse, ...]) -> AdapterSet:
-        """Return the adapters that a call names; they stay registered until `release`, to be called once. Raises
-        CallFailed: INVALID_REQUEST, or BUSY if pinned adapters never leave room for these.
+        """Return the adapters that a call names; the caller must `release` them once, and until then they stay usable.
+        Raises CallFailed: INVALID_REQUEST, or BUSY if pinned adapters never leave room for these.
         """
         if not uses:
             return NO_ADAPTERS

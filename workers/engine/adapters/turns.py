@@ -1,9 +1,9 @@
-"""Adapter turns: a pure choice of the adapters that the next step computes with, since all rows of one `llama_decode`
-share their adapters.
+"""Chooses the adapters that the next step computes with, since all rows of one `llama_decode` share their adapters. The
+decisions are pure.
 
 Calls with the same adapters and scales (`AdapterSet`) are a group. Teams take turns, and a team's turn goes to its
-group that has waited longest: however many groups a team makes, it bears their cost. All calls of a group are computed
-in its turn, whichever team they are of; if a team waited for just this group, its own turn is over as well.
+group that has waited longest: however many groups a team makes, only its own calls wait longer. All calls of a group
+are computed in its turn, of whichever team; this counts as the turn of every team whose next group it was.
 
 A switch makes llama.cpp lay out its graphs anew, so a turn lasts several steps if a switch costs much beside a step.
 One caller with an adapter of their own does not halve the pace of fifteen others: a group's turn grows with its share
@@ -24,16 +24,17 @@ from workers.llama.adapters import Adapter, AdapterFile
 from workers.protocol.queries import AdapterInfo, AdapterState
 
 SHARE = 0.1
-"""Share of a turn's time that its switch may take."""
+"""Share of a turn's time that its switch may take: turns have enough steps for that, up to `MOST_STEPS`."""
 
 FEWEST_STEPS = 2
-"""Fewest steps of a turn: the first includes the switch, the second shows how long a step takes without it."""
+"""Minimum steps of a turn: the first includes the switch, the second shows how long a step takes without it."""
 
 MOST_STEPS = 16
-"""Most steps of a turn while other groups wait; of k groups of one team, none waits longer than (k - 1) such turns."""
+"""Maximum steps of a turn while other groups wait; of k groups of one team, none waits longer than k - 1 such turns."""
 
 WAIT_S = 0.25
-"""Most seconds that a group waits while each other group of its team has a turn; each turn has at least one step."""
+"""Maximum seconds that a group waits while each other group of its team has a turn. These turns share the time equally;
+each has at least one step."""
 
 TEAM_WAIT_S = 0.06
 """`WAIT_S` if groups of other teams wait: a turn ends before the step that would make them wait longer."""
@@ -64,7 +65,7 @@ Callers = Mapping[K, Mapping[str, int]]
 
 
 class AdapterTurns(Generic[K]):
-    """Decides which of the groups with something to compute has the turn. Times are seconds of any one clock."""
+    """Decides which of the groups with something to compute has the turn. All times are seconds of the same clock."""
 
     def __init__(self) -> None:
         self.switch_s = 0.0
@@ -94,7 +95,7 @@ class AdapterTurns(Generic[K]):
         if current is not None:
             if current in callers and not self._is_over(current, callers, claims, now):
                 return current
-            # A team whose group has ended had its turn too: else groups of one step each would keep all others out.
+            # A team whose group has ended had its turn too: otherwise, groups of one step would keep all others out.
             for team in [team for team in self._teams if team == self._holder or claims[team] == current]:
                 _move_back(self._teams, team)
             _move_back(self._groups, current)
@@ -105,7 +106,7 @@ class AdapterTurns(Generic[K]):
         return current
 
     def note_step(self, seconds: float, *, switched: bool, comparable: bool = True) -> None:
-        """Learn from the time of the chosen group's step. `comparable`: it computed one token per caller, no prompt."""
+        """Learn from the time of the chosen group's step. `comparable`: the step computed one token per caller only."""
         self._num_steps += 1
         self._last_s = max(0.0, seconds - self.switch_s * switched)
         if not comparable:
@@ -119,7 +120,8 @@ class AdapterTurns(Generic[K]):
                 self._first_s = 0.0
 
     def length(self, group: K, callers: Callers[K], rivals: Collection[str] = ()) -> int:
-        """Return the steps of a turn of `group` while `rivals` (teams) wait; empty: groups of its own team wait."""
+        """Return how many steps a turn of `group` has. `rivals`: other teams that wait; empty: only its own team's
+        groups wait."""
         worth = math.ceil(self.switch_s / (SHARE * self.step_s)) if self.step_s else 0
         others = [
             sum(count for team, count in teams.items() if not rivals or team in rivals)

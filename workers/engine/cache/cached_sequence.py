@@ -34,7 +34,7 @@ class Match:
     num_held: int
     """Number of tokens at the beginning that are in the KV cache."""
     holder: int
-    """A sequence that holds the cells of these tokens; -1: there are none."""
+    """A sequence that holds the cells of these tokens; -1: there are no such tokens."""
     restores: tuple[Restore, ...]
     """Saved parts that follow those tokens without a gap."""
 
@@ -52,6 +52,7 @@ class Checkpoint:
     holder: int
     """A sequence that holds the cells of those tokens; -1: `block` has the state of all those tokens."""
     block: Block | None
+    """The saved state; None: there is no checkpoint, and `end` is 0."""
 
 
 def checkpoints_along(steps: Steps) -> Iterator[Checkpoint]:
@@ -65,8 +66,9 @@ def checkpoints_along(steps: Steps) -> Iterator[Checkpoint]:
 
 
 def restores_along(steps: Steps, position: int) -> Iterator[Restore]:
-    """Yield the parts to restore from `position` on along the steps of a walk, out of as few blocks as possible, up to
-    the first gap."""
+    """Yield the parts to restore from `position` on, up to the first gap, along the steps of a walk. Each is taken from
+    the block that reaches furthest.
+    """
     for here, (node, end) in enumerate(steps):
         if end <= position:
             continue
@@ -113,15 +115,15 @@ class CachedSequence:
     def __init__(
         self, key: int, prompt: Prompt, scope: Scope, n_ctx: int, *, cache_prompt: bool = True, num_public: int = 0
     ) -> None:
-        """`cache_prompt`: whether other calls may share its cells. `num_public`: tokens that belong to everyone."""
+        """`cache_prompt`: whether other calls may share its cells. `num_public`: first tokens that all teams share."""
         self.key, self.prompt, self.scope = key, prompt, scope
         self.num_prompt, self.num_public, self.cache_prompt = len(prompt), num_public, cache_prompt
         self.id = NOWHERE
         """Sequence id in the KV cache; `NOWHERE` while the call waits."""
         self.num_cells = 0
-        """Tokens at the beginning that are in the cache."""
+        """Number of tokens at the beginning that are in the KV cache."""
         self.position_lag = self.num_prompt - prompt.position(self.num_prompt)
-        """Cells of the prompt less its positions: the answer's token in cell n has position n less this."""
+        """Number of the prompt's cells minus its positions: the answer's token in cell n has position n minus this."""
         self.restores: deque[Restore] = deque()
         """Saved blocks to restore before anything is computed."""
         self.num_restored = self.num_fetched = 0
@@ -133,7 +135,7 @@ class CachedSequence:
         self.shifted = False
         """Whether the context was shifted. If so, no call may share the cells: they depend on dropped tokens."""
         self._own = "" if cache_prompt else token_hex(16)
-        """Name by which only this call finds its cells (without `cache_prompt`, or after a shift); empty: all may."""
+        """Name by which this call alone finds its cells: without `cache_prompt` or after a shift. Empty: others may."""
         self._num_unturned = 0
         """Number of cells at the last shift; their keys are rotated in the next step."""
         self._base: Tokens = prompt.ids()
@@ -152,7 +154,7 @@ class CachedSequence:
 
     @property
     def can_be_kept(self) -> bool:
-        """Return whether the cells may be saved: they may not while keys are still to be rotated after a shift."""
+        """Return whether the cells may be saved: not before the step after a shift, which rotates their keys."""
         return self.num_cells > self._num_unturned
 
     @property

@@ -1,9 +1,9 @@
-"""The prefix cache for memory that can't be cut at any token: sliding windows, recurrent states, mixtures of these.
+"""The prefix cache for memory that can be cut at certain lengths only: sliding windows, recurrent states, mixtures.
 
 Such a memory can continue a conversation only at lengths where a checkpoint was saved: at the end of a prompt and of an
 answer, and at the token where another prompt, perhaps still waiting, branches off. Attention cells are shared as in
 `workers.engine.cache.prefix_cache`, and the rest comes from the checkpoint. A prefix that leaves the KV cache is saved
-as one state of the whole.
+as one whole state.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from workers.llama.memory import MemoryKind
 from workers.llama.native import StateUnusable
 
 MIN_STOP_TOKENS = 32
-"""Fewest tokens of a common prefix for a checkpoint at its end, since each one cuts a prompt and copies a state."""
+"""A common prefix gets a checkpoint at its end if the last one is at least so many tokens before it: each checkpoint
+cuts a prompt and copies a state."""
 
 FORK_SHARE = 1 / 16
-"""Largest share of the RAM tier that a common prefix of many prompts may take; larger prefixes are not saved whole."""
+"""Maximum share of the RAM tier for the whole state of a prefix that prompts share; larger ones are not saved."""
 
 
 class CheckpointCache(PrefixCache):
-    """A prefix cache with checkpoints. Belongs to the engine's thread. If a state can't be loaded, it is recomputed."""
+    """A prefix cache with checkpoints. Belongs to the engine's thread. If a load fails, the tokens are computed."""
 
     needs_stops = True
     can_pack = False
@@ -83,7 +84,7 @@ class CheckpointCache(PrefixCache):
         return sequence.id == NOWHERE or num_cells >= sequence.num_cells
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
-        """Yield one copy of the conversation's state, from its beginning up to where it can be continued last."""
+        """Yield one copy of the conversation's whole state at the greatest length that can be continued, if any."""
         if start:
             return
         if (id_ := self._idle_at(path, end)) is not None:
@@ -148,15 +149,17 @@ class CheckpointCache(PrefixCache):
         return True
 
     def _settle(self, id_: int, sequence: CachedSequence) -> bool:
-        """Enter a sequence that ended into the index. Return False if others computed some of its cells too:
-        their cells can't replace these in such memory."""
+        """Enter a sequence that ended into the index. Return False if other sequences computed some of its tokens too:
+        in such memory their cells can't replace its own."""
         if self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
         self._mark(id_, sequence)
         return True
 
     def _mark(self, id_: int, sequence: CachedSequence) -> bool:
-        """Save a checkpoint of the sequence's state now; return False if it can't, or no memory is left for it."""
+        """Save a checkpoint of the sequence's present state. Return False if there is no RAM tier or no memory for it,
+        or if other sequences computed some of its tokens too.
+        """
         if not self.ram.max_bytes or self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
         try:

@@ -1,7 +1,7 @@
 """The radix index: every prefix whose KV is in the cache or saved in RAM, by the tokens that it was computed from.
 
-A sequence that holds a node of the tree (`prefix_tree`) holds all nodes above it too, so the cached nodes are closed
-towards the root. The index does not use llama.cpp: sequence ids are numbers, and the caller moves the cells.
+A sequence that holds a node of the tree (`prefix_tree`) holds all nodes above it too, so all nodes above a cached node
+are cached. The index does not use llama.cpp: sequence ids are plain numbers here, and the caller moves the cells.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.engine.cache.prefix_tree import (
 from workers.engine.cache.prompt import Path
 
 Spared = Callable[[Block], bool]
-"""Function that returns whether a shorter block must stay beside a longer one: only its end can be used."""
+"""Function that returns whether a block stays when a longer one covers it: a whole state is usable only at its end."""
 
 
 def nothing(block: Block) -> bool:
@@ -46,11 +46,11 @@ class PrefixIndex:
         self.num_losses = 0
         """Number of times that cached or saved tokens may have been lost."""
         self.num_releases = 0
-        """Number of times that a sequence was released; another sequence may have got its id since."""
+        """Calls of `release` so far. After another one, a sequence id from `match` may belong to another sequence."""
         self._leaf: dict[int, Node] = {}
 
     def match(self, path: Path, limit: int, start: int = 0) -> Match:
-        """Return the cells and saved parts known of the path's first `limit` tokens; no saved parts before `start`."""
+        """Return how far the path's first `limit` tokens are in cells or saved, without saved parts before `start`."""
         steps = list(walk(self.root, path, limit))
         num_held, holder = 0, -1
         for node, end in steps:
@@ -60,7 +60,7 @@ class PrefixIndex:
         return Match(num_held, holder, tuple(restores_along(steps, max(num_held, start))))
 
     def match_checkpoint(self, path: Path, limit: int) -> Checkpoint:
-        """Return the longest known prefix of memory that can continue only where a checkpoint was saved.
+        """Return the path's longest known prefix that ends at a checkpoint, for memory that can continue only there.
 
         Of two prefixes of one length, return the one whose cells are in the KV cache: it takes no further cells.
         """
@@ -75,7 +75,7 @@ class PrefixIndex:
         return tuple(sorted({found.end for found in checkpoints_along(list(walk(self.root, path, limit)))}))
 
     def num_common(self, path: Path, limit: int) -> int:
-        """Return how many of the path's tokens, from its beginning, are in the index, cached or not."""
+        """Return how many of the path's tokens, from its beginning, are in the index, even if their KV is not kept."""
         return max((end for _, end in walk(self.root, path, limit)), default=0)
 
     def held_by(self, sequence: int) -> int:
@@ -108,7 +108,7 @@ class PrefixIndex:
         return self._hold(sequence, path, end, shared=False)
 
     def release(self, sequence: int, start: int = 0) -> int:
-        """Remove the sequence's cells from `start` on from the index; return how many of them no other one held."""
+        """Remove the sequence's cells from `start` on from the index; return how many no other sequence held."""
         num_freed = 0
         self.num_releases += 1
         node: Node | None = self._leaf.pop(sequence, None)
@@ -133,7 +133,7 @@ class PrefixIndex:
         return num_freed
 
     def num_exclusive(self, sequence: int) -> int:
-        """Return how many cells no other sequence holds: they would be free without this one."""
+        """Return how many of the sequence's cells no other sequence holds: they would be free without this one."""
         return sum(len(node.tokens) for node in self.nodes_of(sequence) if len(node.holders) == 1)
 
     def ends_above(self, sequence: int, other: int) -> bool:
@@ -142,8 +142,8 @@ class PrefixIndex:
         return leaf is None or other in leaf.holders
 
     def unsaved(self, sequence: int, size: int) -> list[tuple[int, int]]:
-        """Return the ranges to save before the sequence's cells are freed: no other sequence holds
-        these, no block covers them.
+        """Return the ranges to save before the sequence's cells are freed: no other sequence holds these, and no block
+        covers them.
 
         They begin and end at multiples of `size` tokens as far as the sequence is long enough, so that later sequences
         find the same ranges.
@@ -180,7 +180,7 @@ class PrefixIndex:
         return self._drop_needless(block, spared)
 
     def own_blocks(self, path: Path) -> list[Block]:
-        """Return the saved blocks of this path alone whose tokens no sequence holds, without those of public tokens."""
+        """Return the path's saved blocks whose tokens no other path shares, no sequence holds, and are not public."""
         found: dict[Block, None] = {}
         below: Node | None = None
         for node, end in reversed(list(walk(self.root, path, len(path.tokens)))):
@@ -265,7 +265,7 @@ class PrefixIndex:
         return needless
 
     def _append(self, node: Node, path: Path, position: int, end: int, sequence: int) -> Node:
-        """Return a node with the path's next tokens: the node itself if only this sequence uses it, else a new one."""
+        """Return a node with the path's next tokens: `node` itself if only this sequence uses it, or a new child."""
         join(node)
         alone = node.holders == {sequence} and not node.children and not node.is_marked
         if node.parent is None or not alone or node.scope != path.scope_at(position):

@@ -1,8 +1,8 @@
-"""The nodes of the radix tree: runs of tokens, the sequences that hold their cells, and the saved blocks of them.
+"""The nodes of the radix tree: runs of tokens, the sequences that hold their cells, and saved copies of these cells.
 
 A node stands for a run of tokens after those of its parent. Sequences that hold the run's cells are its `holders`;
-saved copies of parts of it are its `blocks`. Runs of different scopes (tenant, salt, adapters) never meet: a scope is
-part of a child's key.
+saved copies of parts of it are its `blocks`. Tokens of different scopes (tenant, salt, adapters) never share a node: a
+scope is part of a child's key. A fork is a place where a node has several children.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import numpy as np
 from workers.engine.cache.prompt import BLOCK_TOKENS, Path, Scope, Tokens, common, links
 
 MAX_FORKS = 256
-"""Most forks that saved blocks keep on one way down from the root: a lookup along it takes 5 us for each."""
+"""Maximum forks on one path from the root that saved blocks keep in the tree: a lookup takes 5 us for each. Blocks that
+would keep more are dropped (`is_crowded`)."""
 
 MANY_PATHS = 8
-"""Most children of a node that counts as crowded: if more paths fork there, another one makes no lookup longer."""
+"""Maximum children of a fork that counts as crowded: at a fork with more, another child makes no lookup longer."""
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """The saved state of the cells [start, end) of a path; the tokens before `start` are those of the node's parents.
+    """The saved state of the cells [start, end) of a path; `nodes` are the nodes with these tokens.
 
     An empty block (`start` = `end`) is a checkpoint: the part of a memory's state at that length that can't be shared
     by ranges of tokens.
@@ -47,7 +48,7 @@ class Node:
     """A node of the index: the tokens [start, end) of every path through it.
 
     A long conversation is one node with a block for every few tokens, looked up at every admission. So its blocks are
-    in order, and a walk along the tokens goes along the blocks once.
+    sorted, and a walk along the tokens passes them only once.
     """
 
     __slots__ = (
@@ -68,7 +69,7 @@ class Node:
         self.digests: list[bytes] = []
         """Digests for the names of its blocks on disk: links of the digest chain (`digest_at`), as far as computed."""
         self.num_forks = 0
-        """Number of forks of paths below this node, on the way down that has the most; a fork at its own end counts."""
+        """Maximum number of forks on any path down from this node; a fork at the node's own end counts."""
 
     @property
     def end(self) -> int:
@@ -99,7 +100,7 @@ class Node:
 
     @property
     def continuation(self) -> Node | None:
-        """Return the only child if it can be merged with this node: nothing ends between the two. Else None."""
+        """Return the only child if it can join this node: no holder, scope or checkpoint ends between them. Or None."""
         if self.parent is None or len(self.children) != 1 or self.is_marked:
             return None
         (child,) = self.children.values()
@@ -149,7 +150,9 @@ def child_along(node: Node, path: Path, position: int, end: int) -> Node | None:
 
 
 def onwards(node: Node, path: Path, end: int) -> Node:
-    """Return the child of `node` along the path; makes it if there is none. It may go beyond `end`."""
+    """Return the child of `node` along the path, made if there is none and split where it leaves the path. It may go
+    beyond `end`.
+    """
     position = node.end
     child = node.children.get((path.scope_at(position), int(path.tokens[position])))
     if child is None:
@@ -169,7 +172,7 @@ def branch(node: Node, path: Path, position: int, end: int) -> Node:
 
 
 def split(node: Node, length: int) -> Node:
-    """Cut a node after `length` tokens; return the upper part, a new node. The lower part keeps its identity."""
+    """Cut a node after `length` tokens; return the upper part, a new node. `node` becomes the lower part."""
     parent, scope = node.parent, node.scope
     if parent is None or scope is None:
         raise ValueError("the root has nothing to split")
@@ -189,12 +192,12 @@ def split(node: Node, length: int) -> Node:
         if block.end <= node.start:
             block.nodes.discard(node)
     node.blocks = [block for block in node.blocks if block.end > node.start]
-    prune(node)  # its holders may have gone without saving it: all blocks may be the upper part's
+    prune(node)  # if its holders have gone without saving it, all blocks may belong to the upper part
     return upper
 
 
 def join(node: Node) -> None:
-    """Merge `node` with its neighbours above and below if nothing ends between them. The lowest one stays.
+    """Merge `node` with its neighbours above and below where that is possible (`continuation`). The lowest one stays.
 
     Without this, a long conversation would stay split at every length that was ever looked up.
     """
@@ -245,7 +248,7 @@ def recount(node: Node) -> None:
 
 
 def is_crowded(block: Block) -> bool:
-    """Return whether the block keeps a fork of its path where one team's paths have too many forks."""
+    """Return whether the block keeps a fork (not of public tokens) on a path that has more forks than `MAX_FORKS`."""
     node = max(block.nodes, key=lambda node: node.end).parent
     while node is not None and len(node.children) < 2:
         node = node.parent
@@ -268,7 +271,8 @@ def is_fork(block: Block) -> bool:
 
 
 def digest_at(node: Node, end: int) -> bytes:
-    """Return the last digest, up to `end`, of the chain over the tokens from the root through a node; empty: none.
+    """Return the digest of the tokens from the root through `node` up to the last whole block before `end`; empty: no
+    block is whole.
 
     Nodes keep their digests, so that each block of a conversation is hashed only once.
     """

@@ -1,8 +1,8 @@
-"""The input of a call, the path of a conversation through the prefix index, and the names of cached tokens.
+"""The input of a call, the path of a conversation through the prefix index, and the names of saved blocks and states.
 
 A scope is the trust boundary of all KV that is shared, kept or written to disk. A block is named by a chain of digests
 over its scope (team, salt, adapters) and all tokens up to its end: everything its KV was computed from. A whole
-state (of memory that can't be cut) may end at any token.
+state (of memory that can't be cut) can end at any token.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The scope within which saved KV may be used again."""
+    """The trust boundary of cached KV: only calls with an equal scope use it again."""
 
     tenant: str | None
     """Team; None: all teams, for tokens of a prompt that the catalog marks shareable."""
     salt: str = ""
     """The caller's `cache_salt`."""
     adapters: bytes = b""
-    """Contents and scales of the adapters that the KV was computed with."""
+    """Hashes and scales of the adapters that the KV was computed with (`AdapterSet.key`); empty: no adapter."""
     own: str = ""
     """Name of the one call that may use this KV, which never goes to disk; empty: not bound to a call."""
 
@@ -48,7 +48,7 @@ class Scope:
 
 
 class TokenArray(Protocol):
-    """A one-dimensional `numpy.int32` array (this module does without numpy: `paddock cache` uses it)."""
+    """The part of a one-dimensional `numpy.int32` array that names are made from."""
 
     def __len__(self) -> int: ...
     def tobytes(self) -> bytes: ...
@@ -69,7 +69,7 @@ class BlockName:
 def chain(
     seed: bytes, tokens: TokenArray, block: int = BLOCK_TOKENS, *, public_seed: bytes = b"", num_public: int = 0
 ) -> list[bytes]:
-    """Return a digest for the end of each full block, of the seed and all tokens before that end.
+    """Return, for each full block, a digest of the seed and of all tokens up to the block's end.
 
     For blocks wholly within the first `num_public` tokens, `public_seed` is used instead. 64 tokens take about 1 us.
     """
@@ -83,7 +83,7 @@ def block_names(tokens: TokenArray, scope: Scope, num_public: int = 0) -> list[B
 
 
 class StateNames:
-    """The names of a conversation's whole states, for any length."""
+    """Computes the names of a conversation's whole states, for any length."""
 
     __slots__ = ("_data", "_digests", "_num_public", "_scope")
 
@@ -128,9 +128,10 @@ def links(
     first: int = 0,
     digest: bytes = b"",
 ) -> Iterator[bytes]:
-    """Yield a digest for the end of each `step` bytes of a chain whose first `num_open` links belong to `public_seed`.
+    """Yield a chain of digests: for every `step` bytes of `data`, the digest of these bytes and the previous digest.
 
-    `first`: number of links before the data; `digest`: the last one of these.
+    The first `num_open` digests of the chain depend on `public_seed` alone, the others on `seed` too. `first`: number
+    of digests before the data; `digest`: the last of these.
     """
     if not first:
         digest = public_seed if num_open else seed
@@ -173,7 +174,7 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """An image or a sound in a prompt: its cells have no tokens. A shared prefix has all of it or none."""
+    """An image or a sound in a prompt: its cells have no tokens. A shared prefix contains all of its cells or none."""
 
     start: int
     """Number of its first cell."""
@@ -191,10 +192,10 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The input of a call, one cell after the other."""
+    """The input of a call, as a row of KV cells."""
 
     tokens: Sequence[int]
-    """Tokens, with the begin token if the model uses one. In cells of media the numbers mean nothing."""
+    """One token for each cell, with the begin token if the model uses one; meaningless numbers in cells of media."""
     media: tuple[Media, ...] = ()
     """Media in order."""
 
@@ -227,7 +228,7 @@ class Path:
         return self.scope.public if position < self.num_public else self.scope
 
     def run_end(self, position: int) -> int:
-        """Return the position where the scope of `position` ends."""
+        """Return where the run of tokens with the same scope as the one at `position` ends."""
         return min(self.num_public, len(self.tokens)) if position < self.num_public else len(self.tokens)
 
 

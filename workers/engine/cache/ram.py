@@ -1,4 +1,4 @@
-"""Saved KV in main memory: blocks of the prefix index, up to a number of bytes."""
+"""Keeps saved KV in main memory: blocks of the prefix index, up to a maximum number of bytes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block, is_crowded
 
 LOW_WATER = 0.9
-"""Share of its bound to which the store shrinks at most when it is full, to have room for the next blocks."""
+"""Share of `max_bytes` below which a full store does not shrink when it makes room for the next blocks."""
 
 MAX_DROP_BYTES = 64 << 20
-"""Most bytes dropped at once: giving a GiB back to the system takes 65 ms, and all calls wait; 1.6 GiB took 0.1 s."""
+"""Maximum bytes of room made at once: all calls wait while the system takes memory back, 65 ms for a GiB, and 0.1 s for
+1.6 GiB."""
 
 
 class RamStore:
-    """The saved blocks in RAM. Belongs to the engine's thread. `on_evict` is called with each block before it goes."""
+    """Holds the saved blocks. Belongs to the engine's thread. `on_evict` is called with each block dropped for room."""
 
     def __init__(
         self, index: PrefixIndex, max_bytes: int, on_evict: Callable[[Block], None] = lambda block: None
@@ -38,8 +39,8 @@ class RamStore:
         return frozenset(self._blocks)
 
     def add(self, block: Block, needless: list[Block]) -> None:
-        """Add a block that is in the index; `needless` are the blocks that it replaced. A block that can't be kept is
-        dropped from the index.
+        """Add a block that is in the index; `needless` are the blocks that it replaced. A block that is too large, or
+        crowded (`is_crowded`), is dropped from the index instead.
         """
         for old in needless:
             self._forget(old)
@@ -64,11 +65,11 @@ class RamStore:
 
     @property
     def low_water(self) -> int:
-        """Return the bytes that the store keeps at least when it shrinks: the blocks used last."""
+        """Return how many bytes the store keeps at least, of the blocks used last, when it makes room for others."""
         return int(self.max_bytes * LOW_WATER)
 
     def touch(self, *blocks: Block) -> None:
-        """Mark blocks as just used. Among them, ends of prefixes are dropped first: a beginning serves more prompts."""
+        """Mark blocks as used now. Of these, ends of prefixes are dropped first: a beginning serves more prompts."""
         now = time.monotonic()
         for block in sorted(blocks, key=lambda block: -block.start):
             block.touched = now

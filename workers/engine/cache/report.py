@@ -1,7 +1,7 @@
-"""The cache report: how much of each conversation that ended is still cached here. Gateways place the next calls by it.
+"""Reports how much of each conversation that ended is still cached here; gateways use that to place the next calls.
 
 Conversations are looked up like a new call's prompt, so the report covers cells, RAM and disk and any kind of memory.
-They are looked up again after something was lost, a few at a time between two steps.
+They are looked up again after something cached was lost, a few at a time between two steps.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.cache.prompt import Path
 
 LOOK_S = 0.0005
-"""Seconds after which `look` stops until the next call: a 16k conversation takes 30 us, with a disk tier up to 2 ms."""
+"""Seconds after which `look` stops; the next `look` goes on. A 16k conversation takes 30 us, up to 2 ms with disk."""
 
 PASS_S = 1.0
-"""Minimum seconds between two passes over all conversations; a pass needs a loss since the last one."""
+"""Minimum seconds between two passes over all conversations; without a loss since the last pass there is none."""
 
 DISK_S = 30.0
-"""Seconds for which a lookup on disk counts as current: it takes a digest per block, and other workers write there."""
+"""Seconds for which a lookup on disk counts as current: it costs a digest per block, and other workers write there."""
 
 MAX_CONVERSATIONS = 8192
 
 MAX_TOKENS = 16 << 20
-"""Most tokens of all conversations together: 64 MiB, 2,048 tokens for each of `MAX_CONVERSATIONS`."""
+"""Maximum tokens of all conversations (64 MiB, 2,048 for each of `MAX_CONVERSATIONS`); beyond it, the oldest go."""
 
 
 class DiskLookup(Protocol):
@@ -44,15 +44,16 @@ class Found:
 
     key: int
     num_known: int
-    """Number of tokens at the beginning that need not be computed; 0: none, or it is not looked up any more."""
+    """Number of tokens at the beginning that need not be computed; 0: none, or it is no longer looked up."""
     stops: tuple[int, ...] | None = None
-    """Lengths at which another conversation can branch off, ascending; None: at any up to `num_known`."""
+    """Lengths at which another conversation can branch off, ascending; None: any length up to `num_known`."""
 
 
 @dataclass(slots=True)
 class _Entry:
     path: Path
     told: Found | None = None
+    """The newest finding about it."""
     in_memory: int = -1
     """Number of tokens that were in memory when `on_disk` was found."""
     on_disk: int = 0
@@ -97,7 +98,9 @@ class CacheReport:
             self._remove(key)
 
     def look(self, seconds: float = LOOK_S, *, at_rest: bool = False) -> bool:
-        """Look up due conversations for about `seconds`; return whether more are due. `at_rest`: no call waits."""
+        """Look up due conversations for about `seconds`; return whether more are due. `at_rest`: the engine is idle, so
+        a pass need not wait for `PASS_S`.
+        """
         if not self._due:
             self._begin(at_rest)
         until = time.perf_counter() + seconds

@@ -55,9 +55,10 @@ class Archive(Protocol):
 
 
 UNBOUNDED = -1
+"""`SlotInfo.n_remain` of a call without a limit, and of a slot without a call."""
 
 READ_TOKENS = 16 * BLOCK_TOKENS
-"""Most tokens read from disk at once for a copy; the copy's size is checked before more are read."""
+"""Maximum tokens read from disk at once for a copy; the copy's size is checked before more are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class CopiedSlot:
 
 
 class SlotContents:
-    """The contents of all slots, and the work on them. Belongs to the engine's thread."""
+    """Holds the contents of all slots and does the queued work on them. Belongs to the engine's thread."""
 
     def __init__(
         self, cache: PrefixCache, running: Sequence[SlotCall], disk: Archive | None, *, num_slots: int, n_ctx: int
@@ -123,7 +124,7 @@ class SlotContents:
         return bool(self._jobs) and not self._reading
 
     def ended(self, sequence: SlotCall, *, keep: bool) -> None:
-        """Note the conversation of a call that is about to leave its slot. `keep`: its cells may be used again."""
+        """Note the conversation of a call that is about to leave its slot. `keep`: whether its cells may be reused."""
         if sequence.slot == NOWHERE:
             return
         self._held.pop(sequence.slot, None)
@@ -165,9 +166,9 @@ class SlotContents:
                 self._jobs.popleft()
 
     def copied(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Work[CopiedSlot | None]:
-        """Return a copy of the slot's conversation, as far as it is in cells, RAM or on disk; None: the slot is empty.
-
-        Raises CallFailed as soon as the copy is larger than `max_bytes`.
+        """Return a copy of the slot's conversation, as far as it is in cells, in RAM or on disk; None: the slot holds
+        none of this team and salt. Raises CallFailed while a call runs in the slot, and as soon as the copy is larger
+        than `max_bytes`.
         """
         held = self._of(slot, tenant, salt)
         if held is None:
@@ -232,7 +233,7 @@ class SlotContents:
                 yield
 
     def _copied_state(self, path: Path, end: int, max_bytes: int) -> Work[list[Block]]:
-        """Return a copy of the longest saved state of the path."""
+        """Return a list with a copy of the path's longest saved state; empty: there is none."""
         _check_size(self._cache.state_size(path, end), max_bytes)
         block = next(self._cache.copies(path, 0, end), None)
         known = 0 if block is None else block.end
@@ -273,7 +274,7 @@ class SlotContents:
         return True
 
     def _of(self, slot: int, tenant: str, salt: str) -> SlotConversation | None:
-        """Return the conversation that the slot holds for this team and salt, or None. Raises CallFailed."""
+        """Return the conversation that the slot holds for this team and salt, or None. Raises CallFailed (BUSY)."""
         self._refuse_busy(slot)
         held = self._held.get(slot)
         mine = held is not None and (held.path.scope.tenant, held.path.scope.salt) == (tenant, salt)
@@ -327,9 +328,9 @@ def _num_left(one: SlotCall) -> int:
 class SlotProxy:
     """Lets any thread use the slots' contents: the engine's thread does the work and fulfils the futures.
 
-    A future ends with CallFailed: BUSY while a call runs in the slot, UNSUPPORTED, INTERNAL, or the failure that the
-    engine ends with. Methods raise CallFailed: INVALID_REQUEST for an unknown slot, or the failure that the engine has
-    ended with.
+    A future ends with CallFailed: BUSY while a call runs in the slot, UNSUPPORTED (no RAM tier to restore to),
+    OUT_OF_MEMORY, INTERNAL, or the failure that the engine ends with. Methods raise CallFailed: INVALID_REQUEST for an
+    unknown slot, or the failure that the engine has ended with.
     """
 
     def __init__(self, book: SlotContents, post: Post) -> None:

@@ -1,8 +1,8 @@
 """Files that hold one whole conversation, its tokens and their saved KV, for `/slots/{id}?action=save|restore`.
 
 A file is sealed as the disk tier's are (`workers.engine.disk.sealed`), and bound to the team, salt and adapters that it
-was saved for, so nobody else can restore it. Contents, little-endian: number of tokens 4, of public tokens 4, of
-blocks 4; the tokens, 4 each; for each block start 4, end 4, length 8; the blocks' states.
+was saved for, so nobody else can restore it. Contents, little-endian, sizes in bytes: number of tokens 4, of public
+tokens 4, of blocks 4; the tokens, 4 each; for each block start 4, end 4, length 8; the blocks' states.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class SaveBounds:
     max_files_per_team: int
     max_bytes_per_team: int
     max_bytes: int
-    """Most bytes of all teams together."""
+    """Maximum bytes of all teams together."""
 
 
 class ConversationFiles:
-    """The configured folder, with one folder per team, made when needed. Methods block while they read or write."""
+    """The folder of saved conversations, with a subfolder for each team. Methods block while they read or write."""
 
     def __init__(self, path: Path, keys: CacheKeys, bounds: SaveBounds) -> None:
         """Open the folder. Raises CacheFolderUnusable."""
@@ -58,10 +58,10 @@ class ConversationFiles:
         self._folder.close()
 
     def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> int:
-        """Return the most bytes that a new file may have. A file that it replaces does not count.
+        """Return the maximum bytes that a file called `name` may have. A file that it replaces does not count.
 
         Raises ConversationOverBound if a bound forbids a file of `num_bytes`. Workers that save into one folder at the
-        same moment may each exceed a bound by one file.
+        same moment can each exceed a bound by one file.
         """
         bounds, own = self._bounds, self._keys.tenant_folder(tenant)
         held = {team: self._folder.files(team) for team in {own, *self._folder.versions()}}

@@ -1,8 +1,8 @@
 """The fingerprint of saved KV: 32 bytes that are the same for the same model, llama.cpp and settings.
 
-Every byte of the model's files counts: fine-tuned models share headers, sizes and, in part, tensors, so from a
-sample of the file one could be taken for the other. Hashing reads the whole file (about 1.8 GB/s of one core, or what
-the disk gives), so it is done once and remembered beside the state, for as long as the file's inode does not change.
+Every byte of the model's files counts: fine-tuned models share headers, sizes and, in part, tensors, so a sample of a
+file could not tell them apart. Hashing reads the whole file (1.8 GB/s on one core, or what the disk gives), so the hash
+is remembered in the state folder, until the model file's size, times or inode change.
 
 llama.cpp's state format checks layer count, KV types, row sizes and whether V is transposed (llama-kv-cache.cpp,
 `state_read_data`). It does not tell which weights, rope or build the numbers came from, nor whether they were rotated
@@ -37,9 +37,10 @@ SAMPLE_BYTES = 16 << 10
 """Bytes of each sample of a file for `system_fingerprint`, which must be known at once."""
 
 FRESH_NS = 2_000_000_000
-"""Nanoseconds after a change in which a file may change again without its times showing it."""
+"""Nanoseconds after a change in which a file can change again without its times showing it; no hash is remembered."""
 
 MOST_REMEMBERED = 64
+"""Maximum number of files whose hashes are remembered; the oldest are forgotten."""
 
 HARMLESS = frozenset(
     {
@@ -75,7 +76,7 @@ class FileState:
 
 
 def context_facts(header: GgufHeader, settings: LlamaSettings, *, build: str, n_ctx: int) -> dict[str, object]:
-    """Return the facts that KV depends on beside the model's contents. `n_ctx`: cells of the llama.cpp context."""
+    """Return the facts that KV depends on besides the model's contents. `n_ctx`: cells of the llama.cpp context."""
     values = msgspec.structs.asdict(settings)
     counted = {name: value for name, value in values.items() if name not in HARMLESS}
     return {"build": build, "long_rope": _long_rope(header, n_ctx), **counted}
@@ -115,7 +116,7 @@ def parts_of(header: GgufHeader) -> list[Path]:
 
 
 class ModelHashes:
-    """SHA-256 of model files, remembered in a file that belongs to this user. Workers may share it."""
+    """Computes the SHA-256 of model files and remembers it in a file of this user, which workers may share."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -123,7 +124,7 @@ class ModelHashes:
     def digest(
         self, paths: Sequence[Path], *, loaded_at: float = float("inf"), stop: Callable[[], bool] = lambda: False
     ) -> bytes | None:
-        """Return the hash of all parts together; None if `stop` returned True. Blocks to read files not remembered.
+        """Return the hash of all parts together; None if `stop` returned True. Blocks while it reads unknown files.
 
         `loaded_at`: `time.time` seconds when llama.cpp began to read them. Raises ModelChanged, OSError.
         """
@@ -185,7 +186,7 @@ def _sha256(path: Path, size: int, stop: Callable[[], bool]) -> str | None:
 
 
 def _long_rope(header: GgufHeader, n_ctx: int) -> bool:
-    """Return whether llama.cpp takes the rope factors for long contexts (`llama_model::get_rope_factors`)."""
+    """Return whether llama.cpp uses the rope factors for long contexts (`llama_model::get_rope_factors`)."""
     if not any("rope_factors_long" in name for name in header.tensors):
         return False
     arch = header.text("general.architecture") or ""

@@ -1,8 +1,8 @@
 """The folder of the disk tier, and a process's index of it.
 
 Files lie at `<version>/<team>/<2 hex digits>/<name>`, opened level by level without following links; names that are not
-of this form are neither read nor removed. Several processes, on several machines, may use one folder at a time; a file
-that is missing was removed by another one.
+of this form are neither read nor removed. Processes on several machines may use one folder at the same time: a file
+that is missing was removed by another process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STALE_S = 3600.0
 """Age in seconds after which a file that still has its temporary name counts as left by a process that has ended."""
 
 LEFT = ".left"
-"""File that a worker touches when it is about to end and has written all queued blocks: others scan again."""
+"""File that a worker touches when it is about to end and has written all queued blocks, so that others scan again."""
 
 ERASED = ".erased-"
 ERASE_TRIES = 20
@@ -81,7 +81,7 @@ class Entry:
 
 
 class CacheFolder:
-    """The folder, held open so that nobody can put another one in its place. Methods may raise OSError."""
+    """The folder, held open so that nobody can put another one in its place. Methods can raise OSError."""
 
     def __init__(self, path: Path) -> None:
         """Make the folder if it is missing, and open it. Raises CacheFolderUnusable."""
@@ -108,7 +108,7 @@ class CacheFolder:
         """Touch `.left`, so that other workers see that a worker which is about to end has written something."""
         mark = os.open(LEFT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._root)
         try:
-            now = time.time_ns()  # finer than the file system's own clock, by which two marks may have one time
+            now = time.time_ns()  # finer than the file system's own clock, with which two marks could have one time
             os.utime(mark, ns=(now, now))
         finally:
             os.close(mark)
@@ -147,7 +147,7 @@ class CacheFolder:
         return self._names(_FOLDER, version)
 
     def entries(self, leaf: Leaf) -> list[Entry]:
-        """Return the files of a leaf. Removes unfinished files of a killed process, and a leaf that is long empty."""
+        """Return a leaf's files. Removes unfinished files of a killed process, and a leaf empty for `STALE_S`."""
         found, now = [], time.time()
         try:
             with self.opened(*leaf.parts) as folder:
@@ -177,7 +177,7 @@ class CacheFolder:
         return found
 
     def erase(self, tenant: str) -> int:
-        """Remove a team's files of every version; return how many there were. `tenant`: `CacheKeys.tenant_folder`."""
+        """Remove the files in a team's folder (`CacheKeys.tenant_folder`) of every version; return their number."""
         return sum(self.erase_folder(version, tenant) for version in self.versions())
 
     def erase_all(self) -> int:
@@ -305,18 +305,18 @@ LOW_WATER = 0.9
 
 REFRESH_S = 60.0
 REFRESH_SHARE = 0.01
-"""Largest share of the thread's time that all scans together may take."""
+"""Minimum seconds between two scans, and the maximum share of the thread's time that all scans together take."""
 
 HURRIED_S = 0.5
 HURRIED_SHARE = 0.1
-"""`REFRESH_SHARE` for a scan after a worker has left: the files that it wrote may be wanted at once."""
+"""The same for scans after a worker marked its end (`mark_left`): the files that it wrote may be wanted at once."""
 
 
 class DiskIndex:
-    """The names, sizes and last uses of the folder's files, from scans now and then and this process's own work.
+    """The names, sizes and last uses of the folder's files, from regular scans and from this process's own work.
 
-    Other processes write and remove too, so the index shows the state of the last scan. Opening a file decides whether
-    it is there; the sums decide when to scan again. One thread changes the index; any thread may call `knows`.
+    Other processes write and remove files too, so a file in the index may be gone (only opening it shows that), and
+    `num_bytes` only tells when to scan again. One thread changes the index; any thread may call `knows`.
     """
 
     def __init__(self, folder: CacheFolder, max_bytes: int) -> None:
@@ -325,7 +325,7 @@ class DiskIndex:
         self.next_scan_at = 0.0
         """When the next scan is due, `time.monotonic` seconds."""
         self.next_hurried_at = 0.0
-        """Earliest time of a scan after a worker has left, `time.monotonic` seconds."""
+        """Earliest time of a scan after a worker marked its end, `time.monotonic` seconds."""
         self._folder = folder
         self._entries: dict[Place, Entry] = {}
         self._written_since: dict[Place, Entry] | None = None
@@ -369,7 +369,7 @@ class DiskIndex:
             self._written_since.pop(place, None)
 
     def scan(self) -> Iterator[None]:
-        """Scan the folder anew; yields after each leaf, so that other work can come between. May raise OSError."""
+        """Scan the folder anew; yields after each leaf, so that other work can come between. Raises OSError."""
         started = time.monotonic()
         self._written_since = {}
         try:
@@ -396,7 +396,7 @@ class DiskIndex:
             if self.num_bytes <= self.max_bytes * LOW_WATER:
                 break
             entry = entries[int(at)]
-            self._folder.remove(entry.place)  # where another process was quicker, it is gone all the same
+            self._folder.remove(entry.place)  # if another process was quicker, it is gone all the same
             self.forget(entry.place)
             removed += 1
         return removed

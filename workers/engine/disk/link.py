@@ -1,4 +1,4 @@
-"""The link between the prefix cache and the disk tier: blocks that leave RAM go to disk, a call's blocks are fetched.
+"""Links the prefix cache with the disk tier: writes blocks that leave RAM to disk, and fetches blocks that calls need.
 
 Only whole blocks of `BLOCK_TOKENS` go to disk, where any worker finds them by name; the last few tokens of a prefix are
 computed anew. Memory that can't be cut goes to disk as whole states, found by calls that continue at the end of a
@@ -21,10 +21,10 @@ from workers.engine.disk.tier import DiskTier
 from workers.engine.pace import MovePace
 
 FETCH_BYTES = 64 << 20
-"""Most bytes read at once for a call; other calls' blocks are read between."""
+"""Maximum bytes read at once for a call (at least one block); between two reads, blocks of other calls can be read."""
 
 MAX_TAKEN_IN = 128
-"""Most blocks that are put into RAM at once: about 3 ms in a conversation of 128k tokens."""
+"""Maximum blocks put into RAM between two steps, which takes about 3 ms in a conversation of 128k tokens."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class DiskLink:
         self._post = post
 
     def evicted(self, block: Block) -> None:
-        """Queue a block that leaves RAM for the disk. If the tier has no room for it, the tier counts and logs that."""
+        """Queue a block that leaves RAM to be written. If the tier has no room, it counts and logs that."""
         name = self._name(block)
         if name is not None:
             self._tier.put(name, block.state)
@@ -86,7 +86,7 @@ class DiskLink:
         return self._tier.wait_room(len(block.state), 0.0) and self._tier.put(name, block.state)
 
     def tell(self) -> None:
-        """Make other workers scan the folder again when all queued blocks are written: this worker is about to end."""
+        """From now on, make other workers scan whenever the queue has been written: this worker is about to end."""
         self._tier.tell()
 
     def write(self, block: Block, until: float) -> bool:
@@ -117,7 +117,7 @@ class DiskLink:
         self._post(partial(on_blocks, blocks))
 
     def _room(self, sequence: CachedSequence, cache: PrefixCache) -> int:
-        """Return how many bytes RAM can keep beside the blocks of the call's prefix, and mark these as just used. More
+        """Return how many bytes RAM can keep beside the blocks of the call's prefix, and mark these as used now. More
         bytes would evict the prefix's beginning, without which the rest is useless.
         """
         if not self._by_range:
@@ -170,11 +170,11 @@ class DiskLink:
         return names[: self._tier.num_known(names)]
 
     def _longest_state(self, path: Path, known: int, limit: int) -> list[BlockName]:
-        """Return the name of the longest state on disk. Looks at each length only in blocks where a state may end."""
+        """Return the name of the longest state on disk, if any. Tries all lengths only in blocks where a state ends."""
         names = StateNames(path.tokens[:limit], path.scope, path.num_public)
         end = limit
         while end > known:
-            # All ends in this block that are as public as this one.
+            # The lengths from `last` + 1 to `end` have one stem: they are in one block, and all public or none.
             last = max(known, end // BLOCK_TOKENS * BLOCK_TOKENS - 1)
             if last < path.num_public < end:
                 last = path.num_public
@@ -235,7 +235,7 @@ class DrainWriter:
             self._offered.add(self._due.popleft())
 
     def _look(self, until: float) -> None:
-        """Queue the prefixes that became idle since this was last called, the latest used first."""
+        """Copy idle prefixes to RAM until `until`; queue all blocks there not yet offered, the latest used first."""
         self._cache.save_idle(lambda block: time.monotonic() < until)
         in_ram = self._cache.ram.blocks
         self._offered &= in_ram

@@ -1,7 +1,7 @@
-"""Files that only holders of one secret can have written: header, parts, and an HMAC-SHA256 over all of it.
+"""Files that only holders of one secret can have written: header, parts, and a seal, the HMAC-SHA256 over both.
 
-Their contents are parsed in C++ by llama.cpp, so no part of a file is used before its seal is checked. A file
-appears whole or not at all: it is written under another name, synced, and renamed. Layout, little-endian:
+Their contents are parsed in C++ by llama.cpp, so no part of a file is used before its seal is checked. A file appears
+whole or not at all: it is written under another name, synced, and renamed. Layout, little-endian, sizes in bytes:
 
     magic 8, format 2, kind 2, zero 4, fingerprint 32, digest 32, start 4, end 4, length 8; the parts; seal 32
 """
@@ -33,7 +33,7 @@ TEMPORARY = ".tmp"
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _MOST_PER_READ = 1 << 30  # Linux reads at most 2 GiB at once
 _PIECE_BYTES = 8 << 20
-_MOST_PARTS_PER_WRITE = 16  # IOV_MAX by POSIX, 1,024 on Linux; what is left is written next
+_MOST_PARTS_PER_WRITE = 16  # the least IOV_MAX that POSIX allows (Linux: 1,024); the rest is written next
 
 
 class FileRefused(ValueError):
@@ -145,19 +145,19 @@ class SealedReader:
         return Label(Kind(kind), fingerprint, digest, start, end), length
 
     def take(self, length: int) -> bytes:
-        """Return the next bytes. Raises FileRefused if the file ends before."""
+        """Return the next `length` bytes. Raises FileRefused if the file ends before."""
         data = _read_all(self._file, length)
         self._seal.update(data)
         return data
 
     def verify(self) -> None:
-        """Raise FileRefused unless all that was read, and nothing else, is under the seal."""
+        """Raise FileRefused unless the seal is that of all that was read, and the file ends after it."""
         seal = _read_all(self._file, SEAL_BYTES)
         if not hmac.compare_digest(seal, self._seal.digest()) or os.read(self._file, 1):
             raise FileRefused("its seal does not fit: damaged, forged, or of another secret")
 
     def touch(self) -> None:
-        """Set the time of last use."""
+        """Set the time of last use to now."""
         os.utime(self._file)
 
     def close(self) -> None:
@@ -227,16 +227,15 @@ def _write_all(file: int, parts: Sequence[bytes], stop: Callable[[], bool]) -> i
 FOLDER_HEX = 16
 NAME_HEX = 40
 STEM_HEX = 16
-"""Hex digits that the name of a whole state has besides those of a block: its mark."""
+"""Hex digits of the mark, which the name of a whole state has after `NAME_HEX` digits like those of a block."""
 
 
 class CacheKeys:
-    """The keys that are derived from the secret, one for each use, and the names that only its holders can make or
-    guess.
+    """Derives a key for each use from the secret, and makes names that nobody without the secret can make or guess.
 
     A file's name is an HMAC of what its KV was computed from (`workers.engine.cache.prompt`), so a folder's listing
-    tells nothing about prompts or teams. The name of a whole state also carries, masked, the name of its whole blocks
-    (the stem), so that one lookup per block of a prompt shows whether a state ends in it.
+    tells nothing about prompts or teams. The name of a whole state ends in a mark of its whole blocks (the stem),
+    masked with the key, so that one lookup per block of a prompt shows whether a state ends in it.
     """
 
     __slots__ = ("_folders", "_masks", "_names", "_stems", "seal")
@@ -267,7 +266,7 @@ class CacheKeys:
         return hmac.digest(self._stems, fingerprint + stem, "sha256").hex()[:STEM_HEX]
 
     def mark_of(self, name: str) -> str:
-        """Return the mark in a whole state's file name. Without the key, names of one mark have nothing in common."""
+        """Return the mark in a whole state's file name. To those without the key, names of one mark look unrelated."""
         return self._masked(name[:NAME_HEX], name[NAME_HEX:])
 
     def _masked(self, name: str, mark: str) -> str:

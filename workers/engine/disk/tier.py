@@ -1,8 +1,8 @@
-"""The disk tier: blocks of saved KV, or whole states, in files which outlive the worker and may be shared by several.
+"""The disk tier: blocks of saved KV, or whole states, in files which outlive the worker and which workers may share.
 
 The tier's own thread does all the work on files. The engine hands blocks over with `put`, which never waits, and asks
-for blocks with `fetch`, which is answered on the tier's thread. The engine sees no errors of files: a file that
-can't be trusted is removed with one line in the log, and counts as missing.
+for blocks with `fetch`, which is answered on the tier's thread. The engine sees no file errors: a file that can't be
+trusted is removed with one line in the log, and counts as missing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from workers.engine.disk.sealed import (
 )
 
 QUEUE_BYTES = 256 << 20
+"""Maximum bytes of blocks that wait to be written; further blocks are dropped."""
+
 MAX_BLOCK_BYTES = 512 << 20
-"""Most bytes of a block. A larger one is not written, and a larger file is refused before it is read."""
+"""Maximum bytes of a block. A larger one is not written, and a larger file is refused before it is read."""
 
 CLOSE_S = 5.0
 """Seconds that `close` waits for a file system that does not answer."""
@@ -45,7 +47,7 @@ SYNC_FILES = 32
 """Number of new file names that are synced together; fewer if nothing is left to write."""
 
 LEFT_LOOK_S = 0.5
-"""Seconds between two checks whether another worker has left."""
+"""Seconds between two checks whether another worker that is about to end has written files (`CacheFolder.left_at`)."""
 
 COMPLAIN_S = 60.0
 """Minimum seconds between two log lines about one kind of trouble."""
@@ -57,7 +59,7 @@ log = logging.getLogger(__name__)
 
 Stop = Callable[[], bool]
 Identify = Callable[[Stop], bytes | None]
-"""Function that finds the fingerprint (32 bytes), which may take a minute; None: there is none, or it must stop."""
+"""Function that returns the fingerprint (32 bytes) and may take a minute; None: none, or its `Stop` returned True."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,13 @@ class DiskStats:
     num_refused: int = 0
     """Files that were removed because they could not be trusted."""
     num_failed: int = 0
-    """Files that could not be read or written because of an error of the system."""
+    """Files that could not be read or written because of an OSError."""
     num_evicted: int = 0
     queued_bytes: int = 0
     read_bytes_per_s: float = 0.0
-    """Rate of reading, 0 until measured; sealing and checking included."""
+    """Rate of reading, with the check of the seal; 0: not measured yet."""
     write_bytes_per_s: float = 0.0
+    """Rate of writing, with the making of the seal; 0: not measured yet."""
 
 
 NO_DISK = DiskStats()
@@ -102,7 +105,7 @@ class DiskTier:
         queue_bytes: int = QUEUE_BYTES,
         max_block_bytes: int = MAX_BLOCK_BYTES,
     ) -> None:
-        """Take over the folder. `max_bytes`: cap on all files in it, other workers' included."""
+        """Take over the folder, which `close` closes. `max_bytes`: maximum for all files in it, of any worker."""
         self._folder = folder
         self._keys = keys
         self._identify = identify
@@ -112,7 +115,7 @@ class DiskTier:
         self._fingerprint = b""
         self._tenants: dict[str | None, str] = {}
         self._stems: set[tuple[str, str]] = set()
-        """Folder of the team and mark of each whole state on disk. Some states may be gone."""
+        """The team's folder and the name's mark (`CacheKeys.mark_of`) of each whole state on disk. Some may be gone."""
         self._changed = threading.Condition()
         self._puts: deque[BlockName] = deque()
         self._fetches: deque[_Fetch] = deque()
@@ -129,7 +132,7 @@ class DiskTier:
         """`CacheFolder.left_at` before the last scan."""
         self._tells = False
         self._look_at = 0.0
-        """Time of the next check whether a worker has left, `time.monotonic` seconds."""
+        """Time of the next check of `CacheFolder.left_at`, `time.monotonic` seconds."""
         self._thread = threading.Thread(target=self._run, name="disk-tier", daemon=True)
         self._thread.start()
 
@@ -188,7 +191,7 @@ class DiskTier:
         return True
 
     def wait_room(self, num_bytes: int, deadline_s: float) -> bool:
-        """Wait at most `deadline_s` until `put` accepts `num_bytes`, even if it drops them; return whether it does."""
+        """Wait up to `deadline_s` seconds until `num_bytes` fit in the queue or the tier closes; return whether so."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closing or self._fits(num_bytes), deadline_s)
 
@@ -197,7 +200,7 @@ class DiskTier:
         return name in self._pending or (self.ready and self._index.knows(self._place(name)))
 
     def num_known(self, names: Sequence[BlockName]) -> int:
-        """Return how many of these blocks, from the first one on, are on disk according to `has`."""
+        """Return how many of these blocks, from the first one on, are queued or on disk (`has`)."""
         return next((count for count, name in enumerate(names) if not self.has(name)), len(names))
 
     def has_states(self, tenant: str | None, stem: bytes) -> bool:
@@ -229,7 +232,7 @@ class DiskTier:
         return True
 
     def tell(self) -> None:
-        """Make other workers scan again whenever the queue is written, from now on: this worker is about to end."""
+        """From now on, make other workers scan whenever the queue has been written: this worker is about to end."""
         self._tells = True
 
     def discard(self, name: BlockName) -> None:
@@ -242,7 +245,7 @@ class DiskTier:
             self._complain("unusable", f"{place.name}: llama.cpp could not load it; removed")
 
     def flush(self, deadline_s: float) -> bool:
-        """Wait at most `deadline_s` until everything queued is written and synced; return whether it is."""
+        """Wait up to `deadline_s` seconds until everything queued is written and synced; return whether it is."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or not (self._pending or self._unsynced), deadline_s)
             return not (self._ended or self._pending or self._unsynced)
@@ -250,7 +253,7 @@ class DiskTier:
     def close(self) -> None:
         """Stop the thread, in the middle of a file if need be; waiting fetches get an answer without blocks.
 
-        Call `flush` before.
+        Call `flush` first: blocks that are still queued are dropped.
         """
         with self._changed:
             if self._closing:

@@ -25,7 +25,7 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 __all__ = ["Outcome", "PooledEngine", "PooledRequest", "Tell"]
 
 MAX_RESULT_BYTES = 64 << 20
-"""Most bytes of one answer, before it is encoded."""
+"""Maximum bytes of one answer before it is encoded; a call that would have more is refused with INVALID_REQUEST."""
 
 Outcome = tuple[Vectors, ...] | Failure
 """The vectors [rows, width] of each input, in order; or why there are none."""
@@ -34,7 +34,7 @@ Tell = Callable[[int, Outcome], None]
 
 
 class PooledEngine:
-    """Serves every call that is in at once, teams in turn; takes `slots` of them and some more (`Intake`).
+    """Computes all admitted calls side by side, with teams in turn; admits `slots` calls and some more (`Intake`).
 
     `submit`, `cancel`, `drain` and `load` may be called from any thread and do not block. `tell(key, outcome)` is
     called on the engine thread, once per call that is not cancelled; it must be quick and must not raise.
@@ -52,7 +52,7 @@ class PooledEngine:
         """`on_crash` is called on the engine thread."""
         self.slots = slots
         self.n_ctx = context.longest
-        """Most tokens in one input."""
+        """Maximum tokens of one input."""
         self._context = context
         self._tell = tell
         watchdog = watchdog or Watchdog()
@@ -89,11 +89,11 @@ class PooledEngine:
 
     @property
     def crashed(self) -> BaseException | None:
-        """Return the error that ended the loop; None: it runs, or ended as asked."""
+        """Return the error that ended the engine's loop; None: the loop runs, or was stopped."""
         return self._thread.crashed
 
     def load(self) -> EngineLoad:
-        """Return a snapshot of the load; the step that runs meanwhile may change it."""
+        """Return a snapshot of the load; a step that runs meanwhile may change some numbers."""
         num_open = self._intake.num_open
         jobs = list(self._jobs)
         used = sum(job.offset for job in jobs) if self._context.memory is not None else 0
@@ -224,7 +224,7 @@ class PooledEngine:
 
 
 def check_inputs(context: PooledContext, inputs: Sequence[Sequence[int]]) -> None:
-    """Raise CallFailed where the context can't read the inputs, or one answer can't hold all their vectors."""
+    """Raise CallFailed if the context can't read the inputs, or if one answer can't hold all their vectors."""
     if not inputs:
         raise CallFailed(_invalid("there is no input; send at least one"))
     n_vocab = context.model.vocab.num_tokens

@@ -1,8 +1,8 @@
-"""The calls of pooled work, and the plan of one micro-batch: a pure decision from the progress of the jobs.
+"""The calls of pooled work (jobs), and the plan of one micro-batch: a pure decision from the progress of the jobs.
 
-Teams take turns: the one that has had the fewest tokens is served first, and of its jobs the one that has, input by
-input. A new team or job counts as level with the least served: a short job beside huge ones, however many another team
-has, is in the next micro-batch, and nobody starves.
+Teams take turns: the next input comes from the team that has had the fewest tokens, and of its jobs from the one that
+has had the fewest. A new team or job starts level with the least served. So a short job is in the next micro-batch
+even beside many huge jobs of another team, and nobody starves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGEST = 32760.0
 def normalized(vectors: Vectors, norm: int) -> Vectors:
     """Return float32 [rows, width] vectors, each row divided by its norm. A row of zeros stays as it is.
 
-    `norm` above `EUCLIDEAN` is the p of a p-norm. A row with a value that is not a number has no numbers afterwards.
+    `norm` above `EUCLIDEAN` is the p of a p-norm. In a row with NaN or infinities, these become NaN and the rest 0.
     Source: `common_embd_normalize` in common.cpp of llama.cpp.
     """
     if norm == NONE:
@@ -58,7 +58,7 @@ def _scaled(vectors: Vectors, norm: int) -> Vectors:
 
 @dataclass(slots=True)
 class Account:
-    """The tokens that one team's jobs have had, kept while it has jobs."""
+    """Counts the tokens of one team's jobs, as long as the team has jobs."""
 
     team: str
     served: int = 0
@@ -66,7 +66,7 @@ class Account:
 
 
 class Progress(Protocol):
-    """A job, as far as the plan must know it."""
+    """The attributes of a job that the plan needs."""
 
     @property
     def account(self) -> Account:
@@ -74,15 +74,15 @@ class Progress(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Return the tokens of each input."""
+        """Return the number of tokens of each input."""
 
     @property
     def index(self) -> int:
-        """Return the number of the next input."""
+        """Return the index of the next input to compute."""
 
     @property
     def offset(self) -> int:
-        """Return the next input's computed tokens; above 0 it holds a sequence and cells for its whole length."""
+        """Return how many of its tokens are computed; if any, it holds a sequence, and cells for its whole length."""
 
     @property
     def served(self) -> int:
@@ -115,7 +115,7 @@ class Room:
     num_cells: float = math.inf
     """Free KV cells; infinite for encoders, which have no KV cache."""
     can_split: bool = False
-    """Whether an input may be computed in parts."""
+    """Whether an input can be computed in parts."""
 
 
 NO_SEQUENCE = -1
@@ -123,7 +123,7 @@ NO_SEQUENCE = -1
 
 @dataclass(frozen=True, slots=True)
 class PooledRequest:
-    """One call, tokenised."""
+    """A tokenised call."""
 
     key: int
     """Number of the call in this engine, never used twice."""
@@ -166,7 +166,7 @@ class Job:
         return self.lengths[self.index] if self.offset else 0
 
     def take(self, part: Part[Job], vectors: Vectors, pooling: Pooling) -> None:
-        """Take the `vectors` to which a part of the next input was pooled."""
+        """Add the `vectors` that were computed for a part of the next input."""
         num_tokens = part.end - part.start
         self.served += num_tokens
         self.account.served += num_tokens
@@ -189,8 +189,8 @@ class Job:
 def plan_batch(jobs: Iterable[J], room: Room) -> list[Part[J]]:
     """Return the parts of the next micro-batch, at most one of each input. `jobs` are in order of arrival.
 
-    When the job whose turn it is finds no cells or sequence for its next input, no job behind it begins one: else short
-    inputs could keep a long one out for ever.
+    When the job whose turn it is finds no cells or sequence for its next input, no job behind it begins an input:
+    otherwise, short inputs could keep a long one out for ever.
     """
     parts: list[Part[J]] = []
     num_tokens, num_sequences, num_cells = room.num_tokens, room.num_sequences, room.num_cells
@@ -211,7 +211,7 @@ def plan_batch(jobs: Iterable[J], room: Room) -> list[Part[J]]:
         queue = queues[team]
         served, number, job, index, offset = heapq.heappop(queue)
         length = job.lengths[index]
-        fits = room.can_split or length <= num_tokens  # else it comes first in one of the next micro-batches
+        fits = room.can_split or length <= num_tokens  # if not, it comes first in one of the next micro-batches
         if fits and not offset:
             fits = may_begin = may_begin and num_sequences > 0 and length <= num_cells
             num_sequences, num_cells = num_sequences - 1, num_cells - length

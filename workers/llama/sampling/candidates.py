@@ -1,6 +1,6 @@
 """The tokens that a sampler chain chooses from, in memory of our own, filled from all or some of a row's logits.
 
-llama.cpp fills such an array itself where all tokens may come (`Context.sample`). Ours is for tasks that it does too
+If all tokens may come, llama.cpp fills such an array itself (`Context.sample`). Ours is for tasks that it does too
 slowly: leaving tokens out beforehand, or reading the probabilities afterwards.
 """
 
@@ -20,7 +20,7 @@ Words = NDArray[np.uint32]
 """A set of tokens: bit t % 32 of word t // 32 is set if token t is in it."""
 
 MAX_SPARSE_WORDS = 512
-"""Most words that are unpacked one by one; for more, unpacking all of them is faster."""
+"""Maximum words that are unpacked one by one; for more, unpacking all of them is faster."""
 
 MOST = 0.75
 """If at least this share of tokens is allowed, it is faster to take all and overwrite those left out."""

@@ -1,10 +1,10 @@
-"""Masks of GBNF grammars, by llama.cpp's grammar code.
+"""Makes masks of GBNF grammars, by llama.cpp's grammar code.
 
 llama.cpp checks every token of the vocabulary against its grammar, which takes 11 to 46 ms for 152,000 of them. So a
 token that was drawn is checked alone, as llama-server does it. Where a whole mask is needed, the tokens of one byte are
 checked first: tokens that begin with a byte that can't come are not checked at all.
 
-A grammar may abort the process or keep it busy for ever: a caller's grammar runs in a process of its own only
+A grammar can abort the process or keep it busy for ever: a caller's grammar runs in a process of its own only
 (`workers.llama.sampling.grammar_forks`). Nothing here gives llama.cpp a token that the grammar refuses: it would throw.
 """
 
@@ -33,8 +33,8 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 Candidates = NDArray[np.void]
 
 AT_ONCE = 4096
-"""Most tokens that llama.cpp checks at once. It decodes all of them first and keeps what is left on the way: 100 MiB
-for 150,000, in every process that follows a grammar."""
+"""Maximum tokens that llama.cpp checks at once. It decodes all of them first, and keeps lists of those still possible:
+100 MiB for 150,000 tokens, in every process that follows a grammar."""
 
 
 class _Tables:
@@ -91,7 +91,7 @@ class GbnfGrammar:
         return GbnfMask(c.llama_sampler_clone(self._pointer), self._vocab, self._tables, self._names_tokens)
 
     def mask_after(self, begun: bytes) -> GbnfMask | None:
-        """Return a mask for what follows `begun`; None if no answer begins with that."""
+        """Return a mask for what follows `begun`; None: no answer begins with `begun`."""
         mask = self.mask()
         for token in self._vocab.tokenize(begun.decode(), add_special=False, parse_special=True):
             if not mask.permits(token):
@@ -100,11 +100,13 @@ class GbnfGrammar:
         return mask
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first beginning that no answer begins with, if there is one."""
+        """Return the first of `beginnings` that no answer begins with; None: there is none."""
         return next((begun for begun in beginnings if self.mask_after(begun) is None), None)
 
 
 class GbnfMask:
+    """The tokens that may come next in one answer, by a grammar; a `TokenMask` (`workers.engine.request`)."""
+
     __slots__ = (
         "__weakref__",
         "_one",

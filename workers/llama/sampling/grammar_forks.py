@@ -36,23 +36,25 @@ from workers.protocol.events import CallFailed
 
 EXERCISE_S = 0.1
 WALK_STEPS = 200
+"""Seconds for which a grammar is tried with random answers, and the maximum tokens of each."""
+
 STEP_S = 0.25
-"""Processor seconds for one question about a grammar that is followed; a mask of 150,000 tokens takes a fifth of it."""
+"""Maximum processor seconds of a question while an answer follows a grammar; a mask of 150,000 tokens takes a fifth."""
 
 TRIAL_CPU_S = 2.0
-"""Processor seconds to compile a grammar, and to try it."""
+"""Maximum processor seconds of a question that compiles a grammar, tries it or begins an answer."""
 
 BASE_CPU_S, TOKEN_CPU_S = 1.5, 0.06
-"""Processor seconds for a whole answer: a base, and more for each of its tokens."""
+"""Maximum processor seconds of a whole answer: a base, and more for each of its tokens."""
 
 EXTRA_BYTES = 256 << 20
-"""Most bytes of memory beyond the vocabulary's: the bound on a grammar that grows without end."""
+"""Maximum bytes of memory beyond the vocabulary's, which stops a grammar that grows without end."""
 
 NICENESS = 5
 """Niceness of a forked process, so that the worker's own threads go first."""
 
 BROKEN = 1
-"""Exit code of a forked process after an error of its own, such as needing more memory than it may have."""
+"""Exit code of a forked process that ended by an error of its own, such as needing more memory than allowed."""
 
 PARSE_ERROR = re.compile(r"error parsing grammar: (.{1,120})")
 MAX_SAID = 64 << 10
@@ -61,7 +63,7 @@ WARM = 'root ::= "a" [0-9]* | "b"'
 
 
 class Said:
-    """The output of llama.cpp on stdout and stderr, which says why it can't read a grammar."""
+    """Captures what llama.cpp prints on stdout and stderr, which says why it can't read a grammar."""
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe()
@@ -111,7 +113,7 @@ class Forked:
     def _answer(self, what: int, body: bytes) -> bytes:
         """Return the answer to one question. Raises Unusable, CallFailed."""
         if what == forks.TRY:
-            os.nice(NICENESS)  # once more: no call's tokens wait for it
+            os.nice(NICENESS)  # on top of the first: no running answer waits for a trial
             return self._try(*json.loads(body))
         if what == forks.COMPILE:
             kind, text = json.loads(body)

@@ -36,7 +36,7 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import SamplerName, Sampling
 
 MAX_KEPT = 4
-"""Most DRY stages that are kept; each takes up to some megabytes."""
+"""Maximum number of DRY stages that are kept: those used last. Each takes up to some megabytes."""
 
 USUAL = frozenset(Settings().dry_sequence_breakers)
 
@@ -47,8 +47,8 @@ class DryStages:
     """Keeps the DRY stages that were used last, and copies them for each call. Any thread may use it; close it after
     the last use.
 
-    Making one walks the whole vocabulary once per sequence breaker (50 ms at 152k tokens and four breakers); copying
-    one takes 0.3 ms.
+    Making a stage walks the whole vocabulary once per sequence breaker (50 ms at 152k tokens and four breakers);
+    copying one takes 0.3 ms.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -57,9 +57,9 @@ class DryStages:
         self._lock = threading.Lock()
 
     def stage(self, settings: Settings) -> Any:
-        """Return a new stage that belongs to the caller. Releases the interpreter lock if it can't be copied.
+        """Return a stage that belongs to the caller: a copy of a kept one or of a new one.
 
-        Raises CallFailed for breakers that occur in too many tokens.
+        Making a new one releases the interpreter lock. Raises CallFailed for breakers that occur in too many tokens.
         """
         check_breakers(self._vocab, settings)
         key = (
@@ -93,8 +93,8 @@ class DryStages:
 
 
 def check_breakers(vocab: Vocab, settings: Settings) -> None:
-    """Raise CallFailed where the breakers occur in more tokens than the vocabulary has: llama.cpp keeps each token for
-    each breaker in it. Sixteen single letters took 19 MiB a call, and 42 ms to free.
+    """Raise CallFailed if a caller's own breakers, added up, occur in more tokens than the vocabulary has: llama.cpp
+    keeps each token for each breaker in it. Sixteen single letters took 19 MiB a call, and 42 ms to free.
     """
     own = set(settings.dry_sequence_breakers) - USUAL
     num_tokens = sum(vocab.num_met_by(breaker.encode("utf-8", "replace")) for breaker in own if breaker)
@@ -123,7 +123,7 @@ def new_dry_stage(vocab: Vocab, settings: Settings) -> Any:
 
 
 MAX_INFILL = 256
-"""Most candidates of the `infill` stage, which compares every candidate with every other one."""
+"""Maximum candidates of the `infill` stage, which compares every candidate with every other one."""
 
 MIROSTAT_M = 100
 """Tokens from which Mirostat 1 estimates the distribution's shape; llama-server's number."""
@@ -149,9 +149,9 @@ class SamplerChain:
     ) -> None:
         """Make the chain. Raises CallFailed (INVALID_REQUEST).
 
-        `banned` tokens are never drawn. `n_ctx`: the value of -1 for a "last n". `masked`: the drawing code applies
-        `biases` and `permitted`, because the chain's own way of adding a bias is slow once candidates have lost their
-        places. `dry`: the store of DRY stages; without it each is made anew.
+        `banned` tokens are never drawn. `n_ctx`: what -1 means for `repeat_last_n` and the like. `masked`: the drawing
+        code applies `biases` and `permitted`, because the chain's own way of adding a bias is slow if candidates were
+        left out. `dry`: the store of DRY stages; without it each is made anew.
         """
         settings = Settings.of(sampling, n_ctx)
         stages = working_stages(settings)
@@ -164,7 +164,7 @@ class SamplerChain:
         """Whether drawing takes so long that other threads should run meanwhile."""
         simple = self.greedy and PENALTIES.isdisjoint(stages) and all(bias == -math.inf for bias in biases.values())
         self.ruled_out: frozenset[int] | None = frozenset(biases) if simple else None
-        """The chain draws the likeliest token unless it is in this set; None: only running the chain tells."""
+        """If the likeliest token is not in this set, the chain draws it; otherwise, or if None, run the chain."""
         self.biases: Biases | None = None
         """With `masked`: the biases to add to the logits beforehand."""
         self.permitted: Words | None = None
@@ -181,7 +181,7 @@ class SamplerChain:
                 self._add(c.llama_sampler_init_logit_bias(vocab.num_tokens, len(biases), pairs))
             self._build(vocab, settings, stages, dry)
         except BaseException:
-            self.close()  # nobody else can: the stages before the one that was refused go with it
+            self.close()  # nobody else can; this also frees the stages that were added before
             raise
 
     def accept_prompt(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
@@ -260,7 +260,7 @@ def _drawing_stage(vocab: Vocab, settings: Settings, stages: Sequence[SamplerNam
 
 
 def _check_infill(vocab: Vocab, settings: Settings, stages: Sequence[SamplerName]) -> None:
-    """Raise CallFailed where `infill` would abort (no end token), or take minutes per token (a whole vocabulary)."""
+    """Raise CallFailed if `infill` would abort (no end token), or take minutes per token (a whole vocabulary)."""
     if "infill" not in stages:
         return
     if vocab.eos == NO_TOKEN:

@@ -1,4 +1,4 @@
-"""The stages of a call's sampler and their order: pure decisions over its settings.
+"""Decides from a call's settings which stages its sampler has, in which order, and how long a draw takes. Pure.
 
 Source of names, order and defaults: common/common.h and common/sampling.cpp of llama.cpp.
 """
@@ -30,15 +30,16 @@ NARROWING = frozenset({"top_n_sigma", "top_k", "top_p", "min_p"})
 """Stages that drop tokens, but never the likeliest one."""
 
 FEW = 4096
-"""Most candidates that are sorted so quickly that other calls do not notice."""
+"""Maximum candidates that can be sorted so quickly that other calls do not notice."""
 
 FAR, FAR_BROKEN = 4096, 512
-"""Tokens beyond which it takes DRY milliseconds to look back: with the default breakers, and with a caller's own, for
-which each token is compared with up to 112 others."""
+"""Numbers of tokens beyond which it takes DRY milliseconds to look back over them: with the default breakers, and with
+a caller's own, for which each token is compared with up to 112 others."""
 
 PENALTY_S, PASS_S, SORT_S, FAR_S = 1e-8, 3e-8, 1e-7, 7e-7
-"""Most seconds of stages in a draw: penalties, all others, and sorting, for each token of the vocabulary; DRY that
-looks far, for each token it looks back over. Measured with 152k and 262k tokens, and at 32k of context."""
+"""Maximum seconds in a draw: of penalties, of all other stages together, and of sorting, for each token of the
+vocabulary; of DRY that looks far, for each token it looks back over. Measured with vocabularies of 152k and 262k tokens
+and a context of 32k."""
 
 COLDEST = 1e-20
 """Lowest temperature: below it, logits divided by it could overflow; the limit is greedy anyway."""
@@ -46,7 +47,7 @@ COLDEST = 1e-20
 DEFAULT_DRY_BASE = 1.75
 
 MAX_SEED = 0xFFFFFFFE
-"""Largest seed. llama.cpp takes the next number as "choose one"; a caller who asks for that number gets this one."""
+"""Maximum seed. llama.cpp takes the next number as "choose one"; a caller who asks for that number gets this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def sees_all(settings: Settings, stages: Sequence[SamplerName]) -> bool:
 
 
 def draw_s(settings: Settings, stages: Sequence[SamplerName], num_tokens: int) -> float:
-    """Return the seconds that drawing from a vocabulary of `num_tokens` may take, an estimate until a draw is timed."""
+    """Return the seconds that drawing from a vocabulary of `num_tokens` can take: an estimate until a draw is timed."""
     seconds = PENALTY_S * num_tokens if "penalties" in stages else 0.0
     if looks_far(settings, stages):
         seconds += FAR_S * settings.dry_penalty_last_n

@@ -2,10 +2,10 @@
 
     python -m workers.llama.tokens.token_process MODEL.gguf DESCRIPTOR
 
-The first process loads the vocabulary and does nothing but fork others, which share its memory: each takes texts from a
-socket of its own, and a new one is there within some milliseconds. It reads orders from the socket DESCRIPTOR until
-that ends: `FORK` with a socket is answered with the child's process id, `END` with a process id with its exit code
-(negative: the signal that ended it).
+The first process loads the vocabulary and does nothing but fork others, which share its memory. A new one takes some
+milliseconds; each takes texts from a socket of its own. The first process reads orders from the socket DESCRIPTOR until
+that is closed. `FORK` comes with a socket for a new child; the reply is its process id. `END` comes with a process id;
+the reply is that child's exit code (negative: the signal that ended it).
 
 Before anything is tokenised, `TokenFloor` refuses a text that is far too long for a context by its characters alone.
 """
@@ -41,7 +41,7 @@ COUNTED = (
     string.ascii_letters.encode(),
     string.digits.encode(),
 )
-"""Characters that are counted together. Few tokens have many letters; some consist of a hundred signs."""
+"""Sets of characters, each counted by itself: few tokens have many letters, but some consist of a hundred signs."""
 
 EVERY_BYTE = bytes(range(256))
 
@@ -50,7 +50,7 @@ class TokenFloor:
     """A lower bound on the tokens of a text for one vocabulary, found by counting the text's characters.
 
     A token stands for the characters of its own text and no others, so a text with a thousand letters has at least 1000
-    / n tokens where no token has more than n. That holds for characters which no tokenizer drops or rewrites:
+    / n tokens if no token has more than n letters. That holds for characters which no tokenizer drops or rewrites:
 
     - Sentencepiece (`llama`) and byte pairs of bytes (`gpt2`) keep every visible ASCII character. They may drop
       whitespace beside control tokens, and bytes beyond ASCII that a vocabulary lacks: neither is counted.
@@ -64,7 +64,7 @@ class TokenFloor:
         longest_first = sorted(texts, key=len, reverse=True)
         known = {text for text in longest_first if len(text) == 1}
         self._most: list[tuple[bytes, int]] = []
-        """For each kind of characters: those not counted, and the most counted ones in a token."""
+        """For each set of `COUNTED`: the bytes that are not counted, and the maximum of counted ones in a token."""
         for characters in COUNTED:
             kept = {character for character in characters if bytes((character,)) in known}
             others = bytes(set(EVERY_BYTE) - kept)
@@ -86,38 +86,40 @@ class TokenFloor:
         return cls(c.llama_vocab_get_text(pointer, token) for token in range(file.vocab.num_tokens))
 
     def of_text(self, data: bytes) -> int:
-        """Return the fewest tokens that UTF-8 text can have; takes some milliseconds per MiB."""
+        """Return the minimum number of tokens that UTF-8 text can have; takes some milliseconds per MiB."""
         return max((-(-len(data.translate(None, others)) // most) for others, most in self._most), default=0)
 
 
 READY = b"+"
 FORK, END = 1, 2
 ORDER, REPLY = struct.Struct("=ii"), struct.Struct("=i")
-"""An order: the order and a process id. Its reply: a process id or an exit code."""
+"""Format of an order: `FORK` or `END`, and a process id. Format of its reply: a process id or an exit code."""
 
 TEXT, TOKENS = struct.Struct("=QiqBB"), struct.Struct("=qB")
-"""A text: its bytes, seconds of processor time, most tokens allowed (or `ANY`), `add_special`, `parse_special`. Its
-reply: the number of tokens (negative: at least so many, none follow), whether the process is to be replaced."""
+"""Format of a text's header: bytes, seconds of processor time, maximum tokens (or `ANY`), `add_special`,
+`parse_special`. Format of the reply: number of tokens that follow, whether the process must be replaced. A number below
+0 means that the text has more tokens than the maximum, at least so many without the sign, and that none follow."""
 
 ANY = -1
 
 NOT_BEGUN, BROKEN = 75, 1
-"""Exit codes: the process could not get what it needs to take texts; it broke down over one, or its worker has gone."""
+"""Exit codes of a process that could not get what it needs to take texts, and of one that broke down over a text or
+whose worker has gone."""
 
 STACK_BYTES = 192 << 20
 """Stack for the recursion of std::regex: 320 bytes for each character of a run, measured over all of llama.cpp's
 pre-tokenizers. Pages are allocated when they are touched."""
 
 EXTRA_BYTES = 384 << 20
-"""Most memory beyond what the process takes itself."""
+"""Maximum bytes of memory beyond what the process has when it begins to take texts."""
 
 GROWN_BYTES = 48 << 20
-"""Growth over a text after which a process is replaced, which frees the memory."""
+"""Bytes by which a process may grow before it is replaced after a text, which frees the memory."""
 
 SOCKET_BYTES = 1 << 20
 
 NICENESS = 5
-"""Niceness of the processes: where both want a processor, the engine's steps come before a text."""
+"""Niceness of the processes: if both want a processor, the engine's steps go before a text."""
 
 
 def main(path: Path, descriptor: int) -> None:
@@ -155,7 +157,7 @@ def _obey(orders: socket.socket, vocab: Vocab, floor: TokenFloor, children: set[
 
 
 def _ended(pid: int) -> int:
-    """End a child and return its exit code. It may have ended: its process id is not reused before it is waited for."""
+    """End a child, if it has not ended, and return its exit code. Until `waitpid`, its process id is not reused."""
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)

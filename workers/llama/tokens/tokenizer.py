@@ -1,9 +1,10 @@
-"""Tokenising callers' texts safely: whatever the text is, the worker survives, and its other calls go on.
+"""Tokenises callers' texts safely: whatever the text is, the worker survives, and its other calls go on.
 
 llama.cpp splits text by std::regex for many models, which calls itself for every character of a match: a run of 27,000
-like characters overflows a thread's stack and ends the process (ggml-org/llama.cpp#27783). For other models, time grows
-with the square of a run. So only short texts are tokenised in the worker's process. Longer ones go to processes that
-hold nothing but the vocabulary, have stacks of their own size, are killed at a deadline and replaced at once.
+characters of one kind overflows a thread's stack and ends the process (ggml-org/llama.cpp#27783). For other models,
+time grows with the square of a run. So only short texts are tokenised in the worker's process. Longer ones go to
+processes that hold nothing but the vocabulary, have stacks of their own size, are killed at a deadline and replaced at
+once.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from workers.process.helper_process import (
 from workers.protocol.events import CallFailed, Failure, FailureCode
 
 IN_PROCESS_CHARS = 4096
-"""Most characters tokenised in the worker: a run of so many needs at most 1.3 MiB of stack and some 1/100 s."""
+"""Maximum characters tokenised in the worker itself: a run of so many takes up to 1.3 MiB of stack and some 1/100 s."""
 
 NUM_PROCESSES = 2
 NUM_READY = 2
@@ -320,7 +321,7 @@ class _Keeper:
         orders, self._orders = self._orders, None
         process, self._process = self._process, None
         if orders is not None:
-            orders.close()  # it ends its children, and itself
+            orders.close()  # the process then ends its children and itself
         if process is not None:
             try:
                 process.wait(ORDER_S)

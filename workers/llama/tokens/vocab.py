@@ -20,7 +20,7 @@ NO_TOKEN = -1
 
 
 def encoded(text: str) -> bytes:
-    """Return the text as UTF-8; half a character becomes a question mark."""
+    """Return the text as UTF-8; half a character (a lone surrogate) becomes a question mark."""
     return text.encode("utf-8", "replace")
 
 
@@ -49,8 +49,8 @@ class Vocab:
         """Return all tokens of a text, even if more than `most`. `add_special`: add the begin and end tokens that the
         model wants; `parse_special`: read names of control tokens in the text as those tokens.
 
-        llama.cpp may need 320 bytes of stack for each character, and time that grows with the square of a run of like
-        ones: callers' texts go through `workers.llama.tokens.tokenizer`.
+        llama.cpp can need 320 bytes of stack for each character, and time that grows with the square of a run of
+        characters of one kind, so callers' texts go through `workers.llama.tokens.tokenizer`.
         """
         return self.token_array(encoded(text), add_special=add_special, parse_special=parse_special).tolist()
 
@@ -82,7 +82,7 @@ class Vocab:
         return known
 
     def num_met_by(self, text: bytes) -> int:
-        """Return about how many tokens contain the text or end in its beginning: DRY keeps these for a breaker."""
+        """Return about how many tokens contain the text or end with a beginning of it: those that DRY keeps for it."""
         beginnings = (text[:length] + _BETWEEN for length in range(1, len(text)))
         return self._all_pieces.count(text) + sum(map(self._all_pieces.count, beginnings))
 
