@@ -1,7 +1,7 @@
 """Resolves the names that callers use to models, from the catalog and from what the fleet serves. Does no I/O.
 
-A call without a model name gets the catalog's default for its job, else the only model that can do the job. If a name
-has several models, all turns of a conversation go to the same one (`_draw`).
+A call without a model name gets the catalog's default for its job or, without a default, the only model that can do
+the job. If a name has several models, all turns of a conversation go to the same one (`_draw`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ REMEDY: dict[WorkerKind, str] = {
 
 
 def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> None:
-    """Raise NotSupported if all workers of a model are of another kind. A model without workers may be of any."""
+    """Raise NotSupported if all workers of a model are of another kind. Without workers, its kind is unknown."""
     kinds = {beat.kind for beat in beats}
     if _is_kind(wanted, kinds):
         return
     kind = min(kinds)
-    # A ranking model makes scores only; whatever generates text can make vectors as well.
+    # A ranking model makes scores only; a model that generates text can make vectors as well.
     remedy = REMEDY[wanted] if kind == "generate" else ""
     raise NotSupported(
         f"The model `{alias}` {DOES[kind]} and can't {CANNOT[wanted]}. Ask it through {WHERE[kind]}, "
@@ -53,7 +53,7 @@ def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> No
 def models_of_kind(
     alias: str, wanted: WorkerKind, models: Sequence[str], workers: Mapping[str, Iterable[Heartbeat]]
 ) -> tuple[str, ...]:
-    """Return those of an alias's models that may be of the kind. Raises NotSupported if there are none."""
+    """Return the models of an alias that may be of the wanted kind. Raises NotSupported if there are none."""
     found = tuple(model for model in models if _is_kind(wanted, {beat.kind for beat in workers.get(model, ())}))
     if not found:
         check_kind(alias, wanted, workers[models[0]])
@@ -69,7 +69,7 @@ Workers = Mapping[str, Iterable[Heartbeat]]
 
 
 def default_name(defaults: Defaults, job: Job) -> str:
-    """Return the model name that the catalog has as the default for a job; empty: it has none."""
+    """Return the model name that is the catalog's default for a job; empty if there is no default."""
     return {
         "chat": defaults.chat,
         "embed": defaults.embed,
@@ -79,12 +79,12 @@ def default_name(defaults: Defaults, job: Job) -> str:
 
 
 def capable_models(job: Job, models: Iterable[str], workers: Workers) -> frozenset[str]:
-    """Return the models that may be able to do a job: also those without workers, whose abilities are unknown."""
+    """Return the models that may be able to do a job. A model without workers counts, as its kind is not known yet."""
     return frozenset(model for model in models if _can_do(job, tuple(workers.get(model, ()))))
 
 
 def only_model(models: Set[str], workers: Workers) -> str:
-    """Return the model if there is only one, or if only one has workers; else an empty string."""
+    """Return the model if there is only one, or if only one has workers; otherwise an empty string."""
     served = models if len(models) == 1 else {model for model in models if any(True for _ in workers.get(model, ()))}
     return next(iter(served)) if len(served) == 1 else ""
 
@@ -121,7 +121,7 @@ def rank_targets(targets: Sequence[Target], conversation: str) -> tuple[str, ...
 
 
 def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
-    """Return a hash that is the same in all turns of a conversation, and that two users' conversations hardly share.
+    """Return a hash that is the same in all turns of a conversation, and almost never the same for two users.
 
     `session`: the caller's own name for the conversation; empty: the texts at its beginning are hashed.
     """
@@ -134,7 +134,9 @@ def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
 
 
 def _opening_texts(request: GenerateRequest) -> Iterator[str]:
-    """Yield a chat's texts up to its first user message, since many chats share those before; else the whole prompt."""
+    """Yield a chat's texts up to its first user message, as many chats share the texts before it. For another request,
+    yield its prompt, or the beginning and the file names of an infill.
+    """
     if request.prompt is not None:
         yield from map(str, _parts(request.prompt))
     elif request.infill is not None:
@@ -147,7 +149,7 @@ def _opening_texts(request: GenerateRequest) -> Iterator[str]:
 
 
 def _parts(prompt: Prompt) -> Sequence[int | str]:
-    """Return the parts of a prompt that identify it: all, or if there are many, those at both ends and their number."""
+    """Return the parts of a prompt that identify it: all, or if there are many, both ends and the number of parts."""
     if isinstance(prompt, str):
         return (prompt,)
     if len(prompt) <= WHOLE_ITEMS:
@@ -156,7 +158,7 @@ def _parts(prompt: Prompt) -> Sequence[int | str]:
 
 
 def _ends_of(text: str) -> str:
-    """Return the whole text if it is short, else both ends and the length, which nearly always identify it."""
+    """Return the whole text if it is short, otherwise both ends and the length, which nearly always identify it."""
     return text if len(text) <= 2 * END_CHARS else f"{text[:END_CHARS]}\0{len(text)}\0{text[-END_CHARS:]}"
 
 
@@ -166,11 +168,11 @@ def _infill_texts(infill: Infill) -> Iterator[str]:
 
 
 def _draw(target: Target, conversation: str) -> float:
-    """Return a model's number for a conversation, of which the model with the highest number gets the conversation.
-    Each model gets as many conversations as its share of the weights.
+    """Return a model's score for a conversation; the conversation goes to the model with the highest score. Each model
+    gets as many conversations as its share of the weights.
 
     Weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005). When a weight
-    changes, only as many conversations change their model as must.
+    changes, no more conversations change their model than necessary.
     """
     digest = blake2b(target.model.encode() + _END + conversation.encode(), digest_size=8).digest()
     between_0_and_1 = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)
@@ -194,10 +196,10 @@ class ResolvedName(NamedTuple):
 class ModelNames:
     """Maps every name to its model. A model's own name is an alias of itself.
 
-    Names are also those of models that workers serve without being in the catalog, so that a worker started alone is
-    reachable, and those of LoRA adapters (name -> base model) if nothing else has the name. A key that is limited to
-    some names needs the adapter's own name among them: the base model's name does not give access to its adapters.
-    A name with several models maps to the model of most weight; `chain` returns the others too.
+    A model that workers serve has a name even if it is not in the catalog, so that a worker started alone is reachable.
+    So has a LoRA adapter (name -> base model), if nothing else has its name. A key that is limited to some names needs
+    the adapter's own name among them: the base model's name does not give access to its adapters. A name with several
+    models maps to the model of greatest weight; `chain` returns the others too.
     """
 
     def __init__(self, catalog: Catalog | None) -> None:
@@ -222,8 +224,8 @@ class ModelNames:
             self._fixed.update({model.name: model.name for model in catalog.models})
 
     def all(self, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS) -> dict[str, str]:
-        """Return name -> model, sorted by name. If two things share a name, the catalog counts before the models of the
-        fleet, and these before adapters.
+        """Return name -> model, sorted by name. If several things share a name, the catalog takes precedence, then
+        the models of the fleet, then adapters.
         """
         names = {**adapters, **{model: model for model in fleet_models}, **self._fixed}
         return dict(sorted(names.items()))
@@ -245,8 +247,8 @@ class ModelNames:
     ) -> str:
         """Return the model behind a name. `complete`: whether the gateway has read all models that the fleet serves.
 
-        Raises Unavailable for an unknown name if not `complete`, else ModelNotFound; PermissionDenied. The latter two
-        list the names that the key may use.
+        Raises ModelNotFound for an unknown name (Unavailable if not `complete`), and PermissionDenied. The error lists
+        the names that the key may use, except for Unavailable.
         """
         names = self.all(fleet_models, adapters)
         _check_known(name, names, complete=complete)
@@ -272,7 +274,7 @@ class ModelNames:
         strict: bool = False,
         complete: bool = True,
     ) -> ResolvedName:
-        """Return the name and model for a call. `name`: the name that the call has; empty: it has none.
+        """Return the name and model for a call. `name`: the model name in the call; empty: the call names none.
 
         `job`: the work that the call asks for; None: it only asks about a model. `strict`: accept only a known name or,
         if the call has none, the only model that there is. Raises what `resolve` raises; without a name also
@@ -323,10 +325,10 @@ def _check_known(name: str, names: Mapping[str, str], *, complete: bool) -> None
 
 
 def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, strict: bool) -> str:
-    """Return the name of the only model that can do the job; else of the only model that there is; else empty.
+    """Return the name of the only model that can do the job or, failing that, of the only model at all; else empty.
 
-    The only model is returned though it can't do the job, so that the error can say so. `job` None: the call asks about
-    a model, and the only one that chats is meant.
+    The only model is returned even if it can't do the job, so that the error can say so. `job` None: the call only asks
+    about a model, and the only one that can chat is preferred.
     """
     models = frozenset(usable.values())
     found = "" if strict else only_model(capable_models(job or "chat", models, workers), workers)

@@ -1,5 +1,5 @@
-"""Access control: identifies a request's caller before the route's handler runs, and limits each key's requests at
-once.
+"""Access control: identifies a request's caller before the route's handler runs, and limits how many requests each key
+has under way.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ NOBODY = Principal("", "", frozenset(), admin=False)
 """The caller of a request that needs no API key."""
 
 STARTS_PER_TURN = 4
-"""Most requests of a team that begin in one turn of the event loop: each takes 0.1 ms or more of it."""
+"""Maximum number of a team's requests that begin per turn of the event loop; others wait. Each takes 0.1 ms or more."""
 
 
 class TeamStarts:
-    """Lets a few requests of each team begin per turn of the event loop, so that no team's crowd delays the others."""
+    """Lets a few requests of each team begin per turn of the event loop, so that no team's burst delays the others."""
 
     def __init__(self, per_turn: int = STARTS_PER_TURN) -> None:
         self._per_turn = per_turn
@@ -40,7 +40,7 @@ class TeamStarts:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def start(self, team: str) -> None:
-        """Wait until a request of the team may begin: in a later turn, if enough of its requests began in this one."""
+        """Wait until a request of the team may begin: if enough of its requests began in this turn, in a later one."""
         if team not in self._waiting and self._begun[team] < self._per_turn:
             if not self._begun:
                 asyncio.get_running_loop().call_soon(self._turn)
@@ -91,7 +91,7 @@ class AccessControl:
     def __init__(
         self, keys: Keys, most_per_key: int = sys.maxsize, tokens: Mapping[str, RouteToken] | None = None
     ) -> None:
-        """`most_per_key`: most requests of one key that may be under way. `tokens`: path -> the token of its route."""
+        """`most_per_key`: maximum requests of one key under way; more are refused. `tokens`: path -> route's token."""
         self._keys = keys
         self._most_per_key = most_per_key
         self._tokens = tokens or {}
@@ -139,7 +139,7 @@ class AccessControl:
         self._under_way[key_id] += 1
 
     def _holder(self, scope: Scope, token: RouteToken) -> Principal:
-        """Return NOBODY if the request has the route's token, else the admin who sent it. Such requests are not
+        """Return NOBODY if the request has the route's token, otherwise the admin who sent it. These requests are not
         counted.
         """
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")

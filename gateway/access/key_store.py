@@ -18,11 +18,11 @@ from workers.protocol import keys
 
 REREAD_S = 3.0
 LONGEST_BYTES = 1 << 20
-"""Most bytes of a key's record; longer values are not read."""
+"""Maximum bytes of a key's record; longer values are not read."""
 AT_ONCE = 64
 """Records to read before checking whether the event loop needs a turn."""
 NO_BOUND = 1 << 40
-"""No limit for the number and bytes of all records: only gateways and operators write them."""
+"""Stands for "no limit" of the number and the bytes of all records: only gateways and operators write them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _Opened:
     value: bytes
     record: AccessRecord | None
     error: str | None
-    """Why the value is no valid key; None: it is one."""
+    """Why the value is not a valid key; None: it is valid."""
 
 
 class KeyStore:
@@ -50,8 +50,8 @@ class KeyStore:
         first: AccessRecord,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`unreadable` is called for records that can't be read or are not sealed with `secret`; they are no valid
-        keys.
+        """`fixed`: the records of the settings. `unreadable` counts records in Redis that can't be read or are not
+        sealed with `secret`; their keys are not valid.
         """
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
@@ -71,7 +71,7 @@ class KeyStore:
         opened, has_changed = dict[bytes, _Opened](), self._opened is None
         before, pauses = self._opened or {}, Pauses()
         texts = unpacked_texts(await self._read(pauses))
-        next(texts)  # where it would go on
+        next(texts)  # the cursor to go on from: not needed, as one call reads all
         for number, (name, value) in enumerate(zip(texts, texts, strict=True)):
             known = before.get(name)
             if known is None or known.value != value:
@@ -90,8 +90,8 @@ class KeyStore:
             await self._redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(self._first, self._secret))
 
     async def _read(self, pauses: Pauses) -> bytes:
-        """Return all names and records, as the script packs them. One call reads them all: a scan of several calls
-        could change servers in between, at a failover, and miss some.
+        """Return all names and records, as the script packs them. One call reads them all: a scan in several calls
+        could miss some if a failover changed the server in between.
         """
         call = ("EVAL", self._source, 1, keys.ACCESS_KEYS, "hash", LONGEST_BYTES, NO_BOUND, NO_BOUND, "0")
         answer = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]

@@ -33,13 +33,13 @@ class Keys:
         self._known = known
 
     def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
-        """Return the principal of the key in `Authorization: Bearer`, else `x-api-key`. Raises AuthenticationFailed."""
+        """Return the principal of the key in `Authorization: Bearer` or `x-api-key`. Raises AuthenticationFailed."""
         key = _key_in(headers)
         if key is None:
             raise AuthenticationFailed(
                 "This request has no API key. Send `Authorization: Bearer <key>` or `x-api-key: <key>`."
             )
-        # Looked up by its hash, however many there are: what the time tells of a hash brings nobody nearer to a key.
+        # Keys are looked up by their hash: what the look-up's timing reveals about a hash does not help to find a key.
         asked = hashlib.sha256(key)
         found = self._known.get(asked.digest())
         if found is None or not hmac.compare_digest(found[0].sha256, asked.hexdigest()):

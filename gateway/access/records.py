@@ -1,4 +1,4 @@
-"""The record of an API key: all that is stored about the key, with a hash in its place. In Redis a seal comes first:
+"""The record of an API key: all that is stored about the key, and its hash instead of the key. In Redis, sealed:
 
     <64 hexadecimal digits> <the record, JSON>
 
@@ -22,7 +22,7 @@ DEFAULT_TEAM = "default"
 LEAST_WEIGHT = 0.001
 MOST_WEIGHT = 1000.0
 MOST_URGENT_PRIORITY = -100
-"""Lowest `priority` number, the most urgent one, that a request may name."""
+"""The lowest, and so most urgent, `priority` number that a request may name."""
 
 
 class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,11 +43,11 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     min_priority: Annotated[int, Meta(ge=MOST_URGENT_PRIORITY, le=-MOST_URGENT_PRIORITY)] = 0
-    """Lowest, most urgent, `priority` of the key's calls: a lower number counts as this one. Admin keys may use any."""
+    """Lowest (most urgent) `priority` number of the key's calls; lower ones count as this. Admin keys may use any."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Most tokens of one answer, and the default if the request names no limit; null: the model's context."""
+    """Maximum tokens of one answer, and the default if the request names no limit; null: the model's context."""
     answer_timeout_s: Annotated[float, Meta(gt=0)] | None = None
-    """Most seconds from an answer's first token to its end; null: the setting `answer_timeout_s`."""
+    """Maximum seconds from an answer's first token to its end; null: the setting `answer_timeout_s`."""
 
     def principal(self) -> Principal:
         aliases = None if self.aliases is None else frozenset(self.aliases)
@@ -57,7 +57,7 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class KeysInvalid(ValueError):
-    """The setting `api_keys` can't be used; the message says where the fault is and how to mend it."""
+    """The setting `api_keys` can't be used; the message says where the fault is and how to correct it."""
 
 
 encode_record = msgspec.json.Encoder().encode
@@ -105,9 +105,9 @@ def seal_record(record: AccessRecord, secret: str) -> bytes:
 def open_record(value: bytes | str, secret: str) -> AccessRecord:
     """Return the record in a value of `keys.ACCESS_KEYS`.
 
-    Raises NotSealed, a ValueError, if the seal is wrong, and ValueError if the value is no record.
+    Raises NotSealed, a ValueError, if the seal is wrong, and ValueError if the value is not a record.
     """
-    raw = value if isinstance(value, bytes) else value.encode()  # as the client's types have it
+    raw = value if isinstance(value, bytes) else value.encode()  # the types of the Redis client allow both
     seal, _, encoded = raw.partition(b" ")
     if not hmac.compare_digest(seal, _seal(encoded, secret)):
         raise NotSealed

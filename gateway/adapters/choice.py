@@ -21,7 +21,7 @@ MAX_NAMES_TOLD = 20
 
 class AdapterScales(Protocol):
     def scales(self, model: str) -> Mapping[str, float]:
-        """Return adapter -> scale for calls to the model that name no adapters."""
+        """Return adapter -> default scale, for calls to the model that name no adapters."""
         ...
 
 
@@ -52,7 +52,7 @@ class CallAdapters:
 def resolve_uses(
     asked: Sequence[AdapterUse], called: str, scales: Mapping[str, float], known: Sequence[str], principal: Principal
 ) -> tuple[AdapterUse, ...]:
-    """Return the adapters to compute a call with: those `asked` for, and the adapter `called` as the model.
+    """Return the adapters to compute a call with: those `asked` for, and `called`, which the call names as its model.
 
     The key must allow each adapter whose scale is not 0. A call that names no adapter gets the model's default
     `scales`, which the operator sets for every key. Raises InvalidRequest, PermissionDenied.
@@ -71,7 +71,7 @@ def visible_adapters(known: Sequence[str], principal: Principal) -> list[str]:
 
 
 def find_adapter(wanted: str, known: Sequence[str], principal: Principal) -> str:
-    """Return the adapter of this name or number. Raises InvalidRequest, which lists the adapters for the key."""
+    """Return the adapter of this name or number. Raises InvalidRequest, which lists the adapters of the key."""
     if wanted in known:
         return wanted
     if wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < len(known):
@@ -82,9 +82,9 @@ def find_adapter(wanted: str, known: Sequence[str], principal: Principal) -> str
 
 
 def _permit(use: AdapterUse, known: Sequence[str], principal: Principal) -> AdapterUse:
-    """Return the use with the adapter's name in place of a number.
+    """Return the use with the adapter's name in place of a number. Raises InvalidRequest for an unknown adapter.
 
-    Raises PermissionDenied if the key may not use the adapter; not at a scale of 0, which turns the adapter off.
+    Raises PermissionDenied if the key may not use the adapter, unless its scale is 0, which turns the adapter off.
     """
     name = find_adapter(use.name, known, principal)
     if use.scale and not principal.may_use(name):

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 REREAD_S = 0.25
 
 REMOVED_TTL_S = 24 * 3600
-"""Seconds for which Redis remembers a removed adapter. A worker that was out of reach for longer may bring it back."""
+"""Seconds that Redis remembers a removed adapter. A worker that was out of reach for longer can bring it back."""
 
 
 class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -71,8 +71,8 @@ NO_SCALES: Mapping[str, Mapping[str, float]] = {}
 
 
 class DesiredAdapters:
-    """The registered adapters and scales of all models, read every `REREAD_S`. While Redis is away, the last known
-    ones.
+    """The registered adapters and scales of all models, read from Redis every `REREAD_S` seconds. While Redis is away,
+    the last known values stay.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class DesiredAdapters:
         unreadable: Unreadable | None = None,
         defaults: Mapping[str, Mapping[str, float]] = NO_SCALES,
     ) -> None:
-        """`models` returns the models to read; `unreadable` is called for values that can't be read. `defaults`: model
-        -> the catalog's scales, used for adapters whose scale nobody has set.
+        """`models` returns the models to read; `unreadable` counts values that can't be read. `defaults`: model -> the
+        catalog's scales, used for adapters whose scale nobody has set.
         """
         self._defaults = defaults
         self._unreadable = unreadable or Unreadable()
@@ -215,10 +215,9 @@ class DesiredAdapters:
         self._known[model] = _Known(records, removed, scales, contents)
 
     def _is_other(self, kind: Unread, model: str, answer: object) -> bool:
-        """Return whether `answer` is the error for a Redis key of another type, so that the last known value must
-        serve.
+        """Return whether `answer` is the error for a Redis key of another type; the last known value is then kept.
 
-        Raises any other redis.RedisError.
+        Raises `answer` if it is another redis.RedisError.
         """
         if not isinstance(answer, NO_ANSWER):
             return False

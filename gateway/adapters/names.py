@@ -21,7 +21,7 @@ NOTHING: Contents = {}
 def contents_of(workers: Iterable[Heartbeat], registered: Contents = NOTHING) -> dict[str, str]:
     """Return adapter -> SHA-256 of its file for a model, sorted by name.
 
-    The hash is the registered one, else that of the worker that started last.
+    The hash is the registered one or, without one, that of the worker that started last.
     """
     found: dict[str, str] = {}
     for beat in sorted(workers, key=_age):

@@ -30,14 +30,14 @@ SETTLE_S = 2.0
 """Seconds before a request that succeeded may be sent to the worker again: heartbeats show the change late."""
 
 AT_ONCE = 16
-"""Most workers that are asked at the same time."""
+"""Maximum number of workers asked at the same time; the others wait for their turn."""
 
 _USABLE = (AdapterState.LOADED, AdapterState.KNOWN)
 
 
 class AdapterReconciler:
-    """Compares workers' adapters with the registrations, and mends differences. A request repeated at a worker is
-    harmless.
+    """Compares workers' adapters with the registered ones, and corrects differences. It is harmless to send a worker
+    the same request twice.
     """
 
     def __init__(self, fleet: FleetView, queries: WorkerQueries, desired: DesiredAdapters) -> None:
@@ -57,7 +57,7 @@ class AdapterReconciler:
         self._soon.set()
 
     async def run(self) -> None:
-        """Compare and mend every LOOK_S seconds, and at once after `reconcile_soon`, until cancelled."""
+        """Compare and correct every LOOK_S seconds, and at once after `reconcile_soon`, until cancelled."""
         outage = Outage("adapters can't be looked after", "workers keep those that they have", "adapters are cared for")
         while True:
             self._soon.clear()
@@ -94,7 +94,7 @@ class AdapterReconciler:
         return [name for name in names if name not in self._fixed_of(beat) and not self._is_resting(beat, name, "")]
 
     def _unknown(self, beat: Heartbeat) -> set[str]:
-        """Return the worker's adapters that are not registered, not removed, and not known to be of its settings."""
+        """Return the worker's adapters that are not registered, not removed, and not known to be from its settings."""
         known = self._desired.records(beat.model).keys() | self._desired.removed(beat.model) | self._fixed_of(beat)
         return {name for name in beat.adapters if name not in known and not self._is_resting(beat, name, "adopt")}
 

@@ -1,7 +1,7 @@
 """Registers LoRA adapters with all workers of a model, or with none, and removes adapters.
 
-Redis stores the registrations. Workers load the adapters at once; for workers that can't be reached now or start later,
-`gateway.adapters.reconciler` sees to it.
+Redis stores the registrations. Workers load the adapters at once; workers that can't be reached now or start later are
+made to load them by `gateway.adapters.reconciler`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from workers.protocol.queries import (
 log = logging.getLogger(__name__)
 
 AT_ONCE = 32
-"""Most workers that are asked at the same time."""
+"""Maximum number of workers asked at the same time; the others wait for their turn."""
 
 SETTLE_S = 3.0
-"""Most seconds for which an answer waits until the workers' heartbeats show the change."""
+"""Maximum seconds that the client's answer waits for the workers' heartbeats to show the change; then it is sent
+anyway.
+"""
 LOOK_S = 0.05
 
 MARGIN_S = 5.0
@@ -50,7 +52,7 @@ class AdapterRegistrar:
         self._desired = desired
 
     def knows(self, model: str, name: str) -> bool:
-        """Whether the adapter is registered, or a worker has it."""
+        """Return whether the adapter is registered or a worker has it."""
         beats = self._queries.workers(model)
         return name in self._desired.records(model) or any(name in beat.adapters for beat in beats)
 
@@ -98,7 +100,7 @@ class AdapterRegistrar:
         raise Unavailable(f"No worker of `{model}` answered. Send the request again later.")
 
     async def _check_on(self, beat: Heartbeat, check: LoadAdapter) -> AdapterInfo | None:
-        """Let a worker check the file; None: the worker can't be reached. Raises PaddockError if it refuses."""
+        """Have a worker check the file. Return None if it can't be reached. Raises PaddockError if it refuses."""
         try:
             return await self._queries.ask_worker(beat, "POST", ADAPTERS_PATH, decode_info, check)
         except WorkerLost:
@@ -126,7 +128,7 @@ class AdapterRegistrar:
         path = f"{ADAPTERS_PATH}/{quote(name)}?wait_s={wait_s:g}"
         try:
             info = await self._queries.ask_worker(beat, "DELETE", path, decode_info, timeout_s=wait_s + MARGIN_S)
-        except PaddockError as error:  # worker or adapter has gone meanwhile, or the reconciler removes it later
+        except PaddockError as error:  # the worker or the adapter is gone, or the reconciler removes it later
             log.info("worker %s: adapter %s: %s", beat.worker, name, error)
             return 0
         return info.calls if info.state is AdapterState.LEAVING else 0
@@ -138,11 +140,11 @@ class AdapterRegistrar:
         return beats
 
     async def _wait_for_heartbeats(self, beats: list[Heartbeat], is_told: Callable[[Heartbeat], bool]) -> None:
-        """Return when the heartbeats of all these workers show the change, and after SETTLE_S at the latest."""
+        """Wait until the heartbeats of all these workers show the change (`is_told`), at most SETTLE_S."""
         boots = {beat.boot for beat in beats}
         model = beats[0].model if beats else ""
         deadline = time.monotonic() + SETTLE_S
-        while time.monotonic() < deadline:  # other processes write what is waited for
+        while time.monotonic() < deadline:  # other processes change the heartbeats
             if all(is_told(beat) for beat in self._queries.workers(model) if beat.boot in boots):
                 return
             await asyncio.sleep(LOOK_S)

@@ -37,7 +37,7 @@ from workers.protocol.heartbeat import WorkerAddress
 log = logging.getLogger(__name__)
 
 KNOWN_AFTER_S = 2 * keys.GATEWAY_INTERVAL_S
-"""Seconds that a gateway must be on the list of gateways until all others have read that it is there."""
+"""Seconds after which all other gateways have read the name of a gateway that joined the list of gateways."""
 MISSED_S = 1.5 * keys.GATEWAY_INTERVAL_S
 
 
@@ -93,10 +93,10 @@ class Admission:
         lost: Callable[[str, str, int], None] = _ignore_lost_leases,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """Create it; `run` does the rest. `max_queue`: most calls that may wait for one model; `max_queue_per_team`:
-        most of one team, None: the same number. `known_after_s`: seconds that this gateway must be on the list of
-        gateways before it places calls without Redis. `lost` is called for leases that ended before their calls did,
-        with the model, the cause (`metrics.LEASE_ENDS`) and the number of leases.
+        """`max_queue`: maximum number of calls that wait for one model; `max_queue_per_team`: the same for the calls of
+        one team (None: `max_queue`). More calls are refused with QueueFull. `known_after_s`: seconds that this gateway
+        must be on the list of gateways before it places calls without Redis. `lost` is called for leases that ended
+        before their calls did, with the model, the cause (`metrics.LEASE_ENDS`) and the number of leases.
         """
         self._store = store
         self._fleet = fleet
@@ -165,7 +165,7 @@ class Admission:
         return self._queue.models()
 
     def oldest_wait_s(self) -> dict[str, float]:
-        """Return model -> seconds that its oldest waiting call has waited in this process; only models with waiting
+        """Return model -> seconds that the oldest waiting call of this process has waited; only models with such
         calls.
         """
         now = time.monotonic()
@@ -275,12 +275,12 @@ class Admission:
         return taken
 
     def _give_back_rest(self, waiter: Waiter, taken: Lease | None) -> None:
-        """Give back all that a call got beside the slot `taken` once it no longer waits: a ticket, grant or lease in
-        Redis, or a slot of this gateway's share.
+        """Give back everything that a call got besides the slot `taken`, once the call no longer waits: a ticket, grant
+        or lease in Redis, or a slot of this gateway's share.
         """
         model, local = waiter.model, waiter.local
         if waiter.asked and (taken is None or taken is local):
-            # Whatever ended the wait, Redis may have it queued, granted or even leased by now.
+            # Whatever ended the wait: by now Redis may have queued the call, granted it a slot or leased it one.
             self._withdraw(model, waiter.id)
         if local is not None and taken is not local:
             self._degraded.offer(model)
@@ -312,7 +312,7 @@ class Admission:
                 raise self._queue_full_error(waiter, answer)
 
     async def _acquire(self, waiter: Waiter) -> Lease | Filed | QueueLimitReached | None:
-        """Ask Redis for a slot, else for a place in the queue. Return its answer, or None if Redis is away."""
+        """Ask Redis for a slot or, if none is free, a place in the queue. Return the answer; None if Redis is away."""
         if self._degraded.is_degraded(waiter.model):
             return None
         waiter.asked = True

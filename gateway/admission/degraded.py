@@ -28,7 +28,8 @@ LEND_AFTER_S = 0.5
 """Seconds that a call waits before its team is lent a slot, if the team has no slot."""
 
 MOST_ENDED = 16_384
-"""Most ended ids per model that are kept to report to Redis: those of some seconds. Older ones have expired in Redis.
+"""Maximum number of ended ids per model that are kept to be reported to Redis; the oldest are dropped. This many cover
+some seconds, after which tickets and leases have expired in Redis anyway.
 """
 
 LINGER = 2.0
@@ -72,7 +73,7 @@ class DegradedPlacement:
         return model in self._degraded_since
 
     def degraded_since(self, model: str) -> float:
-        """Return time.monotonic() since which the model is without Redis. Raises KeyError if it is not."""
+        """Return the time.monotonic() at which the model became degraded. Raises KeyError if it is not degraded."""
         return self._degraded_since[model]
 
     @property
@@ -127,7 +128,7 @@ class DegradedPlacement:
         share = self._ring.share()
         if share is None:
             raise store_unavailable("this gateway does not know yet which slots are its own meanwhile")
-        # The model's first worker, and Redis, may come.
+        # A model without a worker: the call waits, since the first worker may start or Redis may come back.
         starts = all(beat.draining for beat in self._fleet.snapshot.of(waiter.model))
         if not starts and not self.num_slots(waiter.model):
             raise store_unavailable(f"none of the slots of model {waiter.model!r} is this gateway's share meanwhile")

@@ -37,10 +37,12 @@ next slots.
 LOAN_CHECK_AFTER_S = 0.3
 """Seconds from a new ticket to the sweep that may lend its team a slot (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
-"""Most tickets per run of the script `reread`: a longer run would delay other callers."""
+"""Maximum number of tickets per run of the script `reread`; the others follow in further runs. A longer run would delay
+other clients of Redis.
+"""
 ASKING_AT_ONCE = 64
-"""Most waiting calls that ask Redis together after it has come back: if it goes away again, all of them turn to this
-gateway's share in one turn of the event loop.
+"""Maximum number of waiting calls that ask Redis at once after it has come back; the next ones ask when these have
+answers. If Redis goes away again, all that are asking turn to this gateway's share in one turn of the event loop.
 """
 ASKED_POLL_S = 0.002
 
@@ -157,8 +159,8 @@ class Maintenance:
             self._ring.update(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
 
     async def _refresh_ring(self) -> None:
-        """Read again which gateways were without Redis, if that is possible: on a Cluster another node may have the
-        list.
+        """Read again which gateways were without Redis. Does nothing if that fails: on a Cluster the list of gateways
+        can be on a node that is still away.
         """
         with suppress(*NO_ANSWER):
             await self._beat()
@@ -177,8 +179,8 @@ class Maintenance:
             waiter.woken.set()
 
     async def _for_each(self, models: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
-        """Do the work for all models at once, since a part of a Redis Cluster may be away. Raises the first error,
-        after all are done.
+        """Do the work for all models at the same time, so that a part of a Redis Cluster that is away does not hold up
+        the other models. Raises the first error, after all are done.
         """
 
         async def try_one(model: str) -> StoreUnavailable | None:
@@ -199,7 +201,7 @@ class Maintenance:
 
     async def _renew_one(self, model: str) -> None:
         crowded = await self._renew_leases(model) if self._queue.leases_of(model) else frozenset()
-        if not self._degraded.is_degraded(model):  # else the answer is late, and about what was held before
+        if not self._degraded.is_degraded(model):  # otherwise the answer is outdated
             self._note_crowded(model, crowded)
 
     async def _renew_leases(self, model: str, *, was_away: bool = False) -> frozenset[str]:
@@ -305,7 +307,7 @@ class Maintenance:
 
         async def sweep(model: str) -> None:
             if self._degraded.is_degraded(model):
-                self._degraded.offer(model)  # some have waited for so long by now that they are owed a loan
+                self._degraded.offer(model)  # by now a team may have waited long enough to be lent a slot
                 await self._recover(model)
             swept = await self._store.sweep(self._gateway, model, pause_s=pause_s)
             self._queue.set_num_queued(model, swept.waiting)
@@ -313,7 +315,7 @@ class Maintenance:
                 self._lost(model, EXPIRED, swept.leases_freed)
             if swept.leases_freed or swept.tickets_dropped:
                 log.info("swept %s: %d leases, %d tickets", model, swept.leases_freed, swept.tickets_dropped)
-            if model in self._crowded:  # before Redis has settled and grants what has come free
+            if model in self._crowded:  # before Redis, once settled, grants the freed slots to waiting calls
                 await self._renew_one(model)
 
         await self._for_each(sorted(self._fleet.snapshot.models | self._queue.models() | self._degraded.models), sweep)

@@ -57,8 +57,8 @@ class Ranker:
         self._turns = itertools.count()
 
     def rank(self, model: str, request: PlacementRequest, avoid: frozenset[str], ahead: int | None = None) -> Ranking:
-        """Return the ranking of the workers for a call. `ahead`: number of calls before it in the queue; None: all that
-        wait.
+        """Return the ranking of the workers for a call. `ahead`: number of calls before it in the queue; None: all
+        waiting calls.
         """
         return rank(
             request,
@@ -89,7 +89,7 @@ class Ranker:
 
     def refresh(self, waiter: Waiter) -> Offers:
         """Rank the workers for a waiting call anew, and return its new offers."""
-        self._queue.placements(waiter.model).remove_waiting(waiter.id)  # it is not counted as before itself
+        self._queue.placements(waiter.model).remove_waiting(waiter.id)  # the call is not ahead of itself
         ahead = waiter.filed.position - 1 if waiter.filed is not None else None
         if waiter.avoid_now is not None:
             waiter.avoid = waiter.avoid_now()

@@ -1,4 +1,4 @@
-"""Computes which slots a gateway may use while Redis is away and can't be asked for one: its share. Pure.
+"""Computes a gateway's share: the slots that it may use while Redis is away and can't be asked for one. Pure.
 
 Slot k of a worker belongs to the gateway at place (k + hash of the worker) mod n of the list of the n gateways. If all
 gateways use the same list, each slot belongs to exactly one, and their shares of a worker differ by one slot at most.
@@ -34,7 +34,7 @@ class SlotShare:
 class GatewayRing:
     """The list of gateways (the ring), as this gateway last read it from Redis.
 
-    A gateway that has just joined has no share: others may not have read its name yet, and would use its slots.
+    A gateway that joined a moment ago has no share: others may not have read its name yet, and would use its slots.
     """
 
     def __init__(self, gateway: str, settle_s: float, missed_s: float) -> None:
@@ -56,8 +56,8 @@ class GatewayRing:
         if not stayed or not self._ids:
             self._joined_at = now
         others = {*self._ids, *silent_s} - {self._gateway}
-        # A Redis that hung for all takes the heartbeats that were sent meanwhile when it goes on: the others then look
-        # as if they had never been silent, so this gateway's own silence counts as well.
+        # If Redis hung for all gateways, it then processes the heartbeats that were sent while it hung, and the other
+        # gateways look as if they had never been silent. So this gateway's own silence counts as well.
         silent = now - self._seen_at > self._missed_s
         if self._ids and any(silent or silent_s.get(id, math.inf) > self._missed_s for id in others):
             self._missed_at = now

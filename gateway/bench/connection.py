@@ -1,4 +1,4 @@
-"""Sends calls to the server (HTTP/1.1 on asyncio protocols, connections are kept open), and records each on a tape.
+"""Sends calls to the server (HTTP/1.1 on asyncio protocols, with keep-alive), and records each call on a tape.
 
 A client library would need several times the CPU time, and the run would measure the load generator, not the server.
 
@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 UNFINISHED = "unfinished"
-"""Value of `Tape.error` for a call that still ran when the run was ended."""
+"""Value of `Tape.error` for a call that was still running when the run was ended."""
 
 
 def _no_times() -> array[float]:
@@ -30,8 +30,8 @@ def _no_times() -> array[float]:
 
 @dataclass(slots=True)
 class Tape:
-    """The record of one call. Times are of time.perf_counter(). `due`: when the call should be sent; waits count from
-    it.
+    """The record of one call. Times are time.perf_counter(). `due`: when the call should have been sent; waits count
+    from then.
     """
 
     due: float
@@ -39,13 +39,13 @@ class Tape:
     sent: float = 0.0
     ended: float = 0.0
     times: array[float] = field(default_factory=_no_times)
-    """The time at which each piece of the answer came."""
+    """The times at which the pieces of the answer came, one for each."""
     tokens: int = 0
     """Tokens of the answer as the server reports them; the number of pieces if it reports none."""
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     error: str = ""
-    """Kind of the error (listed at `Reading`); empty: no error."""
+    """Kind of the error, one of those listed at `Reading`; empty: no error."""
     detail: str = ""
     position: int | None = None
     """First position in the server's queue; 0: the call did not wait; None: the server did not report it."""
@@ -120,10 +120,10 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class Reading:
-    """Parses one answer as it comes, and records it on the call's tape. `said`: the pieces of the answer's text.
+    """Parses one answer as it comes, and records it on the call's tape. `said`: the pieces of text so far.
 
-    Kinds of errors: `http_<status>`, `in_stream` (an error after the stream had begun), `cut` (the stream ended without
-    `[DONE]`), `empty` (a complete stream without text), `unreadable`, `timeout`, `connection`.
+    Kinds of errors (`Tape.error`): `http_<status>`, `in_stream` (an error after the stream had begun), `cut` (the
+    stream ended without `[DONE]`), `empty` (a complete stream without text), `unreadable`, `timeout`, `connection`.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -184,7 +184,7 @@ class Reading:
             elif line.startswith(b"data:"):
                 self._chunk(line[5:], now)
             elif line.startswith(b":") and self.tape.wait_s is None and (told := _WAITING.search(line)):
-                self.tape.wait_s = float(told[2]) if told[2] else None  # unknown before there is a worker
+                self.tape.wait_s = float(told[2]) if told[2] else None  # the server can't predict it without a worker
                 if self.tape.position is None:
                     self.tape.position = int(told[1])
 
@@ -277,7 +277,7 @@ class Connections:
                 await self._ask(connection, request, reading)
                 return
             except Dropped:
-                # A server may close an idle connection just as it is used again; a fresh one shows whether it is up.
+                # A server can close an idle connection while it is used again; a new one shows whether it is up.
                 if connection.began:
                     raise
         await self._ask(await self._open(), request, reading)
@@ -348,7 +348,7 @@ class _Connection(asyncio.Protocol):
             self.close()
 
     def eof_received(self) -> None:
-        # An answer without a length ends here.
+        # An answer without a length ends with the connection.
         if self._reading is not None and self._headers and not self._framed():
             self.on_message_complete()
 

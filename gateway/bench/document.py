@@ -1,4 +1,4 @@
-"""The result of a run as one JSON document. Fields are only ever added; `docs/bench.md` lists them."""
+"""The result of a run as one JSON document. Later versions only add fields; `docs/bench.md` lists them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Spread(Struct, frozen=True):
 
 
 class Calls(Struct, frozen=True):
-    """Numbers of calls in the measured time; only `warmup` counts the calls of the warm-up."""
+    """Numbers of calls in the measured time, except `warmup`: the number of calls in the warm-up."""
 
     sent: int = 0
     finished: int = 0
     """Calls with a complete answer."""
     failed: int = 0
     unfinished: int = 0
-    """Calls that still ran when the run was interrupted; they are neither `finished` nor `failed`."""
+    """Calls still running when the run was interrupted; they are neither `finished` nor `failed`."""
     warmup: int = 0
 
 
@@ -38,7 +38,7 @@ class Rates(Struct, frozen=True):
     finished_per_s: float = 0.0
     """Answers that ended in the measured time, per second."""
     tokens_per_s: float = 0.0
-    """Tokens of answers that came in the measured time, per second."""
+    """Tokens of answers that arrived in the measured time, per second."""
     prompt_tokens_per_s: float = 0.0
     in_flight_mean: float = 0.0
 
@@ -49,7 +49,7 @@ class Tokens(Struct, frozen=True):
     prompt: int = 0
     cached: int = 0
     cached_share: float | None = None
-    """Share of prompt tokens that were cached, in calls for which the server reports it; null: it never does."""
+    """Share of prompt tokens that were cached, in calls for which the server reports it; null: it reports none."""
     generated: int = 0
     pieces: int = 0
     """Events that carry text; an event can carry several tokens."""
@@ -72,7 +72,7 @@ class Goodput(Struct, frozen=True):
 
     slo: str = ""
     share: float = 0.0
-    """Share of these calls in all calls that finished or failed."""
+    """Number of these calls divided by the number of calls that finished or failed."""
     per_s: float = 0.0
 
 
@@ -94,13 +94,13 @@ class Generator(Struct, frozen=True):
     cpu_us_per_piece: float = 0.0
     """The generator's CPU time in microseconds, including that for making requests, per piece of an answer."""
     late_s: Spread = Spread()
-    """Seconds between when calls were due and when they were sent. All waits count from when a call was due."""
+    """Seconds from when calls were due until they were sent. All waits count from when a call was due."""
     loop_lag_s: Spread = Spread()
     saturated: bool = False
 
 
 class Second(Struct, frozen=True):
-    """One interval of the run: a second, or more in long runs. `at_s`: seconds from the run's beginning."""
+    """One interval of the run: a second, or more in long runs. `at_s`: its start, in seconds from the run's start."""
 
     at_s: float
     tokens_per_s: float
@@ -123,8 +123,8 @@ class Step(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """The result of a search. `sustainable_rate`: most calls per second at which all objectives held; 0: they never
-    did.
+    """The result of a search. `sustainable_rate`: highest rate, in calls per second, at which all objectives held; 0:
+    they held at no rate.
     """
 
     objectives: str

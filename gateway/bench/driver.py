@@ -1,4 +1,4 @@
-"""Sends a source's requests, either when they are due or as soon as a caller is free, and records a tape of each."""
+"""Sends a source's requests, each when it is due or as soon as a caller is free, and records a tape of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.bench.workload import Prompt, Source
 
 LAG_EVERY_S = 0.02
 LEAST_SECRET = 6
-"""Keys of fewer characters are not masked: they are words such as `none`."""
+"""API keys with fewer characters are not masked, since they are words such as `none`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How long to send calls: at most so many seconds, at most so many calls."""
+    """When to stop sending calls: after this many seconds or this many calls, whichever comes first."""
 
     seconds: float = inf
     calls: float = inf
@@ -66,7 +66,7 @@ class Span:
 
 @dataclass(slots=True)
 class Run:
-    """The record of a run so far. Times are of time.perf_counter()."""
+    """The record of a run so far. Times are time.perf_counter()."""
 
     began: float = 0.0
     sending_ended: float = 0.0
@@ -79,7 +79,7 @@ class Run:
     """Seconds that the event loop was late, measured every 20 ms."""
     interrupted: bool = False
     pieces: int = 0
-    """Number of pieces of all answers that have ended."""
+    """Total number of pieces in the answers that have ended."""
     running: set[int] = field(default_factory=set)
     """Indexes in `tapes` of the calls that are running."""
 
@@ -185,7 +185,7 @@ class Driver:
 
 
 class _Measured:
-    """Measures wall and CPU time of a run, and the lag of its event loop."""
+    """Measures a run: its wall and CPU time, and how late its event loop is."""
 
     def __init__(self, run: Run, connections: Connections) -> None:
         self._run = run

@@ -1,6 +1,6 @@
 """Computes the result of a run, a `Document`, from its tapes.
 
-Computes percentiles by nearest rank: each is a value that was measured.
+Percentiles are computed by nearest rank, so each is a value that was measured.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def _digits(value: float) -> float:
 
 
 MOST_LAG_S = 0.05
-"""The generator counts as saturated if the p99 of its event loop's lag is more seconds."""
+"""Seconds: the load generator counts as saturated if the p99 of its event loop's lag is above this."""
 MOST_CPU = 0.9
 MOST_SECONDS = 240
-"""Most intervals of `series`: in longer runs the intervals are longer than a second."""
+"""Maximum number of intervals in `series`: in runs of more seconds, each interval is longer than a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Frame:
 
 def document(run: Run, frame: Frame) -> Document:
     began = run.began + frame.warmup_s
-    # A run that was stopped in its warm-up has nothing else to report.
+    # If a run was stopped in its warm-up, or sent no calls after it, the warm-up is reported.
     if run.sending_ended <= began or all(tape.due < began for tape in run.tapes):
         began = run.began
     tapes = [tape for tape in run.tapes if tape.due >= began]
@@ -122,7 +122,7 @@ def _unfinished(tapes: Sequence[Tape]) -> int:
 
 
 def _between(tape: Tape, start: float, end: float) -> float:
-    """Estimate how many tokens of an answer came between two times, from the pieces that came then."""
+    """Estimate how many tokens of an answer came between two times, from the number of pieces that came then."""
     if not tape.times:
         return 0.0
     pieces = bisect_right(tape.times, end) - bisect_left(tape.times, start)
@@ -224,7 +224,7 @@ def _series(run: Run) -> tuple[Second, ...]:
     series, running = [], 0
     for at in range(count):
         running += change[at]
-        # The last interval is shorter; a sliver would give no true rate.
+        # The last interval is shorter. If it is very short, its rate would be misleading, so half a step is assumed.
         width = max(min(step, lasted - at * step), step / 2)
         series.append(Second(at * step, round(tokens[at] / width, 2), running, finished[at], failed[at]))
     return tuple(series)

@@ -25,8 +25,8 @@ class BenchUnusable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options: times in seconds, lengths in tokens. Calls are sent by `rate`, `callers`, `limit` or the trace's
-    times.
+    """All options: times in seconds, lengths in tokens. When calls are sent is set by `rate`, `callers`, `limit` or the
+    times of the trace.
     """
 
     url: str | None
@@ -89,7 +89,7 @@ class _Parser(ArgumentParser):
 
 
 def read(args: Sequence[str]) -> tuple[Options, list[str]]:
-    """Read the flags. Return the options, and the flags that belong to the gateway's settings. Raises BenchUnusable."""
+    """Return the options in the flags, and the remaining flags (the gateway's settings). Raises BenchUnusable."""
     found, rest = _parser().parse_known_args(args)
     try:
         return _options(found), rest

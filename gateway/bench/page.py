@@ -1,6 +1,6 @@
-"""Writes the result as one HTML file without scripts or external resources, with a light and a dark theme.
+"""Writes the result as one HTML page without scripts or external resources, with a light and a dark theme.
 
-The style sheet of the report.
+`STYLE` is the style sheet, `page` makes the page.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CURVES = (
 MARKED = (50, 95)
 FIRST = 1
 SHORTEST_S = 1e-5
-"""Shorter times are plotted as this one: pieces that came in one read are 0 s apart, and 0 has no logarithm."""
+"""Shorter times, in seconds, are plotted as this: pieces that came in one read are 0 s apart; 0 has no logarithm."""
 
 
 def page(done: Document) -> str:

@@ -13,7 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 16, 14, 40
 INNER_H = HEIGHT - TOP - BOTTOM
 FACTORS = ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
 MOST_TICKS = 6
-"""Most ticks of a logarithmic axis."""
+"""Maximum number of ticks on a logarithmic axis."""
 Point = tuple[float, float]
 
 
@@ -39,7 +39,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Both axes and the width of a plot. Maps values to coordinates of the drawing."""
+    """Both axes and the width of a plot. Maps values to coordinates in the drawing."""
 
     x: Axis
     y: Axis
@@ -122,7 +122,7 @@ def _mark(mark: Mark, axes: Axes) -> str:
 
 
 def linear(most: float, label: str, text: Callable[[float], str], *, ticks: int = 4) -> Axis:
-    """Return an axis from 0 to a round number that is no less than `most`."""
+    """Return an axis from 0 to the next round number at or above `most`. `text` makes the labels of ticks."""
     step = _round_step(max(most, 1e-9) / ticks)
     top = step * ceil(max(most, 1e-9) / step - 1e-9)
     marks = tuple((step * at, text(step * at)) for at in range(round(top / step) + 1))
@@ -138,7 +138,7 @@ def exact(most: float, label: str, text: Callable[[float], str], *, ticks: int =
 
 
 def logarithmic(least: float, most: float, label: str, text: Callable[[float], str]) -> Axis:
-    """Return a logarithmic axis with ticks at powers of ten, and between them if there is room (MOST_TICKS)."""
+    """Return a logarithmic axis with ticks at powers of ten, and between them if MOST_TICKS allows it."""
     low, high = log10(max(least, 1e-6)), log10(max(most, least * 1.5, 1.5e-6))
     margin = 0.04 * (high - low)
     low, high = low - margin, high + margin
@@ -150,7 +150,7 @@ def logarithmic(least: float, most: float, label: str, text: Callable[[float], s
 
 
 def _rounds(factors: Sequence[float], low: float, high: float) -> list[float]:
-    """Return the powers of ten times `factors` from 10**low to 10**high."""
+    """Return the numbers between 10**low and 10**high that are a power of ten times one of `factors`."""
     found = [factor * 10.0**power for power in range(floor(low), ceil(high) + 1) for factor in factors]
     return [value for value in found if low <= log10(value) <= high]
 

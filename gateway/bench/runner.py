@@ -35,7 +35,7 @@ from gateway.bench.workload import (
 )
 
 CLOSE_ENOUGH = 1.1
-"""The search ends when the lowest rate that failed is at most this many times the highest that held."""
+"""The search ends when the lowest rate that failed is at most this many times the highest rate that held."""
 MOST_STEPS = 20
 MOST_FAILED = 0.01
 
@@ -46,9 +46,9 @@ async def search(
     first_rate: float,
     tell: Callable[[Step], None],
 ) -> tuple[Document, Limit]:
-    """Double the rate of calls until an objective is broken, then narrow the interval.
+    """Double the rate of calls until an objective is broken, then narrow the interval around the limit.
 
-    Return the limit, and the result at the highest rate that held; if none held, at the first rate.
+    Return the result at the highest rate at which all objectives held (at the first rate if none held), and the limit.
     """
     steps: list[Step] = []
     told: Document | None = None
@@ -76,9 +76,9 @@ async def search(
 
 
 def judge(found: Document, objectives: tuple[Bound, ...], rate: float) -> Step:
-    """Return whether the objectives held at this rate. A step with a saturated generator fails as well.
+    """Return the step: whether the objectives held at this rate, and which were broken.
 
-    Then the run did not measure the server.
+    A step with a saturated generator fails as well, as it did not measure the server.
     """
     calls = found.calls
     broken = [f"{verdict.expression}: {_value(verdict.value)}" for verdict in _verdicts(found, objectives)]
@@ -112,13 +112,13 @@ def _next(low: float, high: float) -> float:
 
 
 TIMEOUT_S = 120.0
-"""Seconds that one probe may take: the server may have to load the model first."""
+"""Maximum seconds of one probe, since the server may have to load the model first."""
 LONG, SHORT = 160, 40
-"""Words of the two probing prompts. The difference of their tokens is free of the tokens that a chat template adds."""
+"""Words of the two probing prompts. The difference of their token counts excludes what the chat template adds."""
 
 
 async def calibrate(there: Target, form: Form, caller: Caller, words: Words) -> None:
-    """Set the tokens per word of `words` from the server's token counts of two prompts. Raises BenchUnusable."""
+    """Set the tokens per word of `words`, from the server's token counts for two prompts. Raises BenchUnusable."""
     connections = Connections(there)
     try:
         counts = [await _tokens(connections, there, form, caller, words, count) for count in (SHORT, LONG)]
@@ -221,7 +221,7 @@ class Runner:
 
     async def _step(self, rate: float) -> Document:
         options = replace(self._plan.options, rate=rate, duration_s=self._plan.options.step_s)
-        # Other prompts at each rate: those of the last one are cached.
+        # New prompts at each rate, since the server has cached those of earlier rates.
         return await self._once(options, self._source(round(rate * 1000)), f"{rate:.3g} calls/s ")
 
     async def _once(self, options: Options, source: Source, label: str) -> Document:
@@ -245,7 +245,7 @@ class Runner:
     def _dues(self, options: Options) -> Iterable[float]:
         if options.rate is None:
             return [call.at_s / options.speed for call in self._plan.trace]
-        # A random generator of its own: the times of calls do not depend on their prompts.
+        # A separate random generator, so that the times of calls do not depend on their prompts.
         return arrivals(options.rate, options.variation, Random(f"arrivals {options.seed}"))
 
     def _calls(self, options: Options) -> float:

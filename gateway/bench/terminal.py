@@ -131,7 +131,7 @@ class Progress:
             while True:
                 await asyncio.sleep(every)
                 now, pieces = time.perf_counter(), _pieces(driver)
-                # Smoothed where it is drawn often.
+                # The rate is smoothed if it is drawn more often than once per second.
                 weight = min(1.0, (now - told_at) / 1.0)
                 rate += weight * ((pieces - told_pieces) / (now - told_at) - rate)
                 told_at, told_pieces = now, pieces

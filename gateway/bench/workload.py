@@ -1,4 +1,4 @@
-"""Makes the requests of a run, and the times at which they are due: conversations, or a recorded trace."""
+"""Makes the requests of a run and the times at which they are due, from made-up conversations or a recorded trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import msgspec
 def arrivals(rate: float, variation: float, chance: Random) -> Iterator[float]:
     """Yield the times at which to send calls, `rate` per second. `variation`: coefficient of variation of the gaps.
 
-    0: even gaps; 1: Poisson, as of many independent people; above 1: bursts (gamma-distributed gaps).
+    0: even gaps; 1: a Poisson process, as of many independent people; above 1: bursts (gamma-distributed gaps).
     """
     return accumulate(_gaps(rate, variation, chance))
 
@@ -56,7 +56,7 @@ class Preset:
     systems: int
     system: Length
     prompt: Length
-    """Tokens that each turn adds."""
+    """Tokens of the user's message in each turn."""
     answer: Length
     turns: float
 
@@ -95,7 +95,7 @@ TOKENS_PER_WORD = 1.25
 
 
 class Words:
-    """Makes texts by cutting slices from one long random text. `tokens_per_word`: as `calibrated` has set it."""
+    """Makes texts of slices of one long random text. `tokens_per_word` is TOKENS_PER_WORD until `calibrated`."""
 
     def __init__(self, seed: int) -> None:
         chance = Random(seed)
@@ -125,7 +125,7 @@ Message = dict[str, str]
 
 @dataclass(slots=True)
 class Prompt:
-    """The prompt of one call. `conversation`: data of the source, which `Source.ended` gets back after the call."""
+    """The prompt of one call. `conversation`: the source's own data, passed back to `Source.ended` after the call."""
 
     messages: list[Message]
     answer_tokens: int
@@ -133,7 +133,7 @@ class Prompt:
 
 
 class Source(Protocol):
-    """Makes the requests of a run. Its methods never block, and only one task at a time calls them."""
+    """Makes the requests of a run. Its methods never block; only one task at a time may call them."""
 
     def next(self) -> Prompt | None:
         """Return the next request; None: there are no more."""
@@ -153,8 +153,8 @@ class Conversations:
     """Makes an endless series of calls that belong to conversations and re-send their history, as chat clients do.
 
     Each call continues a conversation whose last answer has come, or begins a new one; the preset's `turns` sets the
-    proportion. So calls need not wait for the server, and histories contain its real answers. A conversation ends when
-    prompt and answer together would exceed `most_tokens`.
+    proportion. So no call has to wait for the answer to another, and histories contain the server's real answers. A
+    conversation ends when prompt and answer together would exceed `most_tokens`.
     """
 
     def __init__(self, preset: Preset, words: Words, most_tokens: int, seed: int) -> None:
@@ -170,7 +170,7 @@ class Conversations:
 
     def next(self) -> Prompt:
         prompt, answer = self._preset.prompt.draw(self._chance), self._preset.answer.draw(self._chance)
-        # The same number of draws for each call whichever way it goes, so that a seed asks the same of every server.
+        # Each call takes the same number of draws on either path, so that a seed gives the same calls on any server.
         goes_on, system = self._chance.random() < 1 - 1 / self._preset.turns, self._chance.randrange(len(self._systems))
         conversation = self._going_on(prompt, answer) if goes_on else None
         if conversation is None:
@@ -232,8 +232,8 @@ class _Line(msgspec.Struct):
 def read(path: Path) -> list[Recorded]:
     """Read a trace file, and return its calls in order of time. Raises TraceUnusable.
 
-    It reads Mooncake's JSON lines (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`: an id per 512 tokens
-    of the prompt) and CSV with a header, as Azure's LLM inference traces and BurstGPT have.
+    The file is either Mooncake's JSON lines (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`: an id per
+    512 tokens of the prompt) or CSV with a header, as in Azure's LLM inference traces and BurstGPT.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -257,7 +257,7 @@ def _csv(lines: Sequence[str]) -> Iterator[Recorded]:
     names = [name.strip().lower() for name in next(rows, [])]
     at, prompt, answer = (_column(names, wanted) for wanted in _COLUMNS.values())
     for row in rows:
-        # BurstGPT has failed calls with no answer.
+        # BurstGPT contains failed calls, which have no answer.
         if row and int(row[answer]) > 0:
             yield Recorded(_seconds(row[at]), max(1, int(row[prompt])), int(row[answer]))
 
@@ -277,9 +277,9 @@ def _seconds(text: str) -> float:
 
 
 class Replay:
-    """Makes a request of each call of a trace. Equal block ids become equal texts; otherwise prompts share no text.
+    """Makes one request for each call of a trace. Equal block ids become equal texts; otherwise prompts share no text.
 
-    All lengths are multiplied by `scale`. Prompt and answer together have at most `most_tokens`.
+    All lengths are multiplied by `scale`, then cut so that prompt and answer together have at most `most_tokens`.
     """
 
     def __init__(self, calls: Sequence[Recorded], words: Words, scale: float, most_tokens: int, seed: int) -> None:
@@ -308,7 +308,7 @@ class Replay:
         block, parts = max(1, round(BLOCK_TOKENS * self._scale)), []
         for id in call.blocks:
             text = self._text(block, f"block {id}")
-            # A partial last block begins as the full one does.
+            # A partial last block is the beginning of the full block.
             parts.append(text if tokens >= block else text[: max(1, len(text) * tokens // block)])
             tokens -= block
             if tokens <= 0:

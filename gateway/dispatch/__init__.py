@@ -1,1 +1,1 @@
-"""Takes a call from the name of its model to an answer that has begun: its slot, its retries, its fan-out."""
+"""Takes a call from its model's name to an answer that has begun: finds slots, retries, and fans out."""

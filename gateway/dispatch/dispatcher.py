@@ -1,7 +1,7 @@
-"""Sends calls to workers, and retries them on others where that is safe.
+"""Sends calls to workers, and retries them on other workers if that is safe.
 
-`_dispatch` is the one loop, for answers and pooled work alike: a slot, an attempt at its worker, and where that fails
-before the answer has begun, another one, as long as `_recover` lets it.
+`_dispatch` has the only retry loop, for answers and pooled work alike: it takes a slot and attempts the call on the
+slot's worker. If the attempt fails before the answer has begun, `_recover` decides whether the loop tries again.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
 
 MAX_ATTEMPTS = 4
-"""Workers that one call is tried at, whatever the failures; docs/api.md says so."""
+"""Maximum number of attempts at workers per call; if the last one fails, so does the call. docs/api.md says so."""
 MAX_LOST = 2
-"""Workers that may be lost under one call before it is given up: the call may be what ends them."""
+"""Number of lost workers after which their call fails: the call itself may be what kills workers."""
 UNPAID = frozenset({FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY})
 """Failures whose retry is not charged to the retry budget: a worker that drains or has no memory refuses each call
 once and at once, so a retry makes no trouble worse."""
 UNSUITED = frozenset({FailureCode.CONTEXT_OVERFLOW, FailureCode.UNSUPPORTED})
-"""Failures of a request at one model that another model may accept."""
+"""Failures of a request on one model for which another model can still accept the request."""
 PLACED_AT_ONCE = 8
-"""Calls of a team that may be placed at the same time; one is placed when it has a slot or is queued.
+"""Maximum number of a team's calls that are being placed at the same time; further calls of the team wait. A call is
+placed once it has a slot or is queued.
 
-Placing a call takes the event loop half a millisecond, in pieces. Were hundreds of one team placed side by side, each
-piece of another team's call would wait for a piece of all of them. With a round trip to Redis of 1 ms, eight at once
-place a team's calls as fast as a gateway can.
+Placing a call takes half a millisecond of the event loop, in pieces. If hundreds of one team's calls were placed at
+once, each piece of another team's call would wait for a piece of all of them. With a round trip to Redis of 1 ms, eight
+at once are as fast as a gateway can place a team's calls.
 """
 
 BegunT = TypeVar("BegunT", Answer, PoolResult)
 
 
 class Dispatcher:
-    """Finds workers for calls, and retries; one for each gateway process."""
+    """Finds workers for calls, sends the calls there and retries. A gateway process has one dispatcher."""
 
     def __init__(
         self,
@@ -75,9 +76,9 @@ class Dispatcher:
     def answer(
         self, call: Call, request: GenerateRequest, answer_log: AnswerLog, cutoff: Cutoff
     ) -> AbstractAsyncContextManager[Answer]:
-        """Yield the answer once it has begun; leaving the block cancels what is not over.
+        """Return a context manager that yields the answer once it has begun; leaving its block cancels the call.
 
-        `cutoff` ends the call: it is cut where the caller reads too slowly, and gets the limit of an answer's time.
+        The dispatcher cuts `cutoff` if the caller reads too slowly, and sets on it the time limit of the answer.
         Raises PaddockError: no slot in time, refused by the worker, failed.
         """
 
@@ -105,7 +106,7 @@ class Dispatcher:
     async def _dispatch(
         self, state: CallState, attempt: Callable[[CallState, SlotLease, AsyncExitStack], Awaitable[BegunT]]
     ) -> AsyncIterator[BegunT]:
-        """Attempt the call on one worker after the other until an answer begins; yield what that `attempt` returned."""
+        """Call `attempt` on one worker after the other until one succeeds, and yield what that `attempt` returned."""
         turn = await self._placing.enter(state.call.principal.team)
         state.answer_log.queue_position.on_wait = turn.leave
         try:
@@ -135,7 +136,7 @@ class Dispatcher:
             turn.leave()
 
     def _start(self, state: CallState, lease: SlotLease, cutoff: Cutoff) -> AbstractAsyncContextManager[UpstreamAnswer]:
-        """Return the exchange with the worker. The slot is given back when the worker's answer ends, read or not."""
+        """Return the exchange with the worker. It gives the slot back when the answer ends, even if nobody reads it."""
         slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
         return self._upstream.start(
             lease.at,
@@ -148,14 +149,14 @@ class Dispatcher:
         )
 
     def _with_own_slot(self, request: GenerateRequest, at: WorkerAddress) -> GenerateRequest:
-        """Return the request with its slot as the worker numbers it; with any slot where it is another worker's."""
+        """Return the request with `slot` as the worker numbers it; ANY if the asked slot is another worker's."""
         if request.slot == ANY:
             return request
         found = find_slot(request.slot, self.workers.reachable(at.model))
         return replace_struct(request, slot=found[1] if found is not None and found[0].worker == at.worker else ANY)
 
     def _limit_answer(self, call: Call, cutoff: Cutoff) -> None:
-        """Limit the time of an answer that has begun."""
+        """Set the time limit of an answer that has begun."""
         own_s = call.principal.bounds.answer_timeout_s
         limit_s = self._limits.answer_timeout_s if own_s is None else own_s
         if limit_s < math.inf:
@@ -177,7 +178,7 @@ class Dispatcher:
             self.workers.blame(at)
 
     def _recover(self, state: CallState, at: WorkerAddress, failure: Failure) -> None:
-        """Prepare another attempt. Raises PaddockError where another worker would not help, or enough were tried."""
+        """Prepare another attempt. Raises PaddockError if another worker would not help, or enough were tried."""
         code = failure.code
         state.fail_attempt(at, failure)
         self.workers.note_failure(at, code)
@@ -198,8 +199,8 @@ class Dispatcher:
     def _fits_elsewhere(self, state: CallState, failure: Failure) -> bool:
         """Return whether another worker of the model has the context for a prompt that was too long for one of them.
 
-        Contexts differ: a worker that found less memory at its start has a smaller one. The call avoids those that are
-        too small.
+        Contexts differ: a worker that found less memory at its start has a smaller one. The call then avoids workers
+        whose context is too small.
         """
         if not failure.num_prompt_tokens or len(state.answer_log.attempts) >= MAX_ATTEMPTS:
             return False
@@ -212,9 +213,9 @@ class Dispatcher:
 
 
 async def _wait_for_begin(answer: UpstreamAnswer, state: CallState) -> None:
-    """Wait until the answer's first token is there. Raises CallFailed where it fails before.
+    """Wait until the answer begins, with its first token. Raises CallFailed if the call fails before.
 
-    The answers of callers that ask for the prompt's progress begin earlier, with that.
+    If the caller asks for the prompt's progress, the answer begins earlier, with `Started`.
     """
     first = await answer.peek()
     if isinstance(first, Started):
@@ -227,7 +228,7 @@ async def _wait_for_begin(answer: UpstreamAnswer, state: CallState) -> None:
 
 
 def _num_charged(end: Finished | Failed) -> float | None:
-    """Return the tokens that the call's team is charged; None: as many as were predicted."""
+    """Return the number of tokens to charge the call's team for; None: as many as were predicted."""
     if not isinstance(end, Finished):
         return None
     usage = end.usage

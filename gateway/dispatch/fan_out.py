@@ -1,6 +1,6 @@
-"""Generates several answers to one request at the same time: each is placed and retried by itself.
+"""Generates several answers to one request at the same time: each is placed and retried as a call of its own.
 
-Answers to one prompt share its prefill where they meet on a worker (docs/engine.md).
+Answers to one prompt that run on the same worker share its prefill (docs/engine.md).
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from workers.protocol.events import NO_USAGE, CallEvent, Failed, Finished, Usage
 from workers.protocol.requests import GenerateRequest
 
 MAX_AT_ONCE = 32
-"""Answers to one request that are asked for at once; further ones follow as these end."""
+"""Maximum number of answers to one request that are generated at once; further ones begin as these end."""
 LONG_CHARS = 256 << 10
 LONG_PACE_S = 0.05
-"""Prompts over LONG_CHARS are hashed and encoded for each answer, so the answers to one begin LONG_PACE_S apart."""
+"""A prompt is hashed and encoded for each of its answers; if it has over LONG_CHARS, these begin LONG_PACE_S apart."""
 
 
 @asynccontextmanager
 async def start_answers(
     pipeline: Pipeline, call: Call, requests: Sequence[GenerateRequest], request_log: RequestLog
 ) -> AsyncIterator[Answer]:
-    """Start the answers; the block begins when the first of them has, and leaving it cancels what is left.
+    """Start the answers; the block is entered when the first has begun, and leaving it cancels those not complete.
 
-    Raises PaddockError, as `Pipeline.answer`; where one of several fails, none is complete.
+    Raises PaddockError, as `Pipeline.answer`; if one of several answers fails, the others are cancelled.
     """
-    # A task group's frame refers to the error that it raises, and the error to the frame, and so to all requests: a
-    # hundred of them, left many times, were 200,000 objects for the collector of cycles. So tracebacks are cut here.
+    # A task group's frame refers to the error that it raises, and the error to the frame, and so to all requests. Many
+    # such calls of a hundred requests, left by their callers, were 200,000 objects for the garbage collector. So
+    # tracebacks are cut here.
     if len(requests) == 1:
         async with pipeline.answer(call, requests[0], request_log.answer) as answer:
             yield answer
@@ -48,7 +49,7 @@ async def start_answers(
         async with asyncio.TaskGroup() as tasks:
             try:
                 for number, request in enumerate(requests[:MAX_AT_ONCE]):
-                    # Each prompt is measured once, for all of its answers; the loop gets a turn between two prompts.
+                    # Each prompt is measured once for all its answers; between prompts other tasks get a turn.
                     prompt = (id(request.prompt), id(request.messages), id(request.infill))
                     if number and prompt not in is_long:
                         is_long[prompt] = chars_of(request) > LONG_CHARS
@@ -61,7 +62,7 @@ async def start_answers(
             finally:
                 await _cancel(branches)
     except BaseExceptionGroup as group:
-        # All branches ask for the same; the first failure stands for those that it brought with it.
+        # All branches serve the same request: its error is the first failure, which ended the other branches.
         failure = _failure_of(group)
         if failure is None:
             raise
@@ -77,9 +78,9 @@ async def start_answers(
 
 
 async def _cancel(branches: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel what is under way, one in a turn of the loop.
+    """Cancel the tasks that still run, one per turn of the event loop.
 
-    The callers of twenty requests with a hundred prompts each left, and ending all at once kept the loop for 120 ms.
+    When the callers of twenty requests with a hundred prompts each left, cancelling all at once blocked it for 120 ms.
     """
     for branch in branches:
         if not branch.done():
@@ -88,7 +89,7 @@ async def _cancel(branches: Sequence[asyncio.Task[None]]) -> None:
 
 
 class MergedAnswers:
-    """Merges the events of several answers in the order in which they come. A slow reader holds the answers up."""
+    """Merges the events of several answers in the order in which they come. A slow reader slows the answers down."""
 
     def __init__(
         self, pipeline: Pipeline, call: Call, requests: Sequence[GenerateRequest], request_log: RequestLog
@@ -101,7 +102,7 @@ class MergedAnswers:
         self._logs = request_log.split(len(requests))
         self._num_left = len(requests)
         self._further = iter(range(MAX_AT_ONCE, len(requests)))
-        """Answers that no task follows yet: a task for each would be thousands of objects that wait."""
+        """Numbers of the answers that no task follows yet: a task for each would be thousands of waiting objects."""
         self._arrived: asyncio.Queue[tuple[int, list[CallEvent]]] = asyncio.Queue(maxsize=len(requests))
 
     @property
@@ -116,7 +117,7 @@ class MergedAnswers:
         return events
 
     async def follow(self, number: int, wait_s: float) -> None:
-        """Pass on one answer's events, begun in `wait_s`, then those of answers not begun yet. Raises PaddockError."""
+        """Start answer `number` after `wait_s` and pass on its events; then the answers left. Raises PaddockError."""
         if wait_s:
             await asyncio.sleep(wait_s)
         await self._follow_one(number)
@@ -140,7 +141,7 @@ class MergedAnswers:
 
 
 def _call_of_answer(call: Call, number: int) -> Call:
-    """Return the call of answer `number`; if that waited for earlier answers, its wait for a slot begins now."""
+    """Return the call of answer `number`; if it had to wait for earlier answers, its wait for a slot begins now."""
     if number < MAX_AT_ONCE:
         return call
     began = call.received_at
@@ -149,7 +150,7 @@ def _call_of_answer(call: Call, number: int) -> Call:
 
 
 def _failure_of(group: BaseExceptionGroup[BaseException]) -> PaddockError | None:
-    """Return the first failure; None where one of them is not an error that callers are shown."""
+    """Return the first failure; None if one of the exceptions is not a PaddockError, which callers are shown."""
     failures, others = group.split(PaddockError)
     return None if failures is None or others is not None else _first_error(failures)
 
@@ -164,9 +165,9 @@ def _first_error(group: BaseExceptionGroup[PaddockError]) -> PaddockError:
 
 
 def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:
-    """Return the usage of all answers together; `ends` in the order of the requests, equally many for each prompt.
+    """Return the usage of all answers together. `ends`: in the order of the requests, equally many for each prompt.
 
-    A prompt counts once, however many answers there are to it.
+    A prompt counts once, however many answers it has.
     """
     per_prompt = len(ends) // num_prompts
     total = NO_USAGE

@@ -1,8 +1,9 @@
-"""Takes a call from its model's name through permission, slot and worker to its answer, and ends it in any case.
+"""Takes a call from its model's name to its answer: checks permission, finds a slot and a worker, and enforces limits.
 
 call = pipeline.call(...)                           who asks for what, until when
 async with pipeline.answer(call, request, answer_log) as answer:
-    async for events in answer: ...                 lists of events; leaving the block is the cancellation
+    while not answer.ended:
+        events = await answer.take()                a list of events; leaving the block cancels the call
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
 
 MAX_NAME_CHARS = 128
-"""Most characters of an unknown model's name that are written into the request's log."""
+"""Maximum number of characters of an unknown model's name in the request's trace; the rest is cut off."""
 
 
 class Pipeline:
@@ -64,11 +65,11 @@ class Pipeline:
         return self._stopping
 
     def stop_taking(self) -> None:
-        """Refuse new calls from now on; those under way go on."""
+        """Refuse new calls from now on; calls under way go on."""
         self._stopping = True
 
     def cut_all(self) -> None:
-        """End every call under way with an error that its client sees."""
+        """End every call under way with an error that is sent to its client."""
         for cutoff in self._under_way:
             cutoff.cut(stopped())
 
@@ -84,12 +85,12 @@ class Pipeline:
         held_bytes: int = 0,
         strict: bool = False,
     ) -> Call:
-        """Make a call; without `alias`, of the default model. `job`: the model's work; None: it is only asked about.
+        """Make a call. `alias`: the model's name; empty: the default model. `job`: what the model is asked to do; None:
+        the call only asks about the model. `conversation` returns the hash that chooses among several models of one
+        name (`shares`). `begin_by` and `held_bytes` as in `Call`, `strict` as in `ModelNames.resolve_call`.
 
-        `begin_by` as in `Call`; `conversation` returns the key that chooses among several models of a name (`shares`).
-        `held_bytes` as in `Call`, `strict` as in `ModelNames.named`.
-        Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does something else,
-        InvalidRequest where one has to be resolved.
+        Raises Stopping, ModelNotFound, Unavailable, PermissionDenied; NotSupported if the model can't do the job;
+        InvalidRequest if `alias` is empty and several models could be meant.
         """
         if self._stopping:
             raise stopping()
@@ -126,7 +127,7 @@ class Pipeline:
         return self._served(call, request_log)
 
     def _served(self, call: Call, request_log: RequestLog) -> Call:
-        """Return the call with the first model of its chain that has a worker, if one has."""
+        """Return the call for the first model of its chain that has a worker; unchanged if none has."""
         workers = self._fleet.snapshot.workers
         standing_in = next((model for model in call.fallbacks if workers.get(model)), None)
         if standing_in is not None and not workers.get(call.model):
@@ -140,7 +141,7 @@ class Pipeline:
 
     @asynccontextmanager
     async def answer(self, call: Call, request: GenerateRequest, answer_log: AnswerLog) -> AsyncIterator[Answer]:
-        """Place the call, again on another worker while that is safe, and yield its answer once it has begun.
+        """Place the call, retry it on other workers as long as that is safe, and yield its answer once it has begun.
 
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
         """
@@ -150,7 +151,7 @@ class Pipeline:
                 yield heard.of(answer)
 
     async def pool(self, call: Call, request: PoolRequest, answer_log: AnswerLog) -> PoolResult:
-        """Return the result of pooled work, which is placed like any call, and again where its worker is lost.
+        """Return the result of pooled work, which is placed and retried like any call.
 
         Raises PaddockError.
         """
@@ -162,7 +163,7 @@ class Pipeline:
     def _counted(
         self, call: Call, request: GenerateRequest | PoolRequest, answer_log: AnswerLog
     ) -> Iterator[tuple[Cutoff, Heard]]:
-        """Count a call as under way, with what cuts it off and what logs its prompt."""
+        """Count a call as under way during the block. Yield its Cutoff, and the object that logs its prompt."""
         limit = f"the limit of {self._limits.request_timeout_s:g} s for one request"
         cutoff, heard = Cutoff(call.deadline, limit), self._prompts.begins(call, answer_log, request)
         self._under_way.add(cutoff)
@@ -176,8 +177,8 @@ class Pipeline:
 def _bounded(request: GenerateRequest, bounds: CallBounds, answer_log: AnswerLog) -> GenerateRequest:
     """Return the request within the limits of its key.
 
-    A priority beyond them is lowered and not refused: clients send one for every server alike, and an answer that
-    begins a little later is worth more to them than none. A header tells.
+    A priority above the limit is lowered, not refused: clients send the same priority to every server, and prefer an
+    answer that begins a little later to none. The header `x-paddock-priority` then has the lowered priority.
     """
     most_urgent = -bounds.min_priority
     if request.priority > most_urgent:

@@ -1,4 +1,4 @@
-"""Estimates how long messages to workers are: what is long is hashed and encoded on a thread, not on the event loop."""
+"""Estimates how long messages to workers are: long ones are hashed and encoded on a thread, not on the event loop."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from workers.protocol.queries import Detokenize, Render, Tokenize
 from workers.protocol.requests import GenerateRequest, Message, Prompt, Submit
 
 INLINE_CHARS = 256 << 10
-"""Characters of all texts of a message up to which it counts as short: encoding takes a millisecond or so."""
+"""Characters of all its texts up to which a message counts as short: encoding it takes about a millisecond."""
 TOKEN_CHARS, VALUE_CHARS, BIAS_CHARS, ENTRY_CHARS = 6, 4, 256, 32
-"""Characters that a token, a value in a schema, a bias (a text of a few hundred characters) and a message, or a call of
-a tool, count as: a conversation from stored responses may have 160,000 without a word.
+"""Number of characters that each token, value in a schema, bias (a text of a few hundred characters), and message or
+tool call counts for: a conversation from stored responses can have 160,000 messages without text.
 """
 
 
 def num_chars(message: msgspec.Struct) -> int:
-    """Return about how many characters the texts of a message have; a token counts as six."""
+    """Return approximately how many characters the texts of a message have; a token counts as six."""
     match message:
         case Submit():
             return chars_of(message.request)
@@ -38,10 +38,10 @@ def num_chars(message: msgspec.Struct) -> int:
 
 
 def chars_of(request: GenerateRequest) -> int:
-    """Return about how many characters a request has: its prompt, tools' descriptions, constraint and biases.
+    """Return approximately how many characters a request has: its prompt, tools' descriptions, constraint and biases.
 
-    The schemas of its tools are not counted: for the usual twenty that takes as long as encoding them. Counting
-    messages stops where they are long already.
+    The schemas of its tools are not counted: for the usual twenty tools counting takes as long as encoding. Counting
+    messages stops once the request counts as long.
     """
     number = sum(len(tool.description or "") + len(tool.name) for tool in request.tools)
     if request.constraint is not None:
@@ -63,7 +63,7 @@ def chars_of(request: GenerateRequest) -> int:
 
 
 def chars_of_message(message: Message) -> int:
-    """Return how many characters a message has, ids that no model reads included: they are encoded as well."""
+    """Return how many characters a message has, including ids that no model reads, as they are encoded as well."""
     number = len(message.content or "") + len(message.reasoning or "")
     number += len(message.name or "") + len(message.tool_call_id or "")
     if message.tool_calls:
@@ -72,7 +72,7 @@ def chars_of_message(message: Message) -> int:
 
 
 def _of_value(*values: Any) -> int:
-    """Return about how many characters free-form values have; counting stops where they are long already."""
+    """Return approximately how many characters free-form values have; counting stops at INLINE_CHARS."""
     number, left = 0, list(values)
     while left and number <= INLINE_CHARS:
         value = left.pop()
@@ -88,7 +88,7 @@ def _of_value(*values: Any) -> int:
 
 
 def _of_parts(parts: Iterable[Prompt]) -> int:
-    """Return about how many characters these have together; counting stops where they are long already."""
+    """Return approximately how many characters these have together; counting stops at INLINE_CHARS."""
     number = 0
     for part in parts:
         number += _of_part(part)
@@ -103,5 +103,5 @@ def _of_part(part: Prompt) -> int:
     number = TOKEN_CHARS * len(part)
     if number > INLINE_CHARS or isinstance(part, array):
         return number
-    # This takes half a millisecond for as many tokens as get here; `isinstance` takes ten times as long.
+    # Half a millisecond for the largest number of tokens that gets here; `isinstance` would take ten times as long.
     return number + sum([len(one) for one in part if one.__class__ is str])

@@ -1,4 +1,4 @@
-"""Finds slots for calls: on a call's model, or on a fallback of its chain where that has none in time."""
+"""Finds slots for calls: on a call's model or, if that has no slot in time, on a fallback of its chain."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import PoolRequest
 
 CHECK_INTERVAL_S = 0.25
-"""Seconds between two checks whether the model of a queued call still has workers, where the call has fallbacks."""
+"""Seconds between two checks whether the model of a queued call still has workers, for calls with fallbacks."""
 INLINE_HELD_BYTES = 1 << 20
-"""Bytes of a decoded body that are hashed on the event loop: 3,000 messages, or a hundred tools, take a ms or more."""
+"""Bytes of a decoded body up to which it is hashed on the event loop: 3,000 messages or 100 tools take a ms or more."""
 INLINE_TOKENS = 1 << 16
-"""Token ids of pooled work that are counted on the event loop: a million of them took 48 ms."""
+"""Token ids of pooled work up to which its size is computed on the event loop: for a million ids that took 48 ms."""
 
 AskedT = TypeVar("AskedT", CallState, PoolRequest)
 
@@ -48,7 +48,7 @@ class SlotLease(Protocol):
         ...
 
     def give_back(self, took: float | None) -> None:
-        """Give the slot back: the worker is done with the call. `took`: its tokens; None: as predicted. Never waits."""
+        """Give the slot back after the call. `took`: tokens to charge for; None: as predicted. Never waits."""
         ...
 
 
@@ -66,12 +66,12 @@ class Admission(Protocol):
     ) -> AbstractAsyncContextManager[SlotLease]: ...
 
     def predicted_wait_s(self, model: str) -> float:
-        """Return the seconds that a call that came now would wait for a slot of the model."""
+        """Return the predicted seconds that a call would wait for a slot of the model if it came now."""
         ...
 
 
 class SlotSearch:
-    """Prepares calls for the models of their chains, and waits for slots of them."""
+    """Prepares calls for the models of their chains, and waits for slots on these models."""
 
     def __init__(
         self, fleet: FleetView, admission: Admission, workers: SuitableWorkers, adapters: CallAdapters
@@ -81,13 +81,13 @@ class SlotSearch:
         self._workers = workers
         self._adapters = adapters
         self._hashing = TeamTurns()
-        """The teams' turns at hashing the prefixes of long prompts."""
+        """Lets the teams take turns at hashing the prefixes of long prompts."""
 
     async def prepare(self, state: CallState) -> None:
-        """Set the request as its model gets it, and the placement request.
+        """Set `state.request`, as the model gets it, and `state.placement_request`.
 
-        The prefixes of a long prompt are hashed on a thread, teams taking turns. Raises InvalidRequest,
-        PermissionDenied for adapters.
+        The prefixes of a long prompt are hashed on a thread, with teams taking turns. Raises InvalidRequest or
+        PermissionDenied because of the call's adapters.
         """
         if isinstance(state.asked, PoolRequest):
             num_tokens = sum([len(one) for one in state.asked.inputs if not isinstance(one, str)])
@@ -100,7 +100,7 @@ class SlotSearch:
         await self._renew_placement_request(state)
 
     async def _renew_placement_request(self, state: CallState) -> None:
-        """Set the placement request of the call's current request."""
+        """Set `state.placement_request` from the call's current request."""
         if state.call.held_bytes <= INLINE_HELD_BYTES and chars_of(state.request) <= INLINE_CHARS:
             state.placement_request = self._placement_request_of(state)
         else:
@@ -126,7 +126,7 @@ class SlotSearch:
     async def wait_for_slot(self, state: CallState, held: AsyncExitStack) -> SlotLease:
         """Wait for a slot of the first model of the call's chain that has one in time; `held` gives the slot back.
 
-        Raises PaddockError where none has.
+        Raises PaddockError if no model of the chain has a slot in time.
         """
         while True:
             self._choose_model(state)
@@ -152,7 +152,7 @@ class SlotSearch:
                 return lease
 
     async def _slot_of_model(self, state: CallState, held: AsyncExitStack) -> SlotLease | None:
-        """Return a slot of the call's model; None as `_wait`. Raises QueueFull, QueueTimeout, NotSupported."""
+        """Return a slot of the call's model, or None as `_wait` does. Raises QueueFull, QueueTimeout, NotSupported."""
         avoid = await self._workers.avoided(state)
         priority, queue_position = state.request.priority, state.answer_log.queue_position
         avoid_now = partial(self._workers.avoided_now, state)
@@ -166,7 +166,7 @@ class SlotSearch:
     async def _wait(
         self, state: CallState, held: AsyncExitStack, slot: AbstractAsyncContextManager[SlotLease]
     ) -> SlotLease | None:
-        """Wait for the slot; None: meanwhile the model lost its last suitable worker, and a fallback has one."""
+        """Wait for the slot. Return None if the model loses its last suitable worker and a fallback model has one."""
         if not state.call.fallbacks:
             return await held.enter_async_context(slot)
         try:
@@ -179,7 +179,7 @@ class SlotSearch:
             return None
 
     def _choose_model(self, state: CallState) -> None:
-        """Move the call to the best model of its chain, if that is another one. If none is ready, the call stays."""
+        """Move the call to the best model of its chain, if that is not its own. If none is ready, the call stays."""
         call = state.call
         if not call.fallbacks:
             return
@@ -188,10 +188,10 @@ class SlotSearch:
         if best is not None and best.model != call.model:
             self._move(state, best.model, Reason.WAIT if here.ready else Reason.NO_WORKER)
             if not here.ready:
-                state.wait_anew()  # the call may have waited for a first worker
+                state.wait_anew()  # it may have waited long for a first worker
 
     def fall_back(self, state: CallState, reason: Reason, error: PaddockError) -> None:
-        """Move the call to a fallback model. Raises `error`, or that of the first model, if none is ready."""
+        """Move the call to a fallback model. If none is ready, raises the first model's error, which may be `error`."""
         state.first_error = state.first_error or error
         if reason is Reason.QUEUE_TIMEOUT:
             state.wait_anew()
@@ -207,12 +207,12 @@ class SlotSearch:
         had_adapters = bool(state.request.adapters)
         state.request = self._adapters.apply(state.call, replace_struct(state.asked, slot=ANY))
         if had_adapters or state.request.adapters:
-            state.placement_request_is_stale = True  # prefixes are hashed anew, before the call waits for a slot there
+            state.placement_request_is_stale = True  # computed anew before the call waits for a slot
         else:
             state.placement_request = replace(state.placement_request, slot=ANY)
 
     def _should_fall_back(self, state: CallState) -> bool:
-        """Return whether the call's model has no worker that would do, and one of its fallbacks has."""
+        """Return whether the call's model has no suitable worker but one of its fallbacks has."""
         return not self._outlook(state, state.call.model).ready and any(one.ready for one in self._outlooks(state))
 
     def _outlooks(self, state: CallState, *before: Outlook) -> Iterator[Outlook]:
@@ -236,7 +236,7 @@ class SlotSearch:
 
 @contextmanager
 def _call_when(found: Callable[[], bool], then: Callable[[], None]) -> Iterator[None]:
-    """Call `then` once `found` returns True, which is asked every CHECK_INTERVAL_S seconds while the block lasts."""
+    """During the block, call `found` every CHECK_INTERVAL_S seconds; when it returns True, call `then` and stop."""
     loop = asyncio.get_running_loop()
     timers: list[asyncio.TimerHandle] = []
 

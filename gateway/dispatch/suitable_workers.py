@@ -1,4 +1,4 @@
-"""Decides which workers suit a call: those that live, do not fail call after call, and have its adapters."""
+"""Decides which workers suit a call: they are alive, do not fail call after call, and have the call's adapters."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 0.05
 ADAPTERS_S = 10.0
-"""Seconds that a call waits for an adapter that is registered but on no worker; then a worker says what is wrong."""
+"""Seconds that a call waits until a worker has its registered adapter; then it is sent anyway, and the worker fails it.
+"""
 BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
-"""Failures that are the worker's own: enough of them in a row open its circuit, and all calls avoid it."""
+"""Failures that are the worker's fault: enough of them in a row open its circuit, and then all calls avoid it."""
 
 
 class SuitableWorkers:
-    """Chooses the workers that a call avoids, and keeps the circuit breakers that decide it."""
+    """Chooses the workers that a call avoids, and keeps the circuit breakers of all workers for that."""
 
     def __init__(self, fleet: FleetView, upstream: Upstream, metrics: Metrics) -> None:
         self._fleet = fleet
         self._upstream = upstream
         self._metrics = metrics
         self.circuits = Circuits()
-        """The circuits of the workers; their times are of time.monotonic()."""
+        """The circuit breakers of the workers; times are time.monotonic()."""
         self._waiting_since: dict[CallState, float] = {}
-        """Call that waits for a suitable worker before it is queued -> time.monotonic() when it began to."""
+        """Call that waits for a suitable worker before it is queued -> time.monotonic() when its wait began."""
 
     def reachable(self, model: str) -> list[Heartbeat]:
-        """Return the model's workers that are connected, by id: the order in which slots are numbered over them."""
+        """Return the model's workers that are not lost, sorted by id: the order in which their slots are numbered."""
         return [beat for beat in self._fleet.snapshot.of(model) if not self._upstream.is_lost(beat.boot)]
 
     def fingerprint(self, at: WorkerAddress) -> str:
@@ -50,11 +51,13 @@ class SuitableWorkers:
         return len(self._avoided(state, beats, time.monotonic(), going=False)) < len(beats)
 
     def avoided_now(self, state: CallState) -> frozenset[str]:
-        """Return the workers that a queued call avoids by now: workers recover, and are replaced."""
+        """Return the workers that a queued call avoids now; this changes as workers recover or are replaced."""
         return self._avoided(state, self._fleet.snapshot.of(state.call.model), time.monotonic(), going=False)
 
     async def avoided(self, state: CallState) -> frozenset[str]:
-        """Return the workers to avoid; while that is all of them, wait for one to recover or to be replaced."""
+        """Return the workers to avoid. While these are all workers, wait for one to recover or to be replaced; after
+        `queue_deadline`, return an empty set.
+        """
         self._waiting_since[state] = time.monotonic()
         try:
             return await self._wait_for_one(state)
@@ -62,9 +65,9 @@ class SuitableWorkers:
             del self._waiting_since[state]
 
     async def check(self, state: CallState, at: WorkerAddress) -> None:
-        """Check what was not known before the model's first worker came. Raises NotSupported if it does other work.
+        """Check the worker's kind and adapters, not known before it came. Raises NotSupported if the kind is wrong.
 
-        Returns when the worker has the call's adapters, or after ADAPTERS_S: then it says itself what is wrong.
+        Returns once the worker has the call's adapters, or after ADAPTERS_S: then the worker reports what is wrong.
         """
         until = time.monotonic() + ADAPTERS_S
         while beat := next((beat for beat in self._fleet.snapshot.of(at.model) if beat.boot == at.boot), None):
@@ -76,11 +79,11 @@ class SuitableWorkers:
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     def note_begin(self, at: WorkerAddress) -> None:
-        """Note that an answer has begun there."""
+        """Note that the worker has begun an answer."""
         self.circuits.note_begin(at.boot, time.monotonic())
 
     def note_end(self, at: WorkerAddress, end: Finished | Failed | None) -> None:
-        """Note how a begun answer ended. `end`: its last event; None where its caller did not wait for it."""
+        """Note how a begun answer ended. `end`: its last event; None: the caller did not wait for it."""
         if isinstance(end, Finished):
             self.note_complete(at)
         elif isinstance(end, Failed):
@@ -94,7 +97,7 @@ class SuitableWorkers:
             self.blame(at)
 
     def blame(self, at: WorkerAddress) -> None:
-        """Note a failure that is the worker's own: enough of them in a row open its circuit."""
+        """Note a failure that is the worker's fault: enough of them in a row open its circuit."""
         pause_s = self.circuits.note_failure(at.boot, time.monotonic())
         if pause_s and any(beat.boot == at.boot for beat in self._fleet.snapshot.of(at.model)):
             self._metrics.circuits_opened.labels(at.model).inc()
@@ -102,7 +105,7 @@ class SuitableWorkers:
             log.warning("worker fails call after call and is left alone", extra={"fields": fields})
 
     def num_avoided(self) -> dict[str, int]:
-        """Return how many workers of each model calls avoid now."""
+        """Return model -> number of its workers that all calls avoid now, because their circuits are not closed."""
         states = self.circuits.states(time.monotonic())
         return {
             model: sum(beat.boot in states and states[beat.boot].state != "closed" for beat in beats)
@@ -110,7 +113,7 @@ class SuitableWorkers:
         }
 
     def waiting_for_worker(self) -> dict[str, tuple[int, float]]:
-        """Return for each model how many calls wait for a suitable worker, and the first one's wait in seconds."""
+        """Return model -> (number of calls that wait for a suitable worker, longest wait so far in seconds)."""
         now = time.monotonic()
         found: dict[str, tuple[int, float]] = {}
         for state, since in self._waiting_since.items():
@@ -119,9 +122,9 @@ class SuitableWorkers:
         return found
 
     def _avoided(self, state: CallState, beats: Iterable[Heartbeat], now: float, *, going: bool) -> frozenset[str]:
-        """Return the workers to avoid. A call that is `going` takes one with an open circuit if there is no other."""
+        """Return the workers to avoid. `going`: the call is sent now, if need be to a worker with an open circuit."""
         if not state.resting and not self._upstream.any_lost and self.circuits.all_new:
-            return frozenset()  # as nearly always, and there may be a thousand workers
+            return frozenset()  # the usual case, made quick for a thousand workers
         beats = tuple(beats)
         out = {
             beat.worker
@@ -146,12 +149,12 @@ class SuitableWorkers:
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _wait_for_adapters(self, state: CallState) -> None:
-        """Return when a worker has the call's adapters, or after ADAPTERS_S: new workers get registered ones soon."""
+        """Wait until a worker has the call's adapters, at most ADAPTERS_S: new workers soon load registered ones."""
         call, adapters = state.call, state.placement_request.adapters
         until = min(call.queue_deadline, time.monotonic() + ADAPTERS_S)
         while time.monotonic() < until:
             beats = [beat for beat in self._fleet.snapshot.of(call.model) if not beat.draining]
             if not beats or any(adapters.issubset(beat.adapters) for beat in beats):
-                return  # without workers the call waits in line
+                return  # without workers the call waits in the queue
             state.answer_log.queue_position.note_wait()
             await asyncio.sleep(CHECK_INTERVAL_S)

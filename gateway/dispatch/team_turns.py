@@ -1,4 +1,4 @@
-"""Shares out turns at something that few may do at once, such as hashing a long prompt, fairly among teams."""
+"""Limits how many calls do something at once, such as hashing a long prompt, and shares the turns among teams."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import Counter, deque
 
 
 class TeamTurns:
-    """Gives turns at something to a few callers at a time; the teams that wait are served one after the other.
+    """Gives turns to a few callers at a time, like a semaphore; the waiting teams are served one after the other.
 
-    One team has all but one of the turns at most, so that others need not wait for its slowest.
+    By default one team has at most all turns but one, so that other teams need not wait for its slowest turn.
     """
 
     def __init__(self, at_once: int = 1, per_team: int | None = None) -> None:
-        """`at_once`: turns in all. `per_team`: most turns of one team; None: one less than all, but at least one."""
+        """`at_once`: maximum turns at a time; `per_team`: those of one team; None: all but one, but at least one."""
         self._num_free = at_once
         self._per_team = max(1, at_once - 1) if per_team is None else per_team
         self._num_in: Counter[str] = Counter()
@@ -23,16 +23,16 @@ class TeamTurns:
 
     @classmethod
     def of_each(cls, per_team: int) -> TeamTurns:
-        """Return turns of which each team may have `per_team`, whatever the others have."""
+        """Return turns that are limited to `per_team` for each team, and not in all."""
         return cls(sys.maxsize, per_team)
 
     async def enter(self, team: str) -> Turn:
-        """Wait for a turn, and return it; `leave` it in any case, once or more."""
+        """Wait for a turn and return it. The caller must call `leave` on it; calling it twice is harmless."""
         await self.take(team)
         return Turn(self, team)
 
     async def take(self, team: str) -> None:
-        """Wait for a turn, which is to be given back in any case. A cancelled wait leaves nothing to give back."""
+        """Wait for a turn. The caller must call `give_back` after it, but not if the wait is cancelled."""
         if self._num_free and team not in self._waiting and self._num_in[team] < self._per_team:
             self._enter(team)
             return
@@ -46,7 +46,7 @@ class TeamTurns:
             raise
 
     def give_back(self, team: str) -> None:
-        """Give a turn back, and let the first one of the next team in; the teams take turns."""
+        """Give a turn back, and give it to the first waiter of the next team."""
         self._num_free += 1
         self._num_in[team] -= 1
         if not self._num_in[team]:
@@ -69,7 +69,7 @@ class TeamTurns:
 
 
 class Turn:
-    """A turn that was taken. Several parts of a call may give it back; the first that does counts."""
+    """A turn that was taken. Several parts of a call can give it back; only the first time counts."""
 
     __slots__ = ("_team", "_turns")
 
@@ -78,7 +78,7 @@ class Turn:
         self._team = team
 
     def leave(self) -> None:
-        """Give the turn back. Only the first time counts."""
+        """Give the turn back. Only the first call has an effect."""
         turns, self._turns = self._turns, None
         if turns is not None:
             turns.give_back(self._team)

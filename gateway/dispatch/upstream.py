@@ -1,9 +1,9 @@
-"""The port to whatever computes calls (`Upstream`). The fan-in of workers, `gateway.relay`, is one implementation.
+"""The port to the servers that compute calls (`Upstream`). `gateway.relay` implements it for workers.
 
 async with upstream.start(at, call, request, ...) as answer:    start
     await answer.peek(), await answer.take()                    events
-                                                                leaving the block cancels what is not over
-on_end(end)                                                     the end, as soon as it comes
+                                                                leaving the block cancels an unfinished call
+on_end(end)                                                     called with the last event as soon as it comes
 await upstream.pool(at, call, request)                          pooled work: one question, one result
 """
 
@@ -34,23 +34,23 @@ from workers.tracing.span import TraceContext
 
 
 class UpstreamAnswer(Answer, Protocol):
-    """The events of a call that was started and may not have begun."""
+    """The events of a call that was started and whose answer may not have begun yet."""
 
     async def peek(self, past: type[CallEvent] | tuple[()] = ()) -> CallEvent:
-        """Wait for the first event, or the first that is not of the kind `past`, and return it without taking it."""
+        """Wait for the first event that is not of type `past` (`()`: the first event); return it without taking it."""
         ...
 
 
 class Upstream(Protocol):
-    """Computes calls, each at one address. It retries nothing: the dispatcher decides about that."""
+    """Computes calls, each at one address. It retries nothing: the dispatcher decides about retries."""
 
     @property
     def any_lost(self) -> bool:
-        """Whether `is_lost` is true of any process; cheap, since it is asked for every call."""
+        """Whether `is_lost` is true of any process. Must be cheap, since it is read for every call."""
         ...
 
     def is_lost(self, boot: str) -> bool:
-        """Return whether the process is known to be gone though the fleet may still show it."""
+        """Return whether the process is known to be gone, although the fleet may still list it."""
         ...
 
     def start(
@@ -66,17 +66,17 @@ class Upstream(Protocol):
     ) -> AbstractAsyncContextManager[UpstreamAnswer]:
         """Start a call for the time of the block; leaving it before the call's end cancels the call, without waiting.
 
-        `on_end` is called with the answer's last event when it comes, which may be long before the caller takes it;
-        `on_overflow` when the caller reads so slowly that events are dropped. `context`: the span that the call's own
-        spans lie in. `known_bytes`: size of the conversation, where it has been counted; 0: it has not.
-        Raises CallFailed when the address cannot be asked; what refuses the call may also do so in a `Failed` event.
+        `on_end` is called with the answer's last event when it comes, which can be long before the caller takes it;
+        `on_overflow`, when the caller reads so slowly that events are dropped. `context`: the parent span of the call's
+        own spans. `known_bytes`: size of the conversation; 0: it has not been counted.
+        Raises CallFailed if the address cannot be reached; a refusal can also come as a `Failed` event.
         """
         ...
 
     async def pool(
         self, at: WorkerAddress, call: Call, request: PoolRequest, context: TraceContext | None
     ) -> PoolResult:
-        """Return the result of pooled work; cancelling it cancels the work. Raises CallFailed."""
+        """Return the result of pooled work; cancelling the await cancels the work. Raises CallFailed."""
         ...
 
 
@@ -98,7 +98,7 @@ ERRORS: dict[FailureCode, type[PaddockError]] = {
 def error_for(failure: Failure) -> PaddockError:
     """Return the error that the client gets for a worker's failure."""
     if failure.code is FailureCode.UNAUTHORIZED:
-        # The client's key is fine; it is the operator who has to act.
+        # The client's key is valid; the operator has to act.
         return InternalError(
             "The worker refused this gateway's secret. Start both with the same PADDOCK_WORKER_SECRET."
         )

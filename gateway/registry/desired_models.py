@@ -1,4 +1,4 @@
-"""Keeps in Redis which models an operator wants to have workers; the supervisors of every machine read it there."""
+"""Keeps in Redis for which models an operator wants workers to run; the supervisors of all machines read it there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.protocol import keys
 
 
 class DesiredModels:
-    """Reads and writes which models are to have workers. Nothing is cached, since only people ask for it."""
+    """Reads and writes which models should have workers. Nothing is cached, since only people ask for it."""
 
     def __init__(self, redis: redis.asyncio.Redis) -> None:
         self._redis = redis
@@ -22,11 +22,11 @@ class DesiredModels:
         return bool(await answered(self._redis.exists(keys.supervised(model))))
 
     async def is_unloaded(self, model: str) -> bool:
-        """Return whether its supervisors were last told to stop its workers. Raises StoreUnavailable."""
+        """Return whether the model's supervisors were last told to stop its workers. Raises StoreUnavailable."""
         return bool(await answered(self._redis.exists(keys.unloaded(model))))
 
     async def unloaded(self, models: Sequence[str]) -> frozenset[str]:
-        """Return the models whose supervisors were last told to stop workers; none while Redis does not answer."""
+        """Return the models whose supervisors were last told to stop workers; no models while Redis does not answer."""
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for model in models:
@@ -37,7 +37,7 @@ class DesiredModels:
         return frozenset(model for model, is_unloaded in zip(models, found, strict=True) if is_unloaded)
 
     async def coming(self, models: Sequence[str]) -> frozenset[str]:
-        """Return the models whose supervisors are to keep workers; none while Redis does not answer."""
+        """Return the models that a supervisor should keep workers for; no models while Redis does not answer."""
         if not models:
             return frozenset()
         try:
@@ -53,7 +53,7 @@ class DesiredModels:
         )
 
     async def want(self, model: str, wanted: bool) -> None:
-        """Tell a model's supervisors to keep workers, or to stop them. Raises StoreUnavailable."""
+        """Tell a model's supervisors to keep workers if `wanted`, otherwise to stop them. Raises StoreUnavailable."""
         if wanted:
             await answered(self._redis.delete(keys.unloaded(model)))
         else:

@@ -199,13 +199,13 @@ class Fleet:
         self._notify()
 
     async def _list_models(self) -> tuple[frozenset[str], bool]:
-        """Return the models that Redis has, as far as they can be read, and whether these are all."""
+        """Return the models in Redis, as far as they can be read, and whether these are all models in Redis."""
         listed = await self._records.models()
         models, are_all = (listed.found, listed.are_all) if listed else (self._state.models, True)
         return (models if are_all else models | self._state.served), are_all
 
     def _has_forgotten(self, models: frozenset[str], now: float) -> bool:
-        """Return whether Redis lost its data within PATIENCE_S: it has not listed every model that has workers."""
+        """Return whether Redis lost its data within the last PATIENCE_S: its list `models` lacked one with workers."""
         if self._forgot_at is None and not self._state.served <= models:
             self._forgot_at = now
         if self._forgot_at is not None and now - self._forgot_at < PATIENCE_S:

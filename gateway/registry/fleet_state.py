@@ -1,8 +1,8 @@
-"""Combines the records, prefix hashes and news of all workers into the snapshot of the fleet. No Redis here.
+"""Combines the records, prefix hashes and news of all workers into the snapshot of the fleet. Does no I/O.
 
-A worker's news are numbered, and its record and its prefix hashes say which of them they include. The hashes are exact
-while no number is missing between them and the latest news. A worker of which one is missing is out of sync: its record
-and hashes are read again until none is. Meanwhile it is ranked by what is known.
+A worker numbers its news, and its record and its prefix hashes contain the number of the last news that they include.
+The hashes are exact if no number is missing between them and the latest news. A worker with a missing number is out of
+sync: its record and hashes are read again until no number is missing. Until then it is ranked by what is known.
 """
 
 from __future__ import annotations
@@ -21,49 +21,50 @@ from gateway.routing.worker_state import with_load
 from workers.protocol.heartbeat import MAX_HEADS, Heartbeat, News
 
 REMEMBERED = 16
-"""News kept per worker, some seconds of them, to apply them to prefix hashes that were written before them."""
+"""Number of news kept per worker, which cover some seconds, to apply them to prefix hashes written before them."""
 
 REMEMBERED_S = 300.0
-"""Seconds for which a name stays known after its model left Redis or its last worker went: calls to it find the model
-unavailable, not unknown."""
+"""Seconds that a model's name stays known after the model left Redis or its last worker went: calls to the model then
+fail because it is unavailable, not because it is unknown."""
 
 MOST_NAMES = 20_000
-"""Most names that are remembered; anything that may write to Redis may write names."""
+"""Maximum number of remembered names; the oldest are forgotten first, those of models with workers last. Anyone who
+can write to Redis can add names."""
 
 MOST_STRANGE_HASHES = 1 << 20
 STRANGE_NEWS = 64
-"""Most prefix hashes in news of workers that are not known, each entry counted as STRANGE_NEWS more; later news of such
-workers are dropped until all records were read."""
+"""Maximum number of prefix hashes (MOST_STRANGE_HASHES) in news of unknown workers, where each entry of news counts as
+STRANGE_NEWS more; further news of unknown workers are dropped until all records have been read again."""
 
 NO_POOL = Pool()
 NO_HASHES = PrefixHashes(0, {})
 
 
 class FleetState:
-    """Keeps the state of all workers as this gateway knows it. Not for two tasks at a time."""
+    """Keeps the state of all workers as this gateway knows it. For use by one task at a time."""
 
     def __init__(self, registered: Callable[[], Mapping[str, Contents]]) -> None:
-        """`registered`: model -> adapters that all its workers are to have -> SHA-256."""
+        """`registered`: model -> its registered adapters -> SHA-256."""
         self._registered = registered
         self._models: frozenset[str] = frozenset()
         self._named_at: dict[str, float] = {}
-        """Model -> when it was last in Redis."""
+        """Model -> time.monotonic() when it was last in Redis."""
         self._served_at: dict[str, float] = {}
-        """Model -> when it last had a worker."""
+        """Model -> time.monotonic() when it last had a worker."""
         self._records: dict[str, dict[str, Heartbeat]] = {}
-        """Model -> worker -> its record as it was read."""
+        """Model -> worker -> its record as last read."""
         self._updaters: dict[str, PoolUpdater] = {}
         self._recent_news: dict[WorkerKey, deque[News]] = {}
         self._out_of_sync: dict[WorkerKey, None] = {}
-        """Workers whose prefix hashes are not exact, the longest first."""
+        """Workers whose prefix hashes are not exact, in the order in which they came out of sync."""
         self._resync_later: set[WorkerKey] = set()
-        """Workers that were read again and are still out of sync; the next reading of all records takes them up."""
+        """Workers still out of sync after a resync; they are resynced again after the next reading of all records."""
         self._without_record: set[WorkerKey] = set()
-        """Workers that have written news, and no record that can be read."""
+        """Workers that have written news but have no record that can be read."""
         self._num_strange_hashes = 0
-        """Of MOST_STRANGE_HASHES, since all records were read."""
+        """Number counted against MOST_STRANGE_HASHES since all records were last read."""
         self._behind: dict[WorkerKey, int] = {}
-        """Worker whose record includes news that were not read yet -> the number of the last of them."""
+        """Worker whose record includes news that have not been read yet -> the number of the last such news."""
         self._contents: dict[str, Contents] = {}
         self._is_read = False
         self._snapshot: FleetSnapshot | None = FleetSnapshot(is_read=False)
@@ -74,12 +75,12 @@ class FleetState:
 
     @property
     def records(self) -> Mapping[str, Mapping[str, Heartbeat]]:
-        """Model -> worker -> its record as it was read; not to be kept."""
+        """Model -> worker -> its record as last read. Don't keep the mapping: it changes."""
         return self._records
 
     @property
     def models(self) -> frozenset[str]:
-        """Models that Redis has, or had within REMEMBERED_S."""
+        """Models that Redis has, or had within the last REMEMBERED_S."""
         return self._models
 
     @property
@@ -88,12 +89,12 @@ class FleetState:
         return frozenset(model for model, workers in self._records.items() if workers)
 
     def records_of(self, models: Iterable[str]) -> dict[WorkerKey, Heartbeat]:
-        """Return the records of these models' workers, as they were read last."""
+        """Return the records of these models' workers as last read."""
         return {(model, worker): beat for model in models for worker, beat in self._records.get(model, {}).items()}
 
     @property
     def out_of_sync(self) -> tuple[WorkerKey, ...]:
-        """Workers to be resynced, those that have waited longest first."""
+        """Workers to be resynced; the one that has waited longest comes first."""
         return tuple(self._out_of_sync)
 
     @property
@@ -110,9 +111,8 @@ class FleetState:
     def replace_records(
         self, models: frozenset[str], beats: Mapping[WorkerKey, Heartbeat], now: float, *, are_all: bool = True
     ) -> None:
-        """Replace all records. A worker without one is gone; names of models are remembered for REMEMBERED_S.
-
-        `are_all`: whether `models` are all that Redis has.
+        """Replace all records. A worker that is not in `beats` is gone; the names of `models` are remembered for
+        REMEMBERED_S. `are_all`: whether `models` are all models that Redis has.
         """
         self._named_at |= dict.fromkeys(models, now)
         named = sorted(self._named_at.items(), key=lambda item: (item[0] in self._records, item[1]), reverse=True)
@@ -133,7 +133,7 @@ class FleetState:
         self._update_contents(now)
 
     def update_records(self, workers: Iterable[WorkerKey], beats: Mapping[WorkerKey, Heartbeat], now: float) -> None:
-        """Replace the records of these workers; one that is not among `beats` is gone."""
+        """Replace the records of these workers; a worker that is not in `beats` is gone."""
         touched = set()
         for key in workers:
             model, worker = key
@@ -169,7 +169,7 @@ class FleetState:
         return known.draining != news.draining
 
     def resync(self, key: WorkerKey, record: Heartbeat | None, hashes: PrefixHashes | None, now: float) -> None:
-        """Replace a worker's record and prefix hashes by those read (None: there are none), and apply later news."""
+        """Replace a worker's record and prefix hashes by those read now (None: none found), and apply later news."""
         model, worker = key
         self._out_of_sync.pop(key, None)
         if record is None:
@@ -190,7 +190,7 @@ class FleetState:
         self._snapshot = None
 
     def _update_pool(self, model: str, now: float) -> None:
-        """Let a model's pool have the workers that have records, as these say."""
+        """Bring a model's pool up to date with the records of its workers."""
         records = self._records.get(model, {})
         contents = contents_of(records.values(), self._registered().get(model, NOTHING))
         beats = agreed(records.values(), contents)
@@ -213,7 +213,7 @@ class FleetState:
         if known.version < self._behind.pop(key, 0):
             self._out_of_sync[key] = None
         if known.version < beat.version:
-            self._behind[key] = beat.version  # its news may be on their way; not for long
+            self._behind[key] = beat.version  # the news in between can be on their way
             beat = replace(beat, version=known.version)
         updater.renew(beat, now=now)
 
@@ -252,13 +252,13 @@ class FleetState:
 
 
 def _is_gapless(included: int, news: Sequence[News], least: int) -> bool:
-    """Return whether the news after number `included` are there without a gap, up to number `least` or further."""
+    """Return whether `news` has all numbers after `included` without a gap, up to at least number `least`."""
     versions = [one.version for one in news if one.version > included]
     return versions == list(range(included + 1, included + 1 + len(versions))) and included + len(versions) >= least
 
 
 def _with_news(hashes: PrefixHashes, news: Sequence[News]) -> set[int]:
-    """Return the hashes with later news applied; as they were where that would be more than any worker has."""
+    """Return the hashes with later news applied, or unchanged if the result would exceed MAX_HEADS."""
     there = set(hashes.tokens)
     for one in news:
         if one.version > hashes.version:

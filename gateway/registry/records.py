@@ -38,25 +38,25 @@ from workers.redis.link import cluster_of
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 256
-"""Most workers left out that the log names; names are whatever stands in Redis."""
+"""Maximum number of left-out workers that the log names: anyone who can write to Redis can make up names."""
 MAX_NAME_CHARS = 512
-"""Most characters of a model's or worker's name."""
+"""Maximum number of characters of a model's or worker's name; longer names are skipped."""
 MOST_NAMES = 10_000
-"""Names in one set after which the rest is left to the next readings."""
+"""Number of names of one set that are read at once; the next reading of the set goes on from there."""
 NAMES_AT_ONCE = 512
-"""Names that are read between two looks at the time."""
+"""Number of names to process before checking whether to rest (`Pauses.rest`)."""
 MOST_STRANGERS = 10_000
-"""Most workers, of those that are not known yet, whose records are read at once."""
+"""Maximum number of unknown workers whose records are read in one reading; of more, a random sample is read."""
 MOST_STRANGE_BYTES = 32 << 20
-"""Most bytes of their records: many times those of the largest fleet."""
+"""Bytes of unknown workers' records after which a reading stops: many times those of the largest fleet."""
 LONGEST_RECORD = 1 << 20
-"""Most bytes of a record: one with 4,096 adapters has half of that."""
+"""Maximum bytes of a record; longer ones are left out. A record with 4,096 adapters has half as many."""
 ANSWER_BYTES = 2 << 20
-"""Bytes after which the answers of one round trip have no more keys."""
+"""Bytes after which one round trip returns no more keys, divided evenly among its script calls."""
 KEYS_AT_ONCE = 1000
-"""Most keys of one answer."""
+"""Maximum number of keys of one script call."""
 ANSWERS_AT_ONCE = 16
-"""Most answers in one round trip."""
+"""Maximum number of script calls in one round trip."""
 
 Item = TypeVar("Item")
 WorkerKey = tuple[str, str]
@@ -70,9 +70,9 @@ class PrefixHashes:
     """The hashes of the prefixes that one worker has cached, as it last wrote all of them."""
 
     version: int
-    """Number of the last news that they include."""
+    """Number of the last news that these hashes include."""
     tokens: Mapping[int, int]
-    """Prefix hash -> tokens."""
+    """Prefix hash -> number of tokens of the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,37 +81,37 @@ class Names:
 
     found: frozenset[str]
     are_all: bool = True
-    """False: there are too many to be read at once, and these are some of them, each time others."""
+    """False: the set has too many names to be read at once, and `found` has a part, another one at each reading."""
 
 
 class RecordReader:
     """Reads workers' records and prefix hashes.
 
-    Left out, which is logged once: workers of another protocol version, records that can't be read, and records that no
-    holder of the worker secret wrote for this key.
+    Leaves out, and logs once: workers of another protocol version, records that can't be read, and records that are not
+    sealed with the worker secret for their key.
 
-    A worker's login may write any number of names and bytes. A reading has bounds, within which workers that are known
-    come first, and rests after some ms of work. Methods raise redis.RedisError; they are not for two tasks at a time.
+    Whoever has a worker's Redis login can write any number of names and bytes. So each reading is bounded, reads known
+    workers first, and rests after some ms of work. Methods raise redis.RedisError. For use by one task at a time.
     """
 
     def __init__(
         self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
     ) -> None:
-        """`refused` is called for each record not sealed with the secret; `unreadable` counts those not readable."""
+        """`refused` is called for each record not sealed with `secret`; `unreadable` counts what can't be read."""
         self._redis = redis
         self._secret = secret
         self._refused = refused
         self._unreadable = unreadable
         self._is_cluster = cluster_of(redis) is not None
-        """Whether the keys that a script is given have to be of one model."""
+        """Whether Redis is a Cluster: then all keys of one script call must belong to one model."""
         self._left_out: set[WorkerKey] = set()
         self._members = load_members_script().source
         self._values_script = load_records_script().source
         self._from: dict[str, bytes] = {}
-        """Set with too many names -> where the next reading goes on."""
+        """Key of a set with too many names -> SSCAN cursor from which the next reading goes on."""
 
     async def models(self) -> Names | None:
-        """Return the models that have ever had a worker on this Redis; None where the key has another type."""
+        """Return the models that have ever had a worker on this Redis; None if the key has another type."""
         (listed,) = [one async for one in self._names(Unread.MODELS, [keys.MODELS], Pauses())]
         return listed[1]
 
@@ -119,13 +119,13 @@ class RecordReader:
         self, models: Iterable[str], known: Mapping[str, Collection[str]], pauses: Pauses
     ) -> tuple[dict[WorkerKey, Heartbeat], frozenset[str]]:
         """Return the records of these models' workers, and the models whose list of workers can't be read. `known`:
-        model -> the workers that it is known to have.
+        model -> its known workers.
         """
         asked = {keys.workers(model): model for model in models}
         there: list[WorkerKey] = []
         strangers: list[WorkerKey] = []
         unread = set[str]()
-        # In another order each time, and so below: where there is too much, each is among the first some time.
+        # In random order, here and below: if there is too much to read, each model and worker is read at some time.
         async with aclosing(self._names(Unread.WORKERS, _shuffled(asked), pauses)) as listed:
             async for name, names in listed:
                 model = asked.pop(name)
@@ -148,7 +148,7 @@ class RecordReader:
     async def some(
         self, workers: Iterable[WorkerKey], pauses: Pauses, most_bytes: int | None = None
     ) -> dict[WorkerKey, Heartbeat]:
-        """Return the records of those of these workers that have one, until there are `most_bytes` of them."""
+        """Return the records of the workers that have one; stop when they exceed `most_bytes` (None: never)."""
         found: dict[WorkerKey, Heartbeat] = {}
         left = most_bytes
         async with aclosing(self._values(Unread.WORKER, workers, pauses)) as values:
@@ -165,7 +165,7 @@ class RecordReader:
         return found
 
     async def prefix_hashes(self, workers: Iterable[WorkerKey], pauses: Pauses) -> dict[WorkerKey, PrefixHashes]:
-        """Return the prefix hashes of these workers; workers that have written none that can be read are left out."""
+        """Return the prefix hashes of these workers; workers without readable prefix hashes are left out."""
         found: dict[WorkerKey, PrefixHashes] = {}
         async for key, packed in self._values(Unread.HEADS, workers, pauses):
             try:
@@ -177,7 +177,7 @@ class RecordReader:
     async def _names(
         self, kind: Unread, sets: Sequence[str], pauses: Pauses
     ) -> AsyncGenerator[tuple[str, Names | None]]:
-        """Yield each of the sets with the names in it; None where the key has another type."""
+        """Yield (key, names in it) for each of the sets; None for the names if the key has another type."""
 
         def arguments(asked: Sequence[str], most_bytes: int) -> list[str | int | bytes]:
             return ["set", 4 * MAX_NAME_CHARS, MOST_NAMES, most_bytes, *(self._from.get(name, b"0") for name in asked)]
@@ -206,7 +206,7 @@ class RecordReader:
     async def _values(
         self, kind: Unread, workers: Iterable[WorkerKey], pauses: Pauses
     ) -> AsyncGenerator[tuple[WorkerKey, bytes]]:
-        """Yield each worker's record or prefix hashes, by `kind`; those that are missing or too long are left out."""
+        """Yield each worker's packed record (Unread.HEADS: its prefix hashes), unless that is missing or too long."""
         fields: tuple[str, ...] = (BEAT, SEAL)
         name_of, longest = keys.worker, LONGEST_RECORD
         if kind is Unread.HEADS:
@@ -233,10 +233,10 @@ class RecordReader:
         arguments: Callable[[Sequence[str], int], list[str | int | bytes]],
         pauses: Pauses,
     ) -> AsyncGenerator[tuple[str, int, bytes]]:
-        """Run a script on keys, and yield of each what the script says: the key, what it is, and its bytes.
+        """Run a script on keys, and yield for each key (key, what was found (THERE, ...), bytes).
 
-        `groups`: the keys by what they have in common; one call of the script gets keys of one group. `arguments`
-        returns those of a call, from its keys and its most bytes. Rests between two keys.
+        `groups`: group -> its keys; one script call gets keys of one group. `arguments` returns the arguments of a
+        call, given its keys and its maximum bytes. Rests between two keys if it has worked for long.
         """
         while groups:
             asked = {group: groups[group][:KEYS_AT_ONCE] for group in list(groups)[:ANSWERS_AT_ONCE]}
@@ -267,7 +267,7 @@ class RecordReader:
         if beat.protocol != PROTOCOL_VERSION:
             self._leave_out(key, f"it speaks protocol {beat.protocol}, this gateway {PROTOCOL_VERSION}")
             return None
-        # A true record of one worker, copied to another's key, would have that one's calls sent to it.
+        # Otherwise a valid record of one worker, copied to the key of another, would attract the calls of the other.
         if (beat.model, beat.worker) != key or not fits(seal, seal_heartbeat(self._secret, record)):
             self._refused()
             self._leave_out(
@@ -286,7 +286,7 @@ class RecordReader:
             self._left_out.add(key)
 
     def _texts(self, kind: Unread, values: Iterable[object]) -> Iterator[str]:
-        """Yield the values that are names of models or workers."""
+        """Yield as text the values that can be names of models or workers; count and skip the others."""
         for value in values:
             try:
                 text = value.decode() if isinstance(value, bytes) else str(value)
@@ -305,15 +305,15 @@ def _shuffled(given: Iterable[Item]) -> list[Item]:
 
 
 FIRST_MS = 5000
-"""Milliseconds that the first reading goes back: the prefix hashes that a worker last wrote are about as old."""
+"""Milliseconds that the first reading goes back: about the age of the prefix hashes that workers last wrote."""
 AT_ONCE = 2000
-"""Most entries of one answer of Redis; more are read in several."""
+"""Maximum number of entries in one answer of Redis; more entries take several answers."""
 MOST_BYTES = 2 << 20
-"""Bytes of entries after which an answer has no more: a worker that has fallen may write what it likes there."""
+"""Bytes of entries after which an answer ends: a worker under an attacker's control can write anything there."""
 LONGEST_BYTES = 256 << 10
-"""Most bytes of one entry; a longer one is left out. News that replace all hashes of a worker have two thirds."""
+"""Maximum bytes of one entry; longer ones are left out. News that replace all hashes of a worker have two thirds."""
 MOST_ANSWERS = 16
-"""Most answers in one reading, so that records are read whatever comes; the next reading goes on."""
+"""Maximum number of answers in one reading, so that records get read even if news keep coming; the next one goes on."""
 
 _NEWS_HEADER = Struct(">II")
 
@@ -322,17 +322,17 @@ _NEWS_HEADER = Struct(">II")
 class TimedNews:
     news: News
     written_at: float
-    """time.monotonic() when it was written, or a little earlier."""
+    """time.monotonic() when the news were written, or a little earlier."""
 
 
 class NewsReader:
-    """Reads the stream of news from where it last stopped. Not for two tasks at a time."""
+    """Reads the stream of news, each time from where the last reading stopped. For use by one task at a time."""
 
     def __init__(
         self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
     ) -> None:
         """`secret`: seals what workers write. `refused` is called for each entry that is not sealed with it;
-        `unreadable` counts those that are sealed and can't be read.
+        `unreadable` counts sealed entries that can't be read.
         """
         self._redis = redis
         self._secret = secret
@@ -342,24 +342,24 @@ class NewsReader:
         self._last = ""
 
     async def read(self) -> AsyncGenerator[TimedNews]:
-        """Yield new entries, oldest first, of at most MOST_ANSWERS answers of Redis. Raises redis.RedisError.
+        """Yield new entries, oldest first, from at most MOST_ANSWERS answers of Redis. Raises redis.RedisError.
 
-        Entries that the stream dropped before they were read, and those that are no news, are missing: the numbers of
-        the news show it. The time that the caller takes for an entry counts as work, after some ms of which the reader
+        Entries that the stream dropped before they were read, and entries that are no news, are left out: the numbers
+        of the news then have a gap. After some ms of work, which includes the caller's work on an entry, the reader
         rests.
         """
         pauses = Pauses()
         for _ in range(MOST_ANSWERS):
-            # The whole script each time: it is short, and a server that has lost its scripts needs no second call.
+            # EVAL sends the whole script each time: it is short, and a server that lost its scripts needs no retry.
             call = ("EVAL", self._source, 1, keys.NEWS, self._last, AT_ONCE, FIRST_MS, LONGEST_BYTES, MOST_BYTES)
-            # Not the time of the answer: calls that are placed meanwhile would count as included.
+            # Measured before the request: calls placed before the answer comes would count as included in the news.
             asked_at = time.monotonic()
             try:
                 last, packed, is_more = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]
             except ResponseError as error:
                 if not is_of_one_name(error):
                     raise
-                # Records and prefix hashes say the same, later.
+                # Workers' records and prefix hashes bring the same facts, only later.
                 self._unreadable.skip(Unread.NEWS, keys.NEWS, error)
                 return
             self._last = last.decode()
@@ -378,7 +378,7 @@ class NewsReader:
         except NotSealed:
             self._refused()
             return None
-        except ValueError as error:  # of another version: the worker's record says so
+        except ValueError as error:  # news of another version: the worker's record shows that
             self._unreadable.skip(Unread.NEWS, value[:40], error)
             return None
 

@@ -1,4 +1,4 @@
-"""The fleet as most of the gateway sees it (`FleetSnapshot`), and two trackers of what changes between two snapshots.
+"""The fleet as most of the gateway sees it (`FleetSnapshot`), and two trackers of changes between snapshots.
 
 `FirstWorkers` tracks the models that still wait for their first worker, `Turnover` the processes that come and go.
 """
@@ -19,24 +19,24 @@ from workers.protocol.heartbeat import Heartbeat
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """The live workers. Those of another protocol version, and records that can't be read, are left out."""
+    """The live workers. Workers of another protocol version, and records that can't be read, are left out."""
 
     workers: Mapping[str, tuple[Heartbeat, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Model -> its live workers by id, draining ones included; models without any are not in it."""
+    """Model -> its live workers by id, including draining ones; only models with workers."""
     models: frozenset[str] = frozenset()
     """Every model that has ever had a worker on this Redis."""
     adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Adapter -> its model, for those that can be called as `model`."""
+    """Adapter -> its model, for the adapters that can be called as `model`."""
     contents: Mapping[str, Contents] = field(default_factory=lambda: MappingProxyType({}))
-    """Model -> its adapters by name -> SHA-256, registered ones that no worker has yet included."""
+    """Model -> its adapters by name -> SHA-256, including registered adapters that no worker has yet."""
     is_read: bool = True
-    """False until all records were read once: a worker that is not in the snapshot may exist."""
+    """False until all records have been read once: workers may exist that are not in the snapshot."""
 
     def of(self, model: str) -> tuple[Heartbeat, ...]:
         return self.workers.get(model, ())
 
     def membership(self) -> frozenset[tuple[str, str, str, str, int, bool]]:
-        """Return each worker's model, id, boot id, address, slots and draining: what listeners are called for."""
+        """Return each worker's model, id, boot id, address, slots and draining: a change of these calls listeners."""
         return frozenset(
             (model, worker.worker, worker.boot, worker.address, worker.slots, worker.draining)
             for model, workers in self.workers.items()
@@ -45,7 +45,7 @@ class FleetSnapshot:
 
 
 class FleetView(Protocol):
-    """The fleet, as the parts see it that do not read it from Redis themselves."""
+    """The fleet, as seen by the parts of the gateway that do not read it from Redis themselves."""
 
     @property
     def snapshot(self) -> FleetSnapshot:
@@ -58,21 +58,21 @@ class FleetView(Protocol):
 
 
 class FirstWorkers:
-    """The models that are meant to have workers and whose first one is still awaited, for a bounded time.
+    """Tracks which models still wait for their first worker, for a limited time.
 
-    A model whose first worker came and was lost is not waited for any more: its calls are held until a worker is back.
-    Nor is one whose first worker did not come in time: because of one broken model, a new gateway would otherwise not
-    serve the others.
+    A model whose first worker came and was lost is no longer waited for: its calls wait until a worker is back. Neither
+    is a model whose first worker did not come in time: otherwise one broken model would keep a new gateway from serving
+    the other models.
     """
 
     def __init__(self, models: frozenset[str], wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`models`: those that are meant to have workers. `wait_s`: how long to wait; 0: until they have come."""
+        """`models`: the models that should have workers. `wait_s`: seconds to wait; 0: until all of them have one."""
         self._missing = models
         self._clock = clock
         self._until = clock() + (wait_s or math.inf)
 
     def follow(self, snapshot: FleetSnapshot) -> None:
-        """Take off the models that have a worker now; one that drains does not count."""
+        """Stop waiting for the models that have a worker now; a draining worker does not count."""
         if self._missing:
             self._missing -= {
                 model for model, beats in snapshot.workers.items() if any(not beat.draining for beat in beats)
@@ -80,7 +80,7 @@ class FirstWorkers:
 
     @property
     def missing(self) -> frozenset[str]:
-        """Return the models that are still waited for."""
+        """The models that still wait for their first worker."""
         return self._missing if self._clock() < self._until else frozenset()
 
 
@@ -88,15 +88,17 @@ MOST_LOST = 1024
 
 
 class Turnover:
-    """Reports the worker processes that come and go. One that was lost and is back does not count as new."""
+    """Reports the worker processes that come and go. A process that was lost and is back does not count as new."""
 
     def __init__(self, first: FleetSnapshot, came: Callable[[str], None], went: Callable[[str, str], None]) -> None:
-        """`first`: its processes are not new. `came` gets the model, `went` the model and `DRAINED` or `LOST`."""
+        """`first`: the snapshot to compare with at first. `came` is called with the model of each new process; `went`,
+        with the model of each process that is gone, and `DRAINED` or `LOST`.
+        """
         self._there = _processes(first)
         self._came = came
         self._went = went
         self._lost: dict[tuple[str, str], None] = {}
-        """Processes that were lost last, oldest first, at most MOST_LOST."""
+        """The processes lost most recently, oldest first; at most MOST_LOST."""
 
     def update(self, snapshot: FleetSnapshot) -> None:
         """Compare the new snapshot with the last, and report the processes that have come or gone."""

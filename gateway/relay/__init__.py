@@ -1,1 +1,1 @@
-"""Connects the gateway to the workers: calls go out by POST, events come in on one stream per worker process."""
+"""Connects the gateway to workers: calls go out as POST requests, events come in on one stream per worker process."""

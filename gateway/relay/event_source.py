@@ -1,8 +1,8 @@
-"""Reads a worker's event stream: one HTTP GET that never ends, on the transport's own callbacks.
+"""Reads a worker's event stream: one HTTP GET that never ends, read in the callbacks of an asyncio transport.
 
-An HTTP client library reads each chunk of a body through a buffer, a task and a timer. With many workers a chunk has
-few tokens, and these three cost as much as a token does. So this request is made on an asyncio protocol with httptools'
-parser.
+An HTTP client library passes each chunk of a body through a buffer, a task and a timer. With many workers a chunk has
+few tokens, and this costs as much as handling a token does. So this request is made by an asyncio protocol with
+httptools' parser.
 
 `check_step` bounds the values in one frame of the stream before it is decoded. A frame is the output of one engine step
 for this gateway's calls. Its length says little about the work: 16 MiB are the text of one long prompt, or 800,000
@@ -27,15 +27,15 @@ MAX_HEAD_BYTES = 64 << 10
 _OTHERS = bytes(set(range(256)) - set(b"[]{},"))
 
 UNCHECKED_BYTES = 64 << 10
-"""Length up to which a frame is not checked: decoding it takes milliseconds at most. Nearly every frame is shorter."""
+"""Bytes up to which a frame is not checked: decoding it takes milliseconds at most. Nearly every frame is shorter."""
 ITEMS = 1 << 17
-"""Most brackets and commas of any frame; some 50 ms at worst. A token with a hundred alternatives has 500."""
+"""Brackets and commas allowed in any frame: some 50 ms of decoding at worst. A token with 100 alternatives has 500."""
 ITEMS_PER_CALL = 4096
-"""Brackets and commas allowed in addition for each call under way there: a few tokens with their alternatives."""
+"""Brackets and commas allowed in addition per call under way on the worker: a few tokens with their alternatives."""
 
 
 class EventStreamRefused(Exception):
-    """The worker answered the request for its events with another status than 200, or without the proof."""
+    """The worker answered the request for its events with a status other than 200, or without the right proof."""
 
 
 class EventStreamBroken(ConnectionError):
@@ -43,7 +43,7 @@ class EventStreamBroken(ConnectionError):
 
 
 class StepTooLarge(ValueError):
-    """A frame holds more than the steps of its calls can."""
+    """A frame has more values than the output of its calls in one step can have."""
 
 
 async def read_events(
@@ -58,10 +58,10 @@ async def read_events(
 ) -> None:
     """GET `url` and pass its body to `on_data` until the body ends. Never returns: every end raises.
 
-    `on_data` returns the seconds to read nothing for: the sender has to wait meanwhile (back pressure).
-    `expected`: a header that the answer must have, and its value; one without it is refused before it is open.
-    Raises OSError or TimeoutError when no connection can be made, EventStreamRefused, EventStreamBroken (also when
-    nothing came for one to two times `silence_s`), and what `on_data` raises.
+    `on_data` returns the seconds for which to stop reading, so that the sender has to wait (back pressure). `expected`:
+    name and value of a header that the answer must have; an answer without it is refused, and `on_open` is not called.
+    Raises OSError or TimeoutError if no connection can be made, EventStreamRefused, EventStreamBroken (also after a
+    silence of one to two times `silence_s`), and what `on_data` raises.
     """
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
@@ -88,13 +88,13 @@ async def read_events(
 
 
 def check_step(data: bytes, num_calls: int) -> None:
-    """Raise StepTooLarge for too many values, in 5 ms per MiB at most. `num_calls`: calls under way on the worker."""
+    """Raise StepTooLarge if a frame has too many values; takes at most 5 ms per MiB. `num_calls`: calls under way."""
     if len(data) <= UNCHECKED_BYTES:
         return
     most = ITEMS + ITEMS_PER_CALL * num_calls
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # No event has more strings than brackets and commas, and taking strings out makes an object of each.
+    # No event has more strings than brackets and commas. Checked first, as taking strings out makes an object of each.
     too_many = data.count(b'"') > 2 * most
     if too_many or len(b"".join(data.split(b'"')[::2]).translate(None, _OTHERS)) > most:
         raise StepTooLarge(f"a step of more than {most} values for {num_calls} calls")
@@ -130,10 +130,10 @@ class _Source(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
-        if self.ended.done():  # the connection is about to be closed
+        if self.ended.done():  # the connection is about to close
             return
         if not self._status:
-            # The parser keeps a header until it is whole.
+            # The parser buffers a header until it is complete, so the bytes of the head are limited here.
             self._head_bytes_left -= len(data)
         try:
             self._parser.feed_data(data)
@@ -146,7 +146,7 @@ class _Source(asyncio.Protocol):
                     self._rest(rest_s)
         except httptools.HttpParserError as error:
             self._end(EventStreamBroken(f"not HTTP: {error}"))
-        except Exception as error:  # noqa: BLE001 - it is the reader's to handle, and the reader waits on `ended`
+        except Exception as error:  # noqa: BLE001 - `read_events` raises it: it waits on `ended`
             self._end(error)
 
     def _rest(self, rest_s: float) -> None:

@@ -9,15 +9,15 @@ from typing import cast
 from workers.protocol.events import CallEvent, Failed, Finished, Settings, Started
 
 MAX_BYTES = 32 << 20
-"""Most bytes that a reader may be behind: a few long events of a worker could fill the gateway's memory otherwise."""
+"""Maximum bytes of unread events; more make the mailbox overflow. Otherwise a few long events could fill the memory."""
 
 
 class Mailbox:
-    """Holds the events of one call, in order, for a writer that never waits and a reader that takes all there are.
+    """Holds the events of one call, in order. The writer never waits; the reader takes all unread events at once.
 
-    Used on one event loop. When the reader falls `limit` events or `MAX_BYTES` behind, `on_overflow` is called once and
-    later events are dropped: the call is over for the reader. `on_end` is called with the last event as soon as it
-    comes, whether or not the reader takes it. `put` and `take` run once per token.
+    For use on one event loop. When the reader falls `limit` events or `MAX_BYTES` behind, `on_overflow` is called once
+    and later events are dropped: the call is over for the reader. `on_end` is called with the last event as soon as it
+    comes, even if the reader never takes it. `put` and `take` run once per token.
     """
 
     __slots__ = (
@@ -34,7 +34,7 @@ class Mailbox:
     )
 
     choice = 0
-    """Number of the answer among those of its request: one call is one answer."""
+    """Number of the answer among its request's answers; 0, since one call makes one answer."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Mailbox:
         """The call's last event, once the reader has taken it."""
         self._loop = asyncio.get_running_loop()
         self._bytes = 0
-        """Size on the wire of the events that wait, about."""
+        """Approximate size on the wire of the unread events."""
         self._events: list[CallEvent] = []
         self._reader: asyncio.Future[None] | None = None
         self._limit = limit
@@ -57,7 +57,7 @@ class Mailbox:
         self._overflowed = False
 
     def put(self, event: CallEvent, num_bytes: int = 0) -> None:
-        """Append an event. `num_bytes`: its size on the wire, about."""
+        """Append an event. `num_bytes`: its approximate size on the wire."""
         kind = type(event)  # quicker than `isinstance`, and this is done per token
         if kind is Finished or kind is Failed:
             self._on_end(cast(Finished | Failed, event))
@@ -74,19 +74,19 @@ class Mailbox:
                 reader.set_result(None)
 
     async def take(self) -> list[CallEvent]:
-        """Wait for events and return all there are, at least one. The last list ends in `Finished` or `Failed`."""
+        """Wait for events and return all unread ones, at least one. The last list ends in `Finished` or `Failed`."""
         if not self._events:
             self._reader = self._loop.create_future()
             await self._reader
         events = self._events
         self._events, self._bytes = [], 0
         last = events[-1]
-        if isinstance(last, Finished) or isinstance(last, Failed):  # noqa: SIM101 - a union is made anew each time
+        if isinstance(last, Finished) or isinstance(last, Failed):  # noqa: SIM101 - `A | B` would be built at each call
             self.ended, self.end = True, last
         return events
 
     async def peek(self, past: type[CallEvent] | tuple[()] = ()) -> CallEvent:
-        """Wait for the first event, or the first that is not of the kind `past`, and return it without taking it."""
+        """Wait for the first event that is not of type `past` (`()`: the first event); return it without taking it."""
         while (event := next((event for event in self._events if not isinstance(event, past)), None)) is None:
             self._reader = self._loop.create_future()
             await self._reader
@@ -99,9 +99,10 @@ class Mailbox:
 
 
 class MailboxWithSettings(Mailbox):
-    """A mailbox that adds the call's settings behind `Started`.
+    """A mailbox that inserts the call's settings (`Settings`) after `Started`.
 
-    It holds events back until the worker's answer to the submit has brought the settings: events may overtake it.
+    The settings come in the worker's answer to the submit, and events can come before it. So events are held back until
+    `release`; only `Failed` is not.
     """
 
     __slots__ = ("_early", "_early_bytes", "_released", "_settings")
@@ -119,7 +120,7 @@ class MailboxWithSettings(Mailbox):
         self._released = False
 
     def release(self, settings: Settings | None) -> None:
-        """Release the events that were held back, with these settings; None: the worker sent none."""
+        """Pass on the events that were held back, with these settings; None: the worker sent no settings."""
         self._released, self._settings = True, settings
         early, self._early = self._early, []
         for event, num_bytes in early:

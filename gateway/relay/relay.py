@@ -1,6 +1,6 @@
-"""Carries calls to workers (`Relay`, the `Upstream` of workers) and questions that take no slot (`WorkerQueries`).
+"""Sends calls to workers (`Relay`, an implementation of `Upstream`) and questions that take no slot (`WorkerQueries`).
 
-The relay holds one event stream per worker process.
+The relay keeps one event stream open per worker process.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from workers.tracing.span import TraceContext
 log = logging.getLogger(__name__)
 
 SETTLE_TIMEOUT_S = 2 * CONNECT_TIMEOUT_S
-"""Seconds that a call waits for the event stream of a worker that was seen only now."""
+"""Seconds that a call waits for the event stream of a worker that is new in the fleet."""
 RECORD_TIMEOUT_S = 1.0
-"""Seconds that a call with a slot waits for the record of its worker process, if that was not read yet."""
+"""Seconds that a call with a slot waits until the record of its worker process is read, if it was not read yet."""
 
 
 @dataclass(slots=True)
@@ -60,9 +60,9 @@ class WorkerConnection:
 
 
 class Relay:
-    """Follows the fleet with one stream per worker process, and computes calls on workers (`start`, `pool`).
+    """Keeps one event stream open per worker process of the fleet, and has workers compute calls (`start`, `pool`).
 
-    `run` must be running while calls are open; everything happens on its event loop.
+    `run` must be running while calls are open. All methods must be called on its event loop.
     """
 
     def __init__(self, gateway_id: str, secret: str, buffer_events: int) -> None:
@@ -73,16 +73,16 @@ class Relay:
         self._connections: dict[str, WorkerConnection] = {}
         """Boot id -> connection."""
         self._lost: set[str] = set()
-        """Boot ids of processes that are gone though the fleet may still show them."""
+        """Boot ids of processes that are gone, although the fleet may still list them."""
         self._addresses: dict[str, WorkerAddress] = {}
-        """Boot id -> address, of the fleet as last seen. Calls go to no other address than these, which are sealed."""
+        """Boot id -> address, from the sealed records of the fleet as last seen. Calls go to these addresses only."""
         self._fleet_changed = asyncio.Event()
         """Set, and replaced by a new one, when the fleet has changed."""
         self._group: asyncio.TaskGroup | None = None
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self) -> None:
-        """Hold the streams until cancelled. Calls still under way end with their worker's grace period."""
+        """Keep the streams open until cancelled. Workers end the calls then under way after their grace period."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, socket_factory=watched_socket)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
             try:
@@ -96,7 +96,7 @@ class Relay:
                 self._connections.clear()
 
     def follow(self, heartbeats: Iterable[Heartbeat]) -> None:
-        """Take in the fleet as it is now: open streams to new processes, and note which are gone. Never waits."""
+        """Update to the present fleet: open streams to new processes, and note which are gone. Never waits."""
         self._addresses = {beat.boot: beat.at for beat in heartbeats if beat.protocol == PROTOCOL_VERSION}
         self._fleet_changed.set()
         self._fleet_changed = asyncio.Event()
@@ -125,7 +125,7 @@ class Relay:
         context: TraceContext | None = None,
         known_bytes: int = 0,
     ) -> AsyncIterator[Mailbox]:
-        """Submit a call, as `Upstream.start`. A worker that refuses it does so in a `Failed` event."""
+        """Submit a call, as `Upstream.start`. If the worker refuses the call, the mailbox gets a `Failed` event."""
         connection = await self._connected(at)
         number = next(self._numbers)
         kind = MailboxWithSettings if "settings" in request.tell else Mailbox
@@ -142,7 +142,7 @@ class Relay:
             tracestate="" if context is None else context.state,
         )
         connection.stream.attach(number, mailbox)
-        # The answer may overtake the 202, and the worker may die before it: one mailbox takes whatever comes first.
+        # Events can come before the worker's 202, and the submit can fail: one mailbox takes whichever comes first.
         submitting = connection.group.create_task(self._submit(connection, submit, mailbox, known_bytes))
         try:
             yield mailbox
@@ -176,12 +176,12 @@ class Relay:
         timeout_s: float = ASK_TIMEOUT_S,
     ) -> ReplyT:
         """Send one question to one worker and return the answer. Raises CallFailed, Stopping."""
-        # Questions have prompts in them, too: none is sent before the worker has shown that it knows the secret.
+        # Questions contain prompts, too: none is sent before the worker has proved that it knows the secret.
         connection = await self._connected(at)
         return await connection.client.ask(method, path, message, WholeReply(decode), timeout_s)
 
     def is_lost(self, boot: str) -> bool:
-        """Return whether the process is known to be gone though the fleet may still show it."""
+        """Return whether the process is known to be gone, although the fleet may still list it."""
         return boot in self._lost
 
     @property
@@ -189,7 +189,7 @@ class Relay:
         return bool(self._lost)
 
     async def _connected(self, at: WorkerAddress) -> WorkerConnection:
-        """Return the connection to a process with a sealed record, its stream open. Raises CallFailed, Stopping."""
+        """Return the connection to a process with a sealed record and an open stream. Raises CallFailed, Stopping."""
         if at.boot not in self._connections and at.boot not in self._addresses:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RECORD_TIMEOUT_S):
@@ -197,7 +197,7 @@ class Relay:
                         await self._fleet_changed.wait()
         sealed = self._addresses.get(at.boot)
         connection = self._connections.get(at.boot) if sealed is None else self._connect(sealed)
-        # A lease is only as true as Redis: it may be of another model's worker, or have another's address.
+        # Whoever can write to Redis can forge a lease that names a worker of another model, or a wrong address.
         known = None if connection is None else connection.stream.at
         if known is not None and (known.worker, known.model) != (at.worker, at.model):
             connection = None
@@ -209,7 +209,7 @@ class Relay:
         return connection
 
     def _connect(self, at: WorkerAddress) -> WorkerConnection:
-        """Return the connection to a process, a new one where there is none yet. Raises Stopping."""
+        """Return the connection to a process; make it if there is none yet. Raises Stopping."""
         connection = self._connections.get(at.boot)
         if connection is not None:
             return connection
@@ -232,7 +232,7 @@ class Relay:
         except CallFailed as failed:
             mailbox.put(Failed(submit.call, failed.failure))
             if failed.failure.code is FailureCode.WORKER_LOST:
-                connection.cancellations.add([submit.call])  # it may have arrived all the same
+                connection.cancellations.add([submit.call])  # the worker may have got the call all the same
 
     async def _run_stream(self, stream: WorkerStream) -> None:
         try:
@@ -250,9 +250,10 @@ TAKES_NOTHING = (FailureCode.BUSY, FailureCode.DRAINING, FailureCode.UNAVAILABLE
 
 
 class WorkerQueries:
-    """Asks workers what takes no slot: texts and tokens, properties, contents of slots, adapters.
+    """Asks workers questions that take no slot: about texts and tokens, properties, contents of slots, adapters.
 
-    What is true of a model is asked of any of its workers, what is true of one worker of each.
+    `ask_any` is for questions that all workers of a model answer alike; `ask_each`, for those that each answers for
+    itself.
     """
 
     def __init__(self, fleet: FleetView, relay: Relay) -> None:
@@ -260,7 +261,7 @@ class WorkerQueries:
         self._relay = relay
 
     def workers(self, model: str) -> list[Heartbeat]:
-        """Return the workers that can be asked, by id: the order in which slots are numbered over a model's workers."""
+        """Return the model's workers that can be asked, sorted by id: the order in which their slots are numbered."""
         beats = self._fleet.snapshot.of(model)
         return sorted((beat for beat in beats if not self._relay.is_lost(beat.boot)), key=lambda beat: beat.worker)
 
@@ -272,9 +273,10 @@ class WorkerQueries:
         decode: Callable[[bytes], ReplyT],
         message: msgspec.Struct | None = None,
     ) -> ReplyT:
-        """Ask the least busy worker, or the next where it can't be reached or takes nothing now. Raises PaddockError.
+        """Ask the least busy worker; if it can't be reached or takes no questions now, the next. Raises PaddockError.
 
-        No other one is asked where a worker was lost during the question: it may have died of it.
+        At most MAX_TRIES workers are asked. If a worker is lost while it answers, no other is asked: the question may
+        have killed it.
         """
         failure: Failure | None = None
         for beat in sorted(self.workers(model), key=lambda beat: beat.slots_busy / max(1, beat.slots))[:MAX_TRIES]:
@@ -289,7 +291,7 @@ class WorkerQueries:
         raise error_for(failure)
 
     async def num_tokens(self, model: str, request: GenerateRequest, team: str) -> int:
-        """Return the number of tokens of the prompt that a request of the team becomes. Raises PaddockError."""
+        """Return the number of tokens of a request's prompt as a worker renders it. Raises PaddockError."""
         render = Render(request=request, text=False, tenant=team)
         rendered = await self.ask_any(model, "POST", RENDER_PATH, decode_rendered, render)
         return rendered.num_tokens or 0
@@ -317,7 +319,7 @@ class WorkerQueries:
         decode: Callable[[bytes], ReplyT],
         message: msgspec.Struct | None = None,
     ) -> list[tuple[Heartbeat, ReplyT]]:
-        """Return every worker's answer, in the order of `workers`. Raises PaddockError where one does not answer."""
+        """Return every worker's answer, in the order of `workers`. Raises PaddockError if a worker does not answer."""
         beats = self.workers(model)
         if not beats:
             raise no_worker(model)

@@ -3,10 +3,10 @@
 Every outcome is an answer or a `CallFailed`. The answer to a submit only says that the call is accepted; its events
 come on the worker's event stream (`gateway.relay.worker_stream`).
 
-`Payloads` encodes the messages: short ones at once, long ones on a thread, a few at a time, teams taking turns. A long
-message is encoded in slices, since a thread that encodes 32 MiB in one call holds the interpreter's lock, and every
-stream waits for 135 ms. Each slice's memory is freed as it is sent: several answers to one request have a copy of its
-prompt each.
+`Payloads` encodes the messages: short ones at once, long ones on a thread, a few at a time, with teams taking turns. A
+long message is encoded in slices, since a thread that encodes 32 MiB in one call holds the interpreter's lock and all
+streams wait for 135 ms. Each slice's memory is freed when the slice is sent: several answers to one request need a copy
+of its prompt each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from workers.protocol.queries import DETOKENIZE_PATH, RENDER_PATH, TOKENIZE_PATH
 from workers.protocol.requests import MAX_PROMPT_CHARS, Accepted, Cancel, Submit
 
 AT_ONCE = 2
-"""Most long messages under way to one worker."""
+"""Maximum number of long messages that are encoded and sent to one worker at the same time; the others wait."""
 SLICE_BYTES = 128 << 10
 
 
@@ -53,9 +53,9 @@ class Payloads:
 
     @asynccontextmanager
     async def encode(self, message: msgspec.Struct | None, known_bytes: int = 0) -> AsyncIterator[Payload]:
-        """Encode a message and yield the body; leave the block when it is answered.
+        """Encode a message and yield the body; leave the block when the message is answered.
 
-        `known_bytes`: size of its conversation, tools included, where that has been counted already.
+        `known_bytes`: size of the message's conversation, tools included, if it has been counted already; otherwise 0.
         """
         if message is None or (known_bytes <= INLINE_CHARS and num_chars(message) <= INLINE_CHARS):
             yield Payload(None if message is None else encode(message), {})
@@ -81,22 +81,24 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 1.0
 SUBMIT_TIMEOUT_S = 60.0
-"""Seconds for a submit. A worker tokenises the prompt before it answers; the event stream notices its death sooner."""
+"""Seconds for a submit: a worker tokenises the prompt before it answers. Its death is noticed sooner, by the stream."""
 CANCEL_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 60.0
 
 MAX_ACCEPTED_BYTES = 64 << 10
-"""Most bytes of an answer with the few numbers of an accepted call, or of a failure."""
+"""Maximum bytes of the answer to a submit or a cancel: a few numbers, or a failure. Answers beyond this limit or the
+next three raise ReplyTooLong.
+"""
 MAX_SETTINGS_BYTES = (6 * MAX_PROMPT_CHARS) + (1 << 20)
-"""Most bytes of an answer with the prompt's text, of which a character may take six, and the call's settings."""
+"""Maximum bytes of an answer with the call's settings and the prompt's text, where a character can take six bytes."""
 MAX_REPLY_BYTES = 4 << 20
-"""Most bytes of an answer about a model, its slots or its adapters."""
+"""Maximum bytes of an answer about a model, its slots or its adapters."""
 MAX_LONG_REPLY_BYTES = 128 << 20
-"""Most bytes of an answer whose length follows the question's: 2,048 vectors of 8,192 numbers, 8 million tokens."""
+"""Maximum bytes of an answer as long as its question asks for: 2,048 vectors of 8,192 numbers, or 8 million tokens."""
 LONG_REPLIES = frozenset({POOL_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, RENDER_PATH})
 
 NO_SUCH_ROUTE = (404, 405)
-"""Statuses of a worker of another kind: one for pooled work has no adapters."""
+"""HTTP statuses of a worker whose kind lacks the route: a worker for pooled work has no route for adapters."""
 
 _decode_accepted = msgspec.json.Decoder(Accepted).decode
 _decode_failure = msgspec.json.Decoder(Failure).decode
@@ -106,11 +108,11 @@ ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
 class ReplyTooLong(aiohttp.ClientError):
-    """A worker's answer is longer than any honest one."""
+    """A worker's answer is longer than an answer to this question can be."""
 
 
 class NotReached(CallFailed):
-    """The worker took no connection: it has not got the question, so another one may be asked."""
+    """The worker could not be connected to and has not got the question, so another worker can be asked."""
 
 
 class ReplyReader(Protocol[ReplyT_co]):
@@ -121,7 +123,7 @@ class ReplyReader(Protocol[ReplyT_co]):
         ...
 
     def result(self) -> ReplyT_co:
-        """Return the reply when all of it has come. Raises msgspec.DecodeError."""
+        """Return the decoded reply after its last piece. Raises msgspec.DecodeError."""
         ...
 
 
@@ -141,18 +143,18 @@ class WholeReply(Generic[ReplyT]):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The credentials between a gateway and one worker process: the access token, and the proof asked in return."""
+    """The credentials between a gateway and a worker process: the gateway's access token and the worker's proof."""
 
     secret: str
     at: WorkerAddress
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request: a token that this process alone takes."""
+        """The headers of every request: a token that only this worker process accepts."""
         return {"Authorization": f"Bearer {access_token(self.secret, self.at.worker, self.at.boot)}"}
 
     def proof(self, challenge: str) -> str:
-        """Return the only right answer of the worker to a challenge."""
+        """Return the answer that proves, for this challenge, that the worker knows the secret."""
         return proof(self.secret, self.at.worker, self.at.boot, challenge)
 
 
@@ -197,7 +199,7 @@ class WorkerClient:
         return accepted
 
     async def cancel(self, calls: list[int]) -> bool:
-        """Cancel calls. Return whether the worker took it; if not, its grace period or its death ends the calls."""
+        """Cancel calls. Return whether the worker accepted; if not, its grace period or its death ends the calls."""
         try:
             async with self._session.post(
                 self._at.url + CANCEL_PATH,
@@ -216,9 +218,9 @@ class WorkerClient:
     ) -> ReplyT:
         """Send one question and return its answer.
 
-        Raises CallFailed: the worker's own failure, WORKER_LOST when it does not answer (NotReached: it has not got
-        the question either), INTERNAL when its answer is of another version, INVALID_REQUEST where more vectors were
-        asked for than one answer holds.
+        Raises CallFailed: the worker's own failure, WORKER_LOST if it does not answer (NotReached if it has not got the
+        question either), INTERNAL if its answer is of another version, INVALID_REQUEST if the request asks for more
+        vectors than one answer can hold.
         """
         at = self._at
         try:
@@ -241,7 +243,7 @@ class WorkerClient:
             return reading.result()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if isinstance(error, ReplyTooLong) and path == POOL_PATH:
-                # The number of vectors follows the request: every worker's answer would be as long; none is at fault.
+                # The request decides how many vectors there are: every worker's answer would be as long.
                 why = f"The vectors of this request have {error}. Send fewer inputs at once."
                 raise CallFailed(Failure(FailureCode.INVALID_REQUEST, why)) from None
             why = f"The worker {at.worker} did not answer ({type(error).__name__}). Send the request again."
@@ -254,7 +256,7 @@ class WorkerClient:
 
 @dataclass(slots=True)
 class Cancellations:
-    """The calls to cancel on one worker: the first is sent at once, those that come meanwhile go together next."""
+    """Cancels calls on one worker. The first is sent at once; those added before its answer are sent together next."""
 
     client: WorkerClient
     worker: str
@@ -264,7 +266,7 @@ class Cancellations:
     sending: bool = False
 
     async def send(self) -> None:
-        """Send until nothing is left. What fails stays pending, for the next call or the next connection."""
+        """Send until nothing is pending. After a failure calls stay pending until the next `add` or connection."""
         self.sending = True
         try:
             while self.pending:
@@ -277,7 +279,7 @@ class Cancellations:
             self.sending = False
 
     def add(self, calls: list[int]) -> None:
-        """Cancel calls, without waiting; with an empty list, send those that are still pending."""
+        """Cancel calls without waiting; with an empty list, send the calls that are still pending."""
         self.pending += calls
         if self.pending and not self.sending:
             self.sending = True
@@ -285,7 +287,7 @@ class Cancellations:
 
 
 async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """Return the whole body. Raises ReplyTooLong, as `read_pieces`."""
+    """Return the whole body. Raises ReplyTooLong if it is longer than `max_bytes`."""
     pieces: list[bytes] = []
     await read_pieces(response, max_bytes, pieces.append)
     return b"".join(pieces)
@@ -294,7 +296,7 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byte
 async def read_pieces(response: aiohttp.ClientResponse, max_bytes: int, add: Callable[[bytes], None]) -> None:
     """Pass the body to `add` as it comes, some 128 KiB at a time.
 
-    Raises ReplyTooLong, with the connection closed, as soon as it is longer than `max_bytes`, and what `add` raises.
+    As soon as the body exceeds `max_bytes`, closes the connection and raises ReplyTooLong. Raises what `add` raises.
     """
     left = max_bytes
     async for piece in response.content.iter_any():
@@ -306,7 +308,7 @@ async def read_pieces(response: aiohttp.ClientResponse, max_bytes: int, add: Cal
 
 
 def failure_in(at: WorkerAddress, status: int, body: bytes) -> Failure:
-    """Return why a worker refused: the failure in its body, else one made from its status."""
+    """Return why a worker refused: the failure in its body or, without one, a failure made from its status."""
     try:
         return _decode_failure(body)
     except msgspec.DecodeError:

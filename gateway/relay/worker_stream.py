@@ -1,4 +1,4 @@
-"""Holds the event stream of one worker process open for as long as it lives; all calls to it share the stream."""
+"""Keeps the event stream of one worker process open as long as the process lives; all calls on it share the stream."""
 
 from __future__ import annotations
 
@@ -27,34 +27,36 @@ from workers.protocol.framing import (
 log = logging.getLogger(__name__)
 
 SILENCE_S = 1.25 * KEEP_ALIVE_INTERVAL_S
-"""Seconds of silence, once to twice, that mean a dead peer: a worker writes at least every KEEP_ALIVE_INTERVAL_S."""
+"""After one to two times this silence a worker is taken for dead: it writes at least every KEEP_ALIVE_INTERVAL_S."""
 REFUSED_FOR_S = 0.2
-"""Seconds of refused connections after which a process counts as lost: it is gone, not the network."""
+"""Seconds of refused connections after which a process counts as lost: a refusal shows that the network works."""
 AWAY_FOR_S = 5.0
-"""The same for any other trouble. A worker cancels the calls of a gateway that stays away for about as long."""
+"""The same for any other failure. A worker cancels the calls of a gateway that stays away for about as long."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 FRAMES_PER_TURN = 256
-"""Most steps of a backlog between two turns of the readers, so that a stall does not look like slow clients."""
+"""Maximum number of frames of a backlog handled per turn of the event loop, so that the mailboxes' readers get turns in
+between: after a stall they would otherwise look like slow clients.
+"""
 LONG_TURN_S = 0.005
-"""Seconds of CPU for one read, above which the stream rests as long: one worker takes half of a gateway at most."""
+"""CPU seconds; after a read that takes more, the stream rests as long: a worker takes half of the CPU time at most."""
 MAX_BACKLOG_FRAMES, MAX_BACKLOG_BYTES = 1 << 16, 64 << 20
-"""Most of a worker's steps that wait to be read, some minutes of them; a worker that sends more is lost."""
+"""Maximum frames and bytes of a worker's backlog, some minutes of steps. Beyond them the worker counts as lost."""
 
 
 class TooManySteps(ValueError):
-    """A worker sends steps faster than they can be read."""
+    """The worker sends steps faster than this gateway reads them."""
 
 
 UNREADABLE = (ValueError, RecursionError)
-"""Errors of reading a stream that is not one of events: a frame without end, more frames than can be read, more values
-than a step can hold (all ValueErrors); no text, no JSON, no known event (ValueErrors, too); values nested too deep."""
+"""Errors raised for a stream that is not a proper event stream. ValueError: a frame without end, too many frames, too
+many values in a frame, invalid text or JSON, or an unknown event. RecursionError: values nested too deep."""
 
 
 class WorkerStream:
     """Reads one worker process's steps and hands each event to its call's mailbox.
 
-    Reconnects with `Last-Event-ID`, so a network blip loses nothing. When the process is gone every call on it gets
-    a `Failed` (worker_lost). Nothing here ever waits for a caller.
+    Reconnects with `Last-Event-ID`, so a short network failure loses nothing. When the process is gone, every call on
+    it gets a `Failed` (worker_lost). The stream never waits for the readers of mailboxes.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class WorkerStream:
         cancel: Callable[[list[int]], None],
         lost: set[str],
     ) -> None:
-        """`lost`: boot ids of processes that are gone, kept for all streams of a gateway."""
+        """`cancel` is called with the calls to cancel on the worker; with an empty list, to send pending ones again.
+        `lost`: boot ids of processes that are gone; all streams of a gateway share this set.
+        """
         self.at = at = credentials.at
         self.connected = asyncio.Event()
         """Set while the stream is open; calls are submitted only then."""
@@ -76,7 +80,7 @@ class WorkerStream:
         self._reader = FrameReader()
         self._backlog: deque[Frame] = deque()
         self._broken: Exception | None = None
-        """The error for which nothing more is read from this connection."""
+        """The error after which nothing more is read from this connection; None: no error."""
         self._backlog_bytes = 0
         """Bytes of data in the backlog."""
         self._mailboxes: dict[int, Mailbox] = {}
@@ -95,11 +99,11 @@ class WorkerStream:
 
     @property
     def lost(self) -> bool:
-        """Whether the process counts as gone; calls fail at once until it is heard from again."""
+        """Whether the process counts as gone; calls to it fail at once until its stream is open again."""
         return self.at.boot in self._lost
 
     def note_departure(self) -> None:
-        """Note that the worker's record has left the fleet: the next trouble on the stream ends its calls."""
+        """Note that the worker's record has left the fleet: the next failure of the stream ends its calls."""
         self._departed = True
         if not self.connected.is_set():
             self.lose("is gone from the fleet")
@@ -115,7 +119,7 @@ class WorkerStream:
         if self._mailboxes:
             log.warning("worker lost", extra={"fields": {"worker": self.at.worker, "boot": self.at.boot, "why": why}})
         calls = list(self._mailboxes)
-        # If it is alive after all, it must not go on computing for nobody.
+        # If the worker is alive after all, it must stop computing these calls.
         self._cancel(calls)
         for call in calls:
             self._fail(call, f"The worker {self.at.worker} {why}. Send the request again.")
@@ -134,7 +138,7 @@ class WorkerStream:
         return self.connected.is_set()
 
     async def run(self) -> None:
-        """Hold the stream open until cancelled, or until the process is lost and its record gone."""
+        """Keep the stream open until cancelled, or until the process is lost and its record has left the fleet."""
         pause_s = FIRST_PAUSE_S
         while not (self.lost and self._departed):
             try:
@@ -154,12 +158,12 @@ class WorkerStream:
             await asyncio.sleep(pause_s)
 
     def _lose_unreadable(self) -> None:
-        """Log the current exception, by which the worker's events can't be read, and end every call on it."""
+        """Log the current exception, because of which the worker's events can't be read, and end all calls on it."""
         log.exception("worker speaks another protocol", extra={"fields": {"worker": self.at.worker}})
         self.lose("sent events that this gateway cannot read")
 
     def _note_trouble(self, why: str, patience_s: float = AWAY_FOR_S) -> None:
-        """Note that the connection ended or failed; the process is lost after `patience_s` without one."""
+        """Note that the connection ended or failed; after `patience_s` without a connection the process is lost."""
         now = monotonic()
         self._attempts += 1
         if self._attempts == 1:
@@ -168,8 +172,8 @@ class WorkerStream:
             self.lose(why)
 
     async def _read_connection(self) -> None:
-        """Read one connection, from its request to its end, which raises."""
-        while self._backlog:  # noqa: ASYNC110 - it is worked off turn by turn
+        """Open one connection and read it until it ends; every end raises an exception."""
+        while self._backlog:  # noqa: ASYNC110 - `_dispatch_backlog` empties it, a part per turn
             await asyncio.sleep(0)
         self._broken = None
         resume = {"Last-Event-ID": self._last_id} if self._last_id else {}
@@ -178,7 +182,7 @@ class WorkerStream:
         await read_events(
             self._url,
             self._headers | resume | {CHALLENGE_HEADER: challenge},
-            # The proof comes before any call is sent: the address may be another's by now.
+            # Asked for before any call is sent: by now another server can have the worker's address.
             expected=(PROOF_HEADER, self._credentials.proof(challenge)),
             on_open=self._on_open,
             on_data=self._on_data,
@@ -194,7 +198,7 @@ class WorkerStream:
         self._cancel([])
 
     def _on_data(self, data: bytes) -> float:
-        """Take in data. Return the seconds to rest: as long as this took, where it took over LONG_TURN_S."""
+        """Handle data. Return the seconds to rest: the CPU time that this took, if over LONG_TURN_S; otherwise 0."""
         begun = thread_time()
         self._queue_frames(data)
         took_s = thread_time() - begun
@@ -222,7 +226,7 @@ class WorkerStream:
         try:
             self._dispatch(turn)
         except UNREADABLE as error:
-            # This turn has no caller to raise to: the connection ends at the next data on it.
+            # A callback has no caller to raise to: `_queue_frames` raises the error at the next data.
             self._broken = error
             self._backlog.clear()
             self._backlog_bytes = 0
@@ -235,7 +239,7 @@ class WorkerStream:
             try:
                 self._dispatch_frame(frame)
             except UNREADABLE:
-                self._set_resume_point(frame)  # it would be sent again on each new connection
+                self._set_resume_point(frame)  # otherwise each new connection would bring the frame again
                 raise
             self._set_resume_point(frame)
 
@@ -253,20 +257,20 @@ class WorkerStream:
                     mailbox.put(event, num_bytes)
 
     def _set_resume_point(self, frame: Frame) -> None:
-        """Let the next connection resume after this frame."""
+        """Make the next connection resume after this frame."""
         parsed = parse_event_id(frame.id)
         if parsed is not None and parsed[0] == self.at.boot:
             self._last_id = frame.id
 
     def _fail_missing(self, alive: set[int]) -> None:
-        """Fail the calls that the worker, which could not resume the stream, does not list among those it still has."""
+        """Fail the calls that are not among `alive`: those the worker still has, which it lists if it can't resume."""
         missing = [call for call in self._mailboxes if call not in alive]
         for call in missing:
             self._fail(
                 call,
                 f"The worker {self.at.worker} lost the call while the connection was down. Send the request again.",
             )
-        # A call submitted while the list was made may be on the worker all the same; unknown calls hold slots there.
+        # Missing calls can be on the worker (submitted while it made the list), and unknown calls hold slots there.
         strangers = missing + [call for call in alive if call not in self._mailboxes]
         if strangers:
             self._cancel(strangers)

@@ -1,6 +1,4 @@
-"""Reads a stream again from any event on: from this process's memory while the stream is written here, else from
-Redis.
-"""
+"""Reads a stream again from any event on: from memory if this process writes the stream, otherwise from Redis."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from gateway.store.outage import raise_if_cancelled
 from gateway.store.streams import StreamLog
 
 SIGN_EVERY_S = 0.3
-"""Seconds between two signs by which a reader at another gateway shows the writer's gateway that it still reads."""
+"""Seconds between two signs, by which a reader at another gateway shows the writing gateway that it still reads."""
 LOOK_EVERY_S = 0.03
 """Seconds between two reads of Redis by a reader that has read all events so far; events reach Redis in about that
 time.
 """
 MAX_BATCHES = 64
-"""Most batches of events that are read from Redis in one request."""
+"""Maximum number of batches of events read from Redis in one request; a reader that is further behind asks again."""
 
 
 class Reading(Protocol):
@@ -33,7 +31,7 @@ class Reading(Protocol):
 
     @property
     def trace(self) -> str:
-        """The `traceparent` of the span that the stream's answer is made in; empty: it has no trace."""
+        """The `traceparent` of the span in which the stream's answer is made; empty: no trace."""
         ...
 
     async def take(self) -> bytes:
@@ -94,8 +92,8 @@ class RemoteReading:
         self._stream = stream
         self._after = after
         self._num_batches = 1
-        """Number of batches to read next: about as many as make PIECE_BYTES. How many bytes a batch has is not known at
-        first.
+        """Number of batches to read next. It adapts until these have about PIECE_BYTES: the size of batches is not
+        known at first.
         """
         self._ended = False
         self._signed_at = float("-inf")
@@ -123,12 +121,12 @@ class RemoteReading:
         return b""
 
     def close(self) -> None:
-        """Give the reader's place back. The writer's gateway notices by itself that no more signs come."""
+        """Give the reader's place back. The writing gateway notices that no more signs come."""
         self._lease.leave()
 
     async def _sign(self) -> bool:
-        """Give the sign, every SIGN_EVERY_S, that the stream is being read, even if no new events come. Return whether
-        the sign was due.
+        """Send the sign that the stream is being read, if the last one is SIGN_EVERY_S old. Return whether it was
+        sent.
         """
         now = time.monotonic()
         if now - self._signed_at < SIGN_EVERY_S:
@@ -141,7 +139,7 @@ class RemoteReading:
         if may_be_over:
             if await self._log.head(self._stream) is None:
                 raise StreamGone(GONE)
-            # A number beyond the last one finds nothing behind it, not even the end.
+            # If `_after` is beyond the stream's last event, a read finds nothing, not even the end: so ask for it.
             self._ended = await self._log.ended_by(self._stream, self._after)
         if not self._ended:
             await asyncio.sleep(LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""One stream that may be resumed: its numbered events, the newest up to a bound of bytes, and its readers."""
+"""One resumable stream: its numbered events, of which the newest are kept up to a limit of bytes, and its readers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ GONE = (
 )
 
 PIECE_BYTES = 128 << 10
-"""Bytes, about, that a reader gets at once: those not yet sent to a slow reader take memory in addition to the
-stream.
+"""Approximate bytes that a reader gets at once. Until they are sent to a slow reader, they take memory in addition to
+the stream.
 """
 
 
@@ -39,7 +39,7 @@ class Recording:
         self.refusal: PaddockError | None = None
         """The error sent in place of an answer; None: there is none."""
         self.dropped = False
-        """Whether the stream was given up: it can't be read any more."""
+        """Whether the stream was given up, so that it can't be read any more."""
         self.on_start: Callable[[], Awaitable[None]] | None = None
         self.num_readers = 0
         self.left_at = time.monotonic()
@@ -99,7 +99,7 @@ class Recording:
         if not self.ended:
             self.ended = True
             self.ended_at = time.monotonic()
-            self.on_start = None  # it refers to the request
+            self.on_start = None  # the callback refers to the request
             self._note()
 
     def check_kept(self, number: int) -> None:
@@ -120,8 +120,8 @@ class Recording:
         return b"".join(self._events[first:end]), number + end - first
 
     def pending_write(self, *, renew: bool) -> Write | None:
-        """Return the write that brings Redis up to date; call `mark_written` after it. None: nothing is new or to be
-        renewed.
+        """Return the write that brings Redis up to date; call `mark_written` after it. None: nothing is new, and
+        nothing has to be renewed.
         """
         batch: Batch | None = None
         if self._flushed < self.last:
@@ -164,8 +164,8 @@ def split_events(batch: Batch, after: int) -> bytes:
 
 MAX_OF_STREAM = 8
 MAX_MORE_OF_TEAM = 64
-"""Most readers of all streams of a team, not counting the first reader of each: streams themselves are limited
-already.
+"""Maximum number of readers of a team's streams, not counting the first reader of each stream, since the number of
+streams is limited already; more are refused with TooManyRequests.
 """
 
 
@@ -177,7 +177,7 @@ class Readers:
         self._more_of_team: Counter[str] = Counter()
 
     def enter(self, team: str, stream: str) -> ReaderLease:
-        """Count one more reader and return its place. The caller must call `leave` on that; doing so twice is harmless.
+        """Count one more reader and return its lease. The caller must call `leave` on the lease; twice is harmless.
         Raises TooManyRequests.
         """
         if self._of_stream[stream] >= MAX_OF_STREAM:
@@ -189,7 +189,7 @@ class Readers:
         return ReaderLease(self, team, stream)
 
     def leave(self, team: str, stream: str) -> None:
-        """Count one reader less."""
+        """Count one reader less of the stream."""
         self._of_stream[stream] -= 1
         self._more_of_team[team] -= self._of_stream[stream] > 0
         for counter, name in ((self._of_stream, stream), (self._more_of_team, team)):
@@ -198,7 +198,7 @@ class Readers:
 
 
 class ReaderLease:
-    """Holds one reader's place among the readers that are counted. Only the first `leave` has an effect."""
+    """Holds the place of one reader that `Readers` counts. Only the first `leave` has an effect."""
 
     __slots__ = ("_readers", "_stream", "_team")
 
@@ -219,8 +219,8 @@ SHORTEST_S = 0.01
 
 
 async def wait_until_unread(recording: Recording, log: StreamLog, grace_s: float) -> bool:
-    """Wait until nobody has read the stream for `grace_s` seconds, here or at another gateway. Return False if it ended
-    before.
+    """Wait until nobody has read the stream for `grace_s` seconds, here or at another gateway; then return True. Return
+    False as soon as the stream has ended.
     """
     seen: bytes | None = None
     read_at = time.monotonic()
@@ -233,7 +233,7 @@ async def wait_until_unread(recording: Recording, log: StreamLog, grace_s: float
             try:
                 sign = await log.signs(recording.stream)
             except StoreUnavailable:
-                # Nobody can tell whether it is read elsewhere. The limit for one request holds all the same.
+                # Redis is away: assume that the stream is read elsewhere. The time limit of a request still holds.
                 read_at = now
             else:
                 if sign != seen:

@@ -1,8 +1,8 @@
 """Begins, copies to Redis and ends every resumable stream that this gateway process writes.
 
-A stream is written by a task of its own, so it goes on when its client's connection ends: until nobody, here or at
-another gateway, has read it for `grace_s`, or to its end if there is no such limit. One flush to Redis carries the new
-events of all streams.
+A stream is written by a task of its own, so it goes on when its client's connection ends. It is given up when nobody,
+here or at another gateway, has read it for `grace_s`; without such a limit it runs to its end. One flush to Redis
+carries the new events of all streams.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Produce = Callable[[Recording], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The team and request that may read a stream again."""
+    """The team and the request for which a stream can be read again."""
 
     team: str
     request: str
@@ -48,7 +48,7 @@ class Owner:
 
 class Recordings:
     def __init__(self, stream_log: StreamLog, quota: StreamQuota, gateway: str, max_bytes: int) -> None:
-        """`gateway`: id of this process; `max_bytes`: most bytes of one stream that are kept for reading again."""
+        """`gateway`: id of this process; `max_bytes`: bytes of one stream's newest events kept for reading again."""
         self._log = stream_log
         self._quota = quota
         self._gateway = gateway
@@ -100,8 +100,8 @@ class Recordings:
     async def begin(
         self, stream: str, owner: Owner, produce: Produce, grace_s: float | None, trace: str = ""
     ) -> LocalReading:
-        """Start a stream and return a reader that is at its beginning. `grace_s`: seconds without readers after which
-        the stream is given up; None: never.
+        """Start a stream and return a reader at its beginning. `grace_s`: seconds without readers after which the
+        stream is given up; None: never.
 
         Once this returns, other gateways can find the stream, unless Redis is away: then only this gateway can resume
         it. Raises TooManyStreams.
@@ -207,7 +207,7 @@ class Recordings:
         except StoreUnavailable:
             count = StreamCount(len(running), ())
         else:
-            # More streams may have ended by now.
+            # Delete only what was reported: further streams can have ended meanwhile.
             del over[: len(held) - len(running)]
             if not over:
                 self._over.pop(team, None)
@@ -215,8 +215,8 @@ class Recordings:
             self._share(recording, count)
 
     def _counted_here(self, team: str) -> StreamCount | None:
-        """Return the number of a team's streams at this gateway, used while Redis is away; None: the team may run no
-        more streams.
+        """Return a team's streams at this gateway as a count, with one more; None: it has max_streams already. Used
+        while Redis is away.
         """
         num_running = sum(one.head.team == team for one in self._running.values())
         return StreamCount(num_running + 1, ()) if num_running < self._quota.bounds.max_streams else None
@@ -253,8 +253,8 @@ class Recordings:
 
 
 def _done(recording: Recording) -> bool:
-    """Return whether a stream may leave memory: nobody reads it here, and Redis has it or has been away for too
-    long.
+    """Return whether a stream can be dropped from memory: nobody reads it here, and Redis has it or has been away for
+    UNFLUSHED_S.
     """
     is_kept = recording.settled or (recording.ended and time.monotonic() - recording.ended_at > UNFLUSHED_S)
     return is_kept and not recording.num_readers

@@ -52,7 +52,7 @@ class Estimate(msgspec.Struct, frozen=True):
     cached_bytes: int
     """Bytes of the prompt that the worker has cached: those of the longest prefix whose hash it has."""
     placed: int
-    """Number of calls that this gateway has placed there since the worker's last news, minus those that have ended; may
+    """Number of calls that this gateway has placed there since the worker's last news, minus those that have ended; can
     be negative.
     """
     slot_ms: float
@@ -81,7 +81,7 @@ class CostModel:
         self._adapters = request.adapters
         self._since = recent.since
         self._now = now
-        # Calls ahead of it in the queue take slots as they come free, at any worker.
+        # The calls ahead of this one in the queue take slots as they come free, at any worker.
         self.queue_ms = queued * typical.hold_ms / pool.slots if pool.slots else 0.0
         self._num_bytes = request.prefix.num_bytes
         self._tokens_per_byte = 1 / typical.bytes_per_token
@@ -105,7 +105,7 @@ class CostModel:
         """
         placed, placed_ms = self._since(state.worker, state.heard_at)
         uncached = (self._num_bytes - cached_bytes) * self._tokens_per_byte
-        # Calls that get a slot before this one does; below 0: slots that are free.
+        # Number of calls that get a slot before this one does; if negative, minus the number of free slots.
         ahead = state.ahead + placed
         slot_ms = 0.0
         if ahead >= 0 or uncached + self.answer_tokens > state.kv_free:
@@ -126,7 +126,7 @@ class CostModel:
         return Estimate(total_ms, wait_ms, state, cached_bytes, placed, slot_ms, backlog_ms, prefill_ms, adapter_ms)
 
     def bid(self, estimate: Estimate) -> Bid:
-        # A prompt that is longer than the context is refused: it must not keep cells from others until then.
+        # A prompt longer than the context will be refused: until then it must not reserve cells that others need.
         kv_tokens = self.uncached_tokens(estimate.cached_bytes) + self.answer_tokens
         return Bid(
             worker=estimate.worker_state.worker,
@@ -149,7 +149,7 @@ class Requirements:
     """The properties that a worker must have to serve a call."""
 
     n_ctx: float = 0.0
-    """Least context size, in tokens."""
+    """Minimum context size, in tokens."""
     adapters: frozenset[str] = frozenset()
     worker: str = ""
     """The only worker allowed, because it has the slot that the call asks for; empty: every worker is allowed."""

@@ -45,10 +45,10 @@ def slot_number(worker_id: str, slot: int, workers: Sequence[Heartbeat]) -> int:
 
 
 MAX_BIDS = 8
-"""Most workers for which a ticket carries a bid of its own."""
+"""Maximum number of workers for which a ticket carries separate bids; one more bid stands for all other workers."""
 MAX_LEFT_OUT = 64
 MAX_OTHERS = 3
-"""Most workers in a `Ranking.summary` in addition to the worker that the call went to."""
+"""Maximum number of workers in a `Ranking.summary` besides the one that the call went to; the rest are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class PlacementRequest:
     prefix: Prefix = NOTHING
     """The prompt's prefix hashes; no hashes if the call may not use the cache. `num_bytes` is right in any case."""
     max_tokens: int | None = None
-    """Most tokens of the answer; None: the call names no bound."""
+    """Maximum number of tokens of the answer; None: the call sets no limit."""
     adapters: frozenset[str] = frozenset()
     """LoRA adapters that the call names."""
     slot: int = ANY

@@ -1,7 +1,7 @@
 """One model's workers as the ranking reads them (`Pool`), and the code that keeps them up to date (`PoolUpdater`).
 
 A `Pool` does not change, except for its index of prefix hashes: all pools of one updater share that index, and workers'
-news change it, because copying it would cost more than everything else here. The ranking reads a pool within one turn
+news change it, because copying it would cost more than all other updates. The ranking reads a pool within one turn
 of the event loop. Code that keeps a pool for longer finds newer hashes in it, some of workers that the pool does not
 have.
 """
@@ -88,7 +88,7 @@ class Pool:
     slots: int = 0
     """Slots of all workers that serve."""
     n_ctx: int = 0
-    """Least context size of the workers that serve, tokens."""
+    """Smallest context size of the workers that serve, in tokens."""
     adapters: frozenset[str] = frozenset()
     """Adapters that every worker that serves has."""
     hashes: PrefixHashIndex = field(default_factory=PrefixHashIndex)
@@ -227,7 +227,7 @@ class PoolUpdater:
         )
 
     def _common_facts(self) -> tuple[int, int, frozenset[str]]:
-        """Return the slots, the least n_ctx and the common adapters of the workers that serve."""
+        """Return the number of slots, the smallest n_ctx and the common adapters of the workers that serve."""
         if self._common is None:
             beats = [state.beat for state in self._numbered if state is not None]
             self._common = (

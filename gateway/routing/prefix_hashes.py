@@ -14,7 +14,7 @@ Holders = int | tuple[int, ...] | set[int]
 """Numbers of the workers that have a prefix cached: one number, a tuple of a few, or a set of many."""
 
 FEW = 8
-"""Most holders of a hash that are kept as a tuple; more are kept as a set. A set of two takes four times the memory."""
+"""Up to this many holders of a hash are kept as a tuple; more, as a set: a set of two takes 4 times the memory."""
 SHARDS = 256
 """Number of dictionaries that the index consists of: one of millions of entries would block the process for a tenth of
 a second when it grows; small ones do not.
@@ -28,8 +28,8 @@ lowest.
 """
 _LEAST_LOG = 64
 _WRITTEN_ANEW = 6
-"""A shard is copied when one in this many of its entries has been replaced: otherwise a dictionary that loses as many
-entries as it gains would grow to twice its size once its spare room is used up.
+"""A shard is copied when one in this many of its entries has been replaced. Otherwise a dictionary that loses as many
+entries as it gains would double in size once its spare room is used up.
 """
 
 
@@ -93,7 +93,7 @@ class PrefixHashIndex:
             key = prefix_hash & _MASK
             shard = shards[key >> _SHARD]
             size = len(shard)
-            there = shard.setdefault(key, number)  # a look at a large table is what costs here
+            there = shard.setdefault(key, number)  # one look-up, since each costs much in a large table
             if len(shard) == size:
                 if _has(there, number):
                     continue

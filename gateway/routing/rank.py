@@ -19,16 +19,16 @@ from gateway.routing.pool import Pool
 from gateway.routing.worker_state import WorkerState
 
 WANTED = MAX_BIDS + 1
-"""Number of workers that are looked for: the best, and one more whose cost stands for all others."""
+"""Number of workers to find: the MAX_BIDS best, and one more whose cost stands for all other workers."""
 EVALUATED = 2 * WANTED
-"""Most holders of one prefix hash that are looked at one by one."""
+"""Up to this many holders of one prefix hash are all looked at; of more holders, only the readiest are."""
 MAX_WALKS = 8
-"""Most prefix hashes with more than EVALUATED holders whose readiest holders are looked for; a prompt rarely has over
-2.
+"""Maximum number of a prompt's prefix hashes with more than EVALUATED holders that are searched; the holders of further
+ones get no search of their own. A prompt rarely has more than 2 such hashes.
 """
 SPARSE = 16
-"""If at most one of so many workers holds a prefix hash, its holders are sorted; otherwise all workers are gone
-through.
+"""If at most one in this many workers holds a prefix hash, its holders are sorted by readiness; otherwise the search
+goes through all workers, which are sorted already.
 """
 ROUNDED_MS = 0.001
 
@@ -152,14 +152,14 @@ class _Search:
         self, ready: Sequence[WorkerState], least_prefill_ms: float, end: int, among: set[int] | None = None
     ) -> None:
         """Look at the best workers in `ready`, which is sorted by readiness. `end`: bytes of the prompt that they have
-        cached. `among`: look only at workers with these numbers; None: at all.
+        cached. `among`: numbers of the workers to look at; None: look at all.
         """
         costs, seen, requirements = self._costs, self._seen, self._requirements
         weighed = costs.uncached_tokens(end) * (1 + BURDEN)
         least_ms = weighed * least_prefill_ms
         if least_ms >= self._bar:
             return
-        # Workers that cost no more than by their news alone: those that follow them are no better.
+        # Number of workers that cost no more than their news predict. After WANTED of them no later one is better.
         calm = 0
         for state in self._in_turn(ready):
             number = state.number

@@ -28,8 +28,8 @@ LONGEST_PAUSE_S = 60.0
 JITTER = 0.2
 """Share by which a pause is made longer or shorter at random."""
 FORGOTTEN_S = 600.0
-"""Seconds without a failure after which a process counts as new; circuits of processes that are gone are forgotten by
-this.
+"""Seconds without a failure after which a process counts as new. This also removes the circuits of processes that are
+gone.
 """
 
 
@@ -236,9 +236,9 @@ class Outlook:
 
 
 def choose_model(outlooks: Iterable[Outlook], patience_s: float) -> Outlook | None:
-    """Return the first model of a fallback chain that is ready within `patience_s` seconds, else the ready model with
-    the shortest wait; None if no model is ready. `outlooks` come in the order of the chain, and are read only as far as
-    the first model that is ready in time.
+    """Return the first model of a fallback chain that is ready within `patience_s` seconds, or else the ready model
+    with the shortest wait; None if no model is ready. `outlooks` come in the order of the chain, and are read only as
+    far as the first model that is ready in time.
     """
     late: list[Outlook] = []
     for outlook in outlooks:

@@ -14,8 +14,8 @@ import msgspec
 from workers.protocol.heartbeat import Heartbeat, Load
 
 NOT_KNOWN = Load(prefill_ms=0.5, decode_ms=20.0, hold_ms=5000.0, answer_tokens=512.0, bytes_per_token=4.0)
-"""Figures used until a worker of the pool has measured its own: those of a middling GPU and model. What matters is only
-that all workers get the same.
+"""Figures used until a worker of the pool has measured its own: those of a middling GPU and model. The only thing that
+matters is that all workers get the same figures.
 """
 ADAPTER_LOAD_MS = 500.0
 """Milliseconds assumed for loading an adapter until any worker has loaded one."""
@@ -23,8 +23,8 @@ ADAPTER_LOAD_MS = 500.0
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """The medians of the figures that a pool's workers have measured; a worker that has measured none is given these.
-    All are above 0.
+    """The medians of the figures that a pool's workers have measured. They replace figures that a worker has not
+    measured yet. All are above 0.
     """
 
     prefill_ms: float = NOT_KNOWN.prefill_ms
