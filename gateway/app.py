@@ -86,7 +86,7 @@ LEAST_CALL_MEMORY = 160 << 20
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """One gateway. `asgi` answers requests as long as the block `running` is entered."""
+    """One gateway. `asgi` answers requests only while the block `running()` runs."""
 
     asgi: ASGIApp
     pipeline: Pipeline
@@ -192,7 +192,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
 
 @dataclass(frozen=True, slots=True)
 class _Core:
-    """The parts that carry calls, beneath the routes."""
+    """The parts that carry calls; the routes use them."""
 
     metrics: Metrics
     unreadable: Unreadable
@@ -215,7 +215,7 @@ class _Core:
 
 
 def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
-    """Build the parts that carry calls, beneath the routes. Raises CatalogError."""
+    """Build the parts that carry calls, which the routes use. Raises CatalogError."""
     gateway_id = settings.gateway_id or secrets.token_hex(6)
     names = ModelNames(catalog.load(settings.catalog) if settings.catalog else None)
     callers = KnownCallers()
@@ -348,7 +348,7 @@ async def _key_store(
     """
     fixed = read_records(settings.api_keys)
     first = await first_key.settle(redis, secret, settings.api_key, settings.state_dir)
-    # A preset key cannot be overruled by what stands in Redis.
+    # A preset key can't be overruled by records in Redis.
     return KeyStore(redis, secret, keys, (*fixed, first) if settings.api_key else fixed, first, unreadable)
 
 

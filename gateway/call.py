@@ -20,9 +20,9 @@ class CallBounds:
     min_priority: int = 0
     """The lowest `priority` number that a call may have; lower numbers are more urgent."""
     max_tokens: int | None = None
-    """Most tokens of an answer; None: as many as the model's context has room for."""
+    """Maximum tokens of an answer; None: as many as the model's context has room for."""
     answer_timeout_s: float | None = None
-    """Most seconds from an answer's first token to its end; None: those of the gateway's settings."""
+    """Maximum seconds from an answer's first token to its end; None: those of the gateway's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Call:
     session: str = ""
     """The session: a newer call of the same key and session ends this call. Empty: no call does."""
     held_bytes: int = 0
-    """Most bytes of memory that the decoded body takes: the cost of processing it grows with them."""
+    """Maximum bytes of memory that the decoded body takes: the cost of processing it grows with them."""
     unhurried: bool = False
     """Whether nobody waits for the answer, so that the call may stay queued until its deadline."""
 

@@ -47,8 +47,8 @@ from __future__ import annotations
 
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 512
-"""Most characters of a message, and of a `param`: longer ones are cut, as they repeat what a caller sent: megabytes
-perhaps.
+"""Maximum characters of a message, and of a `param`; longer ones are cut. They repeat what a caller sent, perhaps
+megabytes.
 """
 
 

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 ASIDE = 8
-"""Number of threads for work that would hold the event loop."""
+"""Number of threads for work that would block the event loop."""
 CLOSE_S = 2.0
 """Seconds that open connections may take to close once every answer is complete."""
 KEEP_ALIVE_S = 75
@@ -82,7 +82,7 @@ def run(settings: GatewaySettings) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         with _tracing(settings) as tracer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            # Where one is started later, and none can be had, a part that wants it ends, and the gateway with it.
+            # Started now: if a thread can't be started later, the part that needs it fails, and the gateway ends.
             runner.get_loop().set_default_executor(started_threads("paddock-aside", ASIDE))
             return int(runner.run(_live(settings, tracer)))
     except CannotStart as error:

@@ -1,1 +1,1 @@
-"""The HTTP API: reads each dialect into the canonical request, writes it from the canonical events."""
+"""The HTTP API: reads requests of each dialect into canonical ones, and writes its answers from canonical events."""

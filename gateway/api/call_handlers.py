@@ -1,4 +1,4 @@
-"""Makes the handlers of routes in any dialect: they generate text, do pooled work, or count the tokens of a prompt."""
+"""Makes handlers for routes of every dialect: to generate text, do pooled work (vectors, scores) or count tokens."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from workers.protocol.requests import GenerateRequest
 
 
 class PooledRequest(Protocol):
-    """One request of a dialect, parsed."""
+    """A parsed request for pooled work, in some dialect."""
 
     @property
     def model(self) -> str:
-        """The name that the caller gave; empty: none."""
+        """The model name that the caller sent; empty: the caller sent none."""
         ...
 
     @property
@@ -51,24 +51,24 @@ PooledRequestT = TypeVar("PooledRequestT", bound=PooledRequest)
 
 
 class PoolDialect(Protocol[PooledRequestT]):
-    """A way to ask for pooled work. Stateless."""
+    """Reads requests for pooled work in one dialect, and writes their answers. Stateless."""
 
     def read(self, raw: bytes, scope: Scope) -> PooledRequestT:
         """Return the parsed request. Raises PaddockError for what is invalid or not supported, naming the parameter."""
         ...
 
     def parts(self, asked: PooledRequestT, call: Call, result: PoolResult) -> Iterator[bytes]:
-        """Yield the answer as JSON, a large one some rows at a time. Raises PaddockError before the first part."""
+        """Yield the answer as JSON; a large one in parts of several rows. Raises PaddockError before the first part."""
         ...
 
 
 PromptReader = Callable[[bytes, Ignored], tuple[str, GenerateRequest]]
-"""Returns the model's name, and a request with the prompt of a body. Raises PaddockError."""
+"""Reads a body: returns the model's name, and a request with the prompt to count. Raises PaddockError."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallHandlers:
-    """The parts that calls of all dialects go through. Its methods return handlers."""
+    """Holds the parts that calls of all dialects go through. Each method returns the handler of a route."""
 
     pipeline: Pipeline
     intake: Intake
@@ -77,8 +77,8 @@ class CallHandlers:
     queries: WorkerQueries
 
     def generate(self, dialect: Dialect[RequestT], *, job: Job = "chat", supersedes: bool = False) -> Handler:
-        """Return the handler of a route that generates text. `job`: the work that its calls want done. `supersedes`: a
-        newer call ends the older one of the same key and session (`x-session-id`).
+        """Return the handler of a route that generates text. `job`: what the model must be able to do. `supersedes`:
+        whether a newer call ends the older one of the same key and session (`x-session-id`).
         """
         responder = Responder(dialect, self.pipeline, self.pings, self.resumable)
 
@@ -126,7 +126,7 @@ class CallHandlers:
         return handle
 
     def count_tokens(self, read: PromptReader, fields: Mapping[str, str]) -> Handler:
-        """Return the handler of a route that counts a prompt's tokens. `fields`: others of the answer."""
+        """Return the handler of a route that counts a prompt's tokens. `fields`: further fields of the answer."""
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
             request_log = request_log_of(scope)

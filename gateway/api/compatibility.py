@@ -1,4 +1,4 @@
-"""docs/compatibility.md: what each endpoint does with each parameter, from the models and tables that decide it.
+"""Makes docs/compatibility.md: what each endpoint does with each parameter, by the models and tables that decide it.
 
 `paddock config compatibility` prints the page. `TABLES` lists every body that the gateway reads; the fuzzer sends them.
 """
@@ -31,7 +31,7 @@ from gateway.api.responses.body import ResponsesBody
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One body and the routes that take it."""
+    """A request body, and the routes that accept it."""
 
     routes: tuple[str, ...]
     """Each as `POST /path`; the first one names the endpoint in the table."""
@@ -42,13 +42,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class DialectTable:
-    """One dialect's part of the page."""
+    """The part of the page about one dialect."""
 
     title: str
     about: str
     endpoints: tuple[Endpoint, ...]
     plain: Mapping[str, str] = field(default_factory=dict)
-    """Routes without a table of parameters -> what they take."""
+    """Route without a table of parameters -> what its body can be."""
 
 
 HEAD = """\
@@ -148,7 +148,7 @@ def _of_type(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
 
 
 _HUGE = 2**31 - 1
-"""Upper bounds from here on are not shown: they say only what fits a number."""
+"""Upper bounds of this or more are left off the page: they say only what an integer can hold."""
 
 
 def _bounds(schema: Mapping[str, Any], least: str, most: str, unit: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""The interfaces of a dialect: how its requests are read, how its answers and its errors are written.
+"""The interfaces of a dialect, one public API such as OpenAI's: it reads requests and writes answers and errors.
 
-A dialect imports the canonical request and events and nothing of another dialect. `gateway.api.responder` drives it.
+A dialect imports the canonical request and events, and no other dialect. `gateway.api.responder` calls it.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from workers.protocol.events import CallEvent
 from workers.protocol.requests import GenerateRequest
 
 SHAPE = "paddock.shape"
-"""Key of the ASGI scope for the `ErrorShape` of the route; OpenAI's until one is found."""
+"""Key of the ASGI scope for the route's `ErrorShape`; it is OpenAI's until a route is found."""
 
 ROUTE = "paddock.route"
-"""Key of the ASGI scope for the route's path, with `{names}` for what differs; absent until one is found."""
+"""Key of the ASGI scope for the route's path, with `{names}` for variable parts; absent until a route is found."""
 
 Headers = list[tuple[bytes, bytes]]
 
 Handler = Callable[[Principal, Scope, Receive, Send], Awaitable[None]]
-"""Answers a route's requests as an ASGI app does, with their caller, who may call the route (`gateway.api.routes`).
+"""Answers a route's requests like an ASGI app; its first argument is the caller, whose access was checked before.
 
-Every handler is a function or a method of this form; `gateway.api.call_handlers` makes those of calls in any dialect.
+Every handler is a function or method of this type. `gateway.api.call_handlers` makes those that call a model.
 """
 
 
 class ErrorShape(Protocol):
-    """Writes an error of a dialect where nothing else was sent before. Stateless."""
+    """Writes an error as a whole response in a dialect, if nothing was sent before. Stateless."""
 
     def status(self, error: PaddockError) -> int: ...
 
     def body(self, error: PaddockError, request_log: RequestLog) -> bytes:
-        """Return a JSON object."""
+        """Return the body of the response, a JSON object."""
         ...
 
 
 class DialectRequest(Protocol):
-    """One request of a dialect, parsed: a frozen value that the dialect's writers get as well."""
+    """A parsed request of one dialect: a frozen value, which the dialect's writers get as well."""
 
     @property
     def model(self) -> str:
-        """The name that the caller gave; empty: none."""
+        """The model name that the caller sent; empty: the caller sent none."""
         ...
 
     @property
     def requests(self) -> tuple[GenerateRequest, ...]:
-        """One request per answer: those that `n` and several prompts ask for are generated beside each other."""
+        """One canonical request per answer: `n` or several prompts ask for several, generated at the same time."""
         ...
 
     @property
@@ -60,9 +60,9 @@ class DialectRequest(Protocol):
 
 
 class StreamWriter(Protocol):
-    """Writes one streamed answer as whole server-sent events. A method returns nothing where the client gets nothing.
+    """Writes one streamed response as whole server-sent events. Methods return empty bytes if there is nothing to send.
 
-    `chunks` runs once per token. It never sees `Failed`: that comes as `broken`.
+    `chunks` runs once per token. It must write nothing for a `Failed` event: `broken` is called with that error.
     """
 
     def opening(self) -> bytes:
@@ -70,29 +70,31 @@ class StreamWriter(Protocol):
         ...
 
     def chunks(self, events: list[CallEvent], choice: int) -> Written:
-        """Return these events in the dialect. `choice`: the number of the request that they belong to."""
+        """Return the events in the dialect's form. `choice`: their answer's index in `DialectRequest.requests`."""
         ...
 
     def idle(self) -> bytes:
-        """Return events that tell nothing new, also before the opening, for clients that know no comments."""
+        """Return events without content, to keep the stream alive for clients that take comments for events. It can be
+        called before `opening`.
+        """
         ...
 
     def closing(self) -> Written:
-        """Return the last events. Called after the end of every answer."""
+        """Return the last events. Called once, when every answer has ended."""
         ...
 
     def broken(self, error: PaddockError) -> Written:
-        """Return the last events in place of the rest, for an error after `opening` was asked for."""
+        """Return the last events of a stream that ends early, with the error. It can be called without `opening`."""
         ...
 
 
 class WholeWriter(Protocol):
-    """Collects one answer that is sent whole."""
+    """Collects the answers to a request, for a response that is sent whole."""
 
     def add(self, events: list[CallEvent], choice: int) -> None: ...
 
     def parts(self) -> Iterator[bytes]:
-        """Yield a JSON object in one part or several, when every answer has ended."""
+        """Yield the response, a JSON object, in one or more parts. Called when every answer has ended."""
         ...
 
 
@@ -109,7 +111,7 @@ class Writers(Protocol[RequestIn]):
 
 
 class Dialect(Writers[RequestT], Protocol[RequestT]):
-    """A way to ask for generated text. Stateless."""
+    """Reads requests for generated text in one dialect, and makes the writers of their answers. Stateless."""
 
     def read(self, raw: bytes, scope: Scope) -> RequestT:
         """Return the parsed request. Raises PaddockError for what is invalid or not supported, naming the parameter."""

@@ -1,7 +1,7 @@
-"""Reads what a request says beside its body: session, wished time to first token, resumption, query.
+"""Reads what a request says outside its body: session, deadline of the first token, resumption of a stream, query.
 
-Source of resumption (`x-resume-grace`, `Last-Event-ID`): WHATWG HTML, "Server-sent events". Ids of events are
-`<stream>:<number>`.
+Resumption: `Last-Event-ID` is as in WHATWG HTML, "Server-sent events", with ids `<stream>:<number>`; `x-resume-grace`
+is our own.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SESSION_HEADER = b"x-session-id"
 
 
 def conversation_key(scope: Scope, request: GenerateRequest, team: str) -> Callable[[], str]:
-    """Return a function for `Pipeline.call` that tells which conversation the request belongs to."""
+    """Return a function, for `Pipeline.call`, that returns the key of the request's conversation."""
     return partial(conversation_of, request, team, session_of(scope))
 
 
 def session_or_request_id(scope: Scope, request_id: str) -> Callable[[], str]:
-    """Return the same for a request that is no turn of a conversation: its session if it names one, else its own id."""
+    """Return such a function for a request outside a conversation: its key is its session, or without one its id."""
     return lambda: session_of(scope) or request_id
 
 
@@ -49,7 +49,10 @@ MAX_SLO_MS = 24 * 3600 * 1000
 
 
 def read_ttft_deadline(scope: Scope) -> float:
-    """Return the Unix time to begin by; 0 without the header. Raises InvalidRequest unless above 0 and up to a day."""
+    """Return the Unix time by which the caller wants the first token; 0 without the header.
+
+    Raises InvalidRequest if the header is not above 0 and at most a day.
+    """
     for name, value in scope["headers"]:
         if name == SLO_HEADER:
             slo_ms = _number(value)
@@ -79,17 +82,17 @@ class ResumeOptions:
     owner: Owner
     """The team and the request (its digest) that may read the stream again."""
     grace_s: float
-    """Seconds that the answer goes on without its client."""
+    """Seconds for which the answer goes on after its client has left."""
     stream: str
-    """Id of the stream that is read again; empty: none, this is the first time."""
+    """Id of the stream to read again; empty: the request begins a new stream."""
     after: int
     """Number of the last event that the client has."""
 
 
 async def read_resume_options(scope: Scope, body: Body) -> ResumeOptions | None:
-    """Return what both headers ask for; None without either. Long bodies are hashed on a thread.
+    """Return what `x-resume-grace` and `Last-Event-ID` ask for; None without them. Long bodies are hashed on a thread.
 
-    Raises InvalidRequest, and StreamGone for an id that never was one of ours.
+    Raises InvalidRequest, and StreamGone for a `Last-Event-ID` that is not of the form of our ids.
     """
     grace: bytes | None = None
     last: bytes | None = None
@@ -135,7 +138,7 @@ MAX_FIELDS = 32
 
 
 def query_of(scope: Scope) -> dict[str, str]:
-    """Return the parameters of the query. Raises InvalidRequest."""
+    """Return the parameters of the URL's query. Raises InvalidRequest if there are more than MAX_FIELDS."""
     try:
         pairs = parse_qsl(scope.get("query_string", b"").decode("latin-1"), max_num_fields=MAX_FIELDS)
     except ValueError:
@@ -144,7 +147,7 @@ def query_of(scope: Scope) -> dict[str, str]:
 
 
 def named_model(document: dict[str, Any], scope: Scope) -> str:
-    """Return `model` of the body, else of the query; empty where neither names one. Raises InvalidRequest."""
+    """Return `model` of the body, else of the query, else an empty string. Raises InvalidRequest if it is no string."""
     name = document.get("model")
     if name is None:
         return query_of(scope).get("model", "")

@@ -1,4 +1,4 @@
-"""Answers requests that have been read: takes them through the pipeline, and writes in the request's dialect."""
+"""Answers parsed requests: takes them through the pipeline, and writes the answers in the request's dialect."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ NEWER = "A newer request of this session took this one's place. Nothing is to be
 
 
 class SessionCalls:
-    """The calls under way of this gateway process, by key and session: each key has sessions of its own.
+    """Keeps the latest call of each API key and session in this gateway process, and ends it when a newer one comes.
 
-    An autocomplete that a newer one of its session makes useless is ended here, and so gives its slot back.
+    This is for autocompletion: a newer request makes the older one useless, and ending that frees its slot.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,9 @@ class SessionCalls:
 
     @asynccontextmanager
     async def supersede(self, call: Call) -> AsyncIterator[None]:
-        """End the session's call before this one; the next one ends this one, and the block then raises Superseded."""
+        """End the earlier call of this call's session, and run this call in the block; without a session, only run it.
+        If a newer call of the session ends this one, the block raises Superseded.
+        """
         if not call.session:
             yield
             return
@@ -52,7 +54,7 @@ class SessionCalls:
         older = self._latest.get(name)
         if older is not None:
             older.cut(Superseded(NEWER))
-        # The pipeline within ends by itself when the call's time is up.
+        # Later than the call's own deadline, which the pipeline inside the block enforces.
         cutoff = self._latest[name] = Cutoff(call.deadline + 1.0, "the time of its call")
         try:
             async with cutoff:
@@ -66,7 +68,7 @@ OUTPUT = (Text, Reasoning, ToolCallDelta)
 
 
 class PartialUsage:
-    """The tokens of a request's answers that have not ended, for those that are cut off.
+    """Counts the tokens of a request's answers that have not ended: those that are cut off report no usage.
 
     `add` is called once per token.
     """
@@ -76,7 +78,7 @@ class PartialUsage:
     def __init__(self) -> None:
         self._started: dict[int, Started] = {}
         self._generated: dict[int, int] = {}
-        """Number of the answer -> its first event, its tokens; ended answers, which report their own, are left out."""
+        """`_started`, `_generated`: answer's number -> its `Started`, its generated tokens; without ended answers."""
 
     def add(self, choice: int, events: Iterable[CallEvent]) -> None:
         for event in events:
@@ -98,7 +100,7 @@ class PartialUsage:
 
 
 LAST_WRITE_S = 2.0
-"""Seconds that a client which is cut off gets to read why."""
+"""Seconds that a client whose stream is cut off has to receive the error."""
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +118,7 @@ class Sink(Protocol):
 
 
 class RecordingSink:
-    """Writes into a recording, which keeps each event in one piece (a `Sink`)."""
+    """A `Sink` that writes into a recording, which keeps each event in one piece."""
 
     def __init__(self, recording: Recording) -> None:
         self.start = recording.start
@@ -144,8 +146,8 @@ class Responder(Generic[RequestIn]):
         *,
         repeats: bool = False,
     ) -> None:
-        """`conclude` is awaited when an answer is complete, before its client is told so; it gets the error where a
-        stream that may be read again has failed. `repeats`: the end of a stream tells all of it once more.
+        """`conclude` is awaited when an answer is complete, before its client gets the end; also, with the error, when
+        an answer written by `write` has failed. `repeats`: whether a stream's last event repeats the whole answer.
         """
         self._writers = writers
         self._pipeline = pipeline
@@ -179,7 +181,7 @@ class Responder(Generic[RequestIn]):
         holds: Holds,
         recording: Recording,
     ) -> None:
-        """Write a stream that may be read again, whoever reads it now."""
+        """Write a stream that can be read again into its recording, whether or not a client reads it now."""
         sink = RecordingSink(recording)
         failure = await self.write(asked, call, request_log, writer, holds, sink)
         if failure is None:
@@ -193,12 +195,12 @@ class Responder(Generic[RequestIn]):
     async def write(
         self, asked: RequestIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
-        """Write a stream but for its last events, and note its end. Return why it is not complete; None: it is."""
+        """Write a stream except its last events, and note its outcome. Return its error; None: it is complete."""
         try:
             failure = await self._write(asked, call, request_log, writer, holds, sink)
         except ClientGone:
             raise
-        except Exception:  # the edge of a stream that others may read: they are told of it, too
+        except Exception:  # others may read this stream: they must get an error too
             log.exception("a stream broke", extra={"fields": request_log.ids()})
             failure = InternalError.logged(request_log.request_id)
         if failure is None:
@@ -239,7 +241,7 @@ class Responder(Generic[RequestIn]):
         stream = EventStream(send, lambda: answer_headers(request_log), idle_event)
         writing = self._write(asked, call, request_log, writer, hold_function(scope), stream)
         failure = await stream.pinged(writing, self._pings.interval_s)
-        # Whatever is sent below is the last: the server then tells the watcher that the client is gone.
+        # What is sent below ends the response; the server then reports a disconnect to `until_disconnect`.
         if failure is None:
             request_log.status, request_log.outcome = 200, "ok"
             await self._conclude_answer(writer, None)
@@ -254,7 +256,7 @@ class Responder(Generic[RequestIn]):
     async def _write(
         self, asked: RequestIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
-        """Write all but the last events, which depend on what is returned: why the answer is not complete, or None."""
+        """Write all events but the last, which depend on the result: the error that ended the answer, or None."""
         held = ProbabilityBudget(asked.requests, holds, streams=True, repeats=self._repeats)
         try:
             async with (

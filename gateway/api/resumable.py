@@ -23,7 +23,7 @@ from gateway.telemetry.request_log import RequestLog
 from workers.tracing.span import read_context
 
 HELD_PER_BYTE = 2
-"""Bytes of memory that events take for each of their bytes: as they were read, and in the connection."""
+"""Bytes of memory per byte of the events that are sent: once as read, and once in the connection's buffer."""
 
 
 class Resumable:
@@ -40,7 +40,9 @@ class Resumable:
     async def begin(
         self, stream: str, owner: Owner, grace_s: float | None, produce: Produce, request_log: RequestLog
     ) -> LocalReading:
-        """Begin a stream. `produce` fills in the log; where that was handed over by then, its end is logged here."""
+        """Begin a stream that `produce` writes. If its client leaves early, the request's log is finished when the
+        stream ends.
+        """
 
         async def write(recording: Recording) -> None:
             try:
@@ -56,7 +58,7 @@ class Resumable:
         return await self._recordings.begin(stream, owner, write, grace_s, trace)
 
     async def follow(self, reading: LocalReading, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a stream that has just begun. Where the client leaves before its end, the request log is handed over."""
+        """Send a stream that has just begun. If the client leaves before its end, its writer gets the request's log."""
         try:
             await self.send(reading, scope, receive, send)
         except ClientGone:
@@ -64,8 +66,8 @@ class Resumable:
             raise
 
     async def again(self, resume: ResumeOptions, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the rest of a stream; this request's memory counts what is being sent. Raises as `Recordings.open`."""
-        body.raw = b""  # the wish has its digest
+        """Send the rest of a stream; bytes being sent count as this request's. Raises what `Recordings.open` raises."""
+        body.raw = b""  # not needed any more: `resume` has its digest
         reading = await self._recordings.open(resume.stream, resume.after, resume.owner)
         await self.send(reading, scope, receive, send, holds=body.hold_at_least)
 
@@ -80,7 +82,7 @@ class Resumable:
     ) -> None:
         """Send the whole response, with pings while there is nothing else to say. Closes the reading.
 
-        `holds` is told the bytes that events take while they are sent; what it raises ends the response.
+        `holds` is called with the bytes of memory that events take while they are sent; its error ends the response.
         """
         try:
             request_log = request_log_of(scope)
@@ -103,12 +105,12 @@ class Resumable:
 
 
 def new_stream() -> str:
-    """Return an id that nobody guesses."""
+    """Return a new stream id that nobody can guess."""
     return secrets.token_hex(16)
 
 
 async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], None] | None) -> PaddockError | None:
-    """Send every event to the client; return why that did not work, or None."""
+    """Send every event to the client. Return the error that prevented it, or None."""
     try:
         while events := await reading.take():
             if reading.refusal is not None and not stream.started:
@@ -123,5 +125,5 @@ async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], No
 
 
 def _note_told(request_log: RequestLog) -> None:
-    """Note that the answer went well, unless whoever wrote the stream has noted more."""
+    """Note that the answer succeeded, unless the task that wrote the stream has noted an outcome."""
     request_log.status, request_log.outcome = request_log.status or 200, request_log.outcome or "ok"

@@ -1,6 +1,6 @@
-"""Every route of the gateway, declared once, with who may call it.
+"""Declares every route of the gateway once, with who may call it.
 
-`GET /v1/models` in the dialect of whoever asks: OpenAI's and Anthropic's APIs have it at the same address.
+`GET /v1/models` answers in the caller's dialect: OpenAI's and Anthropic's APIs have the same path.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def shape_of_models(scope: Scope) -> ErrorShape:
 async def answer_models(
     openai: Handler, anthropic: Handler, principal: Principal, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Answer with the list, or with one model."""
+    """Answer with the list of models or with one model, in the dialect that `shape_of_models` found."""
     await (anthropic if scope[SHAPE] is ANTHROPIC else openai)(principal, scope, receive, send)
 
 
@@ -42,18 +42,18 @@ class RouteRow(NamedTuple):
     method: str
     path: str
     access: Access
-    """What a caller needs; an OPEN or ADMIN route may have a token of its own (`AccessControl`)."""
+    """The key that a caller needs; an OPEN or ADMIN route can have a token of its own (`AccessControl`)."""
     name: str
-    """Name of the handler that answers; several routes may have the same."""
+    """Name of the route's handler; several routes can have the same."""
     about: str
     shape: ErrorShape = OPENAI
-    """The form of its errors."""
+    """The form of the route's errors."""
     shape_of: Callable[[Scope], ErrorShape] | None = None
-    """Returns the form that a request's errors have, where two APIs have the same path."""
+    """Returns the form of a request's errors, if two APIs share the path; None: `shape` is the form."""
 
     @property
     def shown_path(self) -> str:
-        """The path as docs and metrics tell it."""
+        """The path as docs and metrics show it, without Starlette's `:path`."""
         return self.path.replace(":path", "")
 
 
@@ -135,18 +135,18 @@ ROUTES = (
 
 PATHS = frozenset(row.path for row in ROUTES)
 LISTED = ", ".join(f"{row.method} {row.shown_path}" for row in ROUTES)
-"""The routes as the answer to an unknown path lists them: anybody may ask for such a path, again and again."""
+"""All routes, for the error about an unknown path. Made once, as anybody can request such paths over and over."""
 
 
 class Routes:
-    """Hands a request to the handler of its route, with its caller: Starlette tries one pattern after the other, 123 in
-    the worst case, so paths without parameters are looked up first.
+    """Passes a request and its caller to the handler of its route. Starlette's router tries one pattern after another,
+    up to 123, so paths without parameters are looked up in a dict first.
 
-    A bare router hands on `send` as it is; a whole Starlette application would add its wrappers to every token's cost.
+    The router is not part of a Starlette application, whose wrappers around `send` would run for every token.
     """
 
     def __init__(self, handlers: Mapping[str, Handler], access: AccessControl) -> None:
-        """`handlers` by the rows' names."""
+        """`handlers`: `RouteRow.name` -> handler."""
         served = [(row, _Endpoint(row, handlers[row.name], access)) for row in ROUTES]
         self._by_pattern = _router(served)
         self._with_names = _router([(row, app) for row, app in served if "{" in row.path])
@@ -156,7 +156,7 @@ class Routes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            # A path that is not declared as it stands has names in it, or no route.
+            # A path that is not in PATHS matches a pattern with names in it, or none.
             others = self._by_pattern if scope["path"] in PATHS else self._with_names
             await self._by_path.get((scope["method"], scope["path"]), others)(scope, receive, send)
         else:
@@ -164,7 +164,7 @@ class Routes:
 
 
 class _Endpoint:
-    """The ASGI app of one route: notes its path and the form of its errors, and identifies the caller."""
+    """The ASGI app of one route: puts path and error form into the scope, identifies the caller, calls the handler."""
 
     def __init__(self, row: RouteRow, handler: Handler, access: AccessControl) -> None:
         self._path = row.shown_path
@@ -194,7 +194,7 @@ def _router(served: Sequence[tuple[RouteRow, _Endpoint]]) -> Router:
 
 
 class _WrongMethod:
-    """Refuses the other methods of a path, whoever asks."""
+    """The ASGI app for all other methods of a path: refuses them with a 405, without asking for a key."""
 
     def __init__(self, rows: Sequence[RouteRow]) -> None:
         self._path = rows[0].shown_path

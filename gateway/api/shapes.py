@@ -1,6 +1,7 @@
-"""Writes what several dialects' answers carry alike: usage, timings, probabilities, settings, vectors.
+"""Writes the parts that answers of several dialects have in common: usage, timings, probabilities, settings, vectors.
 
-Source of the settings' names: `task_params::to_json` in tools/server/server-task.cpp of llama.cpp. Adapters go by name.
+Source of the settings' names: `task_params::to_json` in tools/server/server-task.cpp of llama.cpp. An adapter's `id` is
+its name here.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from workers.protocol.pooled import PoolResult
 from workers.protocol.requests import AdapterUse, GenerateRequest, Sampling
 
 INPUT_TOKENS = {"object": "response.input_tokens"}
-"""Fields of OpenAI's answer that tells how many tokens a prompt has, beside the number."""
+"""The fields beside the number in OpenAI's answer about how many tokens a prompt has."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Likely(msgspec.Struct, frozen=True, gc=False):
-    """One token. Many are written with each token of an answer: structs are encoded sooner than dicts."""
+    """A token and its log probability; a struct, as it is encoded faster than a dict and many are written per token."""
 
     id: int
     token: str
@@ -35,13 +36,13 @@ class Likely(msgspec.Struct, frozen=True, gc=False):
 
 
 class Entry(Likely, frozen=True, gc=False):
-    """A token of the answer, with the likeliest ones in its place."""
+    """A token of the answer, with the most likely tokens at its position."""
 
     top_logprobs: list[Likely]
 
 
 def usage_object(usage: Usage, num_thought: int = 0) -> dict[str, Any]:
-    """Return `usage` as in OpenAI's API reference; `num_thought` of its completion tokens were thought, not said."""
+    """Return `usage` as in OpenAI's API reference; `num_thought`: how many completion tokens are reasoning."""
     document: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -56,7 +57,7 @@ def usage_object(usage: Usage, num_thought: int = 0) -> dict[str, Any]:
 def timings_object(timings: Timings) -> dict[str, Any]:
     """Return `timings` as in tools/server/README.md of llama.cpp.
 
-    The first token comes with the prompt: the rate is that of the tokens after it, 0 where there are none.
+    The prefill yields the first token, so the rate of generation counts only the tokens after it; 0: there are none.
     """
     prompt_n, prompt_ms = timings.prompt_n, timings.prompt_ms
     predicted_n, predicted_ms = timings.predicted_n, timings.predicted_ms
@@ -85,13 +86,13 @@ def progress_object(progress: Progress) -> dict[str, int]:
 
 
 def progress_timings(progress: Progress) -> dict[str, Any]:
-    """Return the timings of a prompt that is still read."""
+    """Return the timings of a call whose prompt is still being processed."""
     num_read = max(0, progress.processed - progress.cache)
     return timings_object(Timings(progress.cache, num_read, float(progress.time_ms), 0, 0.0))
 
 
 def progress_fields(progress: Progress, *, timings: bool) -> bytes:
-    """Return the fields of a chunk that stand behind its choices; `timings`: those are wanted as well."""
+    """Return a chunk's JSON fields about progress, to put after its choices. `timings`: whether to add the timings."""
     fields = b',"prompt_progress":' + _encode(progress_object(progress))
     return fields + (b',"timings":' + _encode(progress_timings(progress)) if timings else b"")
 
@@ -99,7 +100,7 @@ def progress_fields(progress: Progress, *, timings: bool) -> bytes:
 _LISTS = frozenset({"dry_sequence_breakers", "samplers", "logit_bias"})
 
 LAST_SEED = 2**32 - 1
-"""llama.cpp's seed for "draw one"."""
+"""The seed that tells llama.cpp to draw a random one."""
 
 FIXED: dict[str, Any] = {
     "n_discard": 0,
@@ -110,11 +111,11 @@ FIXED: dict[str, Any] = {
     "speculative.types": "none",
     "backend_sampling": False,
 }
-"""Settings that can't be set here."""
+"""llama-server's settings that can't be changed here, with the values that are reported."""
 
 
 def default_settings(sampling: Sampling) -> dict[str, Any]:
-    """Return the settings of a caller who sets none, without those that can be long."""
+    """Return the settings of a request that sets none, without those whose values can be long."""
     return _numbers(sampling) | _limits(GenerateRequest(), stream=False) | _samplers(sampling) | FIXED | {"lora": []}
 
 
@@ -172,23 +173,23 @@ def _samplers(sampling: Sampling) -> dict[str, Any]:
 
 FLOAT_BYTES = 4
 PART_BYTES = 256 << 10
-"""Bytes, about, of the parts in which an answer is written; other calls get a turn after each."""
+"""Approximate bytes of each part in which an answer is written; other tasks run between two parts."""
 NUM_PARTS = 3
-"""Parts of an answer in memory while it is sent: in the connection, about to go there, and the next."""
+"""Parts of an answer in memory while it is sent: one in the connection's buffer, one to be sent, and the next."""
 DECIMAL_BYTES = 24
-"""Most bytes of a number in JSON."""
+"""Maximum bytes of one number of a vector in JSON."""
 
 
 def answer_bytes(result: PoolResult) -> int:
     """Return the bytes of memory that an answer takes while it is sent: its vectors, and the parts being written."""
     num_bytes = len(result.vectors)
     written = DECIMAL_BYTES * num_bytes // FLOAT_BYTES
-    # The last row of a part may reach beyond its bytes.
+    # A part ends with a whole row, which can reach beyond PART_BYTES.
     return num_bytes + min(written, NUM_PARTS * (PART_BYTES + DECIMAL_BYTES * result.width))
 
 
 def rows_of(result: PoolResult) -> Iterator[array[float]]:
-    """Yield rows of float32 in order."""
+    """Yield the rows of a result in order, each as an array of float32."""
     row_bytes = result.width * FLOAT_BYTES
     for start in range(0, len(result.vectors), row_bytes):
         row = array("f")
@@ -207,7 +208,7 @@ def base64_of(row: array[float]) -> str:
 
 
 def shortened(row: array[float], width: int) -> array[float]:
-    """Return the first `width` numbers, scaled to length 1 again."""
+    """Return the first `width` numbers of a row, scaled to Euclidean length 1 again."""
     head = row[:width]
     length = math.sqrt(sum(number * number for number in head))
     return array("f", [number / length for number in head]) if length else head

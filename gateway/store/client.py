@@ -261,8 +261,8 @@ class Store:
     async def renew(
         self, gateway: str, model: str, leases: Iterable[Lease], *, was_away: bool = False, settle: bool = False
     ) -> Renewed:
-        """Renew leases; a gateway calls this every `keys.LEASE_RENEW_S` with all its leases. `was_away`: it may have
-        placed calls without Redis. `settle`: other gateways may have done so, too.
+        """Renew leases; a gateway calls this every `keys.LEASE_RENEW_S` with all its leases. `was_away`: whether it can
+        have placed calls without Redis; `settle`: whether other gateways can have done so as well.
         """
         rows = [item for one in leases for item in _lease_row(one)]
         head = (self._lease_ttl_ms, self._settle_ms, "settle" if settle else "away" if was_away else "")

@@ -88,7 +88,7 @@ def _slot_breaches(picture: Picture) -> Iterable[str]:
     for worker, record in picture.workers.items():
         beat = decode_heartbeat(record)
         if worker in picture.leased and picture.leased[worker].boot != beat.boot:
-            continue  # the leases of an earlier process are void already and go with the next look
+            continue  # leases of an earlier process are void; the next script that reads the worker drops them
         unexpired = sum(expiry > picture.now_ms for expiry in picture.expiries.get(worker, {}).values())
         if unexpired > beat.slots + beat.overdraft:
             yield f"worker {worker} has {unexpired} leases for {beat.slots} slots, and {beat.overdraft} beyond"

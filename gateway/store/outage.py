@@ -127,7 +127,7 @@ class Outage:
 
 
 MAX_TOLD = 256
-"""Most unreadable entries that the log names: a program that writes such entries may write many."""
+"""Maximum unreadable entries that the log names: a program that writes such entries may write many."""
 MAX_SHOWN = 120
 
 

@@ -209,10 +209,10 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 256
 
 MAX_REPAIRS = 3
-"""Most times that a batch is run again, each time after repairing the cause."""
+"""Maximum times that a batch is run again, each time after repairing the cause."""
 
 LOG_EVERY_S = 10.0
-"""Least seconds between two log lines that say why a script was not run."""
+"""Minimum seconds between two log lines that say why a script was not run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -111,13 +111,13 @@ WATCHED = (
 """Failures that alerts watch: (who is to blame, outcome)."""
 LOSSES = DRAINED, LOST = "drained", "lost"
 LEASE_ENDS = VOID, CROWDED, EXPIRED = "void", "crowded", "expired"
-"""The causes by which a lease may end before its call does."""
+"""Causes why a lease can end before its call does."""
 REFUSED_KINDS = ("record", "news")
 BEYOND_REASONS = ("address", "all", "descriptors")
 
 
 class Unread(StrEnum):
-    """Names in Redis under which gateways read what others have written."""
+    """Patterns of the keys in Redis under which gateways read what other processes have written."""
 
     MODELS = "pd:models"
     KEYS = "pd:keys"
@@ -383,7 +383,7 @@ class Metrics:
                 self.leases_lost.labels(model, why)
 
     def ended(self, request_log: RequestLog, total_s: float) -> None:
-        """Count one request that reached a model. If it only asks about the model, the time histograms leave it out."""
+        """Count one request that reached a model; without times and tokens if it only asks about the model."""
         model, outcome = request_log.model, self._outcome(request_log)
         who = (model, request_log.alias, request_log.team)
         self.requests.labels(*who, outcome).inc()

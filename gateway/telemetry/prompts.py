@@ -20,7 +20,7 @@ from workers.protocol.requests import GenerateRequest
 log = logging.getLogger("paddock.prompts")
 
 MAX_CHARS = 16_384
-"""Most characters that are logged of a prompt, and of each part of an answer; the middle of longer texts is left
+"""Maximum characters that are logged of a prompt, and of each part of an answer; the middle of longer texts is left
 out.
 """
 

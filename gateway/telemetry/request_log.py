@@ -13,7 +13,7 @@ from gateway.telemetry.answer_log import UNRECORDED, AnswerLog, QueuePosition, T
 from workers.protocol.events import Usage
 
 MAX_NAMES = 16
-"""Most names of ignored parameters in a header; `...` stands for further ones."""
+"""Maximum names of ignored parameters in a header; `...` stands for further ones."""
 MAX_NAME_CHARS = 48
 UNKNOWN = "unknown"
 """Label that stands for every name that is in no table: a caller's text must not become a label."""
@@ -73,7 +73,7 @@ class Ignored:
 
 
 MAX_PATH_CHARS = 512
-"""Most characters of a path in a log line: callers without a key can't make the line longer."""
+"""Maximum characters of a path in a log line; the rest is cut, so that callers without a key can't fill the log."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Sends whole answers, the large ones in parts, and errors where nothing else was sent before."""
+"""Sends whole answers, large ones in parts, and errors in place of answers."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from gateway.telemetry.request_log import RequestLog
 JSON = b"application/json"
 
 PART_BYTES = 256 << 10
-"""Bytes, about, that are joined and sent at once: copying megabytes holds up every stream of the process."""
+"""Approximate bytes joined and sent at once: copying megabytes at once would hold up every stream of the process."""
 
 _PLACE = b"\0"
-"""Marks where an array goes: JSON never has this byte."""
+"""Stands in encoded JSON for an array to insert: JSON never contains this byte."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class EncodedArray:
-    """Stands for an array whose entries are encoded already: encoding them all at an answer's end takes too long."""
+    """A JSON array whose entries are encoded before: encoding them all at an answer's end would take too long."""
 
     __slots__ = ("entries",)
 
@@ -59,7 +59,7 @@ class EncodedArray:
 
 
 def in_parts(document: Any) -> Iterator[bytes]:
-    """Yield a document as JSON, in parts where there are arrays in it that are encoded already."""
+    """Yield a document as JSON; each `EncodedArray` in it comes in parts of its own."""
     arrays: list[EncodedArray] = []
 
     def place(array: EncodedArray) -> msgspec.Raw:
@@ -74,7 +74,7 @@ def in_parts(document: Any) -> Iterator[bytes]:
 
 
 def gathered(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes, short parts joined: an answer of a few short parts is one message."""
+    """Yield the same bytes with short parts joined, so that an answer of a few short parts is one message."""
     held: list[bytes] = []
     num_bytes = 0
     for part in parts:
@@ -92,8 +92,8 @@ async def send_json(send: Send, document: Any, request_log: RequestLog) -> None:
 
 
 async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, request_log: RequestLog) -> None:
-    """Send an answer that may be large as its parts are made: other tasks get a turn between two, and no more of it is
-    held than the connection takes.
+    """Send an answer that can be large, one part after another. Other tasks run between two parts. Parts are made as
+    the connection takes them, one ahead, so that the whole answer is never in memory.
     """
     part, more = next(parts), next(parts, None)
     if more is None:
@@ -110,7 +110,7 @@ async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, re
 
 
 async def send_bytes(send: Send, body: bytes, content_type: bytes, request_log: RequestLog, status: int = 200) -> None:
-    """Send an answer at once. `status`: of something that went well."""
+    """Send a successful answer in one piece. `status`: its status, 200 or another of success."""
     request_log.status, request_log.outcome = status, "ok"
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *answer_headers(request_log)]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -118,8 +118,8 @@ async def send_bytes(send: Send, body: bytes, content_type: bytes, request_log: 
 
 
 async def send_last(send: Send, body: bytes) -> None:
-    """Send the rest of an answer. Where it is long, wait until the peer has read it: the call's memory and its place
-    among the requests of its key are given back when this returns.
+    """Send the last bytes of an answer. If they are many, wait until the peer has read most of them, because the call's
+    memory and its place among its key's requests are given back when this returns.
     """
     if len(body) > UNREAD_BYTES:
         for start in range(0, len(body), PART_BYTES):
@@ -131,11 +131,11 @@ async def send_last(send: Send, body: bytes) -> None:
 
 LINGER_S = 5.0
 LINGER_BYTES = 64 << 20
-"""Seconds and bytes for which a refused body is read and thrown away, so that its sender gets to see the refusal."""
+"""The seconds and bytes for which a refused body is still read and discarded, so that its sender can read the error."""
 
 
 def shape_of(scope: Scope) -> ErrorShape:
-    """Return the error shape of the route, or the one that `Door` sets where none was found."""
+    """Return the error shape of the route, or if no route was found, the one that `Door` sets."""
     shape: ErrorShape = scope[SHAPE]
     return shape
 
@@ -145,7 +145,7 @@ def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
     if (seconds := retry_after(error)) is not None:
         headers.append((b"retry-after", b"%d" % seconds))
     if isinstance(error, NotSupported | Superseded):
-        headers.append((b"x-should-retry", b"false"))  # SDKs take every 5xx, and 409, for a passing trouble
+        headers.append((b"x-should-retry", b"false"))  # SDKs retry every 5xx, and 409
     if isinstance(error, AuthenticationFailed):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
@@ -156,7 +156,7 @@ def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
 
 
 def ends_connection(error: PaddockError) -> bool:
-    """Return whether nothing more can be asked on the connection after this error."""
+    """Return whether the connection must be closed after this error."""
     return isinstance(error, Stopping | BodyTooLarge | BodyTooSlow)
 
 
@@ -167,7 +167,7 @@ def note_error(request_log: RequestLog, error: PaddockError) -> None:
 async def send_error(
     receive: Receive, send: Send, error: PaddockError, request_log: RequestLog, shape: ErrorShape
 ) -> None:
-    """Answer the request with an error; nothing may have been sent before."""
+    """Answer the request with an error. Nothing of an answer may have been sent before."""
     request_log.status = shape.status(error)
     note_error(request_log, error)
     body = shape.body(error, request_log)
@@ -184,7 +184,7 @@ async def send_error(
 
 
 async def _discard_rest(receive: Receive) -> None:
-    """Read on: closing while the client still writes would reset the connection before it has read the answer."""
+    """Discard the rest of the body: closing while the client writes would reset the connection, and lose the answer."""
     num_bytes = 0
     try:
         async with asyncio.timeout(LINGER_S):

@@ -1,10 +1,10 @@
-"""The log of a request on its way through ASGI, and the headers and comments that show it.
+"""Keeps the log of a request in its ASGI scope, and writes the headers and SSE comments that show it to the caller.
 
-CORS: any web page may ask with a key that it has itself, as in llama-server.
+CORS: as in llama-server, any web page may send requests with an API key that the page itself has.
 
-The key travels in a header that the page sets, never in what the browser keeps (cookies, client certificates, HTTP
-passwords). So no answer allows credentials. llama-server's do: there, a page that somebody happens to visit could
-ask with that person's login at a proxy before the server.
+The page sends its key in a header. So no answer allows credentials that the browser keeps (cookies, client
+certificates, HTTP passwords). llama-server's answers do: if it is behind a proxy with a login, any page that a
+logged-in person visits could send requests in that person's name.
 
 Source: `pre_routing_handler` in tools/server/server-http.cpp of llama.cpp; WHATWG Fetch, "CORS protocol".
 """
@@ -26,14 +26,14 @@ from workers.tracing.tracer import Tracer
 Headers = list[tuple[bytes, bytes]]
 
 PRIVATE = frozenset({"/metrics", "/metrics/targets", "/ready", "/version"})
-"""Paths that need no key: a page that somebody happens to visit may not read these."""
+"""Paths that need no key and whose answers web pages can't read: otherwise any page that somebody visits could."""
 
 MAX_ORIGIN_BYTES = 512
 METHODS = b"GET, POST, DELETE, OPTIONS"
 
 
 def origin_of(scope: Scope) -> bytes:
-    """Return the origin of the page that asks and may read the answer; empty: none."""
+    """Return the web page that sent the request, if it may read the answer; empty: it may not, or none did."""
     if scope["path"] in PRIVATE:
         return b""
     found = _header(scope, b"origin")
@@ -41,12 +41,12 @@ def origin_of(scope: Scope) -> bytes:
 
 
 def origin_headers(origin: bytes) -> Headers:
-    """Return the headers that every answer to a page has."""
+    """Return the CORS headers of an answer to a web page of this origin; none if it is empty."""
     return [(b"access-control-allow-origin", origin), (b"vary", b"origin")] if origin else []
 
 
 async def answer_preflight(scope: Scope, send: Send, origin: bytes) -> None:
-    """Answer what a browser asks before a page's request, without a key."""
+    """Answer a preflight request, which a browser sends without a key before a page's request."""
     # Browsers do not count `Authorization` among the headers that `*` stands for.
     wanted = _header(scope, b"access-control-request-headers") or b"*"
     headers = [
@@ -80,7 +80,7 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
-    """Return the span that the caller makes its request in; None: it names none, or not as the standard has it."""
+    """Return the caller's trace context from `traceparent` and `tracestate`; None: it is missing or invalid."""
     parents = [value for name, value in headers if name == TRACEPARENT]
     if len(parents) != 1:
         return None
@@ -91,8 +91,8 @@ def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | Non
 def begin_request_log(
     scope: Scope, tracer: Tracer, *, closes: bool = False, refuses_unknown: bool = False
 ) -> RequestLog:
-    """Begin the log of a request. `closes`: its connection ends with the answer. `refuses_unknown`: parameters that
-    nothing is done with are errors.
+    """Begin the log of a request, and keep it in the scope. `closes`: whether its connection is closed after the
+    answer. `refuses_unknown`: whether parameters without effect are errors.
     """
     headers, path = scope["headers"], scope["path"]
     request_log = scope[_REQUEST_LOG] = RequestLog(
@@ -116,13 +116,13 @@ def request_log_of(scope: Scope) -> RequestLog:
 
 
 def ignored_of(scope: Scope) -> Ignored:
-    """Return the list of the request's parameters that nothing is done with; it is lost where there is no log."""
+    """Return the record of the request's ignored parameters; if there is no log, one that nobody reads."""
     request_log = scope.get(_REQUEST_LOG)
     return request_log.ignored if isinstance(request_log, RequestLog) else Ignored()
 
 
 def answer_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
-    """Return the headers with what is known when they go out; a caller that still waits for a slot has no worker."""
+    """Return the diagnostic headers, with the facts known by now: while a call waits for a slot, it has no worker."""
     headers = [*name_headers(request_log), *origin_headers(request_log.origin)]
     headers += connection_headers(request_log)
     answer, attempt = request_log.answer, request_log.answer.last_attempt
@@ -150,19 +150,19 @@ def answer_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
 
 
 def name_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
-    """Return the headers by which logs and traces find the request; for every answer, errors as well."""
+    """Return the ids by which logs and traces find the request, as headers of every answer, errors included."""
     headers = [(b"x-request-id", request_log.request_id.encode())]
     trace_id = request_log.trace.trace_id
     return [*headers, (b"x-paddock-trace-id", trace_id.encode())] if trace_id else headers
 
 
 def connection_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
-    """Return the header that ends the connection, where it ends; for every answer, errors as well."""
+    """Return the header that ends the connection, if it ends after this answer. `send_error` adds its own."""
     return [(b"connection", b"close")] if request_log.closes else []
 
 
 def ping(request_log: RequestLog) -> bytes:
-    """Return the comment that keeps a stream alive; it tells the queue position of a caller that waits for a slot."""
+    """Return the SSE comment that keeps a stream alive; while its call waits, it shows the position in the queue."""
     queue_position = request_log.queue_position
     if not queue_position.position:
         return PING

@@ -1,4 +1,4 @@
-"""The outermost ASGI app: every request gets an id, exactly one answer, one log line and its place in the metrics."""
+"""The outermost ASGI app: gives every request an id, exactly one answer and one log line, and counts it in metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Door:
         *,
         refuses_unknown: bool = False,
     ) -> None:
-        """`refuses_unknown`: parameters without effect are errors."""
+        """`refuses_unknown`: whether parameters without effect are errors."""
         self._inside = inside
         self._metrics = metrics
         self._tracer = tracer
@@ -46,7 +46,7 @@ class Door:
         if scope["type"] == "websocket":
             scope["method"] = METHOD
         elif scope["type"] != "http":
-            # The server is configured without lifespan; what remains is refused by not answering.
+            # Lifespan is off in the server's configuration; any other type is refused by returning without an answer.
             return
         closes = self._in_flight.draining and scope["type"] == "http"
         request_log = begin_request_log(scope, self._tracer, closes=closes, refuses_unknown=self._refuses_unknown)

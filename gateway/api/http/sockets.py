@@ -1,4 +1,4 @@
-"""WebSockets: one connection's messages both ways, and all that are open, which end with the gateway.
+"""Sends and receives the messages of a WebSocket; counts all open ones, and stops them when the gateway ends.
 
 Source: RFC 6455; ASGI, "WebSocket" and its extension "WebSocket Denial Response".
 """
@@ -18,21 +18,21 @@ from gateway.back_pressure import too_many_sockets, too_many_sockets_of_key
 from gateway.call import Principal
 
 METHOD = "WEBSOCKET"
-"""The word in the place of a method, in routes and log lines."""
+"""Stands for the HTTP method of a WebSocket, in routes and log lines."""
 
 SWITCHED = 101
-"""The status of a connection that was accepted."""
+"""The HTTP status, in the log, of a WebSocket that was accepted."""
 NORMAL, RESTARTS = 1000, 1012
-"""Codes that say why a connection is closed."""
+"""WebSocket close codes: the connection is over, or the service restarts."""
 
 SEVERED = (OSError, RuntimeError)
-"""Errors of sending. RuntimeError: the server has just closed the connection over a message, too long or invalid."""
+"""Errors of sending on a closed connection. RuntimeError: the server closed it for a too long or invalid message."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class Socket:
-    """One connection. Methods raise ClientGone when the client has gone."""
+    """One WebSocket connection. Its methods raise ClientGone if the client has gone."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -43,7 +43,7 @@ class Socket:
         await self._tell({"type": "websocket.accept", "headers": headers})
 
     async def receive(self) -> str | None:
-        """Return the next message; None for one of bytes."""
+        """Return the next message; None for a binary message."""
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             raise ClientGone
@@ -69,7 +69,7 @@ class Socket:
 
 
 def refusing(send: Send) -> Send:
-    """Return a `send` whose HTTP answers become the answer to the handshake."""
+    """Return a `send` that sends an HTTP answer as the refusal of a WebSocket handshake."""
 
     async def told(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
@@ -79,12 +79,12 @@ def refusing(send: Send) -> Send:
 
 class Stoppable(Protocol):
     def stop(self) -> None:
-        """Close it when what runs on it has ended."""
+        """Close the connection once the requests that run on it have ended."""
         ...
 
 
 class Sockets:
-    """Counts the connections that are open, and bounds them in all and by key."""
+    """Counts the open WebSockets, and limits their number in all and by API key."""
 
     def __init__(self, most: int, most_per_key: int) -> None:
         self._most = most
@@ -98,7 +98,7 @@ class Sockets:
         return len(self._open)
 
     def check(self, principal: Principal) -> None:
-        """Raise TooManySockets where this key has its share of connections, TooManyConnections where all are taken."""
+        """Raise TooManySockets if this key has as many as a key may, TooManyConnections if all keys together have."""
         if self._per_key[principal.key_id] >= self._most_per_key:
             raise too_many_sockets_of_key(self._most_per_key)
         if len(self._open) >= self._most:
@@ -106,7 +106,7 @@ class Sockets:
 
     @contextmanager
     def opened(self, connection: Stoppable, principal: Principal) -> Iterator[None]:
-        """Count a connection while the block lasts. Raises as `check`."""
+        """Count a connection while the block lasts. Raises what `check` raises."""
         self.check(principal)
         self._per_key[principal.key_id] += 1
         self._open[connection] = time.monotonic()
@@ -119,7 +119,7 @@ class Sockets:
                 del self._per_key[principal.key_id]
 
     def stop(self, *, older_than_s: float = 0.0) -> None:
-        """Stop the connections that are older than that: a new one is to have time to ask something."""
+        """Stop connections opened at least `older_than_s` ago; newer ones keep time to send their first request."""
         before = time.monotonic() - older_than_s
         for connection, opened_at in self._open.items():
             if opened_at <= before:

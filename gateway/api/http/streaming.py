@@ -1,4 +1,4 @@
-"""Writes a response of server-sent events as raw ASGI messages: what is done here is done once per token.
+"""Writes a response of server-sent events as raw ASGI messages. This code runs once per token.
 
 Source: WHATWG HTML, "Server-sent events"; a line that starts with a colon is a comment.
 """
@@ -15,10 +15,10 @@ from starlette.types import Send
 from gateway.api.intake.disconnect import beside
 
 END = b"\n\n"
-"""The end of an event. Each event is one chunk of the response: there are clients that take a chunk for an event."""
+"""The end of an event. Each event is sent as one chunk of the response: some clients take a chunk for an event."""
 
 UNREAD_BYTES = 64 << 10
-"""Bytes of an answer that the server takes before it waits for the peer: uvicorn looks before it sends, not after."""
+"""Bytes of an answer that the server buffers before it waits for the peer. uvicorn waits before a send, not after."""
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -35,43 +35,43 @@ STREAM_HEADERS: Headers = [
 
 @dataclass(frozen=True, slots=True)
 class LongEvent:
-    """One event that repeats what others have told."""
+    """A long event, which repeats the content of earlier events."""
 
     parts: Iterator[bytes]
-    """All of the event; each part is made when it is its turn."""
+    """The whole event; each part is made when it is to be sent."""
     brief: Iterator[bytes]
-    """The event for where it has to be in one piece: it repeats only what is short."""
+    """A short form of the event, for readers that need it in one piece: it repeats only short content."""
 
 
 Written = bytes | list[bytes | LongEvent]
-"""Whole events. Where some are long, each of these is an item by itself, between the others."""
+"""Whole events, as bytes; if some are long, as a list in which each long event is an item of its own."""
 
 
 class Pings(NamedTuple):
-    """The pings that keep a stream alive while there is nothing to say."""
+    """The settings of the pings that keep a stream alive while there is nothing else to send."""
 
     interval_s: float
     as_events: bool = False
-    """Pings are events of the stream's own dialect in place of comments, which some clients take for events."""
+    """Whether pings are events of the stream's dialect; if not, comments, which some clients take for events."""
 
 
 class EventStream:
-    """One streamed response. Starts when there is something to say: an event, or a ping because the caller waits."""
+    """One streamed response. It starts with its first event, or earlier with a ping if the caller has to wait."""
 
     __slots__ = ("_headers", "_ping", "_quiet", "_send", "_whole", "started")
 
     def __init__(self, send: Send, headers: Callable[[], Headers], ping: Callable[[], bytes] = lambda: PING) -> None:
-        """`headers()` is asked once, at the start, for what is known by then; `ping()` for each ping: whole events."""
+        """`headers` is called once, at the start, for the headers known by then; `ping` for each ping to send."""
         self.started = False
         self._send = send
         self._headers = headers
         self._ping = ping
         self._quiet = True
         self._whole = asyncio.Lock()
-        """Held while a ping is sent, or an event of several parts: a client that reads slowly makes both wait."""
+        """Held while a ping, or an event of several parts, is sent: with a slow client both wait, and must not mix."""
 
     async def start(self) -> None:
-        """Send status 200 and the headers, the first time."""
+        """Send status 200 and the headers, unless they were sent before."""
         if not self.started:
             self.started = True
             headers = STREAM_HEADERS + self._headers()
@@ -87,7 +87,7 @@ class EventStream:
         return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self, body: Written) -> None:
-        """Send the last events and close the stream; a long one at its end is waited for until it has been read."""
+        """Send the last events and end the response. If the last is long, wait until the client has read most of it."""
         if isinstance(body, list):
             await self._write_long(body)
             body = b""
@@ -103,7 +103,7 @@ class EventStream:
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     async def _write_long(self, events: list[bytes | LongEvent]) -> None:
-        """Send long events; other tasks get their turn between any two parts."""
+        """Send events of which some are long. Other tasks run between two parts of a long one."""
         for event in events:
             if isinstance(event, bytes):
                 await self.write(event)
@@ -115,10 +115,10 @@ class EventStream:
                     await asyncio.sleep(0)
 
     async def pinged(self, writing: Coroutine[None, None, ResultT], interval_s: float) -> ResultT:
-        """Return what `writing` returns; whenever it sends nothing for `interval_s`, a ping is sent."""
+        """Run `writing` and return its result; send a ping whenever it has sent nothing for `interval_s`."""
         async with beside(self._ping_every(interval_s)):
-            # In a task of its own, a token's wake-up does not pass through every frame of the way in. It is no task
-            # group: a cancelled one is left, with all its frames, to the collector of cycles.
+            # A task of its own: each token resumes it directly, not through the frames of all its callers. No task
+            # group: a cancelled one is a reference cycle, which stays in memory with all its frames for a while.
             return await asyncio.get_running_loop().create_task(writing)
 
     async def _ping_every(self, interval_s: float) -> None:
@@ -133,14 +133,14 @@ class EventStream:
 
 
 def split(body: bytes) -> list[bytes]:
-    """Return the events, at least one piece: an empty body has an empty one. JSON has no line ends of its own."""
+    """Split a body into its events; an empty body is one empty piece. No event contains END: JSON has no line ends."""
     *events, rest = body.split(END)
     pieces = [event + END for event in events]
     return pieces if pieces and not rest else [*pieces, rest]
 
 
 def whole_events(body: Written) -> Iterator[bytes]:
-    """Yield events for where each has to be in one piece, the long ones as their `brief` form."""
+    """Yield the events for a reader that needs each in one piece: long ones in their `brief` form."""
     for piece in [body] if isinstance(body, bytes) else body:
         yield piece if isinstance(piece, bytes) else b"".join(piece.brief)
 

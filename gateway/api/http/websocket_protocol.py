@@ -1,6 +1,6 @@
-"""uvicorn's WebSocket protocol, with what it lacks: handshakes that always end, and bounds of messages.
+"""uvicorn's WebSocket protocol, with what it lacks: every handshake ends, and messages are bounded.
 
-HTTP is spoken by `workers.http_server`; here is how a gateway writes that server's own answers.
+`workers.http_server` speaks HTTP. The errors that it answers by itself get their form for a gateway here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from workers.http_server.connections import ConnectionBounds
 from workers.http_server.state import Refusal, response_of
 
 MAX_FRAGMENTS = 16_384
-"""Most fragments of one message: empty ones count for nothing in its size, and each takes memory."""
+"""Maximum fragments of one message; more close the connection. Empty ones have no size, but each takes memory."""
 
 PIECE_BYTES = 4 << 10
-"""Bytes that are read at once; a long frame lets nothing out before its end, and is read in longer pieces."""
+"""Bytes parsed at once, or LONG_PIECE_BYTES within a long frame, of which nothing comes out before its end."""
 LONG_PIECE_BYTES = 64 << 10
 
 ERRORS: dict[int, type[PaddockError]] = {
@@ -37,23 +37,23 @@ ERRORS: dict[int, type[PaddockError]] = {
 
 
 RESERVED_PATHS = frozenset(path.encode() for path in PROBED)
-"""Paths that are answered when there is no room for other requests."""
+"""Paths that are answered even if there is no room for other requests."""
 
 
 def connection_bounds(settings: GatewaySettings) -> ConnectionBounds:
-    """Return how many connections this process may have; raises its limit of open files first."""
+    """Raise this process's limit of open files, and return the bounds on its connections."""
     return ConnectionBounds.of(
         raise_limit(), settings.max_connections, settings.address_share, RESERVED_PATHS, settings.reader_timeout_s
     )
 
 
 def refusal_body(refusal: Refusal) -> bytes:
-    """Return the body of an answer that the server gives itself; it is written like OpenAI's errors."""
+    """Return the body of an error that the server answers by itself, in the form of OpenAI's errors."""
     return error_body(ERRORS[refusal.status](refusal.message))
 
 
 class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
-    """One WebSocket. It begins as a connection of `workers.http_server.protocol`."""
+    """One WebSocket connection. It began as an HTTP connection (`workers.http_server.protocol`)."""
 
     # fmt: off
     UVICORN_PARTS: ClassVar[tuple[str, ...]] = (
@@ -64,14 +64,14 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
         "writable",
     )
     # fmt: on
-    """Attributes of uvicorn's class that are used or replaced here; `server.check_parts` looks for them at start."""
+    """Attributes of uvicorn's class that are used or replaced here; at start, `server.check_parts` checks for them."""
 
     _goes_on = False
-    """Whether reading goes on in the loop's next turn."""
+    """Whether `_read` is already scheduled for the event loop's next turn."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.messages.ended(self)
-        # The websockets protocol is in a cycle of references, and with it the bytes of an unfinished message.
+        # The websockets protocol is in a reference cycle, which would keep the bytes of an unfinished message.
         self.conn.reader.discard()
         self.frames = []
         super().connection_lost(exc)
@@ -86,13 +86,13 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
-        if self.close_timer is not None:  # uvicorn's timer would not bound what is left when it closes
+        if self.close_timer is not None:  # uvicorn's own timer would not bound how long the rest stays unread
             self.close_timer.cancel()
             self.close_timer = self.loop.call_later(self.close_timeout, self._close)
         self._bound_leftovers()
 
     def make_room(self) -> None:
-        """Close: all unfinished messages take too much memory together, and this one began first."""
+        """Close the connection: all unfinished messages together take too much memory, and its message began first."""
         if not self.handshake_complete or self.close_sent or self.transport.is_closing():
             self._close()
             return
@@ -116,13 +116,13 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
         if self.writable.is_set():
             super().handle_ping()
         else:
-            self.conn.data_to_send()  # pongs would heap up before a client that does not read
+            self.conn.data_to_send()  # drops the pong: pongs would pile up if the client does not read
 
     def send_receive_event_to_app(self) -> None:
         self._server.messages.ended(self)
         super().send_receive_event_to_app()
 
-    # The parser knows a connection's last frame until the next one comes, so each is emptied: its bytes are taken.
+    # The parser keeps a connection's last frame until the next one comes, so each frame is emptied once it is handled.
 
     def handle_text(self, event: Frame) -> None:
         super().handle_text(event)
@@ -141,7 +141,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def _read(self) -> None:
-        """Read one piece: the bytes that come at once have room for ten thousands of small frames, and others wait."""
+        """Parse one piece of the received bytes: all could be tens of thousands of frames, and would block the loop."""
         self._goes_on = False
         if self.transport.is_closing() or self.read_paused:
             return

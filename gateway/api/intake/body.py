@@ -1,6 +1,7 @@
-"""Reads a request's body, never larger than the limit and never slower than the bound, and decodes its JSON.
+"""Reads a request's body, within limits of size and time, and decodes its JSON.
 
-What a body holds is bounded while it comes in, on its bytes, before anything of it is decoded (`ShapeCheck`).
+`ShapeCheck` limits how many strings, numbers, arrays and objects a body holds. It counts them in the bytes as they come
+in, before anything is decoded. A body beyond a limit gets an InvalidRequest.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from gateway.errors import BodyTooLarge, BodyTooSlow, ContextOverflow, InvalidRe
 from workers.protocol.framing import read_float
 
 BODY_TIMEOUT_S = 60.0
-"""Seconds from the headers to the body's last byte: an endless sender would hold its connection and memory for ever."""
+"""Maximum seconds from the headers to the body's last byte: an endless body would hold its memory for ever."""
 
 MAX_FIELDS = 1000
-"""Most fields of the body's own object."""
+"""Maximum fields of the body's outermost object."""
 
 OnPart = Callable[[bytes, int], Awaitable[None]]
 
 MAX_TOKEN = 2**31 - 1
 LONG_BYTES = 64 << 10
-"""Bytes from which on a body is decoded in parts, and an array of arrays of it an array at a time."""
+"""Bodies longer than this are decoded field by field; a field longer than this, if an array of arrays, item by item."""
 
 PACKED_BYTES = 256
-"""Bytes from which on an array of tokens within an array is decoded as such. A bias is a short array of numbers."""
+"""Items longer than this are decoded as packed token ids, if they are those; shorter ones can be pairs of a bias."""
 
 _ARRAYS = re.compile(rb"\s*\[\s*\[")
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -48,7 +49,7 @@ decode_json = msgspec.json.Decoder(float_hook=read_float).decode
 
 
 def declared_bytes(scope: Scope) -> int:
-    """Return the body's Content-Length; 0 where there is none."""
+    """Return the body's Content-Length; 0 if it has none."""
     declared = dict(scope["headers"]).get(b"content-length", b"")
     return int(declared) if declared.isdigit() else 0
 
@@ -64,9 +65,9 @@ async def read_body(
     timeout_s: float = BODY_TIMEOUT_S,
     on_part: OnPart = _ignore_part,
 ) -> bytes:
-    """Return the whole body. `on_part` gets each part and the number of bytes so far; it may raise, and take its time.
+    """Return the whole body. `on_part` is awaited with each part and the number of bytes so far; it may raise.
 
-    Raises BodyTooLarge (by its Content-Length before reading, else while counting), BodyTooSlow and ClientGone.
+    Raises BodyTooLarge (before reading, if the Content-Length says so; else while reading), BodyTooSlow, ClientGone.
     """
     if (declared := declared_bytes(scope)) > limit:
         raise _too_large(f"{declared} bytes", limit)
@@ -101,7 +102,7 @@ async def _read_whole(receive: Receive, limit: int, on_part: OnPart) -> bytes:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Return the body as a JSON object. Raises InvalidRequest that says where it breaks."""
+    """Decode a body that must be a JSON object. Raises InvalidRequest, which says where the JSON is invalid."""
     if not body.strip():
         raise InvalidRequest("The request has no body. Send a JSON object.")
     try:
@@ -120,17 +121,17 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def _decode(body: bytes) -> Any:
-    """Decode a body: a long one field by field, its arrays of token ids as arrays of ints. Raises as `decode_json`.
+    """Decode a body, a long one field by field, its arrays of token ids packed. Raises what `decode_json` raises.
 
-    In one call, half a million token ids in seventeen prompts held the interpreter for 25 ms, and took 16 MB of objects
-    among others that live longer, so that 40 MB never went back to the system.
+    Decoded in one call, half a million token ids in seventeen prompts held the interpreter for 25 ms. Their 16 MB of
+    ints lay among objects that live longer, so that 40 MB of memory never went back to the system.
     """
     if len(body) <= LONG_BYTES:
         return decode_json(body)
     try:
         return {name: _value(raw) for name, raw in _decode_fields(body).items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return decode_json(body)  # it says where the body breaks, or what it is
+        return decode_json(body)  # says where the body is invalid, or returns what it is if no object
 
 
 def _value(raw: msgspec.Raw) -> Any:
@@ -145,7 +146,7 @@ def _value(raw: msgspec.Raw) -> Any:
 
 
 def _item(raw: msgspec.Raw) -> Any:
-    """Return tokens as `packed` does, and what is anything else as it is."""
+    """Decode an item of an array: a long array of token ids as a packed one (`packed`), anything else as plain JSON."""
     if len(memoryview(raw)) > PACKED_BYTES:
         with suppress(msgspec.ValidationError):
             return array("i", _decode_tokens(raw))
@@ -153,7 +154,7 @@ def _item(raw: msgspec.Raw) -> Any:
 
 
 def packed(items: Sequence[Any]) -> array[int] | None:
-    """Return token ids as an array, four bytes each; None where not all items are tokens."""
+    """Return token ids as an array with four bytes each; None if an item is no token id."""
     if isinstance(items, array):
         return items
     if set(map(type, items)) != {int} or min(items) < 0 or max(items) > MAX_TOKEN:
@@ -188,26 +189,26 @@ def _kind(document: object) -> str:
 
 
 MAX_STRINGS = 200_000
-"""Most strings, names of fields included. Ten thousand messages of one part each have seventy thousand."""
+"""Maximum strings in a body, field names included. Ten thousand messages of one part each have seventy thousand."""
 MAX_CONTAINERS = 65_536
-"""Most arrays and objects together."""
+"""Maximum arrays and objects together in a body."""
 MAX_DEPTH = 128
 MIN_ITEMS = 32_768
-"""Numbers in an array that are allowed even where every context is shorter."""
+"""Items that one array may have even if every model's context is shorter; longer ones get ContextOverflow."""
 MAX_NUMBERS = 524_288
-"""Most numbers, unless the longest context has more: they are decoded in one call, which takes 40 ms for a million."""
+"""Maximum numbers in a body, or the longest context's tokens if these are more. Decoding a million takes 40 ms."""
 MAX_EXPONENTS = 1_024
-"""Most numbers such as 1e-5: reading one near the limits of floats takes microseconds, 100 times as long as others."""
+"""Maximum numbers such as 1e-5: one near the limits of floats takes microseconds to parse, 100 times other numbers."""
 MAX_DIGITS = 100
-"""Most digits in a row: an integer's time grows with their square. No number that means anything has as many."""
+"""Maximum digits of a number: parsing an integer takes time that grows with their square. No useful one has more."""
 UNCHECKED_BYTES = 16 << 10
-"""Most bytes of a body that is not checked: it can't hold enough to matter."""
+"""Bodies of at most this many bytes are not checked: they can't hold enough to matter."""
 UNCHECKED_FACTOR = 4
-"""Bytes of memory that such a body is taken to hold for each of its bytes, beside what follows."""
+"""Bytes of memory that an unchecked body is assumed to take for each of its bytes, in addition to the following."""
 UNCHECKED_ARRAY_BYTES, UNCHECKED_OBJECT_BYTES, UNCHECKED_STRING_BYTES, UNCHECKED_NUMBER_BYTES = 96, 256, 64, 24
-"""Bytes that each array, object, string and number of it takes: 500 waiting calls of 15 KiB of `[]` held 70 MB."""
+"""Bytes of memory that each takes in an unchecked body: 500 waiting calls of 15 KiB of `[]` held 70 MB."""
 SLICE_BYTES = 32 << 10
-"""Bytes checked in one go, which takes a millisecond or two where all are brackets, and a tenth of one in text."""
+"""Bytes checked without a pause. Takes a millisecond or two if all are brackets, a tenth of one for text."""
 
 _STRUCTURE = b"[]{},"
 _BRACKETS = b"[]{}"
@@ -220,26 +221,26 @@ _RUNS = re.compile(rb"[\[\]{}]+")
 
 _NARROW = bytes(range(0xF0))
 _WIDE_ESCAPE = re.compile(rb"\\u[dD][89abAB]")
-"""Both find characters that make all others of their string take four bytes."""
+"""Both find a character beyond U+FFFF: Python then stores all characters of its string in four bytes each."""
 _ESCAPE_BYTES = 4
 STRING_BYTES, CONTAINER_BYTES, NUMBER_BYTES = 64, 512, 16
-"""Bytes that each takes beside its characters."""
+"""Bytes of memory that each takes in addition to its characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The amounts that a body holds."""
+    """The amounts that a checked body holds."""
 
     num_strings: int
-    """Strings; 0 for a body that is too short to matter."""
+    """Number of strings, field names included."""
     num_numbers: int
-    """Numbers; 0 for a body that is too short to matter."""
+    """Number of numbers, estimated from the commas."""
     held_bytes: int
-    """Bytes of memory that it takes at most when it is decoded."""
+    """Maximum bytes of memory that the body takes once it is decoded."""
 
 
 def unchecked_held_bytes(raw: bytes) -> int:
-    """Return the bytes of memory that a body takes when it is decoded which is too short to be checked."""
+    """Return the bytes of memory that a body takes once it is decoded, if it is too short to be checked."""
     parts = (raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw).split(b'"')
     outside = b"".join(parts[::2])
     num_strings, num_arrays, num_objects = len(parts) // 2, outside.count(b"["), outside.count(b"{")
@@ -250,7 +251,7 @@ def unchecked_held_bytes(raw: bytes) -> int:
 
 
 def slices(raw: bytes) -> Iterator[bytes]:
-    """Yield a body in pieces that are checked in one go."""
+    """Yield a body in pieces of at most SLICE_BYTES, each to be checked without a pause."""
     if len(raw) <= SLICE_BYTES:
         yield raw
         return
@@ -259,33 +260,33 @@ def slices(raw: bytes) -> Iterator[bytes]:
 
 
 class ShapeCheck:
-    """Counts what a body holds as its bytes come. It is refused with the first slice that has too much.
+    """Counts what a body holds as its bytes come in, and refuses it with the first slice that exceeds a limit.
 
     Decoding makes an object of each string, array and object: 8 MiB hold 2.8 million of them, which take gigabytes and
-    half a minute once they are validated. Strings are taken out before commas and brackets are counted: text may have
+    half a minute once they are validated. Strings are removed before commas and brackets are counted: text may have
     any number of those.
     """
 
     def __init__(self, max_items: int) -> None:
-        """`max_items`: tokens of the longest context that there is."""
+        """`max_items`: tokens of the longest context of all models."""
         self._max_items = max(MIN_ITEMS, max_items)
         self._max_numbers = max(MAX_NUMBERS, max_items)
         self._num_bytes = 0
         self._bytes_per_character = 1
         self._tail = b""
-        """The last bytes: an escape may go on in the next slice."""
+        """The last bytes so far: a `\\u` escape may go on in the next slice."""
         self._escape = b""
-        """A backslash at the end of the last slice, whose character is the next one's first."""
+        """A backslash that ended the last slice: the character that it escapes begins the next slice."""
         self._in_string = False
         self._num_quotes = self._num_opened = self._num_closed = self._num_commas = 0
         self._num_in_row = 0
         """Commas since the last bracket."""
         self._num_exponents = 0
         self._digits = b""
-        """The last bytes outside of strings, each digit as 0: a number may go on in the next slice."""
+        """The last bytes outside of strings, with each digit as 0: a number may go on in the next slice."""
 
     def add(self, piece: bytes) -> None:
-        """Check the next bytes, best in slices. Raises InvalidRequest, ContextOverflow."""
+        """Check the next bytes of the body, best those of `slices`. Raises InvalidRequest, ContextOverflow."""
         self._num_bytes += len(piece)
         self._widen(piece)
         if self._escape or b"\\" in piece:
@@ -310,12 +311,12 @@ class ShapeCheck:
         if before + num_opened > MAX_DEPTH:
             _check_depth(skeleton, before)
         self._check_items(skeleton)
-        # Behind each comma there is a string, an array, an object or a number (or `true`, which is as short).
+        # After each comma comes a string, an array, an object or a number (or `true`, which is as short).
         if self._num_commas - self._num_quotes // 2 - self._num_containers >= self._max_numbers:
             raise _too_many("numbers", self._max_numbers)
 
     def shape(self) -> Shape:
-        """Return how much decoding all of the body would make."""
+        """Return how much the whole body holds."""
         num_strings = self._num_quotes // 2
         num_numbers = max(0, self._num_commas - num_strings // 2)
         held_bytes = self._num_bytes * self._bytes_per_character
@@ -324,11 +325,11 @@ class ShapeCheck:
 
     @property
     def _num_containers(self) -> int:
-        """Return the number of arrays and objects; as many open as close, except in invalid JSON."""
+        """Return the number of arrays and objects. As many open as close; in invalid JSON, the larger number counts."""
         return max(self._num_opened, self._num_closed)
 
     def _widen(self, piece: bytes) -> None:
-        """Find out how many bytes of memory a character takes."""
+        """Update how many bytes of memory a character of the body takes: 1, 2 or 4."""
         if self._bytes_per_character == 4:
             return
         if not piece.isascii():
@@ -341,7 +342,7 @@ class ShapeCheck:
         self._tail = seam[1 - _ESCAPE_BYTES :] if len(piece) < _ESCAPE_BYTES else piece[1 - _ESCAPE_BYTES :]
 
     def _without_escapes(self, piece: bytes) -> bytes:
-        """Remove what would be taken for the end of a string, and keep half of an escape for the next slice."""
+        """Remove escaped quotes and backslashes, which end no string; keep a last backslash for the next slice."""
         piece = self._escape + piece
         num_last = len(piece) - len(piece.rstrip(b"\\"))
         self._escape = b"\\" if num_last % 2 else b""
@@ -350,7 +351,7 @@ class ShapeCheck:
         return piece.replace(b"\\\\", b"").replace(b'\\"', b"")
 
     def _check_numbers(self, outside: bytes) -> None:
-        """Bound each number's digits, and the numbers with an `e` behind a digit: `true` and `false` have one, too."""
+        """Limit each number's digits, and the numbers with an exponent: an `e` after a digit, unlike that of `true`."""
         if not outside:
             return
         digits = self._digits + outside.translate(_DIGITS)
@@ -362,7 +363,7 @@ class ShapeCheck:
         self._digits = digits[-MAX_DIGITS:]
 
     def _check_items(self, skeleton: bytes) -> None:
-        """Bound the items of an array. Strings, arrays and objects are bounded in all: a longer one is of numbers."""
+        """Limit the items of one array, counted by commas without a bracket between: such long ones are token ids."""
         num_commas = skeleton.count(b",")
         self._num_commas += num_commas
         if self._num_in_row + num_commas < self._max_items:

@@ -1,7 +1,8 @@
-"""Runs work on large bodies: one at a time, the teams that wait taking turns.
+"""Runs work on large bodies, one piece of work at a time; the teams that wait are served in turn.
 
-Work that is one long call goes to a thread, which shares the interpreter with the loop. Work that can be done in slices
-is done on the loop, one slice in a turn. Both rest as long as they worked, however many bodies come.
+Work that is one long call runs on a thread, which shares the interpreter with the event loop. Work that can be cut into
+slices runs on the loop itself, one slice at a time. Either then rests (does nothing) for as long as it worked, however
+many bodies come.
 """
 
 from __future__ import annotations
@@ -17,35 +18,35 @@ from workers.process.limits import give_back_free, started_threads
 
 INLINE_BYTES = 256 << 10
 INLINE_STRINGS, INLINE_NUMBERS = 2_000, 8_000
-"""Bounds up to which decoding a body takes a millisecond or two."""
+"""Bodies of at most so many bytes, strings and numbers are decoded on the loop, in a millisecond or two."""
 LEAST_REST_S = 0.001
-"""Shortest rest: timers are no finer. A shorter one is added to the next."""
+"""Minimum seconds of a rest: timers are no finer. A shorter rest is added to the next."""
 LONGEST_REST_S = 0.25
 REST_AFTER_S = 0.002
-"""Seconds of its processor that a job computes before it lets the loop run."""
+"""Seconds of CPU time that a job uses before it lets the event loop run."""
 TIDY_AFTER_S = 1.0
 
 ResultT = TypeVar("ResultT")
 
 
 class _Job(threading.local):
-    """The job that the decoding thread is at; nothing on other threads."""
+    """The state of the job that the decoding thread runs; on any other thread, no job is under way."""
 
     is_under_way = False
     since_s = 0.0
-    """Of the thread's own clock, when it last let the loop run."""
+    """time.thread_time() when the job last let the loop run."""
     rested_s = 0.0
-    """Seconds that it has let the loop run."""
+    """Seconds that the job has rested so far."""
 
 
 _job = _Job()
 
 
 def let_loop_run() -> None:
-    """Rest as long as the decoding thread has computed since its last rest; on any other thread, do nothing.
+    """Rest for as long as the decoding thread has computed since its last rest; on any other thread, do nothing.
 
-    The loop gets the interpreter for a moment whenever it asks, but it asks for each event, and the thread has it, and
-    a core, in between: beside a body that took 80 ms a stream stood still for 200. Call it between parts of a body.
+    Call this between parts of a body. The loop has to wait for the interpreter at each of its events, and between two
+    of them the thread takes it back: without rests, a stream stood still for 200 ms beside a body that took 80.
     """
     if _job.is_under_way and (took_s := thread_time() - _job.since_s) > REST_AFTER_S:
         sleep(took_s)
@@ -54,7 +55,7 @@ def let_loop_run() -> None:
 
 
 class DecodingThread:
-    """Runs work on one thread, or in slices on the event loop. Teams wait in turn for either."""
+    """Runs work on one thread, or in slices on the event loop. For either, teams that wait are served in turn."""
 
     def __init__(self) -> None:
         self._thread = started_threads("decoding", 1)
@@ -64,20 +65,20 @@ class DecodingThread:
         """Seconds that the last job rested while it was under way."""
 
     async def run(self, team: str, work: Callable[[], ResultT]) -> ResultT:
-        """Return what `work` returns; raises what it raises. It must not touch what the loop may change."""
+        """Run `work` on the thread and return its result. It must not touch anything that the loop may change."""
         await self._jobs.take(team)
         loop, began = asyncio.get_running_loop(), monotonic()
         job = loop.run_in_executor(self._thread, self._do, work)
         try:
-            # A job that has begun goes on when its caller leaves, and the next one waits for it.
+            # A job that has begun goes on if its caller is cancelled, and the next one waits for it.
             return await asyncio.shield(job)
         finally:
             job.add_done_callback(lambda _: self._jobs.give_back(team, monotonic() - began - self._rested_s))
-            # An error refers to this frame, and the job to the error: kept here, it would leave a body to the GC.
+            # The job refers to its error, and that to this frame: kept here, they would leave a body to the GC.
             del job, work
 
     async def slice(self, team: str, work: Callable[[], None]) -> None:
-        """Do a slice of work, a millisecond or so, on the loop itself. Raises what it raises."""
+        """Run a slice of work, a millisecond or so, on the event loop itself. Raises what `work` raises."""
         await self._slices.take(team)
         began = monotonic()
         try:
@@ -86,7 +87,7 @@ class DecodingThread:
             self._slices.give_back(team, monotonic() - began)
 
     def _do(self, work: Callable[[], ResultT]) -> ResultT:
-        """Do a job, on the thread."""
+        """Run a job. Called on the decoding thread."""
         _job.is_under_way, _job.since_s, _job.rested_s = True, thread_time(), 0.0
         try:
             return work()
@@ -104,19 +105,19 @@ class DecodingThread:
 
 
 class _Resting:
-    """Turns with a rest between them that is as long as the turn was."""
+    """Gives turns, one at a time; after each comes a rest that is as long as the turn was."""
 
     def __init__(self) -> None:
         self._turns = TeamTurns()
         self._owed_s = 0.0
-        """Seconds of rest that are due for what was done."""
+        """Seconds of rest that are due for the turns so far."""
 
     async def take(self, team: str) -> None:
         """Wait for a turn."""
         await self._turns.take(team)
 
     def give_back(self, team: str, took_s: float) -> None:
-        """Give a turn back after its rest or, where little rest is due, in the loop's next turn."""
+        """Give a turn back after its rest or, if little rest is due, in the event loop's next turn."""
         loop = asyncio.get_running_loop()
         self._owed_s += took_s
         if self._owed_s < LEAST_REST_S:

@@ -1,4 +1,4 @@
-"""Runs work that lasts only while the client is there, and work beside it."""
+"""Interrupts a block when the request's client disconnects, and runs work in the background of a block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ClientGone(Exception):  # the end of a request that nobody waits for, not 
 async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
     """Interrupt the block, wherever it waits, when the client disconnects; raise ClientGone then.
 
-    The request's body must have been read: what else arrives is thrown away.
+    The request's body must have been read before: anything else that arrives is discarded.
     """
     gone = False
     interrupt = asyncio.timeout(None)
@@ -43,7 +43,7 @@ async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run `work` while the block runs, and end it with the block. Raises what `work` raised."""
+    """Run `work` in a task while the block runs, and cancel it when the block ends. Raises what `work` raised."""
     task = asyncio.get_running_loop().create_task(work)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Takes in a request's body: reads it within its caller's bounds, checks and decodes it, counts it until it is over.
+"""Takes in a request's body: reads, checks and decodes it, and counts the request's memory until the request is over.
 
 async with intake.open_body(principal, scope, receive) as body:
     asked = await body.decode(dialect.read)        # large ones away from the event loop
@@ -31,13 +31,13 @@ from gateway.call import Principal
 from gateway.dispatch.team_turns import TeamTurns
 
 RESERVATION = "paddock.reservation"
-"""Key of the ASGI scope for what the request holds of the memory budget."""
+"""Key of the ASGI scope for the request's `Reservation` in the memory budget."""
 
 SMALL_BODY_BYTES = 256 << 10
-"""Most bytes of a request that names things and holds no prompt."""
+"""Maximum bytes of a body without a prompt, which only names things; a larger one gets BodyTooLarge."""
 
 LOADS_AT_ONCE = 2
-"""Long things that may be read from Redis for requests at once; of one team one at a time."""
+"""Maximum long values that are read from Redis for requests at once, one of each team at most; others wait."""
 
 ReadT = TypeVar("ReadT")
 PartT = TypeVar("PartT")
@@ -62,13 +62,14 @@ class Intake:
     ) -> AsyncIterator[Body]:
         """Read a request's body of at most `most` bytes (None: `max_body_bytes`), and check it while it comes.
 
-        Raises BodyTooLarge, BodyTooSlow, InvalidRequest, ContextOverflow, HeldTooMuch, MemoryFull, ClientGone.
+        Raises BodyTooLarge, BodyTooSlow, InvalidRequest, ContextOverflow, TakesTooMuch, HeldTooMuch, MemoryFull and
+        ClientGone.
         """
         most = self.max_body_bytes if most is None else min(most, self.max_body_bytes)
         reservation = self._budget.reserve(principal)
         scope[RESERVATION] = reservation
         try:
-            # What is declared may never come: the caller's own share is reserved for it.
+            # A declared body may never come. So its bytes count against the caller's own share from now on.
             declared = declared_bytes(scope)
             if declared <= UNCHECKED_BYTES:
                 reservation.resize(UNCHECKED_FACTOR * declared)
@@ -85,21 +86,21 @@ class Intake:
     async def small(
         self, principal: Principal, scope: Scope, receive: Receive, read: Callable[[bytes], ReadT]
     ) -> ReadT:
-        """Read a body that holds no prompt; it counts until it is read. Raises as `open_body`, and as `read` does."""
+        """Return what `read` makes of a small body, which counts only until then. Raises as `open_body` and `read`."""
         async with self.open_body(principal, scope, receive, SMALL_BODY_BYTES) as body:
             return await body.decode(read)
 
     def message(self, principal: Principal, raw: bytes) -> Body:
-        """Take in bytes that did not come as a body, or none for a request that only loads what is kept.
+        """Return a `Body` of bytes that came as no body (a WebSocket message), or an empty one to count what is loaded.
 
-        Close it in any case. Raises HeldTooMuch, MemoryFull.
+        Close it in any case. Raises TakesTooMuch, HeldTooMuch, MemoryFull.
         """
         reservation = self._budget.reserve(principal)
         reservation.resize(len(raw))
         return Body(raw, reservation, self)
 
     def give_back(self, reservation: Reservation) -> None:
-        """Free what is reserved; where it is much, the system has it soon."""
+        """Free a reservation; if it was large, have free memory given back to the system soon."""
         reservation.close()
         if reservation.num_bytes > INLINE_BYTES:
             self._decoding.tidy()
@@ -107,7 +108,7 @@ class Intake:
     async def decode(
         self, raw: bytes, shape: Shape | None, reservation: Reservation, read: Callable[[bytes], ReadT]
     ) -> ReadT:
-        """Return what `read` makes of a body. `shape`: how much it holds; None: too little to matter."""
+        """Return what `read` makes of a body. `shape`: how much the body holds; None: it is too short to matter."""
         if len(raw) <= INLINE_BYTES and _is_quick(shape):
             asked = read(raw)
         else:
@@ -116,28 +117,28 @@ class Intake:
         return asked
 
     async def check(self, raw: bytes, reservation: Reservation) -> Shape | None:
-        """Return how much there is in a body that came whole; None: too little to matter. Raises as `check_slice`."""
-        if len(raw) <= UNCHECKED_BYTES:  # as nearly always
+        """Check a body that came whole, as `check_slice` does. Return how much it holds; None: too short to matter."""
+        if len(raw) <= UNCHECKED_BYTES:  # nearly all are
             return None
         incoming = _IncomingCheck(self, reservation)
         await incoming.add(raw, len(raw))
         return incoming.shape()
 
     def begin_check(self) -> ShapeCheck:
-        """Return the check of a body long enough to matter; making it goes over all workers, maybe a thousand."""
+        """Return a check for a body long enough to need one: making it looks at all workers, perhaps a thousand."""
         return ShapeCheck(self._longest_context())
 
     async def check_slice(self, team: str, check: ShapeCheck, piece: bytes) -> None:
-        """Check more of a large body, in its team's turn. Raises InvalidRequest, ContextOverflow."""
+        """Check the next slice of a large body, in its team's turn. Raises InvalidRequest, ContextOverflow."""
         await self._decoding.slice(team, partial(check.add, piece))
 
     async def run_aside(self, team: str, work: Callable[[], ReadT]) -> ReadT:
-        """Return what `work` returns; it runs on a thread, in its team's turn."""
+        """Run `work` on a thread, in its team's turn, and return its result."""
         return await self._decoding.run(team, work)
 
     @asynccontextmanager
     async def load_in_turn(self, num_bytes: int, team: str) -> AsyncIterator[None]:
-        """Let a few long things be loaded at a time: each passes through the event loop byte by byte, several times."""
+        """Wait, if `num_bytes` are many, until the block may load them: loading keeps the event loop busy."""
         if num_bytes <= INLINE_BYTES:
             yield
             return
@@ -163,7 +164,7 @@ class Body:
 
     @property
     def team(self) -> str:
-        """Return the team that asks."""
+        """Return the team that sent the request."""
         return self._reservation.team
 
     @property
@@ -176,27 +177,29 @@ class Body:
         self._intake.give_back(self._reservation)
 
     def hold(self, num_bytes: int) -> None:
-        """Hold so many bytes more for the answer, or fewer. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+        """Count `num_bytes` more for the answer; negative: fewer. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
         self._reservation.add(num_bytes)
 
     def hold_at_least(self, num_bytes: int) -> None:
-        """Hold at least so many bytes in all. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+        """Count at least `num_bytes` for the request in all. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
         self._reservation.grow(num_bytes)
 
     async def run_aside(self, num_bytes: int, work: Callable[[], ReadT]) -> ReadT:
-        """Return what `work` returns. It runs on a thread where it handles about `num_bytes` and those are many, or
-        where the body has more in it than its bytes tell.
+        """Run `work` and return its result. It runs on a thread if it handles many bytes (`num_bytes`, about) or if the
+        body holds many strings or numbers.
         """
         if num_bytes <= INLINE_BYTES and _is_quick(self._shape):
             return work()
         return await self._intake.run_aside(self.team, work)
 
     def load_in_turn(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
-        """Wait until so many bytes may be loaded for the request, where they are many."""
+        """Return a block that waits until `num_bytes` may be loaded for the request, if they are many."""
         return self._intake.load_in_turn(num_bytes, self.team)
 
     async def decode(self, read: Callable[[bytes], ReadT]) -> ReadT:
-        """Return what `read` makes of the body; raises what that raises, InvalidRequest, HeldTooMuch and MemoryFull."""
+        """Return what `read` makes of the body. Raises what `read` raises and InvalidRequest, ContextOverflow,
+        TakesTooMuch, HeldTooMuch, MemoryFull.
+        """
         raw, self.raw = self.raw, b""
         if self._shape is None:
             self._shape = await self._intake.check(raw, self._reservation)
@@ -208,7 +211,7 @@ def _is_quick(shape: Shape | None) -> bool:
 
 
 def keep_held(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callable[[PartT], Awaitable[None]]:
-    """Return `work` as work during which the request's memory stays counted, with or without its connection."""
+    """Wrap `work` so that the request's memory stays counted while it runs, even after its connection is gone."""
     reservation: Reservation = scope[RESERVATION]
 
     async def counted(part: PartT) -> None:
@@ -219,13 +222,13 @@ def keep_held(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callabl
 
 
 def hold_function(scope: Scope) -> Callable[[int], None]:
-    """Return a function that takes how many bytes more, or fewer, the request holds; it raises as `Body.hold`."""
+    """Return a function that counts more bytes for the request, or fewer; it raises what `Body.hold` raises."""
     reservation: Reservation = scope[RESERVATION]
     return reservation.add
 
 
 class _IncomingCheck:
-    """Checks a body while it comes, and refuses it with the first slice that has too much."""
+    """Checks a body while it comes in, and refuses it with the first slice that exceeds a limit."""
 
     __slots__ = ("_check", "_intake", "_reservation", "_unchecked")
 
@@ -234,10 +237,10 @@ class _IncomingCheck:
         self._reservation = reservation
         self._check: ShapeCheck | None = None
         self._unchecked: list[bytes] = []
-        """Parts that came while there was too little to matter."""
+        """Parts that came while the body was too short to be checked."""
 
     async def add(self, part: bytes, num_bytes: int) -> None:
-        """Take the next part. `num_bytes`: bytes that have come, with this part."""
+        """Check the next part. `num_bytes`: bytes of the body so far, this part included."""
         self._reservation.grow(num_bytes)
         if num_bytes <= UNCHECKED_BYTES:
             self._unchecked.append(part)
@@ -252,5 +255,5 @@ class _IncomingCheck:
             await self._intake.check_slice(self._reservation.team, self._check, piece)
 
     def shape(self) -> Shape | None:
-        """Return how much all of the body holds; None: too little to matter."""
+        """Return how much the whole body holds; None: it is too short to matter."""
         return None if self._check is None else self._check.shape()

@@ -15,11 +15,11 @@ KEY_SHARE = 0.75
 
 
 class MemoryBudget:
-    """The bytes that are held, by team and by key.
+    """Counts the bytes that requests hold, by team and by key, and limits them.
 
-    A team may hold as much as is free beside it: alone half of all, two at once a third each, so there is room for
-    whoever comes next (the dynamic thresholds of shared-memory switches; Choudhury and Hahne, 1998). A key has three
-    quarters of what its team may hold.
+    A team may hold as many bytes as are left free: one team alone half of all, two teams a third each. So there is
+    always room for the next one (the dynamic thresholds of shared-memory switches; Choudhury and Hahne, 1998). A key
+    may hold three quarters of what its team may.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -38,13 +38,13 @@ class MemoryBudget:
         return int(self._max_bytes // 2 * KEY_SHARE)
 
     def reserve(self, principal: Principal) -> Reservation:
-        """Return a reservation of no bytes, to be grown; close it in any case."""
+        """Return an empty reservation for a request of this caller. Close it in any case."""
         return Reservation(self, principal)
 
     def take(self, principal: Principal, num_bytes: int, num_before: int = 0) -> None:
-        """Take so many bytes for a request. `num_before`: bytes that it holds already.
+        """Count `num_bytes` more for a request. `num_before`: bytes that the request holds already.
 
-        Raises TakesTooMuch for what never fits, HeldTooMuch, MemoryFull.
+        Raises TakesTooMuch if the request can never fit, HeldTooMuch, MemoryFull.
         """
         if num_before + num_bytes > self.largest:
             raise TakesTooMuch(
@@ -63,7 +63,7 @@ class MemoryBudget:
         self.add(principal, num_bytes)
 
     def add(self, principal: Principal, num_bytes: int) -> None:
-        """Count bytes that are held anyway, or, where the number is negative, given back."""
+        """Count bytes without a limit, as they are held already; a negative number gives bytes back."""
         self._held += num_bytes
         for held, name in ((self._of_team, principal.team), (self._of_key, principal.key_id)):
             now = held.get(name, 0) + num_bytes
@@ -74,7 +74,7 @@ class MemoryBudget:
 
 
 class Reservation:
-    """The bytes that one request holds."""
+    """Counts, in the budget, the bytes that one request holds."""
 
     __slots__ = ("_budget", "_num_holders", "_principal", "num_bytes")
 
@@ -89,16 +89,16 @@ class Reservation:
         return self._principal.team
 
     def grow(self, num_bytes: int) -> None:
-        """Hold at least so many bytes. Raises as `resize`."""
+        """Hold at least `num_bytes` in all. Raises what `resize` raises."""
         if num_bytes > self.num_bytes:
             self.resize(num_bytes)
 
     def add(self, num_bytes: int) -> None:
-        """Hold so many bytes more, or fewer where it is negative. Raises as `resize`."""
+        """Hold `num_bytes` more; negative: fewer. Raises what `resize` raises."""
         self.resize(self.num_bytes + num_bytes)
 
     def resize(self, num_bytes: int) -> None:
-        """Hold so many bytes from now on. Raises as `MemoryBudget.take`, and holds as many as before then."""
+        """Hold `num_bytes` in all. Raises what `MemoryBudget.take` raises, and then holds as many as before."""
         more = num_bytes - self.num_bytes
         if more > 0:
             self._budget.take(self._principal, more, self.num_bytes)
@@ -108,7 +108,7 @@ class Reservation:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Hold it at least until the block ends, for whoever goes on with the request without its connection."""
+        """Keep the bytes at least until the block ends, for work that outlives the request's connection."""
         if not self._num_holders:
             self._budget.add(self._principal, self.num_bytes)
         self._num_holders += 1
@@ -118,47 +118,48 @@ class Reservation:
             self.close()
 
     def close(self) -> None:
-        """Count one holder less; the last one gives everything back."""
+        """End one holder's use; when the last one ends, all bytes are given back."""
         self._num_holders -= 1
         if not self._num_holders:
             self._budget.add(self._principal, -self.num_bytes)
 
 
 MAX_WHOLE_PROBS = 1 << 20
-"""Most probabilities of answers that are sent whole at their end: some 70 MB of JSON."""
+"""Maximum probabilities in answers that are sent whole at the end, about 70 MB of JSON; more: InvalidRequest."""
 MAX_WAITING_PROBS = 1 << 17
-"""Most probabilities of tokens in a stream whose text has not come yet."""
+"""Maximum probabilities in a stream that wait for the text of their tokens; more: InvalidRequest."""
 
 TOKEN_BYTES = 640
-"""Bytes that a token of the answer takes beside its probabilities: places in lists, and the objects around them."""
+"""Bytes of memory of a token of the answer, in addition to its probabilities: list entries and enclosing objects."""
 PROB_BYTES = 128
-"""Bytes that a probability takes as JSON and while it waits for its text, with the part that is joined to send it."""
+"""Bytes of memory of a probability: while it waits for its text, as JSON, and in the part that is joined to send."""
 PIECE_FACTOR = 5
-"""Bytes more for each byte of its token, which is told as a number and as text."""
+"""Further bytes of memory for each byte of its token, which is written both as a number and as text."""
 
 Holds = Callable[[int], None]
-"""Called with how many bytes more, or fewer, a request holds. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+"""Counts more bytes for a request; negative: fewer. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
 
 
 class ProbabilityBudget:
-    """Bounds one request's probabilities until they are sent: by number, and by bytes in its memory budget.
+    """Limits one request's probabilities that are not sent yet: by number, and by their bytes in the memory budget.
 
-    Each is dozens of bytes, and a hundred may come with every token.
+    Each takes dozens of bytes, and a hundred can come with every token.
     """
 
     def __init__(self, requests: Sequence[GenerateRequest], holds: Holds, *, streams: bool, repeats: bool) -> None:
-        """`repeats`: all of them are told at the end, also of a stream, from the same bytes."""
+        """`repeats`: whether the end of the answer repeats all probabilities, also in a stream; so they are kept."""
         self.are_wanted = any(one.n_probs for one in requests)
         self._holds = holds
         self._ends_whole = repeats or not streams
         self._most = MAX_WHOLE_PROBS if self._ends_whole else MAX_WAITING_PROBS
-        # Those after the samplers are told twice over, as probabilities and as their logarithms.
+        # With `post_sampling_probs` each is written twice, as a probability and as its logarithm.
         self._factors = [2 if one.post_sampling_probs else 1 for one in requests]
         self._num = [0] * len(requests)
         self._num_bytes = [0] * len(requests)
 
     def count(self, choice: int, events: Sequence[CallEvent], *, written: bool) -> None:
-        """Count the probabilities of these events. Begin anew where a stream has `written` all it had of the answer.
+        """Count the probabilities of these events. `written`: whether the stream has sent all it had of this answer, so
+        that its count begins anew.
 
         Raises InvalidRequest where they are too many, HeldTooMuch, MemoryFull and TakesTooMuch.
         """
@@ -170,7 +171,7 @@ class ProbabilityBudget:
             if isinstance(event, Logprobs):
                 num += 1 + len(event.top)
                 num_bytes += _bytes_of(event.chosen, event.top)
-            elif isinstance(event, PromptLogprobs):  # whose number is bounded when they are asked for
+            elif isinstance(event, PromptLogprobs):  # their number is limited where the request is read
                 num_bytes += sum(_bytes_of(chosen, top) for chosen, top in event.tokens)
         if not num_bytes:
             return
@@ -183,7 +184,7 @@ class ProbabilityBudget:
         self._num_bytes[choice] += num_bytes
 
     def _clear(self, choice: int) -> None:
-        """Begin anew with one of the answers: what was counted of it has been sent."""
+        """Count none of one answer's probabilities any more: they have been sent."""
         if num_bytes := self._num_bytes[choice]:
             self._num[choice] = self._num_bytes[choice] = 0
             self._holds(-num_bytes)

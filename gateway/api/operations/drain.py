@@ -1,8 +1,8 @@
-"""`/health/drain`: takes this gateway out of service without refusing anybody.
+"""`/health/drain`: takes this gateway out of service without refusing a call.
 
-From the first request on `/ready` fails, so that balancers send nobody new; calls that come all the same are answered
-until SIGTERM, each with `Connection: close`, so that their callers go elsewhere with the next one. The request is
-answered when nothing runs and nobody has come for a while: then SIGTERM meets an idle process.
+From the first drain request on, `/ready` fails, so that load balancers send no new callers. Calls that still come are
+answered until SIGTERM, each with `Connection: close`, so that their callers send the next one to another gateway. The
+drain request is answered when no call runs and none has come for a while: SIGTERM then ends an idle process.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from workers.protocol.control import DRAIN_PATH, LONGEST_S, seconds_of
 log = logging.getLogger(__name__)
 
 UNCOUNTED = PROBED | {DRAIN_PATH}
-"""Paths whose callers are not waited for: probes and scrapers go on until the end."""
+"""Paths whose requests a drain does not wait for: probes and scrapers send them until the process ends."""
 
 SETTLE_S = 5.0
-"""Seconds without newcomers that a drain waits for: balancers hear of a failing `/ready` seconds after one another."""
+"""Seconds without a new request that a drain waits for: balancers see `/ready` fail some seconds after each other."""
 LOOK_S = 0.05
 FIRST_REQUEST_S = 1.0
-"""Seconds that a WebSocket which is opened all the same has to ask something before it is closed."""
+"""Seconds that a WebSocket opened during a drain has to send a first request before it is closed."""
 
 
 class InFlightRequests:
-    """Counts the requests that are being answered, and knows since when nobody new has come."""
+    """Counts the requests that are being answered, and keeps the time when the last one came."""
 
     def __init__(self) -> None:
         self._drains_since = math.inf
@@ -49,12 +49,12 @@ class InFlightRequests:
 
     @property
     def draining(self) -> bool:
-        """Whether balancers are to send nobody any more."""
+        """Whether this gateway drains, so that balancers should send no new callers."""
         return self._drains_since < math.inf
 
     @property
     def num_open(self) -> int:
-        """Number of open requests and WebSockets, without those of probes."""
+        """Number of open requests and WebSockets, without those on UNCOUNTED paths."""
         return self._num_open
 
     def drain(self) -> None:
@@ -63,7 +63,7 @@ class InFlightRequests:
             self._drains_since = self._came_at = monotonic()
 
     def enter(self, scope: Scope) -> bool:
-        """Count a request; False: it does not count, and `leave` must not be called for it."""
+        """Count a request. Return False if its path is UNCOUNTED: then `leave` must not be called for it."""
         if scope["path"] in UNCOUNTED:
             return False
         self._num_open += 1
@@ -74,16 +74,16 @@ class InFlightRequests:
         self._num_open -= 1
 
     def quiet_s(self) -> float:
-        """Return the seconds since somebody came last, or since the draining began."""
+        """Return the seconds since the last request came, or since the draining began if that was later."""
         return monotonic() - self._came_at
 
     def draining_s(self) -> float:
-        """Return the seconds since the draining began; negative: it has not."""
+        """Return the seconds since the draining began; negative: it has not begun."""
         return monotonic() - self._drains_since
 
 
 class DrainRoute:
-    """Answers when this gateway can be stopped without a loss, or after `timeout_s` of the query."""
+    """Answers once this gateway can be stopped without cutting off a call, or after `timeout_s` of the query."""
 
     def __init__(self, in_flight: InFlightRequests, pipeline: Pipeline, sockets: Sockets) -> None:
         self._in_flight = in_flight
@@ -104,7 +104,7 @@ class DrainRoute:
         await send_json(send, told, request_log_of(scope))
 
     async def _wait_until_idle(self, settle_s: float, until: float) -> bool:
-        """Wait until nobody is there and nobody new came for `settle_s`; False where `until`, or SIGTERM, was first."""
+        """Wait until no call is open and none came for `settle_s`. Return False if `until` or SIGTERM came first."""
         while self._num_calls() or self._in_flight.quiet_s() < settle_s:
             left_s = until - monotonic()
             if left_s <= 0 or self._pipeline.stopping:
@@ -115,19 +115,19 @@ class DrainRoute:
         return True
 
     def _num_calls(self) -> int:
-        """Return the number of calls; those whose answers nobody reads now, but may later, have no request."""
+        """Return the number of calls, including those without an open request, whose answers can be read later."""
         return max(self._in_flight.num_open, self._pipeline.num_calls)
 
 
 def drain_route_token(secret: str) -> RouteToken:
-    """Return the token of the route, made from the secret that all gateways share; `paddock drain` shows it."""
+    """Return the route's token, made from the secret that all gateways share; `paddock drain` sends it."""
     # Where a caller connects from proves nothing: behind a proxy on this machine everybody comes from here.
     refusal = "Only an admin's API key, or `paddock drain`, may drain this gateway."
     return RouteToken(control.gateway_drain_token(secret), refusal)
 
 
 def seconds(scope: Scope, name: str, default: float) -> float:
-    """Return a number of seconds from the query. Raises InvalidRequest."""
+    """Return the query's parameter `name`, in seconds; `default` if it is missing. Raises InvalidRequest."""
     text = query_of(scope).get(name)
     try:
         return default if text is None else seconds_of(text)

@@ -1,7 +1,7 @@
-"""`/admin/explain`: how a call would be placed now, and which calls are in line before it. Nothing is sent anywhere.
+"""`/admin/explain`: how a call would be placed now, and which calls are queued before it. Nothing is sent to a worker.
 
-`GET` asks for a model, `POST` with the body of a chat request for that prompt. The answer has numbers and names,
-never text.
+`GET` asks about any call of a model; `POST` has the body of a chat request, and asks about this request. The answer has
+numbers and names, never text of prompts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 def workers_object(explanation: Explanation, most: int) -> Json:
-    """Return how workers rank. `most`: workers that are named, of those that would do and of the others."""
+    """Return how workers rank. `most`: maximum workers listed, of the suitable ones and of the others each."""
     return {
         "num_workers": len(explanation.ranked) + len(explanation.left_out),
         "workers": [_worker(placed) for placed in explanation.ranked[:most]],
@@ -60,7 +60,7 @@ def _worker(placed: RankedWorker) -> Json:
 
 
 def queue_object(line: QueueView) -> Json:
-    """Return the line, with priorities as callers give them: the lower number is the more urgent one."""
+    """Return the state of the queue, with priorities as callers send them: a lower number is more urgent."""
     return {
         "waiting": line.waiting,
         "settling": line.settling,
@@ -112,7 +112,9 @@ def circuits_object(workers: Sequence[Heartbeat], views: Mapping[str, CircuitSta
 
 
 def gateways_object(beats: Mapping[str, float], now: float) -> list[Json]:
-    """Return when gateways were seen, by this one's clock: others' may differ. `beats`: id -> Unix time of the last."""
+    """Return the seconds since each gateway was seen. `beats`: its id -> Unix time of its last beat, by Redis's clock;
+    `now`: by this gateway's, which can differ.
+    """
     return [{"gateway": id, "seen_s_ago": _seconds(max(0.0, now - at))} for id, at in sorted(beats.items())]
 
 
@@ -121,7 +123,7 @@ def _seconds(seconds: float | None) -> float | None:
 
 
 MAX_WORKERS = 64
-"""Most workers that are listed: the best of those that would do, and as many of the others."""
+"""Maximum workers listed: so many of the best suitable ones, and so many of the others."""
 
 
 class Explainer(Protocol):
@@ -181,13 +183,13 @@ class ExplainRoute:
         call = self._reader.call(principal, {"model": asked.model or None}, scope)
         request = asked.requests[0]
         uses = self._adapters.of(call, request.adapters)
-        # Prefix hashes are a team's own: an admin may ask in the place of another team.
+        # Prefix hashes differ by team: with `?team=`, an admin asks on behalf of another team.
         team = query.get("team", call.principal.team)
         contents = self._fleet.snapshot.contents.get(call.model, {})
         return call, placement_request_of(replace_struct(request, adapters=uses), team, contents)
 
     async def _add_line(self, told: dict[str, Any]) -> None:
-        """Add what Redis knows; null while it is away, which is when one may want to know the rest."""
+        """Add leases, queue and gateways, as Redis has them; null while it is away, as the rest is useful then too."""
         workers = [worker["worker"] for worker in told["workers"]]
         try:
             line = await self._queues.inspect(told["model"], workers, MOST_URGENT)

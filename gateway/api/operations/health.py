@@ -1,7 +1,7 @@
-"""Routes about the gateway itself, `/health`, `/ready` and `/version`: for probes, without a key and past admission.
+"""The routes about the gateway itself, `/health`, `/ready` and `/version`, for probes: without a key or admission.
 
-They tell counts and names of models, never who asks what; bind the gateway to loopback or keep them behind the
-ingress where that is too much.
+They show counts and names of models, never who asks for what. If that is too much to show, bind the gateway to loopback
+or keep them behind the ingress.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ T = TypeVar("T")
 
 
 class SharedQuery(Generic[T]):
-    """Runs one query for all who wait for it, on one event loop. A waiter that is cancelled does not stop it."""
+    """Runs one query for all tasks of an event loop that await its result. Cancelling such a task does not stop it."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]], fresh_s: float) -> None:
-        """`fresh_s`: seconds for which its result is used again, from when the query began."""
+        """`fresh_s`: seconds for which a result is used again, counted from when its query began."""
         self._ask = ask
         self._fresh_s = fresh_s
         self._asked_at = 0.0
         self._task: asyncio.Task[T] | None = None
 
     async def ask(self) -> T:
-        """Return an answer that is fresh, or the next one. Raises what asking raises."""
+        """Return the last result if it is fresh, else the next one. Raises what the query raises."""
         if self._task is None or (self._task.done() and not self._is_fresh(self._task)):
             self._asked_at = time.monotonic()
             self._task = asyncio.create_task(self._ask())
@@ -50,25 +50,25 @@ class SharedQuery(Generic[T]):
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve an exception that nobody waits for any more."""
+    """Retrieve a task's exception: otherwise asyncio logs it if nobody awaits the task any more."""
     if not task.cancelled():
         task.exception()
 
 
 REDIS_PATIENCE_S = 1.0
 FRESH_S = 0.1
-"""Seconds for which an answer of Redis is told again: anybody may ask, and each question takes a connection to it."""
+"""Seconds for which a result from Redis is used again: anybody may ask, and each query takes a Redis connection."""
 
 MAX_NAMES_TOLD = 20
 
 
 async def health(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-    """Tell that the process is up."""
+    """Answer that the process is up."""
     await send_json(send, {"status": "ok"}, request_log_of(scope))
 
 
 async def version(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-    """Tell the release of Paddock, as vLLM's route does."""
+    """Answer with the version of Paddock, in the form of vLLM's route."""
     await send_json(send, {"version": __version__}, request_log_of(scope))
 
 
@@ -90,10 +90,10 @@ class UnloadedModels(Protocol):
 
 
 class Ready:
-    """Tells whether calls would be answered: at least one worker is there, or a catalog names models whose calls wait
-    for the first one, and a worker of each model that is meant to have one was seen; nobody has asked this process to
-    drain or to stop; and Redis takes writes, or it does not, and this gateway places calls on its share of the slots
-    (`degraded`).
+    """Answers whether calls would be served. All of this must hold: a worker is there, or the catalog names models,
+    whose calls wait for a worker; each model that is meant to have workers has had one, unless it was unloaded or
+    `FirstWorkers` waits no longer; this process was not asked to drain or to stop; Redis takes writes, or this gateway
+    can place calls on its share of the slots (`degraded`).
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Ready:
         first: FirstWorkers,
         desired: UnloadedModels,
     ) -> None:
-        """`models`: those that the catalog names."""
+        """`models`: the models that the catalog names."""
         self._redis = redis
         self._redis_answers = SharedQuery(self._ping_redis, FRESH_S)
         self._fleet = fleet

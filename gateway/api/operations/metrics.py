@@ -1,9 +1,9 @@
 """`/metrics`, and `/metrics/targets`, where a scraper finds the workers. They bypass admission, and need no API
 key unless one is set for them (`PADDOCK_METRICS_KEY`).
 
-They show counts, names of models and teams, and addresses of workers; keep them behind the ingress where that is too
-much. A scrape reads the fleet and the queue on the event loop; the page is written in a thread, in slices between
-which the event loop runs.
+They show counts, names of models and teams, and addresses of workers. If that is too much to show, keep them behind
+the ingress. A scrape reads the fleet and the queue on the event loop; the page is written in a thread, in slices
+between which the event loop runs.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ METRICS_PATHS = ("/metrics", "/metrics/targets")
 
 
 def metrics_route_token(metrics_key: str) -> RouteToken:
-    """Return the token of both routes, for operators who bound who reads them.
+    """Return the token of both routes, for operators who limit who may read them.
 
-    Counters of teams, read before and after a call, tell how long its prompt was.
+    There is a reason to: a team's counters, read before and after a call, show how long its prompt was.
     """
     return RouteToken(metrics_key, "Only the key of PADDOCK_METRICS_KEY or an admin's API key may read metrics.")
 
 
 class MetricsPage:
-    """Answers with metrics in one of Prometheus' formats."""
+    """Answers with the metrics, in one of Prometheus' formats."""
 
     def __init__(self, registry: CollectorRegistry, update: Callable[[], None]) -> None:
-        """`update` sets the gauges at a scrape."""
+        """`update` is called at each scrape, to set the gauges."""
         self._page = Page(registry, update)
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,17 +59,17 @@ class MetricsPage:
 
 
 async def refuse_metrics(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse both routes, where the operator has switched them off."""
+    """Refuse a request to either route, because the operator has switched them off."""
     raise NotSupported("This gateway shows no metrics. An operator can switch them on: PADDOCK_METRICS_ENDPOINT.")
 
 
 class Targets:
-    """Tells Prometheus' `http_sd_configs` which workers there are to scrape, each process by its own address."""
+    """Lists the workers to scrape for Prometheus' `http_sd_configs`, each worker process by its own address."""
 
     def __init__(self, fleet: FleetView) -> None:
         self._fleet = fleet
         self._told: tuple[object, bytes] = (None, b"")
-        """The workers of a snapshot and the answer that lists them: anybody may ask, however large the fleet is."""
+        """A snapshot's workers and the answer for them, made once: anybody may ask, and the fleet can be large."""
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         workers = self._fleet.snapshot.workers

@@ -1,11 +1,11 @@
--- A gateway process says that it lives, and learns which others do.
+-- Writes the heartbeat of a gateway process, and returns which gateways are alive.
 --
---   KEYS[1]  the gateways
+--   KEYS[1]  the list of gateways
 --   ARGV[1]  id of this one
 --   ARGV[2]  how long a beat counts, s
--- Result: {1 where its last beat still counted, else 0, {id, ms since its beat, id, ms, ...} of those that live}
+-- Result: {1 if its last beat still counted, else 0; {id, ms since its beat, id, ms, ...} of the gateways alive}
 --
--- Keeps: whoever has missed its beats is not among the gateways.
+-- Keeps: a gateway whose last beat does not count any more is not in the list.
 local clock = redis.call("TIME")
 local now = clock[1] + clock[2] / 1000000
 redis.call("ZREMRANGEBYSCORE", KEYS[1], "-inf", string.format("%.6f", now - ARGV[2]))

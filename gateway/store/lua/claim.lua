@@ -5,7 +5,7 @@
 -- Result: {"lease", fence, worker, boot, address, how often the ticket was overtaken} | {"waiting"} (no grant, or it
 --   came too late)
 --
--- Keeps: a grant that expired is never claimed; its ticket waits at its old place. Claiming twice is claiming once.
+-- Keeps: an expired grant is never claimed: its ticket waits at its old place. Claiming twice is as claiming once.
 local id, lease_ttl = ARGV[4], tonumber(ARGV[5])
 
 local lease = redis.call("HMGET", lease_key(id), "gateway", "worker")

@@ -1,16 +1,16 @@
--- Counts what a team's resumable streams hold, and lets the oldest of those that have ended make room.
+-- Counts the bytes of a team's resumable streams, and removes the oldest ended ones while the team is over a limit.
 --
 --   KEYS[1]  prefix of the team's streams
---   ARGV[1]  most streams that the team may have
---   ARGV[2]  most bytes that they may hold
---   ARGV[3]  lifetime of one that runs, ms
---   ARGV[4]  lifetime of one that has ended, ms
---   ARGV[5]  "1": the stream is a new one, and refused where the team runs as many as it may have
+--   ARGV[1]  maximum streams of the team
+--   ARGV[2]  maximum bytes of its streams
+--   ARGV[3]  lifetime of a running stream, ms
+--   ARGV[4]  lifetime of an ended stream, ms
+--   ARGV[5]  "1": the stream is a new one, and refused if the team runs as many as it may have
 --   ARGV[6+] per stream: id, bytes, state: "running", "ended" or "gone"
--- Result: {number of streams that run, ids of those that made room}, or {-1}: refused, nothing is counted
+-- Result: {number of running streams, then the ids of those that were removed}, or {-1}: refused, nothing is counted
 --
--- Keeps: the sizes are those of what runs or has ended, and of what is over but for the next 500; of streams that have
--- ended there are only so many that all are within both bounds.
+-- Keeps: sizes are those of running and ended streams, and of expired ones until a run removes them, 500 of each at
+-- most; ended streams stay only as far as all streams are within both limits.
 local most, bound = tonumber(ARGV[1]), tonumber(ARGV[2])
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)

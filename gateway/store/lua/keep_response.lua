@@ -1,37 +1,37 @@
--- Stores a response of a team, and drops the team's oldest ones where it would hold too much.
+-- Stores a response of a team, and drops the team's oldest ones if it would hold too many bytes.
 --
 --   KEYS[1]  prefix of the team's responses
 --   ARGV[1]  id
 --   ARGV[2]  the response
 --   ARGV[3]  lifetime, ms
---   ARGV[4]  most bytes that the team may have
+--   ARGV[4]  maximum bytes of the team's responses
 --   ARGV[5]  "1": only if the response is there already
---   ARGV[6+] ids of the responses that it follows: they live as long
--- Result: 1, or 0 when nothing was stored: it is larger than all that the team may have, or not there any more. -1: as
--- many of the oldest as one run may drop have made room, and there is not enough yet; `make_room_response`, then again.
--- An error where Redis takes no more
+--   ARGV[6+] ids of the responses that it follows: they are kept as long as it
+-- Result: 1: stored; 0: not stored, as it is larger than ARGV[4], or (ARGV[5]) not there any more; -1: not stored yet,
+-- as one run may not drop enough of the oldest: run `make_room_response`, then this again. An error if Redis is full
 --
--- Keeps: the sizes are those of what is there, and of what is over but for the next 500; their sum is at most ARGV[4].
+-- Keeps: sizes are those of stored responses, and of expired ones until a run removes them, 500 at most; their sum is
+-- at most ARGV[4].
 local id, body, ttl, bound = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
--- Redis looks at its bound of memory before a script's first write only, and only where that may take some, as this one
--- may. It writes nothing: no response has this id. With a deletion first all that follows would be let through.
+-- Redis checks its limit of memory only at a script's first write, if that can take some. So the first is this one,
+-- which writes nothing: no response has an empty id. After a deletion first, all that follows would pass unchecked.
 local told = redis.pcall("SET", response_key(""), "", "XX")
 local is_refused = type(told) == "table" and told.err ~= nil
 
 local function drop(old)
-  redis.call("DEL", response_key(old))  -- first: a full Redis lets pass what begins so
+  redis.call("DEL", response_key(old))  -- first: even a full Redis runs a script that begins with this
   local bytes = redis.call("HGET", response_sizes_key, old)
   if bytes then redis.call("HINCRBY", response_sizes_key, "all", -bytes) end
   redis.call("HDEL", response_sizes_key, old)
   redis.call("ZREM", responses_key, old)
 end
 
--- As many as a script may take along: all of a quiet team's, or thousands of short ones that make room for a long one,
--- would hold every other caller up.
-local MOST = 100 -- to make room
+-- A run drops at most 500 expired ones and MOST others: all expired ones of a team, or thousands of short ones to make
+-- room for a long one, would hold up every other caller.
+local MOST = 100
 for _, old in ipairs(redis.call("ZRANGEBYSCORE", responses_key, "-inf", now, "LIMIT", 0, 500)) do drop(old) end
 if ARGV[5] == "1" and not redis.call("ZSCORE", responses_key, id) then return 0 end
 if is_refused and ARGV[5] ~= "1" then return told end

@@ -1,11 +1,11 @@
--- Tells how the line of a model stands, for people who ask.
+-- Returns the state of a model's line and leases, for people who ask.
 --
---   ARGV[4]   least urgent class
---   ARGV[5]   most urgent class
---   ARGV[6+]  workers of which is told what is leased there
--- Result: {1 while Redis settles, waiting, {class, its tickets, ...}, {team, its tickets, ...}, a list per ticket from the
---   head of the line: class, then fields and values, how often it was `passed` and its `bids` among them; {leases, leased
---   KV tokens, ... per worker}, Redis's clock in ms}
+--   ARGV[4]   least urgent priority class
+--   ARGV[5]   most urgent priority class
+--   ARGV[6+]  workers whose leases are to be returned
+-- Result: {1 while Redis settles, else 0; number of tickets that wait; {class, its tickets, ...}; {team, its tickets,
+--   ...}; the first WINDOW tickets, each a list: class, then fields and values, `bids` and `passed` (how often it was
+--   overtaken) among them; {leases, leased KV tokens, ...} of each worker; Redis's clock in ms}
 --
 -- Keeps: nothing is changed.
 local classes, teams, head, leased = {}, {}, {}, {}

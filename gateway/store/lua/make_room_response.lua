@@ -1,10 +1,10 @@
--- Drops the oldest responses of a team until others fit beside the rest, as many as one run may.
+-- Drops the oldest responses of a team until the rest have at most ARGV[1] bytes; at most 100 in one run.
 --
 --   KEYS[1]  prefix of the team's responses
---   ARGV[1]  most bytes that those that stay may have
+--   ARGV[1]  maximum bytes of the responses that stay
 -- Result: 1 when it is done, 0 when it is to be run again
 --
--- Keeps: the sizes are those of what is there.
+-- Keeps: the sizes are those of the responses that are there.
 for _ = 1, 100 do
   if (tonumber(redis.call("HGET", response_sizes_key, "all")) or 0) <= tonumber(ARGV[1]) then return 1 end
   local oldest = redis.call("ZRANGE", responses_key, 0, 0)[1]
@@ -12,7 +12,7 @@ for _ = 1, 100 do
     redis.call("DEL", response_sizes_key)
     return 1
   end
-  redis.call("DEL", response_key(oldest))  -- first: a full Redis lets pass what begins so
+  redis.call("DEL", response_key(oldest))  -- first: even a full Redis runs a script that begins with this
   local bytes = redis.call("HGET", response_sizes_key, oldest)
   if bytes then redis.call("HINCRBY", response_sizes_key, "all", -bytes) end
   redis.call("HDEL", response_sizes_key, oldest)

@@ -1,20 +1,20 @@
--- Members of sets, or fields of hashes with their values, in one string: of as many of the keys, in their order, as have
--- room, and of a large one a part at a time.
+-- Returns members of sets, or fields and values of hashes, in one string: for as many of the keys, in their order, as
+-- fit, and of a large key a part at a time.
 --
 --   KEYS       sets or hashes
 --   ARGV[1]    "hash" for hashes
---   ARGV[2]    bytes of a text beyond which only its beginning is told, one byte more than that
---   ARGV[3]    texts of one key after which no more of it are told
---   ARGV[4]    bytes after which no more are told; something is told of one key at least
---   ARGV[5...] for each key where to go on: "0", or what the last part told
--- Result: for each key that is told one byte, the length of what follows (4 bytes) and that: 1 its texts, as below;
--- 3 the error, where something of another type is there. Texts, each behind its length (4 bytes): where to go on, "0" at
--- the end; then the members, or fields and values in turn. One may be told twice.
+--   ARGV[2]    maximum bytes of a text; of a longer one, the beginning is returned, one byte more than that
+--   ARGV[3]    texts of one key after which no more of this key are returned
+--   ARGV[4]    bytes after which no more texts are returned; there is a part of at least one key
+--   ARGV[5...] for each key where to go on: "0", or the cursor that its last part came with
+-- Result: for each key in turn one byte, the length of what follows (4 bytes), and that. 1: its texts; 3: the error, as
+-- the key has another type. Each text comes behind its length (4 bytes): first the cursor, "0" at the end; then the
+-- members, or fields and values in turn. A text may come twice.
 --
--- Keeps: everything as it is.
+-- Keeps: nothing is changed.
 local is_hash, longest, most, bound = ARGV[1] == "hash", tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local FIRST = 4 -- arguments before the first key's own
-local STEP = 256 -- texts that are looked at between two looks at the bounds
+local FIRST = 4 -- number of arguments before those of the keys
+local STEP = 256 -- texts that are read between two checks of the limits
 local bytes, told = 0, {}
 
 local function part_of(name, cursor)

@@ -1,20 +1,20 @@
--- What workers have told since an entry of `pd:news`, in one string: a gateway reads that twenty times as fast as the
--- same entries one by one.
+-- Returns the workers' news since an entry of `pd:news`, in one string: a gateway reads that twenty times as fast as
+-- the same entries one by one.
 --
 --   KEYS[1]  the stream
---   ARGV[1]  id of the last entry that was read; "" for the first time: some are told that are a little older
---   ARGV[2]  most entries, ARGV[3] how old at the first time, ms
---   ARGV[4]  bytes of a value beyond which it is left out: an empty one is told in its place
---   ARGV[5]  bytes of all values, left out or not, after which no more are told
--- Result: id of the last entry told, or of the last there is where none is told ("0-0": of none); for each entry
--- its age in ms and its length (4 bytes each) and its value; 1 where there are more, else 0
+--   ARGV[1]  id of the last entry that the gateway has read; "" for its first time
+--   ARGV[2]  maximum entries, ARGV[3] their maximum age for the first time, ms
+--   ARGV[4]  maximum bytes of a value; in place of a longer one, an empty one is returned
+--   ARGV[5]  bytes of all values, the longer ones included, after which no more entries are returned
+-- Result: {id of the last entry returned, or if none is, of the newest in the stream ("0-0": it has none); a string,
+-- with each entry's age in ms, its length (4 bytes each) and its value; 1 if there are more entries, else 0}
 --
--- Keeps: everything as it is.
+-- Keeps: nothing is changed.
 local now = redis.call("TIME")
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local last, told = ARGV[1], {}
 if last == "" then last = string.format("%.0f-0", now - ARGV[3]) end
-local FEW, SHORT = 4, 65536 -- entries that are read first, and after ones that were longer together than that
+local FEW, SHORT = 4, 65536 -- entries of a read at first, and after one of SHORT bytes
 local step = FEW
 local most, longest, bound, bytes, more = tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5]), 0, 1
 while more == 1 and #told < most and bytes < bound do

@@ -1,14 +1,14 @@
--- What workers have written of themselves, in one string: of as many of the keys, in their order, as have room.
+-- Returns workers' records or heads in one string, for as many of the keys, in their order, as fit.
 --
---   KEYS     workers' records, or their heads
---   ARGV[1]  bytes of one beyond which it is left out
---   ARGV[2]  bytes after which no more keys are told; one is told at least
---   ARGV[3]  for records: the field that counts, ARGV[4] that of its seal. Without them: heads
--- Result: for each key that is told one byte, the length of what follows (4 bytes) and that: 0 nothing, as it is not
--- there; 1 the heads, or the length of the record's first field (4 bytes) and both fields; 2 the number of its bytes, as
--- text, where it is too long; 3 the error, where something of another type is there
+--   KEYS     workers' records, or the keys of their heads
+--   ARGV[1]  maximum bytes of one; a longer one is left out
+--   ARGV[2]  bytes after which no more keys are returned; at least one is
+--   ARGV[3]  for records: name of the field to return, ARGV[4] name of the field with its seal. Without them: heads
+-- Result: for each key in turn one byte, the length of what follows (4 bytes), and that. 0: nothing, as there is no
+-- such key; 1: the heads, or the length of the record's field (4 bytes), that field and its seal; 2: the number of its
+-- bytes, as text, as it is too long; 3: the error, as the key has another type
 --
--- Keeps: everything as it is.
+-- Keeps: nothing is changed.
 local longest, bound, bytes, told = tonumber(ARGV[1]), tonumber(ARGV[2]), 0, {}
 local field, seal = ARGV[3], ARGV[4]
 

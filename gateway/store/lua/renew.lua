@@ -1,21 +1,21 @@
 -- Keeps this gateway's leases alive.
 --
 --   ARGV[4]   lifetime of a lease, ms
---   ARGV[5]   how long to settle where Redis turns out to have lost its data, ms
---   ARGV[6]   "away": this gateway was without Redis; "settle": others were, too; else ""
+--   ARGV[5]   how long to settle (shared.lua) if Redis has lost its data, ms
+--   ARGV[6]   "away": this gateway was without Redis; "settle": other gateways were, too; otherwise ""
 --   ARGV[7+]  per lease: id, fencing token (0: it was placed without Redis and has none), worker, boot, KV tokens,
---             team, its weight
--- Result: {ids that are void, ids that found no free slot, {id, token, id, token, ...} of those that had none}
+--             team, the team's weight
+-- Result: {ids of void leases, ids that found no free slot, {id, token, id, token, ...} of those that had no token}
 --
--- A lease that Redis has lost, or that expired while its gateway was held up, is taken anew with its old token when a slot
--- of the same process is free: the call is still running there.
--- Keeps: no worker has more leases than slots and overdraft; a lease with another token or for an earlier process stays untouched and is
--- void to the caller.
+-- A lease that Redis has lost, or that expired while its gateway was held up, is taken anew with its old token if a
+-- slot of the same worker process is free: the call is still running there.
+-- Keeps: no worker has more leases than slots and overdraft; a lease with another token, or for an earlier process,
+-- stays as it is, and the caller is told that its own is void.
 local lease_ttl, settle_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
 local void, crowded, given = {}, {}, {}
 
--- A Redis that hung goes on with what it was sent meanwhile, and has granted slots that gateways have placed calls on
--- without it. Grants that nobody has claimed are none, and their tickets wait at their old places.
+-- Ends all grants that nobody has claimed; their tickets wait at their old places. For a Redis that hung: it then runs
+-- the scripts sent meanwhile, and may grant slots on which gateways have placed calls without it.
 local function grants_take_back()
   for _, worker in ipairs(redis.call("HKEYS", leased_key)) do
     for _, id in ipairs(redis.call("ZRANGE", worker_leases_key(worker), 0, -1)) do
@@ -24,7 +24,8 @@ local function grants_take_back()
   end
 end
 
--- All who were without Redis say first what they hold: those who were with it all the time, where it has its data, have.
+-- Gateways that were without Redis must first report their leases here. This one's follow below; so it settles only if
+-- Redis has lost all leases (it has no fence), or other gateways were without it, too.
 if ARGV[6] ~= "" and redis.call("SETNX", fence_key, 0) == 1 or ARGV[6] == "settle" then
   if settle(settle_ms) then grants_take_back() end
 end
@@ -58,7 +59,7 @@ for i = 7, #ARGV, 7 do
   local holder, owner = unpack(redis.call("HMGET", lease_key(id), "fence", "gateway"))
   if fence == "0" then
     fence = nil
-    -- It was given one before, and the answer got lost.
+    -- It was given a token before, and that answer got lost.
     if holder and owner == GATEWAY then
       fence = holder
       give(id, fence)

@@ -1,13 +1,13 @@
--- Re-reads this gateway's open tickets, keeps them alive and renews what they bid; pub/sub only hurries what this finds.
+-- Re-reads this gateway's open tickets, keeps them alive and renews their bids. It also finds grants missed on pub/sub.
 --
 --   ARGV[4]   channel that grants to this gateway are published on
---   ARGV[5]   how long to settle where Redis turns out to have lost its data, ms
---   ARGV[6+]  per ticket: id, lifetime in ms, team, its weight, charge, start, rank (as `acquire` has told them), ms within which its
---             first token is wanted, what it bids (empty: as it was), number of workers to take at once, those workers
+--   ARGV[5]   how long to settle (shared.lua) if Redis has lost its data, ms
+--   ARGV[6+]  per ticket: id, lifetime in ms, team, its weight, charge, start, rank (from `acquire`), ms within which
+--             its first token is wanted, bids (empty: as they were), number of workers to take at once, those workers
 -- Result: {positions in the line, one per ticket, 0 for those that hold a grant}
 --
 -- Keeps: a ticket that Redis has lost is back at its old place, before everyone who came after it.
-local NO_BIDS = "\n\n|" -- until it is among those whose bids are sent
+local NO_BIDS = "\n\n|" -- of a ticket that was lost, until its gateway sends its bids
 local places, wanted, missing, i = {}, {}, false, 6
 while i <= #ARGV do
   local id, ttl, team, num_take = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], tonumber(ARGV[i + 9])
@@ -33,7 +33,7 @@ end
 if missing then
   grant_all()
 else
-  -- A slot that nobody was better off with may be wanted now.
+  -- With its new bids, a ticket may want a free slot that none wanted before.
   local workers = {}
   for worker in pairs(wanted) do workers[#workers + 1] = worker end
   grant(perhaps_open(workers))

@@ -1,34 +1,38 @@
--- What the admission scripts share. Prepended to each of them, below the key names (made from workers/protocol/keys.py).
+-- The beginning of every admission script, put after the key names (made from workers/protocol/keys.py).
+--
+-- A call gets a slot of a worker as a lease, or waits for one as a ticket in the model's line (the queue). A grant is a
+-- lease that was given to a ticket and that its gateway has not claimed yet.
 --
 -- Every script:
 --   KEYS[1]  prefix of the model's keys, its hash tag included; all other names are built from it
---   ARGV[1]  protocol version; workers of another one are never leased
+--   ARGV[1]  protocol version; workers of another version get no leases
 --   ARGV[2]  lifetime of a grant, ms
 --   ARGV[3]  id of the gateway that calls
 -- The clock is this server's.
 --
--- Fair shares are kept in virtual tokens: a call's charge by its team's weight. A team's next call starts where its last
--- one finishes, or at the virtual time if that is later; the virtual time is the latest start of a call that was first in
--- line when a slot was given away (weighted fair queueing by start and finish tags: Goyal, Vin, Cheng, "Start-time Fair Queueing", 1996).
+-- Fair shares are counted in virtual tokens: the tokens that a call is charged, divided by its team's weight. A team's
+-- next call starts where its last one finishes, or at the virtual time if that is later. The virtual time is the latest
+-- start of a call that was first in line when a slot was given away (weighted fair queueing by start and finish tags:
+-- Goyal, Vin, Cheng, "Start-time Fair Queueing", 1996).
 local PROTOCOL, GRANT_TTL, GATEWAY = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 
-local WINDOW = 16      -- tickets, from the head of the line, that a free slot goes to one of
-local WINDOWS = 4      -- where none of them wants it, the next ones are asked, up to so many times
-local WINDOWS_OF_ALL = 16 -- the same where all workers' slots are given away: nobody behind is forgotten for long
-local MOST_TOLD = 2 ^ 48 -- slots or tokens of a worker
-local WORKERS = 2048   -- of a model that are looked at in one run: names that anything may have written are not all read at once
-local IN_VAIN = 4      -- workers that nobody wanted; from then on it is looked first whether anybody can
-local MOST_PASSED = 8  -- after being overtaken so often, a ticket is not overtaken again
+local WINDOW = 16      -- a free slot is offered to so many tickets at the head of the line
+local WINDOWS = 4      -- if none of them wants it, it is offered to the next WINDOW; so many windows in all
+local WINDOWS_OF_ALL = 16 -- the same where all workers' slots are given away, for the tickets further behind
+local MOST_TOLD = 2 ^ 48 -- more slots or tokens in a worker's record count as 0
+local WORKERS = 2048   -- workers of a model looked at in one run: another program may have written more names
+local IN_VAIN = 4      -- after so many workers that no ticket wanted, it is checked first whether one can
+local MOST_PASSED = 8  -- a ticket that was overtaken so often is not overtaken again
 local CLASS = 2 ^ 46   -- distance between two priority classes in the line, virtual tokens
-local MET = 1e9        -- loss of a deadline
+local MET = 1e9        -- rate of a bid whose deadline can be met on this worker only: above all other rates
 
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
--- Lua would write fourteen digits.
+-- Returns a number with all its digits: by itself Lua would write fourteen.
 local function exact(number) return string.format("%.17g", number) end
 
--- A team's place in virtual time: the virtual time, where its last call finishes, and how many tickets it has.
+-- Returns the virtual time, where in it the team's last call finishes, and how many tickets the team has.
 local function team_read(team)
   local fields = redis.call("HMGET", fair_key, "v", "f:" .. team, "n:" .. team)
   return tonumber(fields[1]) or 0, tonumber(fields[2]) or 0, tonumber(fields[3]) or 0
@@ -38,7 +42,7 @@ local function virtual_time_reaches(start)
   if start > (tonumber(redis.call("HGET", fair_key, "v")) or 0) then redis.call("HSET", fair_key, "v", exact(start)) end
 end
 
--- What a call took more (or less) than it was charged for.
+-- Charges a team so many virtual tokens more (negative: less), as its call took others than were predicted.
 local function charge_rest(team, share)
   if team and share ~= 0 then redis.call("HINCRBYFLOAT", fair_key, "f:" .. team, exact(share)) end
 end
@@ -51,7 +55,7 @@ local function ticket_forget(id, team)
   redis.call("HDEL", fair_key, "p:" .. id, none_left and "n:" .. team or "p:" .. id)
 end
 
--- A ticket that will never be served.
+-- Removes a ticket that will not be served, and gives its team the charge back.
 local function ticket_drop(id)
   local ticket = redis.call("HMGET", ticket_key(id), "team", "share")
   redis.call("ZREM", queue_key, id)
@@ -59,7 +63,7 @@ local function ticket_drop(id)
   charge_rest(ticket[1], -(tonumber(ticket[2]) or 0))
 end
 
--- What is leased of a worker: "boot leases kv slots". The slots are those that it had when one was leased last.
+-- Reads a worker's field of `leased`, "boot leases kv slots". The slots are those that it had at its latest lease.
 local function leased_read(text)
   local boot, leases, kv, slots = string.match(text, "^(%S+) (%d+) (%d+) (%d+)$")
   return boot, tonumber(leases), tonumber(kv), tonumber(slots)
@@ -69,14 +73,14 @@ local function leased_write(worker, boot, leases, kv, slots)
   redis.call("HSET", leased_key, worker, string.format("%s %d %d %d", boot, leases, math.max(0, kv), slots))
 end
 
--- A number that a worker tells, as anything may have written it: none below 0, without end, or beyond what is counted with.
+-- Returns a number of a worker's record; 0 where it is no number from 0 to MOST_TOLD: any program may have written it.
 local function told(text)
   local number = tonumber(text) or 0
   return number >= 0 and number <= MOST_TOLD and math.floor(number) or 0
 end
 
--- What is leased of a worker, as text; counted anew from its leases where something else has taken that away, as a Redis
--- does that evicts. nil: nothing is.
+-- Returns a worker's field of `leased`; nil: the worker has no leases. Where the field is gone though it has leases, as
+-- in a Redis that evicts keys, it is made anew from them.
 local function leased_text(worker)
   local text = redis.call("HGET", leased_key, worker)
   if text then return text end
@@ -91,8 +95,8 @@ local function leased_text(worker)
   return redis.call("HGET", leased_key, worker)
 end
 
--- Frees a slot; `lease`: its KV tokens, team and charge, where they are known. If it was a grant that nobody claimed, its
--- ticket goes back to its old place. Returns whether its worker has no slot free all the same.
+-- Ends a lease. `lease`: its KV tokens, team and charge; nil: they are read. If it was a grant that nobody claimed, its
+-- ticket goes back to its old place. Returns whether the worker still has no free slot, as it had leases beyond them.
 local function lease_drop(worker, id, lease)
   lease = lease or redis.call("HMGET", lease_key(id), "kv", "team", "share")
   local full, text = false, leased_text(worker)
@@ -117,7 +121,7 @@ local function leases_drop_all(worker)
   redis.call("HDEL", leased_key, worker)
 end
 
--- A live worker's record with what is leased of it, or nil. What an earlier process of it held is void and freed here.
+-- Returns a live worker's record with its leases, or nil. Leases of the worker's earlier process are void and end here.
 local function worker_record(worker)
   local fields = redis.call("HMGET", worker_key(worker), "boot", "address", "protocol", "slots", "kv", "kv_used", "draining",
     "overdraft")
@@ -135,23 +139,23 @@ local function worker_record(worker)
       leases_drop_all(worker)
     end
   end
-  -- What leases reckon with is a prediction, what the worker reports is late: the larger one holds.
+  -- The KV tokens of leases are predicted, and the worker's own report is late: the larger number counts.
   record.kv = told(fields[5])
   record.kv_free = record.kv - math.max(record.kv_leased, told(fields[6]))
-  if record.kv == 0 then record.kv_free = math.huge end -- an encoder: it has no cells, and needs none
+  if record.kv == 0 then record.kv_free = math.huge end -- an encoder: it has no KV cells, and needs none
   return record
 end
 
--- A worker as grants see it; nil where it has no slot free, drains, is gone, or speaks another protocol. A lease that has
--- expired counts until a sweep has found it.
+-- Returns a worker's record if a slot is free there; nil: none is, or it drains, is gone, or speaks another protocol.
+-- An expired lease counts until a sweep has found it.
 local function open_worker(worker)
   local record = worker_record(worker)
   if record and not record.draining and record.leases < record.slots then return record end
   return nil
 end
 
--- Those of the workers that are not known to have all their slots leased, by one look at all. One that has started anew
--- with more may be missed, until its old leases are swept.
+-- Returns the workers that are not known to have all their slots leased, by one read for all. A worker that has
+-- restarted with more slots may be missed, until its old leases are swept.
 local function perhaps_open(workers)
   local open = {}
   for at, text in ipairs(#workers > 0 and redis.call("HMGET", leased_key, unpack(workers)) or {}) do
@@ -161,13 +165,13 @@ local function perhaps_open(workers)
   return open
 end
 
--- An empty worker takes any call: whether its prompt fits at all is the worker's to say.
+-- Whether a call's KV tokens fit. A worker without leases takes any call, and itself refuses a prompt that never fits.
 local function kv_fits(record, kv)
   return record.leases == 0 or kv <= record.kv_free
 end
 
--- Takes a slot that the caller found free, or a place beyond (shared_overdraft.lua); `more` fields go into the lease. Returns its
--- fencing token.
+-- Takes a slot that the caller found free, or a place beyond the slots (shared_overdraft.lua). `fence` nil: the lease
+-- gets a new fencing token. `...`: further fields of the lease. Returns the fencing token.
 local function lease_take(record, id, gateway, ttl, kv, fence, team, weight, ...)
   fence = fence or redis.call("INCR", fence_key)
   redis.call("HSET", lease_key(id), "worker", record.worker, "boot", record.boot, "address", record.address,
@@ -179,14 +183,15 @@ local function lease_take(record, id, gateway, ttl, kv, fence, team, weight, ...
   return fence
 end
 
--- What a gateway is told of a lease that it holds now.
+-- Returns the answer to a gateway about a lease that it holds now.
 local function lease_reply(id)
   local lease = redis.call("HMGET", lease_key(id), "fence", "worker", "boot", "address")
   return {"lease", tonumber(lease[1]), lease[2], lease[3], lease[4]}
 end
 
--- Redis has lost its data, or was away: calls run on slots that look free. Until every gateway has had time to renew its
--- leases, nothing is granted; those who come get tickets. Returns whether that begins now.
+-- Settles for `for_ms`: nothing is granted, and new calls get tickets, until every gateway had time to renew its
+-- leases. For when Redis has lost its data, or was away: calls run on slots that look free. Returns whether settling
+-- begins now.
 local function settle(for_ms)
   return redis.call("SET", settling_key, "1", "PX", for_ms, "NX") ~= false
 end
@@ -195,18 +200,18 @@ local function settling()
   return redis.call("EXISTS", settling_key) == 1
 end
 
--- What a ticket bids lies in one text: its deadline (unix ms; 0: none); then lines of the bid for any worker that is not
--- named (or nothing), workers that would not do between blanks, "|worker=bid|", its team and its gateway.
+-- A ticket's bids are one text of six lines: its deadline (unix ms; 0: none); the bid for any worker that is not named,
+-- or nothing; workers that would not do, between blanks; "|worker=bid|worker=bid|"; its team; its gateway.
 --
--- A bid is "rate kv cost else". Rate: what the call loses if another one gets the slot, per ms that it would keep the slot's
--- worker busy; negative: it is better off waiting for another worker. KV: tokens to reckon with. Cost: ms to the first token
--- on this worker. Else: ms to it on the best other one, the wait for that one included.
+-- A bid is "rate kv cost else". Rate: ms that the call loses if another one gets the slot, per ms that it would hold
+-- it; negative: it is better off waiting for another worker. KV: tokens that the call is predicted to take. Cost: ms to
+-- the first token on this worker. Else: ms to the first token on the best other worker, the wait for that one included.
 local function team_and_gateway(text)
   return string.match(text, "\n([^\n]*)\n([^\n]*)$")
 end
 
--- Makes a grant of a ticket that waits. `first`: the ticket at the head of the line. Where something else has taken its
--- record away, as a Redis does that evicts, it leaves the line until its gateway re-reads it.
+-- Grants a waiting ticket a lease. `first`: the ticket at the head of the line. A ticket whose record is gone, as in a
+-- Redis that evicts keys, leaves the line until its gateway re-reads it.
 local function ticket_grant(record, id, kv, first)
   local filed = redis.call("HMGET", ticket_key(id), "channel", "start", "gateway", "team", "weight")
   if not filed[2] then
@@ -214,7 +219,7 @@ local function ticket_grant(record, id, kv, first)
     return
   end
   local start = tonumber(filed[2])
-  -- Not that of a call from far behind: a team that comes back would stand behind it.
+  -- No later than the first ticket's start: after a grant far behind, a team that comes back would stand behind that.
   if first ~= id then start = math.min(start, tonumber(redis.call("HGET", ticket_key(first), "start")) or start) end
   virtual_time_reaches(start)
   redis.call("ZREM", queue_key, id)
@@ -222,15 +227,14 @@ local function ticket_grant(record, id, kv, first)
   redis.call("PUBLISH", filed[1], id)
 end
 
--- Hands the free slots of these workers to waiting tickets; one that none of them suits keeps its place. `newcomer` is
--- asked wherever in the line it stands. `missed`: gateways whose tickets keep their place this once. Returns how many grants
--- were made.
+-- Gives the free slots of these workers to waiting tickets; a ticket that no slot suits keeps its place. `missed`:
+-- gateways whose tickets get nothing this time. `newcomer`: a ticket that is asked wherever in the line it stands.
+-- `windows`: how many windows of the line to ask. Returns how many grants were made.
 --
--- A ticket whose gateway is gone may be granted until a sweep has found it: the grant passes on. `windows`: how far into
--- the line to ask.
+-- A ticket whose gateway is gone can get a grant until a sweep has found it; nobody claims that, so it goes to another.
 local function grant_from_line(workers, missed, newcomer, windows)
-  local line = {} -- windows, each read once as long as the line does not change
-  local wants     -- KV tokens of the smallest call that wants a worker, by worker, "" for any; nil: not looked yet
+  local line = {} -- number of a window -> its tickets, read once until the line changes
+  local wants     -- worker ("": any) -> KV tokens of the smallest call that wants it; nil: not read yet
 
   local function read(ids)
     if #ids == 0 then return {ids = ids} end
@@ -246,7 +250,7 @@ local function grant_from_line(workers, missed, newcomer, windows)
     return line[number]
   end
 
-  -- Rate, KV tokens, cost and else of a bid for a worker; nil where that would not do.
+  -- Returns rate, KV tokens, cost and else of a bid for a worker; nil: the worker would not do.
   local function bid_for(text, name, blank)
     local _, last = string.find(text, name, 1, true)
     if last then return string.match(text, "^(%S+) (%d+) (%S+) ([^|]+)", last + 1) end
@@ -255,16 +259,17 @@ local function grant_from_line(workers, missed, newcomer, windows)
     return string.match(elsewhere, "^(%S+) (%d+) (%S+) (%S+)")
   end
 
-  -- Whether a deadline can be met on this worker only. It does not come before the first in line that wants the slot where
-  -- that is another team's with a deadline of its own: a team that asks for more than its share must not spend the time of
-  -- one that does not.
+  -- Whether a ticket goes first because it can meet its deadline on this worker only. It does not pass `first`, the
+  -- first in line that wants the slot, if that is another team's with a deadline still ahead: a team that asks for more
+  -- than its share must not make other teams miss their deadlines.
   local function is_urgent(text, deadline, cost, other, first)
     if now + cost > deadline or now + other <= deadline then return false end
     return not first or tonumber(string.match(first, "^%d+")) <= now or team_and_gateway(first) == team_and_gateway(text)
   end
 
-  -- The ticket of a window that a slot of an open worker goes to; nil where nobody wants it. True as a second value: nobody
-  -- behind them may have it either. `before` grows by those that want it, in line.
+  -- Returns the ticket of a window that gets a slot of an open worker; nil: none does. If the second value is true,
+  -- none behind them may get it either. Adds those that want it to `before`, in line, with their next number of
+  -- overtakings.
   local function choose(record, tickets, before)
     local name, blank = "|" .. record.worker .. "=", " " .. record.worker .. " "
     local best, most = nil, 0
@@ -279,9 +284,9 @@ local function grant_from_line(workers, missed, newcomer, windows)
         local fits, passed = kv_fits(record, kv), tonumber(tickets.passed[at]) or 0
         local due = passed >= MOST_PASSED
         if due and fits then return {id = id, kv = kv, num_before = 0}, true end
-        -- Its turn, and it does not fit yet: on the worker that it names first nobody else takes the room that it waits for.
+        -- Due, but it does not fit yet: on the worker that it names first, no other takes the room it waits for.
         if due and string.find(text, "\n" .. name, 1, true) then return nil, true end
-        -- Deadlines that can be met only here come first, the earliest of them before all.
+        -- Tickets that can meet their deadline only here come first, and among these the earliest deadline.
         local deadline = string.sub(text, 1, 2) ~= "0\n" and tonumber(string.match(text, "^%d+"))
         if deadline and is_urgent(text, deadline, tonumber(cost), tonumber(other), before.first) then
           rate = MET + 1e9 / (deadline - now + 1)
@@ -307,11 +312,11 @@ local function grant_from_line(workers, missed, newcomer, windows)
       end
       if #tickets.ids == 0 then return nil end
     end
-    -- Behind all that were asked.
+    -- The newcomer stands behind all that were asked.
     if behind then return choose(record, read({behind}), before), before end
   end
 
-  -- Whether anybody in the windows can want a worker: quicker than asking each of them, where many workers are open.
+  -- Whether any ticket in the windows can want a worker: quicker than asking each ticket, where many workers are open.
   local function may_be_wanted(record)
     if not wants then
       wants = {}
@@ -345,7 +350,7 @@ local function grant_from_line(workers, missed, newcomer, windows)
         break
       end
       ticket_grant(record, ticket.id, ticket.kv, line[0].ids[1])
-      -- Those that wanted the slot too and stood before the ticket that got it.
+      -- Overtaken are those that wanted the slot too and stood before the ticket that got it.
       if ticket.num_before > 0 then redis.call("HSET", fair_key, unpack(before, 1, 2 * ticket.num_before)) end
       if ticket.id == newcomer then newcomer = nil end
       granted, line, wants = granted + 1, {}, nil
@@ -359,7 +364,7 @@ local function grant(workers, missed, newcomer, windows)
   return grant_from_line(workers, missed, newcomer, windows or WINDOWS)
 end
 
--- Names of workers to look at: all of them, and some others each time where something has written more than a fleet has.
+-- Returns the names of workers to look at: all, or WORKERS at random where another program has written more.
 local function workers_some()
   return redis.call("SRANDMEMBER", workers_key, WORKERS)
 end
@@ -368,14 +373,14 @@ local function grant_all(missed)
   return grant(workers_some(), missed, nil, WINDOWS_OF_ALL)
 end
 
--- Writes what a ticket bids; `text` is the lines that a gateway makes.
+-- Writes a ticket's bids. `within`: ms to its deadline; 0: none. `text`: the lines about workers, made by its gateway.
 local function bids_write(id, within, text, team)
   local deadline = tonumber(within) > 0 and now + tonumber(within) or 0
   local line_of_team = string.gsub(team, "[\n|]", " ")
   redis.call("SET", ticket_bids_key(id), string.format("%d\n%s\n%s\n%s", deadline, text, line_of_team, GATEWAY))
 end
 
--- Puts a ticket in the line at its rank. The caller has counted it for its team.
+-- Puts a ticket in the line at its rank. The caller has counted it for its team before.
 local function ticket_file(id, channel, ttl, team, weight, share, start, rank)
   redis.call("HSET", ticket_key(id), "gateway", GATEWAY, "channel", channel, "team", team, "weight", weight,
     "share", share, "start", start, "rank", rank, "at", exact(now))
@@ -383,7 +388,7 @@ local function ticket_file(id, channel, ttl, team, weight, share, start, rank)
   redis.call("ZADD", tickets_key, now + ttl, id)
 end
 
--- Makes a claimed lease of a grant. Returns how often its ticket was the first of those that were overtaken.
+-- Makes a claimed lease of a grant. Returns how often its ticket was overtaken.
 local function grant_claim(worker, id, ttl)
   redis.call("ZADD", worker_leases_key(worker), now + ttl, id)
   local ticket = redis.call("HMGET", ticket_key(id), "team", "share")

@@ -1,12 +1,12 @@
--- Leases beyond a worker's slots, for teams that have less than their share. Below shared.lua in the scripts that lend them.
+-- Lends leases beyond a worker's slots to teams that have less than their share. It follows shared.lua in some scripts.
 --
--- A worker that tells an `overdraft` takes so many calls more than it has slots, and slices them (workers/engine/step/shares.py):
--- a call of a team that has more than its share of the slots gives way to one of a team that has less. So a team that holds
--- every slot does not keep others in the line until its answers end.
-local LENT_AT_ONCE = 16
-local TRIES = 2        -- tickets of one team that may be refused, before the rest of them is not asked
+-- A worker whose record has an `overdraft` takes so many calls more than it has slots, and runs them in slices of time
+-- (workers/engine/step/shares.py): a call of a team that has more than its share of the slots pauses for a call of a
+-- team that has less. So a team that holds every slot does not keep others in the line until its answers end.
+local LENT_AT_ONCE = 16 -- maximum loans in one run
+local TRIES = 2        -- after so many tickets of a team were refused, its others are not asked in this run
 
--- What teams hold of a worker: by name, their leases and their weight.
+-- Returns team -> its leases of a worker, and its weight.
 local function holders_read(worker)
   local holders = {}
   for _, id in ipairs(redis.call("ZRANGE", worker_leases_key(worker), 0, -1)) do
@@ -23,9 +23,9 @@ local function held_in_all(team)
   return tonumber(redis.call("HGET", fair_key, "h:" .. team)) or 0
 end
 
--- Whether a ticket gets a lease of a worker that has no place for it: its team has less than its share there, another one
--- has more, and the model's slots in all are shared no better the other way round. A team that has none does not wait until
--- answers of others end, however short they may be: its first token would be as much later.
+-- Whether a ticket gets a lease of a worker without a free slot: its team has less than its share there, another one
+-- more, and over all workers its team would have, for its weight, no more leases than that other one. A team without
+-- any does not wait until others' answers end, however short they are: its first token would be as much later.
 local function may_lend(record, holders, ticket, kv)
   local all, mine = 0, holders[ticket.team]
   for _, held in pairs(holders) do all = all + held.weight end
@@ -37,7 +37,7 @@ local function may_lend(record, holders, ticket, kv)
     local beyond = held.leases - record.slots * held.weight / all
     if team ~= ticket.team and beyond > 0
         and (in_all == 0 or (in_all + 1) / ticket.weight <= held_in_all(team) / held.weight) then
-      -- The cells of what gives way come free.
+      -- The KV cells of calls that pause come free.
       local room = (record.kv - record.kv_free) * math.max(beyond, 1) / record.leases
       if kv <= record.kv_free or kv <= record.kv_free + room then return true end
     end
@@ -45,8 +45,8 @@ local function may_lend(record, holders, ticket, kv)
   return false
 end
 
--- Grants tickets, in the order given, what they are owed beyond the slots of the first `most` workers that they name.
--- Returns how many grants were made.
+-- Grants tickets, in the order given, the leases that they are owed beyond the slots of a worker; it asks the first
+-- `most` workers that a ticket names. Returns how many grants were made.
 local function lend(ids, most)
   if #ids == 0 or settling() then return 0 end
   local workers, refused, lent, names = {}, {}, 0, {}
@@ -96,7 +96,7 @@ local function lend(ids, most)
   return lent
 end
 
--- The same for the tickets of the line, from its head on, up to so many.
+-- Does the same for the first `up_to` tickets of the line. Returns how many grants were made.
 local function lend_to_line(up_to)
   local lent, first = 0, 0
   while first < up_to do

@@ -1,18 +1,19 @@
--- Frees what the dead have left and grants what that frees. Any gateway may run it at any time.
+-- Frees what dead workers and gateways hold, and grants the slots that come free. Any gateway may run it at any time.
 --
---   ARGV[4]  ms for which another sweep is left out unless it is urgent; 0: this one is
--- Result: {leases freed, tickets dropped, grants made, waiting}
+--   ARGV[4]  ms within which a sweep is left out if another one ran; 0: this one always runs
+-- Result: {leases freed, tickets dropped, grants made, tickets waiting}
 --
--- Keeps: after it, every lease is unexpired and of a live process, every ticket has a gateway that re-reads it, and no slot
--- is free while one of the first WINDOW x WINDOWS_OF_ALL tickets is better off with it. No team has none for long while another one holds all. Running it again at once changes nothing.
+-- Keeps: after it, every lease is unexpired and of a live process, every ticket has a gateway that re-reads it, and no
+-- slot is free while one of the first WINDOW x WINDOWS_OF_ALL tickets is better off with it. No team is without a slot
+-- for long while another one holds all. Running it again at once changes nothing.
 
--- A clock that was set back leaves ends that lie far ahead, and a stranger's writing may have none: they are drawn near, and
--- the living write theirs anew.
+-- After a clock was set back, expiries lie far ahead, and keys that another program wrote may have none. What lies
+-- beyond FARTHEST ms is moved to NEAR ms from now; live gateways and workers renew theirs before that.
 local FARTHEST, NEAR = 120000, 6000
 local pause = tonumber(ARGV[4])
-local LOOKED_AT = 1024 -- tickets, which may be owed a slot beyond a worker's own
+local LOOKED_AT = 1024 -- tickets, which may be owed a loan: a place beyond a worker's slots
 
--- Whether there is such a key.
+-- Moves a key's expiry near, if it is too far. Returns whether there is such a key.
 local function draw_near(name)
   local left = redis.call("PTTL", name)
   if left > FARTHEST or left == -1 then redis.call("PEXPIRE", name, NEAR) end
@@ -66,7 +67,7 @@ for _, worker in ipairs(workers_some()) do
   if not draw_near(worker_key(worker)) then redis.call("SREM", workers_key, worker) end
 end
 
--- A gateway that left a grant unclaimed may be dead: the others' tickets first, this once.
+-- A gateway that left a grant unclaimed may be dead: this time, the other gateways' tickets come first.
 local granted = grant_all(missed)
 if next(missed) then granted = granted + grant_all() end
 local waiting = redis.call("ZCARD", queue_key)
@@ -74,6 +75,6 @@ if waiting > 0 then
   local lent = lend_to_line(LOOKED_AT)
   granted, waiting = granted + lent, waiting - lent
 end
--- Nobody is there: virtual time begins anew, long before its numbers lose their digits.
+-- The model has no call: virtual time begins anew, long before its numbers grow too large to be exact.
 if waiting == 0 and redis.call("EXISTS", leased_key, tickets_key) == 0 then redis.call("DEL", fair_key) end
 return {freed, dropped, granted, waiting}

@@ -1,9 +1,9 @@
--- Forgets calls that were given up, whatever had become of them: ticket, grant or lease.
+-- Removes calls that were given up, whether they have a ticket, a grant or a lease.
 --
 --   ARGV[4+]  ids of tickets or leases of this gateway
--- Result: how many were known
+-- Result: how many of the ids were known
 --
--- Keeps: nothing of a withdrawn id is left, its team is charged nothing, and what it held goes to a ticket that waits. Ids
+-- Keeps: nothing of a withdrawn id is left, its team is charged nothing, and its slot goes to a ticket that waits. Ids
 -- of other gateways are not touched.
 local known, freed = 0, {}
 for i = 4, #ARGV do
