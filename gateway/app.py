@@ -52,6 +52,7 @@ from gateway.api.resumable import Resumable
 from gateway.api.routes import Routes, answer_models
 from gateway.api.shapes import INPUT_TOKENS
 from gateway.catalog import ModelNames
+from gateway.dispatch.call_resolver import CallResolver
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.pipeline import Pipeline
@@ -89,6 +90,7 @@ class App:
     """One gateway. `asgi` answers requests only while the block `running()` runs."""
 
     asgi: ASGIApp
+    resolver: CallResolver
     pipeline: Pipeline
     fleet: Fleet
     admission: Admission
@@ -136,7 +138,7 @@ class App:
         """Take no new calls, wait for the calls under way, and cut off those that remain `drain_s` seconds after the
         draining began. Return whether all calls could finish.
         """
-        self.pipeline.stop_taking()
+        self.resolver.stop_taking()
         self.sockets.stop()
         complete = await _within(left_s(drain_s, self.in_flight.draining_s()), lambda: self.pipeline.num_calls == 0)
         if not complete:
@@ -173,6 +175,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     refuses = settings.unknown_parameters == "refuse"
     return App(
         asgi=Door(router, core.metrics, core.in_flight, access, tracer, refuses_unknown=refuses),
+        resolver=core.resolver,
         pipeline=core.pipeline,
         fleet=core.fleet,
         admission=core.admission,
@@ -205,6 +208,7 @@ class _Core:
     queries: WorkerQueries
     admission: Admission
     dispatcher: Dispatcher
+    resolver: CallResolver
     pipeline: Pipeline
     recordings: Recordings
     sockets: Sockets
@@ -243,8 +247,9 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     limits, adapters = _limits(settings), CallAdapters(fleet, desired_adapters)
     dispatcher = Dispatcher(fleet, admission, relay, metrics, limits, adapters)
-    pipeline = Pipeline(names, fleet, dispatcher, adapters, metrics, limits, prompts)
-    leaving = partial(_is_leaving, in_flight, pipeline)
+    resolver = CallResolver(names, fleet, metrics, limits)
+    pipeline = Pipeline(dispatcher, adapters, limits, prompts)
+    leaving = partial(_is_leaving, in_flight, resolver)
     sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
     return _Core(
         metrics=metrics,
@@ -258,6 +263,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         queries=WorkerQueries(fleet, relay),
         admission=admission,
         dispatcher=dispatcher,
+        resolver=resolver,
         pipeline=pipeline,
         recordings=_recordings(settings, redis, gateway_id),
         sockets=sockets,
@@ -280,11 +286,12 @@ def _handlers(
     settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, access: AccessControl
 ) -> Mapping[str, Handler]:
     """Return name -> handler for all routes. The names are those of `gateway.api.routes`."""
-    pipeline, fleet, names, intake = core.pipeline, core.fleet, core.names, _intake(settings, core.fleet, core.names)
+    resolver, pipeline, fleet, names = core.resolver, core.pipeline, core.fleet, core.names
+    intake = _intake(settings, fleet, names)
     pings = Pings(settings.ping_interval_s, settings.ping == "event")
     resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)
-    calls = CallHandlers(pipeline, intake, pings, resumable, core.queries)
-    reader, desired_models, chat = RequestReader(pipeline, intake), DesiredModels(redis), ChatDialect()
+    calls = CallHandlers(resolver, pipeline, intake, pings, resumable, core.queries)
+    reader, desired_models, chat = RequestReader(resolver, intake), DesiredModels(redis), ChatDialect()
     listing = Models(names, fleet, desired_models)
     models = partial(answer_models, listing.show, ModelInfos(names, fleet).show)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
@@ -309,7 +316,7 @@ def _handlers(
         "health": health,
         "version": version,
         "ready": ready.answer,
-        "drain": DrainRoute(core.in_flight, pipeline, core.sockets).answer,
+        "drain": DrainRoute(core.in_flight, resolver, pipeline, core.sockets).answer,
         "explain": ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, queues, chat).answer,
         "metrics": MetricsPage(core.metrics.registry, core.gauges.update).answer,
         "targets": Targets(fleet).answer,
@@ -359,9 +366,9 @@ def longest_context(snapshot: FleetSnapshot, names: ModelNames) -> int:
     return max((beat.n_ctx for beat in _beats(snapshot)), default=LONGEST_CONTEXT)
 
 
-def _is_leaving(in_flight: InFlightRequests, pipeline: Pipeline) -> bool:
+def _is_leaving(in_flight: InFlightRequests, resolver: CallResolver) -> bool:
     """Return whether balancers should send no new callers to this gateway."""
-    return in_flight.draining or pipeline.stopping
+    return in_flight.draining or resolver.stopping
 
 
 def _beats(snapshot: FleetSnapshot) -> list[Heartbeat]:

@@ -43,7 +43,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request on its way through the gateway: immutable, made by `Pipeline.call`."""
+    """One request on its way through the gateway: immutable, made by `CallResolver.resolve`."""
 
     request_id: str
     principal: Principal

@@ -17,11 +17,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.admission.degraded import DegradedPlacement
+from gateway.admission.degraded import DegradedPlacement, GatewayRing
 from gateway.admission.local_queue import LocalQueue, Waiter, WaitLimits
 from gateway.admission.maintenance import Maintenance
 from gateway.admission.ranker import Ranker
-from gateway.admission.slot_share import GatewayRing
 from gateway.back_pressure import no_slot_in_time, no_worker_in_time, queue_full, stopping
 from gateway.call import Call
 from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable

@@ -14,10 +14,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from gateway.admission.degraded import DegradedPlacement
+from gateway.admission.degraded import DegradedPlacement, GatewayRing
 from gateway.admission.local_queue import LocalQueue, Waiter
 from gateway.admission.ranker import Ranker
-from gateway.admission.slot_share import GatewayRing
 from gateway.errors import StoreUnavailable
 from gateway.registry.fleet import Fleet
 from gateway.store.channel import GatewayHeartbeats, follow

@@ -26,6 +26,7 @@ from gateway.api.resumable import Resumable
 from gateway.api.shapes import answer_bytes
 from gateway.call import Call, Principal
 from gateway.catalog import JOB_OF
+from gateway.dispatch.call_resolver import CallResolver
 from gateway.dispatch.pipeline import Pipeline
 from gateway.relay.relay import WorkerQueries
 from gateway.telemetry.request_log import Ignored
@@ -70,6 +71,7 @@ PromptReader = Callable[[bytes, Ignored], tuple[str, GenerateRequest]]
 class CallHandlers:
     """Holds the parts that calls of all dialects go through. Each method returns the handler of a route."""
 
+    resolver: CallResolver
     pipeline: Pipeline
     intake: Intake
     pings: Pings
@@ -91,7 +93,7 @@ class CallHandlers:
                     return
                 asked = await body.decode(lambda raw: dialect.read(raw, scope))
                 conversation = conversation_key(scope, asked.requests[0], principal.team)
-                call = self.pipeline.call(
+                call = self.resolver.resolve(
                     principal,
                     asked.model,
                     request_log,
@@ -114,7 +116,7 @@ class CallHandlers:
             async with self.intake.open_body(principal, scope, receive) as body:
                 asked = await body.decode(lambda raw: dialect.read(raw, scope))
                 begin_by, conversation = read_ttft_deadline(scope), session_or_request_id(scope, request_log.request_id)
-                call = self.pipeline.call(
+                call = self.resolver.resolve(
                     principal, asked.model, request_log, JOB_OF[asked.request.kind], begin_by, conversation
                 )
                 async with until_disconnect(receive):
@@ -132,7 +134,7 @@ class CallHandlers:
             request_log = request_log_of(scope)
             async with self.intake.open_body(principal, scope, receive) as body:
                 name, request = await body.decode(lambda raw: read(raw, request_log.ignored))
-                call = self.pipeline.call(principal, name, request_log)
+                call = self.resolver.resolve(principal, name, request_log)
                 async with until_disconnect(receive):
                     num_tokens = await self.queries.num_tokens(call.model, request, principal.team)
             await send_json(send, {**fields, "input_tokens": num_tokens}, request_log)

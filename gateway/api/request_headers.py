@@ -29,7 +29,7 @@ SESSION_HEADER = b"x-session-id"
 
 
 def conversation_key(scope: Scope, request: GenerateRequest, team: str) -> Callable[[], str]:
-    """Return a function, for `Pipeline.call`, that returns the key of the request's conversation."""
+    """Return a function, for `CallResolver.resolve`, that returns the key of the request's conversation."""
     return partial(conversation_of, request, team, session_of(scope))
 
 

@@ -187,6 +187,8 @@ class Dispatcher:
             return
         if state.call.meant_for and code in UNSUITED:
             unsuited = fallback_unsuited(state.call.meant_for, state.call.model, failure.message)
+            if len(state.answer_log.attempts) >= MAX_ATTEMPTS:
+                raise state.first_error or unsuited
             self._slots.fall_back(state, Reason.UNSUITED, unsuited)
             return
         if code not in RETRYABLE or len(state.answer_log.attempts) >= MAX_ATTEMPTS or len(state.lost) >= MAX_LOST:

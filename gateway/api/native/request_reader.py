@@ -13,7 +13,7 @@ from gateway.api.intake.intake import Intake
 from gateway.api.parameters.base import nesting_error, translate_error
 from gateway.api.request_headers import named_model
 from gateway.call import Call, Principal
-from gateway.dispatch.pipeline import Pipeline
+from gateway.dispatch.call_resolver import CallResolver
 from gateway.telemetry.request_log import Ignored
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -22,9 +22,9 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 class RequestReader:
     """Reads the bodies of requests and the models that they name."""
 
-    def __init__(self, pipeline: Pipeline, intake: Intake) -> None:
+    def __init__(self, resolver: CallResolver, intake: Intake) -> None:
         self.intake = intake
-        self._pipeline = pipeline
+        self._resolver = resolver
 
     async def document(self, principal: Principal, scope: Scope, receive: Receive) -> dict[str, Any]:
         """Return a small JSON body as a dict, empty if there is no body. Raises what `Intake.small` raises."""
@@ -33,9 +33,10 @@ class RequestReader:
     def call(self, principal: Principal, document: dict[str, Any], scope: Scope, *, strict: bool = False) -> Call:
         """Return a call of the model that is named in the body, else in the query; without a name, of the default.
 
-        `strict`: as in `ModelNames.resolve_call`; for routes that change a model for all. Raises as `Pipeline.call`.
+        `strict`: as in `ModelNames.resolve_call`; for routes that change a model for all. Raises as
+        `CallResolver.resolve` does.
         """
-        return self._pipeline.call(principal, named_model(document, scope), request_log_of(scope), strict=strict)
+        return self._resolver.resolve(principal, named_model(document, scope), request_log_of(scope), strict=strict)
 
 
 def document_of(raw: bytes) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from gateway.api.http.sockets import Sockets
 from gateway.api.intake.disconnect import until_disconnect
 from gateway.api.request_headers import query_of
 from gateway.call import Principal
+from gateway.dispatch.call_resolver import CallResolver
 from gateway.dispatch.pipeline import Pipeline
 from gateway.errors import InvalidRequest
 from gateway.telemetry.finish import PROBED
@@ -85,8 +86,11 @@ class InFlightRequests:
 class DrainRoute:
     """Answers once this gateway can be stopped without cutting off a call, or after `timeout_s` of the query."""
 
-    def __init__(self, in_flight: InFlightRequests, pipeline: Pipeline, sockets: Sockets) -> None:
+    def __init__(
+        self, in_flight: InFlightRequests, resolver: CallResolver, pipeline: Pipeline, sockets: Sockets
+    ) -> None:
         self._in_flight = in_flight
+        self._resolver = resolver
         self._pipeline = pipeline
         self._sockets = sockets
 
@@ -107,7 +111,7 @@ class DrainRoute:
         """Wait until no call is open and none came for `settle_s`. Return False if `until` or SIGTERM came first."""
         while self._num_calls() or self._in_flight.quiet_s() < settle_s:
             left_s = until - monotonic()
-            if left_s <= 0 or self._pipeline.stopping:
+            if left_s <= 0 or self._resolver.stopping:
                 return False
             if self._in_flight.draining_s() >= settle_s:
                 self._sockets.stop(older_than_s=FIRST_REQUEST_S)

@@ -24,7 +24,7 @@ from gateway.api.responses.request import Draft, ResponseRequest, read_draft
 from gateway.api.responses.response_store import ResponseStore
 from gateway.api.shapes import INPUT_TOKENS
 from gateway.call import Call, Principal
-from gateway.dispatch.pipeline import Pipeline
+from gateway.dispatch.call_resolver import CallResolver
 from gateway.dispatch.request_size import chars_of_message
 from gateway.relay.relay import WorkerQueries
 from gateway.telemetry.request_log import RequestLog
@@ -93,8 +93,8 @@ def without(request: GenerateRequest, turns: Sequence[tuple[Message, ...]], numb
 class Preparation:
     """Completes a request with the conversation before it, and makes the `Call` that the gateway runs."""
 
-    def __init__(self, pipeline: Pipeline, queries: WorkerQueries) -> None:
-        self._pipeline = pipeline
+    def __init__(self, resolver: CallResolver, queries: WorkerQueries) -> None:
+        self._resolver = resolver
         self._queries = queries
 
     async def prepare(
@@ -110,7 +110,7 @@ class Preparation:
         asked = await responses.complete(draft, body)
         del draft  # the steps below may wait for long
         conversation = conversation_key(scope, asked.requests[0], principal.team)
-        call = self._pipeline.call(
+        call = self._resolver.resolve(
             principal,
             asked.model,
             request_log,
@@ -194,7 +194,7 @@ class CreateRoutes:
         async with calls.intake.open_body(principal, scope, receive) as body:
             draft = await body.decode(partial(read_draft, ignored=request_log.ignored))
             asked = await self._responses.complete(draft, body)
-            call = calls.pipeline.call(principal, asked.model, request_log)
+            call = calls.resolver.resolve(principal, asked.model, request_log)
             async with until_disconnect(receive):
                 num_tokens = await calls.queries.num_tokens(call.model, asked.requests[0], principal.team)
         await send_json(send, {**INPUT_TOKENS, "input_tokens": num_tokens}, request_log)

@@ -13,8 +13,8 @@ import redis.asyncio
 from msgspec.structs import replace
 
 from gateway.admission.admission import HeldSlot
+from gateway.admission.degraded import SlotShare
 from gateway.admission.maintenance import ASKING_AT_ONCE
-from gateway.admission.slot_share import SlotShare
 from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
 from gateway.store.client import connect
 from gateway.store.integrity import check_integrity

@@ -281,7 +281,7 @@ class ResponsesSocket:
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         request_log = request_log_of(scope)
         read_ttft_deadline(scope)
-        if self._shared.calls.pipeline.stopping:
+        if self._shared.calls.resolver.stopping:
             raise stopping(" Connect again.")
         self._sockets.check(principal)
         socket = Socket(receive, send)

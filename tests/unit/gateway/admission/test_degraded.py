@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.admission.degraded import MOST_ENDED, DegradedPlacement
+from gateway.admission.degraded import MOST_ENDED, DegradedPlacement, GatewayRing
 from gateway.admission.local_queue import LocalQueue
-from gateway.admission.slot_share import GatewayRing
 from gateway.registry.fleet import Fleet
 from gateway.store.client import connect
 

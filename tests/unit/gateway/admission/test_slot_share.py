@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.slot_share import GatewayRing, SlotShare
+from gateway.admission.degraded import GatewayRing, SlotShare
 
 
 @given(st.integers(1, 40), st.integers(0, 64), st.text(max_size=12))

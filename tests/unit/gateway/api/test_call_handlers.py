@@ -23,12 +23,12 @@ from workers.tracing.tracer import NoTracer
 ASKER = Principal("key", "red", None, admin=False)
 
 
-class Pipeline:
-    """Places nothing, and keeps what it was told of the request."""
+class Resolver:
+    """Makes no call, and keeps what it was told of the request."""
 
     held_bytes = 0
 
-    def call(self, principal: Principal, model: str, *more: object, held_bytes: int) -> None:
+    def resolve(self, principal: Principal, model: str, *more: object, held_bytes: int) -> None:
         self.held_bytes = held_bytes
         raise ModelNotFound("none")
 
@@ -40,14 +40,14 @@ async def test_it_tells_what_the_body_takes(num_messages: int, is_much: bool) ->
     raw = json.dumps({"model": "m", "messages": messages}).encode()
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
     begin_request_log(scope, NoTracer())
-    intake, pipeline = Intake(8 << 20, MemoryBudget(1 << 30), DecodingThread(), lambda: 4096), Pipeline()
+    intake, resolver = Intake(8 << 20, MemoryBudget(1 << 30), DecodingThread(), lambda: 4096), Resolver()
     nobody = cast(Any, None)
-    calls = CallHandlers(cast(Any, pipeline), intake, Pings(15.0), nobody, nobody)
+    calls = CallHandlers(cast(Any, resolver), nobody, intake, Pings(15.0), nobody, nobody)
 
     async def receive() -> Message:
         return {"type": "http.request", "body": raw}
 
     with pytest.raises(ModelNotFound):
         await calls.generate(ChatDialect())(ASKER, scope, receive, nobody)
-    assert (pipeline.held_bytes > INLINE_HELD_BYTES) == is_much
-    assert pipeline.held_bytes >= len(raw)
+    assert (resolver.held_bytes > INLINE_HELD_BYTES) == is_much
+    assert resolver.held_bytes >= len(raw)

@@ -188,14 +188,18 @@ class Answer:
         return [*MANY, Text(1, "a")] if self.end is None else [self.end]
 
 
+class Resolver:
+    """Makes the same call for all."""
+
+    def resolve(self, *about: object, held_bytes: int) -> Call:
+        return CALL
+
+
 class Pipeline:
     """Answers at once."""
 
     def __init__(self, end: Callable[[], Finished | None]) -> None:
         self._end = end
-
-    def call(self, *about: object, held_bytes: int) -> Call:
-        return CALL
 
     @asynccontextmanager
     async def answer(self, *about: object) -> AsyncIterator[Answer]:
@@ -210,7 +214,7 @@ async def asked_of(budget: MemoryBudget, end: Callable[[], Finished | None]) -> 
     begin_request_log(scope, NoTracer())
     pipeline, intake = cast(Any, Pipeline(end)), Intake(8 << 20, budget, DecodingThread(), lambda: 4096)
     nobody = cast(Any, None)
-    calls = CallHandlers(pipeline, intake, Pings(15.0), nobody, nobody)
+    calls = CallHandlers(cast(Any, Resolver()), pipeline, intake, Pings(15.0), nobody, nobody)
     came: list[Message] = [{"type": "http.request", "body": raw}]
     sent: list[Message] = []
 

@@ -95,10 +95,10 @@ class Kept(Failing):
         return [len(self._record) for _ in ids]
 
 
-class Pipeline:
-    """Places nothing."""
+class Resolver:
+    """Makes the same call for all."""
 
-    def call(self, *asked: object, held_bytes: int) -> Call:
+    def resolve(self, *asked: object, held_bytes: int) -> Call:
         return replace(CALL, held_bytes=held_bytes)
 
 
@@ -113,7 +113,7 @@ async def test_references_count_as_what_they_stand_for(num_references: int, is_m
     raw, principal, lane = json.dumps(body).encode(), CALL.principal, Lane()
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": []}
     request_log = RequestLog("id", "POST", "/v1/responses")
-    preparation = Preparation(cast(Any, Pipeline()), cast(Any, None))
+    preparation = Preparation(cast(Any, Resolver()), cast(Any, None))
     responses = ResponseStore(Kept(encode_record(record)), 16 << 20)
     with closing(Intake(8 << 20, MemoryBudget(1 << 30), lane, lambda: 0).message(principal, raw)) as taken:
         asked, call = await preparation.prepare(read_draft(raw), responses, taken, principal, request_log, scope)

@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 
 from gateway.adapters.choice import CallAdapters
 from gateway.call import Call
-from gateway.catalog import ModelNames
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import MAX_ATTEMPTS, MAX_LOST, Dispatcher
 from gateway.dispatch.fan_out import start_answers
@@ -62,14 +61,14 @@ class NoScales:
 
 @dataclass
 class Scene:
-    """A gateway's pipeline with workers w1, w2 ... of model `m`, and x1 of the model `x`."""
+    """A gateway's pipeline with workers w1, w2 ... of model `m`, and others of the model that is their first letter."""
 
     scripts: dict[str, list[Script]]
     metrics: Metrics = field(default_factory=lambda: Metrics(CollectorRegistry()))
     request_log: RequestLog = field(default_factory=lambda: RequestLog("id", "POST", "/"))
 
     def __post_init__(self) -> None:
-        workers = {"m": "w", "x": "x"}
+        workers = {"m": "w", "x": "x"} | {name[0]: name[0] for name in self.scripts if name[0] != "w"}
         beats = {
             model: tuple(heartbeat(name, model=model, boot=f"boot-{name}") for name in self.scripts if name[0] == first)
             for model, first in workers.items()
@@ -78,7 +77,7 @@ class Scene:
         self.upstream, self.admission = PlainUpstream(self.scripts), PlainAdmission(fleet)
         limits, adapters = Limits(10.0, 10.0, 600.0), CallAdapters(fleet, NoScales())
         self.dispatcher = Dispatcher(fleet, self.admission, self.upstream, self.metrics, limits, adapters)
-        self.pipeline = Pipeline(ModelNames(None), fleet, self.dispatcher, adapters, self.metrics, limits)
+        self.pipeline = Pipeline(self.dispatcher, adapters, limits)
 
     async def answered(
         self, call: Call | None = None, requests: Sequence[GenerateRequest] = (REQUEST,)
@@ -208,6 +207,15 @@ async def test_what_does_not_suit_a_fallback_is_no_fault_of_the_request() -> Non
     scene = Scene({"x1": [failure(FailureCode.UNSUPPORTED)]})
     with pytest.raises(Unsuited):
         await scene.answered(replace(call_of(), fallbacks=("x",)))
+    scene.check_all_is_given_back()
+
+
+async def test_a_chain_of_models_that_do_not_suit_is_not_tried_without_end() -> None:
+    chain = ("x", "y", "z", "u", "v")
+    scene = Scene({f"{model}1": [failure(FailureCode.UNSUPPORTED)] for model in chain})
+    with pytest.raises(Unsuited):
+        await scene.answered(replace(call_of(), fallbacks=chain))
+    assert len(scene.upstream.started) == MAX_ATTEMPTS
     scene.check_all_is_given_back()
 
 

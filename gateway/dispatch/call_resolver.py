@@ -1,0 +1,103 @@
+"""Makes calls: finds the model that a name stands for, checks that the caller may use it, and sets the deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.back_pressure import stopping
+from gateway.call import Call, Principal
+from gateway.catalog import KIND_OF, ModelNames, models_of_kind
+from gateway.dispatch.call_state import Limits
+from gateway.registry.snapshot import FleetView
+from gateway.routing.retries import Reason
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.request_log import RequestLog
+from workers.models.catalog import Job
+
+MAX_NAME_CHARS = 128
+"""Maximum number of characters of an unknown model's name in the request's trace; the rest is cut off."""
+
+
+class CallResolver:
+    """Makes every call of this gateway process from the name that its caller sent, until the gateway is to stop."""
+
+    def __init__(self, names: ModelNames, fleet: FleetView, metrics: Metrics, limits: Limits) -> None:
+        self._names = names
+        self._fleet = fleet
+        self._metrics = metrics
+        self._limits = limits
+        self._stopping = False
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def stop_taking(self) -> None:
+        """Refuse new calls from now on; calls under way go on."""
+        self._stopping = True
+
+    def resolve(
+        self,
+        principal: Principal,
+        alias: str,
+        request_log: RequestLog,
+        job: Job | None = None,
+        begin_by: float = 0.0,
+        conversation: Callable[[], str] | None = None,
+        *,
+        held_bytes: int = 0,
+        strict: bool = False,
+    ) -> Call:
+        """Return a new call. `alias`: the model's name; empty: the default model. `job`: what the model is asked to
+        do; None: the call only asks about the model. `conversation` returns the hash that chooses among several models
+        of one name (`shares`). `begin_by` and `held_bytes` as in `Call`, `strict` as in `ModelNames.resolve_call`.
+
+        Raises Stopping, ModelNotFound, Unavailable, PermissionDenied; NotSupported if the model can't do the job;
+        InvalidRequest if `alias` is empty and several models could be meant.
+        """
+        if self._stopping:
+            raise stopping()
+        fleet = self._fleet.snapshot
+        known = (fleet.models, fleet.adapters, fleet.workers)
+        resolved = self._names.resolve_call(alias, principal, *known, job=job, strict=strict, complete=fleet.is_read)
+        if resolved.stands_in:
+            self._metrics.unknown_models.labels(resolved.model).inc()
+            request_log.stands_in = resolved.name
+            request_log.trace.add_event("unknown_model", model=alias[:MAX_NAME_CHARS], default=resolved.name)
+        alias, model = resolved.name, resolved.model
+        models: tuple[str, ...] = (model,)
+        if self._names.is_chain(alias):
+            models = self._names.chain(alias, conversation() if conversation is not None else "")
+        request_log.alias, request_log.answer.model, request_log.asks_only = alias, models[0], job is None
+        kind = None if job is None else KIND_OF[job]
+        if kind is not None:
+            models = models_of_kind(alias, kind, models, fleet.workers)
+        call = Call(
+            request_id=request_log.request_id,
+            principal=principal,
+            alias=alias,
+            model=models[0],
+            received_at=request_log.received_at,
+            deadline=request_log.received_at + self._limits.request_timeout_s,
+            queue_deadline=request_log.received_at + self._limits.queue_timeout_s,
+            start_deadline=request_log.received_at + self._limits.start_timeout_s,
+            begin_by=begin_by,
+            adapter=alias if self._names.is_adapter(alias, fleet.models, fleet.adapters) else "",
+            kind=kind,
+            fallbacks=models[1:],
+            held_bytes=held_bytes,
+        )
+        return self._served(call, request_log)
+
+    def _served(self, call: Call, request_log: RequestLog) -> Call:
+        """Return the call for the first model of its chain that has a worker; unchanged if none has."""
+        workers = self._fleet.snapshot.workers
+        standing_in = next((model for model in call.fallbacks if workers.get(model)), None)
+        if standing_in is not None and not workers.get(call.model):
+            self._metrics.fallbacks.labels(call.model, standing_in, Reason.NO_WORKER.value).inc()
+            request_log.trace.add_event(
+                "fallback", model=call.model, fallback=standing_in, reason=Reason.NO_WORKER.value
+            )
+            call = call.on_model(standing_in)
+        request_log.answer.model = call.model
+        return call
