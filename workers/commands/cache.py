@@ -30,7 +30,7 @@ FORMS = "use `cache show [--tenant TEAM] [--json]` or `cache erase --tenant TEAM
 
 
 class _Unusable(ValueError):
-    """The command can't do what was asked for; the message is for a person."""
+    """The command can't do what it was asked for; the message says why, for the user."""
 
 
 class _Parser(ArgumentParser):
@@ -39,7 +39,7 @@ class _Parser(ArgumentParser):
 
 
 def main(args: Sequence[str], known: Collection[str] = ()) -> int:
-    """Run the command and return its exit code. `known`: every setting's name."""
+    """Run the command and return its exit code. `known`: names of all settings."""
     name, *rest = args or ["--help"]
     if not {"-h", "--help"}.isdisjoint((name, *rest)):
         print((__doc__ or "").strip())
@@ -103,7 +103,7 @@ def _erase(settings: CacheSettings, options: Namespace) -> int:
 
 
 def _rows(settings: CacheSettings) -> Iterator[dict[str, str | int]]:
-    """Yield the files and bytes of each version and team. Saved slots have no version."""
+    """Yield a row with the number of files and bytes for each version and team; saved slots have no version."""
     _check_folders(settings)
     with _opened(settings.cache_dir) as folder:
         sums: dict[tuple[str, str], list[int]] = {}
@@ -127,7 +127,7 @@ def _check_folders(settings: CacheSettings) -> None:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[CacheFolder | None]:
-    """Yield the folder, or None where there is none: looking does not make it. Raises CacheFolderUnusable."""
+    """Yield the opened folder, or None if it does not exist; it is not made. Raises CacheFolderUnusable."""
     if path is None or not (path.is_dir() or path.is_symlink()):
         yield None
         return
@@ -139,7 +139,7 @@ def _opened(path: Path | None) -> Iterator[CacheFolder | None]:
 
 
 def _keys(settings: CacheSettings) -> CacheKeys:
-    """Return the keys of the folders' names. Raises _Unusable where no secret is known: team folders need one."""
+    """Return the keys from which teams' folder names are derived. Raises _Unusable if their secret is not known."""
     secret = settings.cache_secret or secret_file.read(settings.state_dir / secret_file.CACHE_SECRET)
     if not secret:
         raise _Unusable(

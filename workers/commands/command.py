@@ -1,7 +1,7 @@
-"""One subcommand of the `paddock` program: which settings it reads and which function runs it.
+"""Describes a subcommand of the `paddock` program (which settings it reads, which function runs it), and runs it.
 
-Imports the standard library only, and the named modules when the command is run: a machine with only the worker's
-libraries can run `paddock worker`.
+Imports the standard library only; the modules that a command names are imported when the command is run. So a machine
+with only the worker's libraries can run `paddock worker`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any, NoReturn
 from workers.protocol.exits import Exit
 
 INTERRUPTED = 130
-"""Exit code of a program that Ctrl-C ended, as shells count: 128 and the signal's number."""
+"""Exit code of a program that Ctrl-C ended, as in shells: 128 plus the signal's number."""
 
 TERMINATED = 143
-"""The same for SIGTERM before a command has begun to serve: whoever waits for it must not take it for done."""
+"""Exit code after SIGTERM before a command has begun to serve. It is not 0: the command has not done its work."""
 
 UNREAD = 141
-"""The same for a program whose output nobody reads any more (SIGPIPE)."""
+"""Exit code of a program whose output nobody reads any more: 128 plus SIGPIPE's number."""
 
 OWN_PACKAGES = ("gateway", "workers")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand. `settings` and `runner` are `module:name`; the runner takes the settings, returns the exit code."""
+    """A subcommand. `settings` (a class) and `runner` (from settings to exit code) are given as `module:name`."""
 
     settings: str
     runner: str
     summary: str
     extra: str
-    """Extra of the wheel that brings the libraries that the command needs."""
+    """The wheel's extra with the libraries that the command needs."""
 
 
 def named(target: str) -> Any:
@@ -46,10 +46,11 @@ def named(target: str) -> Any:
 
 
 def run(name: str, command: Command, args: Sequence[str], known: Collection[str] = ()) -> int:
-    """Read the settings and run the command; what is wrong with the settings goes to stderr, one line each.
+    """Read the settings, run the command and return its exit code. Print what is wrong with the settings to stderr, one
+    line each. `known`: names of all settings.
 
-    Until the command has its own handler, SIGTERM ends it in order: in a container it may be process 1, for which
-    Linux ignores signals that have no handler, and loading libraries takes seconds.
+    Until the command sets its own handler for SIGTERM, one set here ends the process: loading libraries takes seconds,
+    and in a container the process can be number 1, for which Linux ignores signals that have no handler.
     """
     signal.signal(signal.SIGTERM, _stopped)
     try:
@@ -77,7 +78,7 @@ def _stopped(*_: object) -> NoReturn:
 def guarded(program: Callable[[], int]) -> int:
     """Run a whole program and return its exit code.
 
-    Ctrl-C before it listens to signals, and a reader of its output that leaves (such as `head`), end it quietly.
+    Ctrl-C before the program handles signals, and a closed output (by `head`, say), end it without a traceback.
     """
     try:
         try:
@@ -88,7 +89,7 @@ def guarded(program: Callable[[], int]) -> int:
         print("paddock: stopped", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # What is still buffered would be tried once more at exit.
+        # Otherwise Python would try once more at exit to write what is still buffered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
 

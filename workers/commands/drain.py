@@ -32,17 +32,17 @@ from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
 from workers.settings import PaddockSettings, WorkerSettings
 
 SECRETS = {"gateway": ("gateway_secret", GATEWAY_SECRET), "worker": ("worker_secret", WORKER_SECRET)}
-"""Part -> the setting with the secret that its token is made from, and the file that has it where that is unset."""
+"""Part -> the setting with the secret from which the token is made, and the file with it if the setting is unset."""
 PARTS: Mapping[str, type[PaddockSettings]] = {"worker": WorkerSettings}
 ANSWER_S = 10.0
-"""Seconds for the health check. A process that does not answer in time still loads its model: nothing to wait for."""
+"""Maximum seconds for the health check. A process that does not answer in time loads its model, and has no calls."""
 MAX_ANSWER_BYTES = 64 << 10
 MARGIN_S = 10.0
-"""Seconds that the HTTP request waits beyond `timeout_s`."""
+"""Seconds that the HTTP client waits for the answer beyond `timeout_s`."""
 
 
 class _Unusable(ValueError):
-    """The command can't do what was asked for; the message is for a person."""
+    """The command can't do what it was asked for; the message says why, for the user."""
 
 
 class _Parser(ArgumentParser):
@@ -52,7 +52,7 @@ class _Parser(ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The process to drain, and the credential for asking it: the secret, else an admin's API key."""
+    """The process to drain, and the credential for that: the secret, or if it is empty, an admin's API key."""
 
     part: str
     url: str
@@ -60,7 +60,7 @@ class Target:
     key: str = ""
 
     def bearer(self, told: Mapping[str, Any]) -> str:
-        """Return the bearer token to send. `told`: the health answer. The secret itself is not sent."""
+        """Return the bearer token to send, never the secret itself. `told`: the target's answer to the health check."""
         if not self.secret:
             return self.key
         if self.part == "worker":
@@ -69,7 +69,8 @@ class Target:
 
 
 def main(args: Sequence[str], known: Collection[str] = (), parts: Mapping[str, type[PaddockSettings]] = PARTS) -> int:
-    """Drain and return the exit code. `known`: every setting's name. `parts`: what can be drained, and its settings."""
+    """Drain a process and return the exit code. `known`: names of all settings. `parts`: what can be drained -> the
+    class of its settings."""
     if not {"-h", "--help"}.isdisjoint(args):
         print((__doc__ or "").strip())
         return 0
@@ -103,7 +104,7 @@ def _seconds(text: str) -> float:
 
 
 def _target(options: Namespace, settings: PaddockSettings) -> Target:
-    """Return the target that the flags and settings name. Raises _Unusable."""
+    """Return the target that flags and settings name. Raises _Unusable."""
     url = options.url or _own_url(options.part, settings)
     if urlsplit(url).scheme not in ("http", "https"):
         raise _Unusable(f"drain: --url {url!r} is no address; give http://HOST:PORT")

@@ -1,10 +1,10 @@
-"""`paddock fetch`: brings the models that a catalog or `--hf` names into the models folder, and tells where they lie.
+"""`paddock fetch`: fetches the models that a catalog or `--hf` names into the models folder, and prints their paths.
 
 For setups that start workers themselves: an init container, a compose file, a machine's setup. It prints one line per
-model, its name and its file, separated by a tab. The file has the model's name, whatever the hub calls it (`NAME.gguf`,
-or `NAME-00001-of-0000N.gguf` for a split model), so that a worker can be told where to look before anything is fetched.
-Links of these names are ours; a real file is not, and is neither replaced nor removed. Where the settings name no model
-and a file of the name lies there, that file is the model.
+model: its name and its file, separated by a tab. The file is a link that has the model's name, whatever the hub calls
+it (`NAME.gguf`, or `NAME-00001-of-0000N.gguf` for a split model), so that a worker's path can be set before anything is
+fetched. This command replaces and removes links of these names, but never real files. If the settings name no model and
+a real file has the name of the default model, that file is the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workers.settings import SupervisorSettings
 
 
 def run(settings: SupervisorSettings) -> int:
-    """Fetch the models; block until all are there; return the exit code. What is there already is not fetched again."""
+    """Fetch the models that are not there yet, blocking until all are there, and return the exit code."""
     try:
         library = Library.of(settings)
         for model in library.locate_all(wanted(_with_own_file(settings, library.folder))):
@@ -37,8 +37,8 @@ def run(settings: SupervisorSettings) -> int:
 
 
 def _with_own_file(settings: SupervisorSettings, folder: Path) -> SupervisorSettings:
-    """Return the settings, with the user's own `folder/NAME.gguf` as the model where they name none: the demo would
-    have its name. Raises OSError.
+    """Return the settings. If they name no model and a real file `folder/NAME.gguf` exists, that file is their model: a
+    link to the demo model would need its name. Raises OSError.
     """
     if settings.catalog or settings.model or settings.hf:
         return settings
@@ -47,8 +47,8 @@ def _with_own_file(settings: SupervisorSettings, folder: Path) -> SupervisorSett
 
 
 def named(folder: Path, model: str, first: Path) -> Path:
-    """Link `folder/NAME.gguf`, or one name per part, to the model's files, in place of all older links of the name;
-    return the first. Raises OSError, and ModelUnusable where a file that is no link has the name.
+    """Link `folder/NAME.gguf`, or one such name per part, to the model's files, remove all older links of the name, and
+    return the first link. Raises OSError, and ModelUnusable if a real file has the name.
     """
     plain, links = folder / f"{plain_name(model)}{SUFFIX}", dict[Path, Path]()
     for part in parts(first.absolute()):
@@ -66,14 +66,14 @@ def named(folder: Path, model: str, first: Path) -> Path:
 
 
 def _called(plain: Path) -> list[Path]:
-    """Return the files that a worker which is told the plain name takes for the model."""
+    """Return the files in which a worker that is given the path `plain` could look for the model, parts included."""
     if not plain.parent.is_dir():
         return []
     return [near for near in plain.parent.iterdir() if SPLIT.sub("", near.name) == plain.name]
 
 
 def _check_free(model: str, plain: Path, links: Mapping[Path, Path], others: Sequence[Path]) -> None:
-    """Raise ModelUnusable where a real file would be replaced, or be found instead of the model."""
+    """Raise ModelUnusable if a real file would be replaced by a link, or be found by workers instead of the model."""
     taken = [link for link, part in links.items() if _is_real(link) and not (part.exists() and link.samefile(part))]
     if plain not in links:
         taken += [other for other in others if _is_real(other)]
@@ -89,7 +89,7 @@ def _is_real(path: Path) -> bool:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Make or replace a link in one step: a worker that starts meanwhile finds the old file or the new one."""
+    """Make or replace a link in one step, so that a worker that starts meanwhile finds the old file or the new one."""
     link.parent.mkdir(parents=True, exist_ok=True)
     fresh = link.with_name(f".{link.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)

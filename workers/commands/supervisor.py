@@ -1,4 +1,4 @@
-"""`paddock supervisor`: runs this machine's workers against a given Redis, as a cluster does."""
+"""`paddock supervisor`: runs this machine's workers, as a part of a fleet that shares the given Redis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.supervisor.supervisor import PlannedWorker, Supervisor, available_c
 
 
 def run(settings: SupervisorSettings) -> int:
-    """Run until SIGINT or SIGTERM, or until no worker can run; return the exit code."""
+    """Run the workers until SIGINT or SIGTERM, or until none can run; return the exit code."""
     raw = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
     with Terminal() as terminal:
         return _run(settings, Console(settings.log_level, terminal.say, raw=raw))

@@ -1,7 +1,7 @@
-"""The metrics of a worker, and the parts of metrics that gateways use too, on Prometheus' own client.
+"""The metrics of a worker, and the parts of metrics that gateways use too, based on `prometheus_client`.
 
 types.py      counters, gauges and histograms, bounded and cheap: declared, created, collected
-worker.py     the metrics of a worker that are counted by call
-readings.py   those that are read when somebody scrapes, its engine's among them
+worker.py     a worker's metrics that are counted as calls start and end
+readings.py   a worker's metrics whose values are read at a scrape, such as those of its engine
 page.py       answers scrapes
 """

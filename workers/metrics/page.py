@@ -1,7 +1,7 @@
-"""Answers scrapes with a registry's metrics, as text or OpenMetrics, zipped or not, as the scraper accepts.
+"""Answers scrapes with a registry's metrics, as text or OpenMetrics, gzipped or not, as the scraper accepts.
 
-Scrapers that come together get one page, so that many cost what two do. It is called on the event loop; the page is
-written in a thread, in slices between which the event loop gets on.
+Simultaneous scrapes share a page, so that many cost no more than two. Scrapes are answered on the event loop; the page
+is written in a thread, in slices, between which the event loop can run.
 """
 
 from __future__ import annotations
@@ -21,54 +21,54 @@ from prometheus_client.registry import Collector
 from workers.metrics.types import Family
 
 SLICE_CHARS = 32 << 10
-"""Text written in one go: some tenths of a millisecond in which no other thread gets on."""
+"""Characters of a slice, written without a pause: some tenths of a millisecond in which no other thread runs."""
 REST_S = 0.0001
-"""Seconds of pause, in which a waiting thread can wake up; a pause of 0 would be over before it does."""
+"""Seconds of the pause between slices, in which a waiting thread wakes up; a pause of 0 would be too short for that."""
 
 GZIP_LEVEL = 1
-"""zlib's level: a twentieth of the bytes, for a few milliseconds of a thread that leaves the others alone."""
+"""zlib's level: a twentieth of the bytes remains, for a few milliseconds without the interpreter's lock."""
 GZIP = 31
 """zlib's `wbits` for gzip's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One of Prometheus' formats, of which a page is kept each."""
+    """One of Prometheus' formats."""
 
     content_type: str
     write: Callable[[Collector], bytes]
     """The library's own writer."""
     total: str
-    """What the name of a counter ends in where its type and help are told."""
+    """Suffix of a counter's name in the lines of its type and help."""
     quote: str
-    """A quotation mark in a help text."""
+    """How a quotation mark is written in a help text."""
     end: str
-    """The last line."""
+    """The last line of a page."""
 
 
 TEXT = Format(CONTENT_TYPE_PLAIN_0_0_4, generate_latest, "_total", '"', "")
-# By any other way of escaping, the library writes `vllm:x` as `vllm_x` here.
+# With any other escaping, the library writes `vllm:x` as `vllm_x` in this format.
 _openmetrics_text = partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8)
 OPENMETRICS = Format(openmetrics.CONTENT_TYPE_LATEST, _openmetrics_text, "", r"\"", "# EOF\n")
 
 
 class Page:
-    """The page of one process."""
+    """The metrics page of one process, in each format."""
 
     def __init__(self, registry: CollectorRegistry, update: Callable[[], None]) -> None:
-        """`update` sets the metrics that are read on the event loop at a scrape."""
+        """`update` is called on the event loop at a scrape, to set the metrics that must be read there."""
         self._registry = registry
         self._update = update
         self._started_at = f"{time.time():.0f}"
-        """Unix time, seconds, for llama-server's header, by which a scraper knows that the counters began anew."""
+        """Unix time, seconds, for llama-server's header that tells scrapers when the counters began at 0."""
         self._writing = asyncio.Lock()
         self._read_at = float("-inf")
-        """time.monotonic() before the metrics were read that `_bodies` show."""
+        """time.monotonic() before the metrics in `_bodies` were read."""
         self._bodies: dict[tuple[Format, bool], bytes] = {}
-        """Format, whether zipped -> body."""
+        """(Format, whether gzipped) -> body."""
 
     async def answer(self, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
-        """Return the body and its headers, by these two headers of the scraper."""
+        """Return the body and its headers, given these two headers of the scraper's request."""
         _, chosen = choose_encoder(accept)
         form = OPENMETRICS if chosen.startswith("application/openmetrics-text") else TEXT
         is_zipped = gzip_accepted(accept_encoding)
@@ -82,7 +82,7 @@ class Page:
         return await self._body(form, is_zipped), headers
 
     async def _body(self, form: Format, is_zipped: bool) -> bytes:
-        """Return the body, read no earlier than this call."""
+        """Return a body whose metrics were read after this call began."""
         came_at = time.monotonic()
         async with self._writing:
             if self._read_at < came_at:
@@ -97,7 +97,7 @@ class Page:
 
 
 def written_aside(registry: CollectorRegistry, form: Format) -> bytes:
-    """Return the page, written in a background thread: the busy thread waits for a slice at most."""
+    """Return the page. For a background thread: it pauses after each slice, so that the event loop can run."""
     done = []
     for piece in slices(registry, form):
         done.append(piece)
@@ -106,7 +106,7 @@ def written_aside(registry: CollectorRegistry, form: Format) -> bytes:
 
 
 def slices(registry: CollectorRegistry, form: Format = TEXT) -> Iterator[bytes]:
-    """Yield the page in pieces: making one holds the interpreter for less than a millisecond."""
+    """Yield the page in slices; making one holds the interpreter's lock for less than a millisecond."""
     text, size = list[str](), 0
     for family in registry.collect():
         for lines in _lines(family, form):
@@ -119,7 +119,7 @@ def slices(registry: CollectorRegistry, form: Format = TEXT) -> Iterator[bytes]:
 
 
 def _lines(family: Metric, form: Format) -> Iterator[str]:
-    if not isinstance(family, Family):  # another collector's: it may hold whatever the library can write
+    if not isinstance(family, Family):  # another collector's, which only the library can write
         yield form.write(_Only(family)).decode().removesuffix(form.end)
         return
     name = family.name + (form.total if family.type == "counter" else "")
@@ -130,7 +130,7 @@ def _lines(family: Metric, form: Format) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Only:
-    """A collector of one family."""
+    """A collector of one family, as the library's writer wants it."""
 
     family: Metric
 

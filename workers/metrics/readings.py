@@ -1,8 +1,8 @@
-"""The metrics of a worker that are read when somebody scrapes, each with its way of reading it.
+"""Declares a worker's metrics whose values are read at a scrape, each with the function that reads it.
 
-The names are llama-server's and vLLM's, with their meaning and buckets, where those have one. Sources:
-tools/server/README.md of llama.cpp; vLLM's metrics reference. The set of metrics is always the same: those of a part
-that a worker lacks, such as a disk tier, are zero.
+Where llama-server or vLLM has such a metric, its name, meaning and buckets are used. Sources: tools/server/README.md of
+llama.cpp; vLLM's metrics reference. The set of metrics is always the same: those of a part that a worker does not have,
+such as a disk tier, are zero.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workers.metrics.types import DECODE_S, GAP_S, LOAD_S, Declaration, Kind, Wh
 from workers.protocol.heartbeat import DeviceMemory
 
 if TYPE_CHECKING:
-    # The page of docs that lists these metrics is made where no engine is installed.
+    # docs/metrics.md is generated from these metrics even where no engine is installed.
     from workers.engine.counters import Distribution, EngineCounters
     from workers.engine.request import EngineLoad
 
@@ -46,7 +46,7 @@ class Now:
     is_draining: bool
     devices: Sequence[DeviceMemory]
     forms: Mapping[str, int]
-    """Number of forms for answers by outcome."""
+    """Outcome (`FORM_OUTCOMES`) -> number of schemas and grammars that answers had to follow."""
     prompt_tokens: int
     computed_prompt_tokens: int
     prompt_s: float
@@ -62,7 +62,7 @@ class Now:
 
     @property
     def num_hits(self) -> int:
-        """Return the prompt tokens that need not be computed."""
+        """Number of prompt tokens that did not have to be computed."""
         sources = self.counters.sources
         return sources.kv + sources.ram + sources.disk
 
@@ -73,7 +73,7 @@ ByLabels = Mapping[tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A metric and what reads its values: of a histogram, the values of a distribution."""
+    """A metric and the function that reads its value (of a histogram: its distribution) from the worker's state."""
 
     metric: Declaration
     read: Callable[[Now], float | ByLabels | Distribution]
@@ -301,11 +301,11 @@ READINGS = {
     "Adapters": ADAPTERS,
     "The worker itself": ITSELF,
 }
-"""Title of a table in docs/metrics.md -> the metrics of it that are read."""
+"""Title of a table in docs/metrics.md -> the readings in it."""
 
 
 class WorkerCollector:
-    """Collects them for a registry. For any thread."""
+    """Collects the readings for a registry, on any thread."""
 
     def __init__(self, model: str, now: Callable[[], Now]) -> None:
         self._model = model

@@ -1,12 +1,11 @@
 """Prometheus' counters, gauges and histograms: declared where they are created, in the groups that docs/metrics.md
-lists, with a bound on their series and at a cost that suits many streams.
+lists, with a bound on their series and so cheap that many streams can be counted.
 
-They extend those of `prometheus_client` and are used like them: a metric keeps at most `MAX_SERIES` series; `labels` is
-one look-up in a dict where the series is there; values are plain numbers, and a histogram finds a bucket by bisection;
-`lines` writes a series without making samples of it (docs/performance.md). They keep no exemplars and no times of
-creation.
+They extend those of `prometheus_client` and are used like them. A metric keeps at most `MAX_SERIES` series; `labels` is
+one look-up in a dict if the series exists; values are plain numbers, and a histogram finds a bucket by bisection;
+`lines` writes a series without making samples (docs/performance.md). There are no exemplars and no times of creation.
 
-One thread counts, any thread may collect. What is overridden here is no public interface of the library, so
+One thread counts, any thread can collect. The methods overridden here are not a public interface of the library, so
 pyproject.toml caps its version.
 """
 
@@ -31,12 +30,13 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import INF, floatToGoString
 
 MAX_SERIES = 20_000
-"""Most series of one metric. Later ones are counted under `OTHER`: names that come and go can't fill the memory."""
+"""Maximum number of series of one metric; later ones are counted under `OTHER`, so that ever new names can't fill the
+memory."""
 OTHER = "other"
 
 
 class Family(Metric):
-    """One metric at a scrape. Its samples are made only for those who ask; the page of this process writes `lines`."""
+    """One metric at a scrape. The page writes its `lines`; `samples` are made only for other users of the registry."""
 
     def __init__(self, metric: Bounded) -> None:
         self.name, self.documentation, self.type, self.unit = metric._name, metric._documentation, str(metric._type), ""
@@ -47,9 +47,9 @@ class Family(Metric):
         return [sample._replace(name=self.name + sample.name) for sample in self._metric._samples()]
 
     def lines(self) -> Iterator[str]:
-        """Yield the text of one series after the other, which is the same in both of Prometheus' formats."""
+        """Yield the text of each series, which is the same in both of Prometheus' formats."""
         metric = self._metric
-        # A copy is made in one go; the other thread may add series meanwhile.
+        # Copying is atomic; another thread may add series while this one iterates.
         for series in metric._metrics.copy().values() if metric._labelnames else (metric,):
             yield series._text()  # type: ignore[union-attr]  # series are of their metric's class
 
@@ -58,11 +58,11 @@ class Bounded(MetricWrapperBase):
     """The base of all kinds of metrics."""
 
     _named: tuple[str, ...] = ()
-    """The texts of a series before its numbers, made when it is first written."""
+    """The texts before the numbers in a series' lines, made when the series is first written."""
 
     def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
-        """Return the series with these values of the labels; past the bound, the one of all later series."""
-        # Labels that are no strings miss, and are found further down.
+        """Return the series with these values of the labels; if it would exceed `MAX_SERIES`, the series of `OTHER`."""
+        # Values that are no strings are not found here, but as strings further down.
         series: Self | None = self._metrics.get(labelvalues)  # type: ignore[assignment, arg-type]
         if series is not None:
             return series
@@ -75,7 +75,7 @@ class Bounded(MetricWrapperBase):
         return super().labels(*labelvalues, **labelkwargs)
 
     def collect(self) -> tuple[Family]:
-        """Return this metric as a registry collects it. For any thread."""
+        """Return this metric in the form that a registry collects. Can be called on any thread."""
         return (Family(self),)
 
     def _text(self) -> str:
@@ -167,7 +167,7 @@ class Histogram(Bounded, prometheus_client.Histogram):
 
 @lru_cache(256)
 def bound_text(bound: float) -> str:
-    """Return the value of the label `le`."""
+    """Return the value of the label `le` for a bucket's upper bound."""
     return "+Inf" if bound == INF else repr(bound)
 
 
@@ -197,7 +197,7 @@ class Kind(StrEnum):
 
 
 class When(StrEnum):
-    """The occasion at which a metric changes."""
+    """When a metric's value changes; the texts are those of docs/metrics.md."""
 
     ENDED = "a request has ended"
     HAPPENS = "it happens"
@@ -207,13 +207,14 @@ class When(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One metric. Its name says its unit; labels have few values, and never a caller's text."""
+    """Declares one metric. Its name contains its unit; labels have few values, and never a caller's text."""
 
     name: str
-    """Name as it is scraped: a counter's ends in `_total`, which OpenMetrics leaves away where it tells the type."""
+    """Name as it is scraped. A counter's ends in `_total`, which OpenMetrics leaves out in the lines of type and help.
+    """
     kind: Kind
     help: str
-    """One line of Markdown: for the scrape, and for docs/metrics.md."""
+    """One line of Markdown, for the scrape and for docs/metrics.md."""
     labels: tuple[str, ...] = ()
     set_when: When = When.SCRAPE
     buckets: tuple[float, ...] = ()
@@ -221,13 +222,13 @@ class Declaration:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names of its samples."""
+        """The names of the metric's samples."""
         if self.kind is Kind.HISTOGRAM:
             return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
         return (self.name,)
 
 
-# As in vLLM, so that quantiles compare.
+# Buckets as in vLLM, so that quantiles can be compared.
 TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -244,7 +245,7 @@ TOKENS = tuple(
     float(many) for many in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 )
 
-# As OpenTelemetry advises (semantic conventions, generative AI metrics).
+# Buckets as OpenTelemetry recommends (semantic conventions, generative AI metrics).
 GEN_AI_DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 GEN_AI_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 GEN_AI_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -259,7 +260,7 @@ LOAD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Metrics of one registry that one table of docs/metrics.md lists."""
+    """Metrics of one registry, which one table of docs/metrics.md lists. Its methods create and declare them."""
 
     title: str
     registry: CollectorRegistry
@@ -280,7 +281,7 @@ class Group:
         return Histogram(name, help_, labels, registry=self.registry, buckets=buckets)
 
     def collector(self, collector: Collector, when: When = When.SCRAPE) -> None:
-        """Take in a collector of the library's, whose metrics have the same labels at all times."""
+        """Add one of the library's own collectors, whose metrics must always have the same labels."""
         self.registry.register(collector)
         for family in collector.collect():
             kind, labels = Kind(family.type), tuple(family.samples[0].labels)
@@ -289,8 +290,8 @@ class Group:
 
 
 class ProcessMetrics:
-    """The metrics of any process, by Prometheus' own collectors, of which the event loop's tasks are counted here.
-    Those that begin with `process_` need `/proc`.
+    """The metrics of any process: those of the library's own collectors, and the number of the event loop's tasks.
+    Metrics that begin with `process_` need `/proc`.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -300,5 +301,5 @@ class ProcessMetrics:
         self._tasks = self.group.gauge("paddock_event_loop_tasks", "tasks of its event loop, those that wait included")
 
     def count_tasks(self) -> None:
-        """Count the event loop's tasks; on the loop, as no other thread may. Some thousands take a millisecond."""
+        """Count the event loop's tasks. Call it on the event loop only. Some thousands of tasks take a millisecond."""
         self._tasks.set(len(asyncio.all_tasks()))

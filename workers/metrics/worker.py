@@ -1,7 +1,7 @@
 """The metrics of a worker's `GET /metrics`.
 
-What is timed or counted by call is here; what is read when somebody scrapes, in `workers.metrics.readings`. Counts per
-token are plain integers, which are read then too.
+Metrics that are timed or counted by call are here; those that are read at a scrape are in `workers.metrics.readings`.
+Counts of tokens are plain integers, which are read at a scrape too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from workers.engine.request import EngineLoad
 
 PACE_S = 30.0
-"""Seconds after which a finished call weighs half in the present pace."""
+"""Seconds after which a finished call counts half in a `Pace`."""
 
 
 class Pace:
-    """Tokens per second of the calls that finished lately."""
+    """Tokens per second of the calls that finished lately, as a decaying average."""
 
     def __init__(self) -> None:
         self._tokens = self._seconds = 0.0
@@ -40,12 +40,12 @@ class Pace:
 
     @property
     def per_second(self) -> float:
-        """Tokens per second; 0 before the first call."""
+        """Tokens per second; 0 before a first call has finished."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
 class WorkerMetrics:
-    """One worker's metrics. The event loop counts; the registry may be collected in any thread."""
+    """One worker's metrics. Counting is done on the event loop; the registry can be collected on any thread."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class WorkerMetrics:
         draining: Callable[[], bool] = bool,
         devices: Callable[[], Sequence[DeviceMemory]] = tuple,
     ) -> None:
-        """`forms` returns the number of forms for answers by outcome (`FORM_OUTCOMES`). All of the functions are called
-        at each scrape, in its thread.
+        """`forms` returns the number of schemas and grammars that answers had to follow, by outcome (`FORM_OUTCOMES`).
+        All of the functions are called at each scrape, on the scrape's thread.
         """
         self.registry = registry
         self.prompt_tokens = 0
@@ -107,7 +107,7 @@ class WorkerMetrics:
         self._predicted_ms += timings.predicted_ms
         now = time.monotonic()
         self._prompt_pace.note(timings.prompt_n, timings.prompt_ms / 1000, now)
-        # The first token comes with the prompt, in no time of its own.
+        # The first token comes from the prompt's computation and takes no time of its own.
         self._predicted_pace.note(max(0, timings.predicted_n - 1), timings.predicted_ms / 1000, now)
         self._longest = max(self._longest, event.usage.prompt_tokens + event.usage.completion_tokens)
         self._prefill_time.observe(timings.prompt_ms / 1000)
@@ -118,7 +118,7 @@ class WorkerMetrics:
         self._success.labels(self._model, reason.value).inc()
 
     def pooled(self, num_tokens: int, e2e_s: float) -> None:
-        """Count an answered call for vectors or scores."""
+        """Count a finished call for vectors or scores."""
         self.prompt_tokens += num_tokens
         self.computed_prompt_tokens += num_tokens
         self._prompt_ms += e2e_s * 1e3

@@ -1,4 +1,4 @@
-"""The catalog: the models that a fleet serves, and their names. One file, read by the supervisor and by gateways.
+"""Reads the catalog, a file that lists the models a fleet serves and their names, for the supervisor and for gateways.
 
 A catalog is YAML or JSON. Its JSON Schema is published as `docs/catalog.schema.json` (`paddock config schema`).
 """
@@ -46,7 +46,7 @@ class AliasChain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 Entry = Name | AliasChain
 
 Job = Literal["chat", "embed", "rerank", "infill"]
-"""The work of a call, a field of `Defaults`; `chat` is any text that is continued."""
+"""The kinds of work of a call, which are the fields of `Defaults`. `chat` is any text that is continued."""
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -65,9 +65,9 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     models: Annotated[tuple[ModelSpec, ...], Meta(min_length=1)]
     aliases: dict[Name, Entry] = {}
-    """alias -> name of a model, or a chain of several; each model's own name is an alias of it already."""
+    """Alias -> name of a model, or a chain of several. A model's own name needs no alias."""
     default: Defaults = Defaults()
-    """Models and aliases for calls that name none."""
+    """Models and aliases for calls that name no model."""
     unknown_model: Annotated[
         Literal["refuse", "default"],
         Meta(description="what becomes of a call for a name that nobody has; default: it is taken as if it named none"),
@@ -82,13 +82,12 @@ FIELDS = sorted(
 
 
 class CatalogError(ValueError):
-    """The catalog can't be used; the message gives the file, the path inside it and the remedy."""
+    """The catalog can't be used; the message names the file, the place in it and the remedy."""
 
 
 def check(catalog: Catalog, origin: str) -> Catalog:
-    """Check the rules that a schema can't express: one source each, unique names, aliases that lead somewhere.
-
-    Raises CatalogError.
+    """Return the catalog if it keeps the rules that a schema can't express: one source per model, unique names, aliases
+    of known models, and so on. Raises CatalogError otherwise. `origin`: name of the catalog's file for the message.
     """
     names: set[str] = set()
     for number, model in enumerate(catalog.models):
@@ -159,7 +158,7 @@ def _check_chain(where: str, alias: str, chain: AliasChain, names: Set[str], ali
 
 
 def _way_back(name: str, alias: str, aliases: Mapping[str, Entry], seen: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the names from `name` to `alias`, both included, by way of fallbacks; empty: there is no way."""
+    """Return the chain of fallbacks from `name` to `alias`, both included; empty: none leads there."""
     if name == alias:
         return (*seen, name)
     entry = aliases.get(name)
@@ -178,7 +177,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def load(path: Path) -> Catalog:
-    """Return the checked catalog of a YAML or JSON file. Raises CatalogError: file, path inside, remedy."""
+    """Return the checked catalog of a YAML or JSON file. Raises CatalogError."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -210,11 +209,11 @@ def convert(document: Any, origin: str) -> Catalog:
 
 
 ANY_ALIAS = "$.aliases[...]"
-"""The path by which msgspec names any value in the mapping of aliases."""
+"""The path that msgspec's errors give for every value in the mapping of aliases, whatever its key."""
 
 
 def _unreadable(document: Any) -> str:
-    """Return the first alias of a document whose entry can't be decoded."""
+    """Return a document's first alias whose entry can't be decoded."""
     for alias, entry in document["aliases"].items():
         try:
             msgspec.convert(entry, Entry)

@@ -1,6 +1,4 @@
-"""The names of models' files, of a split model's parts and of models of the hub, and the record of the models that were
-fetched from there.
-"""
+"""Names models' files, split models' parts and models of the Hugging Face hub, and records what was fetched from it."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ import msgspec
 
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
-"""The part number that llama.cpp writes before the suffix."""
+"""The part number and the count of parts, which llama.cpp writes before the suffix."""
 
 
 def parts(first: Path) -> tuple[Path, ...]:
-    """Return all files of a model in order, given its only file or its first part."""
+    """Return the paths of all files of a model in order, given its only file or its first part."""
     split = SPLIT.search(first.name)
     if split is None:
         return (first,)
@@ -30,7 +28,8 @@ def parts(first: Path) -> tuple[Path, ...]:
 
 
 def first_part(path: Path) -> Path:
-    """Return `NAME-00001-of-0000N.gguf` for a `NAME.gguf` of which only that is there: settings need no part count."""
+    """Return `NAME-00001-of-0000N.gguf` for `NAME.gguf` if only the former exists, so that settings can leave out the
+    part's number. Return other paths unchanged."""
     if path.suffix.lower() != SUFFIX or path.exists():
         return path
     prefix, found = f"{path.stem}-00001-of-", []
@@ -40,7 +39,7 @@ def first_part(path: Path) -> Path:
 
 
 def plain_name(model: str) -> str:
-    """Return a served name as the stem of a file."""
+    """Return the name of a served model in a form that can be a file's name, with `--` for each `/` and `:`."""
     return re.sub(r"[/:]", "--", model)
 
 
@@ -52,13 +51,13 @@ class HubReference(NamedTuple):
 
     repo: str
     quant: str = ""
-    """The quantisation, part of a file's name; empty: the preferred one that is there."""
+    """The quantisation, as it is in the file's name; empty: a preferred one that the repository has."""
     revision: str = ""
-    """Branch, tag or commit; empty: the newest."""
+    """Branch, tag or commit; empty: the newest commit."""
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the reference names one commit, so that it means the same files for ever."""
+        """Whether the revision is a commit, so that the reference always means the same files."""
         return COMMIT.fullmatch(self.revision) is not None
 
     def __str__(self) -> str:
@@ -67,7 +66,7 @@ class HubReference(NamedTuple):
 
 
 def parse_reference(text: str) -> HubReference:
-    """Return the parts of a reference; they are checked only when the hub is asked."""
+    """Return a reference's parts. They are not checked here: the hub answers with an error if one is wrong."""
     rest, _, revision = text.partition("@")
     repo, _, quant = rest.partition(":")
     return HubReference(repo, quant, revision)
@@ -77,7 +76,7 @@ BLOCK_BYTES = 8 << 20
 
 
 class Content(msgspec.Struct, frozen=True):
-    """One file's contents, when it was last checked."""
+    """The hash of one file's contents, and the size and time that the file had when it was last hashed."""
 
     sha256: str
     size: int
@@ -85,17 +84,17 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class FetchedModel(msgspec.Struct, frozen=True):
-    """A model that was fetched."""
+    """A model that was fetched from the hub."""
 
     path: str
-    """Path of its file, or of the first part."""
+    """Path of its file, or of its first part."""
     commit: str
     sha256: dict[str, str]
-    """File name -> SHA-256, of each part."""
+    """File name of each part -> SHA-256."""
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """The commit and files of one reference."""
+    """The commit and the files that were fetched for one reference."""
 
     commit: str
     files: dict[str, Content]
@@ -112,11 +111,10 @@ class FileChanged(Exception):
 
 
 class Fetched:
-    """The record of the models fetched from the hub into a models folder. Methods may raise OSError where they write.
+    """The record of the models fetched from the hub into a models folder, which several machines can share.
 
     `fetched.json` maps a reference to its file (the first part of a split model). `contents.json` maps it to its commit
-    and each file's SHA-256, with the size and time that the file had when it was checked. Other machines may share the
-    folder.
+    and each file's SHA-256, with the size and time that the file had when it was hashed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -124,7 +122,8 @@ class Fetched:
         self._contents = folder / "contents.json"
 
     def path_of(self, reference: str) -> Path | None:
-        """Return a reference's file; None unless all its parts are there. Raises FileChanged for other contents."""
+        """Return the path of a reference's file; None if it or a part is missing. Raises FileChanged if the contents
+        are not those that were fetched."""
         place = self._located().get(reference)
         if place is None or not all(part.is_file() for part in parts(Path(place))):
             return None
@@ -132,7 +131,7 @@ class Fetched:
         return Path(place)
 
     def commit_of(self, reference: str) -> str:
-        """Return the commit that a reference was fetched at; empty: it was not fetched, or the commit is unknown."""
+        """Return the commit of which a reference's files were fetched; empty: none was fetched, or it is unknown."""
         if reference not in self._located():
             return ""
         known = self._known().get(reference)
@@ -156,8 +155,8 @@ class Fetched:
             return {}
 
     def _check(self, reference: str, path: Path) -> None:
-        """Check a model's files. Those with the same size and time count as unchanged; others are hashed. Raises
-        FileChanged."""
+        """Raise FileChanged if a model's files have other contents than those fetched. Files with the recorded size and
+        time count as unchanged; others are hashed."""
         known = self._known()
         contents = known.get(reference)
         if contents is None:
@@ -173,7 +172,7 @@ class Fetched:
                 )
         if touched:
             files = {part.name: _content(part, content.sha256) for part, content in seen.items() if content}
-            with contextlib.suppress(OSError):  # on a volume that can only be read it is compared again next time
+            with contextlib.suppress(OSError):  # on a read-only volume the files are hashed again next time
                 _replace(self._contents, {**known, reference: Contents(contents.commit, files)})
 
 

@@ -1,13 +1,14 @@
 """Fetches a model from the Hugging Face hub: `python -m workers.models.hub REFERENCE CACHE_FOLDER [COMMIT]`.
 
-Runs as a process of its own so that the supervisor needs not carry the hub's library. Prints a line of JSON on stdout
-(`FetchedModel`), the progress bar and errors on stderr. With COMMIT it is that one, whatever the reference leads to
-now. All files are of one commit, also where the repository changes meanwhile. `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT`
-and `HF_HUB_OFFLINE` mean what they mean to the library; without `HF_HOME` files go to CACHE_FOLDER.
+Runs as a process of its own so that the supervisor does not have to load the hub's library. Prints a line of JSON on
+stdout (`FetchedModel`), the progress bar and errors on stderr. With COMMIT, files are fetched of that commit, even if
+the reference's branch or tag has moved on. All files are of one commit, even if the repository changes meanwhile.
+`HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` mean what they mean to the library; with neither `HF_HOME` nor
+`HF_HUB_CACHE`, files go to CACHE_FOLDER.
 
-A download goes on where an earlier attempt ended: the library itself begins a file anew in each process, so a model of
-40 GB would never come over a line that breaks. What has come lies beside the finished files as `<etag>.part`, and every
-file is compared with the hub's SHA-256, where the hub tells one, before it is used.
+A download resumes where an earlier attempt ended. The library itself begins a file from the start in each process, so
+40 GB would never arrive over a connection that breaks now and then. An unfinished file is `<etag>.part` beside the
+finished ones. Each file is compared with the hub's SHA-256, if the hub gives one, before it is used.
 """
 
 from __future__ import annotations
@@ -46,20 +47,21 @@ if TYPE_CHECKING:
 PREFERRED = ("Q4_K_M", "Q8_0")
 LIST_TIMEOUT_S = 20.0
 COMPANIONS = ("mmproj", "imatrix")
-"""Words in names of .gguf files that are no model that can be served by itself."""
+"""Words in the names of .gguf files that can't be served as a model by themselves."""
 
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""A file's name in the cache: a hash with the hub, something like it with mirrors, and never a path."""
+"""An etag that can be a file's name in the cache: a hash from the hub, something similar from mirrors, never a path."""
 
 
 class HubError(Exception):
-    """The model can't be had from the hub; the message names the thing and the remedy."""
+    """The model can't be fetched from the hub; the message says why, and the remedy."""
 
 
 def choose(repo: str, names: Iterable[str], quant: str = "") -> tuple[str, ...]:
-    """Return the files of one model of a repository: all its parts, in order. Raises HubError."""
+    """Return the files of one of a repository's models, all parts in order. Raises HubError. Without `quant` it is the
+    first of `PREFERRED` that the repository has, or else the first model by name."""
     models = _models(names)
     if not models:
         raise HubError(f"{repo} holds no GGUF file; name a repository with GGUF files (often called ...-GGUF)")
@@ -79,7 +81,7 @@ def choose(repo: str, names: Iterable[str], quant: str = "") -> tuple[str, ...]:
 
 
 def fetch(asked: HubReference, cache: str, api: HfApi) -> FetchedModel:
-    """Download what is not in the cache yet. Raises HubError."""
+    """Return the model, after downloading the files that are not in the cache yet. Raises HubError."""
     repo = asked.repo
     folder = None if os.environ.get("HF_HOME") or os.environ.get("HF_HUB_CACHE") else cache
     try:
@@ -114,7 +116,7 @@ def fetch(asked: HubReference, cache: str, api: HfApi) -> FetchedModel:
 
 
 def _commit(asked: HubReference, told: str | None) -> str:
-    """Return the commit that all files are taken of. Raises HubError where it is not the one that was asked for."""
+    """Return the commit that the hub answered with. Raises HubError if another one was asked for."""
     if told is None or not COMMIT.fullmatch(told):
         raise HubError(f"{asked.repo}: the hub does not say which commit it has; name another hub with HF_ENDPOINT")
     if asked.is_pinned and told != asked.revision:
@@ -123,22 +125,23 @@ def _commit(asked: HubReference, told: str | None) -> str:
 
 
 class Unusable(Exception):
-    """The file can't be had; the message says why, and the remedy."""
+    """The file can't be fetched; the message says why, and the remedy."""
 
 
 def download(api: HfApi, repo: str, name: str, commit: str, cache: str | None) -> tuple[Path, str]:
-    """Return the file's path in the cache, and its SHA-256. Raises Unusable, OSError, and what the library raises."""
+    """Download a file unless the cache has it; return its path there and its SHA-256. Raises Unusable, OSError, and
+    what the library raises."""
     url = hf_hub_url(repo, name, revision=commit, endpoint=api.endpoint)
     told = get_hf_file_metadata(url, token=api.token)
     if told.etag and not FILE_NAME.fullmatch(told.etag):
         raise Unusable(f"{name}: the hub names its contents {told.etag[:200]!r}, which is no hash; use another hub")
     folder = Path(cache or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "blobs"
-    # Larger files the hub gives only in pieces of its own, which the library can put together.
+    # The hub sends larger files only in chunks of its own format, which only the library can put together.
     whole = (told.size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE
     if told.etag and whole and not (folder / told.etag).exists():
         folder.mkdir(parents=True, exist_ok=True)
         _fetch(api, url, told, folder / told.etag)
-    # The library finds the content there, and does the cache's bookkeeping.
+    # The library finds the content in the cache if it was fetched above, and does the cache's bookkeeping.
     path = Path(api.hf_hub_download(repo, name, revision=commit, cache_dir=cache))
     digest = sha256_of(path)
     if told.etag and SHA256.fullmatch(told.etag) and digest != told.etag:
@@ -157,22 +160,22 @@ def _fetch(api: HfApi, url: str, told: HfFileMetadata, target: Path) -> None:
         begun = file.tell()
         _require_room(target.parent, told.size - begun)
         headers = build_hf_headers(token=api.token)
-        if urlsplit(told.location)[:2] != urlsplit(url)[:2]:  # by scheme as well: no token goes unencrypted
-            headers.pop("authorization", None)  # an address elsewhere carries its own permission
+        if urlsplit(told.location)[:2] != urlsplit(url)[:2]:  # schemes are compared too: no token is sent unencrypted
+            headers.pop("authorization", None)  # a URL on another host carries its own permission
         if begun != told.size:
             http_get(told.location, file, resume_size=begun, headers=headers, expected_size=told.size)
     os.replace(part, target)
 
 
 class _AsLongAsTold(io.BufferedWriter):
-    """A file that takes no more bytes than the hub has announced: an endless answer would fill the disk."""
+    """A file that takes no more bytes than the hub has announced, since an endless answer would fill the disk."""
 
     def __init__(self, raw: io.FileIO, most: int) -> None:
         super().__init__(raw)
         self._most = most
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write more. Raises Unusable where it would pass the bound."""
+        """Append `data`. Raises Unusable if the file would get longer than announced."""
         if self.tell() + len(memoryview(data)) > self._most:
             raise Unusable(f"the hub sends more than the {self._most} bytes that it told; use another hub")
         return super().write(data)
@@ -214,7 +217,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _models(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the model file's name, without a part number -> its parts in order."""
+    """Return the models among a repository's files: file name without part number -> names of its parts in order."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
         stem = name.rpartition("/")[2].lower()
@@ -224,7 +227,7 @@ def _models(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _has_quant(name: str, quant: str) -> bool:
-    """Return whether the quantisation stands in the name as a whole word (`Q4_K` is not in `Q4_K_M`)."""
+    """Return whether the quantisation is in the name as a whole word (`Q4_K` is not in `Q4_K_M`)."""
     pattern = rf"(?<![A-Za-z0-9_]){re.escape(quant)}(?![A-Za-z0-9_])"
     return re.search(pattern, name.removesuffix(".gguf"), re.IGNORECASE) is not None
 

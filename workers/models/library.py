@@ -24,7 +24,7 @@ from workers.settings import SPEC_FIELDS, SupervisorSettings
 
 MAGIC = b"GGUF"
 HEADER_BYTES = 24
-"""Bytes of magic, version, counts of tensors and key-value pairs: a GGUF file has no fewer (ggml's docs/gguf.md)."""
+"""Minimum size of a GGUF file: magic, version, counts of tensors and key-value pairs (ggml's docs/gguf.md)."""
 
 DEMO_ALIAS = "paddock-demo"
 DEMO_PACKAGED = Path(__file__).parent / "demo" / "paddock-demo.gguf"
@@ -41,9 +41,8 @@ class ModelUnusable(Exception):
 
 
 def wanted(settings: SupervisorSettings) -> Catalog:
-    """Return what the settings ask for: a catalog, one file, a model of the hub, or the demo. Raises CatalogError.
-
-    All paths are absolute: workers may run in another folder.
+    """Return the catalog that the settings ask for: a catalog's file, or one entry made of a GGUF file, a model of the
+    hub, or the demo. All paths in it are absolute, since workers can run in another folder. Raises CatalogError.
     """
     given = [name for name in ("catalog", "model", "hf") if getattr(settings, name)]
     if len(given) > 1:
@@ -62,12 +61,12 @@ def wanted(settings: SupervisorSettings) -> Catalog:
 
 
 def demo() -> Path:
-    """Return the path of the model that comes with Paddock: in the wheel, else in the checkout."""
+    """Return the path of the model that comes with Paddock: in the wheel, or if it is not there, in the checkout."""
     return DEMO_PACKAGED if DEMO_PACKAGED.is_file() else DEMO_CHECKOUT
 
 
 class Library:
-    """Finds model files on this machine. `locate` may download, and blocks meanwhile."""
+    """Finds the models' files on this machine. `locate` downloads a missing model of the hub, and blocks meanwhile."""
 
     def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
         self.folder = folder
@@ -79,9 +78,9 @@ class Library:
         return cls((settings.models_dir or settings.state_dir / "hub").absolute(), settings.fetch_timeout_s)
 
     def locate_all(self, found: Catalog) -> tuple[ModelSpec, ...]:
-        """Return the models that have workers here, each with the path of its checked file as its only source.
+        """Return the models that have workers on this machine, each with its checked file's path as its only source.
 
-        Raises ModelUnusable for the first that can't be served.
+        Raises ModelUnusable for the first model that can't be served.
         """
         served = [model for model in found.models if model.workers]
         for model in served:
@@ -90,20 +89,20 @@ class Library:
         return tuple(replace(model, path=str(self.locate(model)), hf=None) for model in served)
 
     def locate(self, model: ModelSpec) -> Path:
-        """Return the local file of one model. Raises ModelUnusable."""
+        """Return the path of one model's checked local file, or of its first part. Raises ModelUnusable."""
         path = self._from_hub(model.hf) if model.hf else first_part(Path(model.path or ""))
         check_gguf(path, model.name)
         return path
 
     def _from_hub(self, reference: str) -> Path:
-        # What was fetched once is served without asking the hub: starts stay fast and work offline.
+        # A model that was fetched once is served without asking the hub, so that starts are fast and work offline.
         try:
             return self._fetched.path_of(reference) or self._brought(reference)
         except FileChanged as error:
             raise ModelUnusable(str(error)) from None
 
     def _brought(self, reference: str) -> Path:
-        """Fetch a model from the hub and return its file. Raises ModelUnusable, FileChanged."""
+        """Fetch a model from the hub and return the path of its file. Raises ModelUnusable, FileChanged."""
         deadline = time.monotonic() + self._patience_s
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -118,12 +117,13 @@ class Library:
 
     def _fetch(self, reference: str, deadline: float) -> Path:
         command = [sys.executable, "-m", "workers.models.hub", reference, str(self.folder)]
-        # The missing files of a model come from the commit of those that are there.
+        # Missing files of a model are fetched of the same commit as the files that are there.
         command += [commit] if (commit := self._fetched.commit_of(reference)) else []
         environment = {**os.environ, parent_death.VARIABLE: str(os.getpid())}
         left_s = max(deadline - time.monotonic(), 1.0)
         try:
-            # Ctrl-C is ours: it ends the child from here, rather than in the middle of its imports.
+            # In its own session, the child does not get Ctrl-C from the terminal in the middle of its imports: it is
+            # killed from here.
             answer = subprocess.run(
                 command,
                 stdout=subprocess.PIPE,
@@ -143,7 +143,8 @@ class Library:
 
     @contextlib.contextmanager
     def _alone(self, reference: str, deadline: float) -> Iterator[None]:
-        """Hold the folder's lock: one download at a time. Raises ModelUnusable when the others take too long."""
+        """Hold the folder's lock, which allows one download at a time. Raises ModelUnusable when it is not free by
+        `deadline`."""
         with (self.folder / ".fetching").open("a") as file:
             while True:
                 try:
@@ -163,7 +164,7 @@ class Library:
 
 
 def check_gguf(path: Path, name: str) -> None:
-    """Raise ModelUnusable unless the file is there and begins like a GGUF file."""
+    """Raise ModelUnusable unless the file exists and begins like a GGUF file. `name`: the model's, for the message."""
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)
@@ -188,7 +189,7 @@ def _some_work(found: Catalog, file: Path) -> Catalog:
 
 
 def _with_files_of(found: Catalog, folder: Path) -> Catalog:
-    """Return the catalog with its models' paths joined to `folder`."""
+    """Return the catalog with the paths of models, adapters and chat templates joined to `folder`."""
 
     def located(path: str) -> str:
         return str(folder / Path(path).expanduser())

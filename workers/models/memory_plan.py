@@ -1,4 +1,4 @@
-"""Plans a worker's KV cells: the number that was asked for, or as much of slots x context as fits the memory."""
+"""Plans how many KV cells a worker gets: the number asked for, or as many of slots x context as fit the memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from workers.llama.gguf import GgufHeader
 from workers.models.spec import MAX_KV_TOKENS, LlamaSettings
 
 MACHINE_SHARE = 0.8
-"""Share of the free memory for the KV caches of all workers of the machine, which start at the same time."""
+"""Share of the free memory that the KV caches of all the machine's workers get together; workers start together."""
 
 WORKER_SHARE = 0.4
-"""Most of it that one worker takes, even alone: the model and its computations need room too."""
+"""Maximum share of the free memory for one worker's KV cache: the model and its computations need memory too."""
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
@@ -25,7 +25,7 @@ BITS["iq4_nl"] = 4.5
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """The shape of one token in the KV cache of a model."""
+    """The sizes of one token's keys and values in the KV cache of a model."""
 
     num_kv_heads: Sequence[int]
     """Number of KV heads of each layer."""
@@ -42,21 +42,21 @@ class KvPlan:
     n_ctx: int
     kv_tokens: int
     reason: str
-    """Why the plan is less than was asked for; empty if it is not."""
+    """Why the plan has fewer cells or a shorter context than asked for; empty: it has not."""
 
 
 def share(workers: int) -> float:
-    """Return the share of a machine's free memory that one of this many workers may take."""
+    """Return the share of a machine's free memory that the KV cache of one of its `workers` workers can have."""
     return min(WORKER_SHARE, MACHINE_SHARE / workers)
 
 
 def plan_kv(
     *, slots: int, n_ctx: int, kv_tokens: int, bytes_per_token: float, free_bytes: int | None, workers: int
 ) -> KvPlan:
-    """Plan the cells. `kv_tokens` 0 asks for slots x n_ctx, reduced to fit a share of `free_bytes` (None: unknown,
-    taken to be enough). `workers`: how many share the machine.
+    """Return the plan. `kv_tokens` 0 asks for slots x n_ctx, reduced to fit a share of `free_bytes` (None: unknown,
+    taken to be enough). `workers`: number of workers that share the machine.
 
-    A number that was asked for is taken as it is: whether it fits shows when it is allocated.
+    A number other than 0 is not reduced to fit the memory: whether it fits shows when it is allocated.
     """
     wanted = min(kv_tokens or slots * n_ctx, MAX_KV_TOKENS)
     reason = ""
@@ -75,9 +75,9 @@ def plan_kv(
 
 
 def outputs_too_large(*, n_vocab: int, n_ubatch: int, free_bytes: int | None) -> str:
-    """Return why the outputs of a micro-batch, with one per token, do not fit main memory; empty if they do.
+    """Return why a micro-batch that has an output for each token does not fit main memory; empty if it does.
 
-    llama.cpp keeps room for their logits, needed or not (`output_reserve` in llama-context.cpp).
+    llama.cpp reserves memory for the logits of all outputs, needed or not (`output_reserve` in llama-context.cpp).
     """
     needed = n_vocab * n_ubatch * 4
     if free_bytes is None or needed <= free_bytes:
@@ -89,7 +89,7 @@ def outputs_too_large(*, n_vocab: int, n_ubatch: int, free_bytes: int | None) ->
 
 
 def kv_shape(header: GgufHeader) -> KvShape | None:
-    """Return the shape of one token in the KV cache; None where the header lacks it. Source: docs/gguf.md of ggml."""
+    """Return the model's KV shape; None if the header does not have it. Source: docs/gguf.md of ggml."""
     arch = header.text("general.architecture") or ""
     layers, heads = header.number(f"{arch}.block_count"), header.numbers(f"{arch}.attention.head_count")
     width = header.number(f"{arch}.embedding_length")
@@ -106,13 +106,13 @@ def kv_shape(header: GgufHeader) -> KvShape | None:
 
 
 def free_for_cache(llama: LlamaSettings) -> int | None:
-    """Return the bytes free for the KV cache; None where it lies on a GPU, whose driver tells only by refusing."""
+    """Return the bytes free for the KV cache; None if a GPU holds it: what is free there shows when it is allocated."""
     on_gpu = llama.n_gpu_layers != 0 and any(os.path.exists(device) for device in GPU_DEVICES)
     return None if on_gpu else free_bytes()
 
 
 def free_bytes() -> int | None:
-    """Return the bytes that this process could still take, of the machine and its control group; None: unknown."""
+    """Return the bytes that the machine and its control group still let this process allocate; None: unknown."""
     found = [value for value in (_machine_free(), _group_free()) if value is not None]
     return min(found) if found else None
 
@@ -125,7 +125,9 @@ def _machine_free() -> int | None:
 
 
 def _group_free() -> int | None:
-    """Return the control group's free bytes. Source: "Control Group v2" of the Linux kernel's documentation."""
+    """Return the control group's free bytes, inactive file cache included; None: it has no limit.
+    Source: "Control Group v2" of the Linux kernel's documentation.
+    """
     limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
     if not limit.isdigit() or not used.isdigit():
         return None

@@ -1,7 +1,8 @@
-"""One model as its catalog entry says it: its file, how much of it to run, how to sample, chat and adapt by default.
+"""One model as its catalog entry describes it: its file, how much of it to run, its defaults for sampling and chats.
 
-A `ModelSpec` is what travels, from the catalog file to the supervisor and to its workers. Each field is declared here
-and nowhere else: its type, its bounds and its description make the catalog's JSON Schema and the setting of its name.
+A `ModelSpec` is passed on from the catalog file to the supervisor and to its workers. Each field is declared here and
+nowhere else: its type, its bounds and its description make the catalog's JSON Schema and the setting of its name. So do
+the docstrings of the structs here: they are texts of docs/catalog.schema.json.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ Count = Annotated[int, Meta(ge=1)]
 Breaker = Annotated[str, Meta(min_length=1, max_length=40)]
 
 MAX_CTX = 2**24
-"""Largest context in the catalog, tokens: far beyond what models are trained for, so a number above it is a slip."""
+"""Maximum context in tokens. It is far beyond what models are trained for, so a larger number is a mistake."""
 
 MAX_SHARED_BYTES = 96 << 10
-"""Bytes of a model's shared prompts as JSON: they may be a variable, for which Linux allows 128 KiB."""
+"""Maximum size of a model's shared prompts as JSON. They can be an environment variable: Linux allows it 128 KiB."""
 
 MAX_SLOTS = 254
-"""Most slots. llama.cpp has 256 sequences: one is kept for moving cells, one for a prompt that nobody computes on."""
+"""Maximum number of slots. llama.cpp has 256 sequences: one is kept for moving cells, one for a prompt that no running
+call computes on."""
 
 MAX_KV_TOKENS = 2**31 - 1
-"""Most KV cells: llama.cpp counts them in 32 bits."""
+"""Maximum number of KV cells: llama.cpp counts them in 32 bits."""
 
 
 ThinkingMode = Literal["auto", "on", "off"]
 
 RESERVED = frozenset({"messages", "tools", "functions", "raise_exception", "strftime_now"})
-"""Variables of a chat template that neither a model nor a request may set."""
+"""Variables of a chat template that neither a model's nor a request's `chat_template_kwargs` can set."""
 
 TEMPLATE_NAMES = frozenset(
     {
@@ -96,23 +98,24 @@ TEMPLATE_NAMES = frozenset(
         "zephyr",
     }
 )
-"""Built-in chat templates (`workers.chat.named_templates`), by the names that llama-server takes, and two of
-llama-cpp-python's: `llama-2` and `llama-3`.
+"""Names of the built-in chat templates (`workers.chat.named_templates`): those of llama-server, and `llama-2` and
+`llama-3` of llama-cpp-python.
 """
 
 NOT_FOR_MODELS = RESERVED | {"add_generation_prompt", "continue_final_message", "chat_template", "documents"}
-"""Variables that a model's `chat_template_kwargs` may not have."""
+"""Variables that a model's `chat_template_kwargs` can't set."""
 
 
 def as_setting(description: str) -> Meta:
-    """Return the metadata of a field of a `ModelSpec` whose description as a setting (`workers.settings`) differs."""
+    """Return metadata that gives a field of `ModelSpec` another description as a setting (`workers.settings`)."""
     return Meta(extra={"setting": description})
 
 
 class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Settings of llama.cpp, handed to it by its own names."""
 
-    # To be declared here is enough for one that is a parameter as it stands (`workers.llama.model`).
+    # A setting whose name and value are those of a parameter of llama.cpp needs no code but its line here: it is passed
+    # on by `workers.llama.model`.
 
     n_batch: Annotated[int, Meta(ge=32, le=65536, description="most tokens in one llama_decode")] = 2048
     n_ubatch: Annotated[int, Meta(ge=32, le=65536, description="most tokens computed at once")] = 512
@@ -234,7 +237,7 @@ class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(f"`samplers` names {twice} a second time; name each sampler once")
 
     def sampling(self) -> Sampling:
-        """Return the parameters for the engine, where an absent seed is a random one."""
+        """Return the parameters for the engine, without the seed if it is -1: to the engine no seed is a random one."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         if self.seed == -1:
             del values["seed"]
@@ -300,7 +303,7 @@ class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def thinking_mode(self) -> ThinkingMode:
-        """Return `thinking` as a word."""
+        """The `thinking` setting as a word: True is "on", False "off"."""
         if isinstance(self.thinking, bool):
             return "on" if self.thinking else "off"
         return self.thinking
@@ -385,12 +388,12 @@ class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def is_template(text: str) -> bool:
-    """Return whether a `chat_template` is Jinja itself; else it is a file's path."""
+    """Return whether a `chat_template` is a Jinja template, rather than a file's path or a built-in template's name."""
     return "{{" in text or "{%" in text
 
 
 def kwargs_fault(values: Mapping[str, Any]) -> str:
-    """Return the fault of a model's `chat_template_kwargs`; empty: none."""
+    """Return what is wrong with a model's `chat_template_kwargs`; empty: nothing."""
     if taken := sorted(NOT_FOR_MODELS & values.keys()):
         return f"{taken[0]!r} is a request's to set, or a conversation's; leave it out"
     for name in ("enable_thinking", "thinking", "preserve_reasoning"):

@@ -1,1 +1,1 @@
-"""A process as its machine sees it: limits, memory, signals, threads, helper processes, sockets, log lines."""
+"""Sets up a process and its helpers: limits, memory, signals, threads, helper processes, sockets, log lines."""

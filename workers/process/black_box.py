@@ -1,11 +1,11 @@
-"""A small file that outlives a worker process and tells which requests it was running when it died.
+"""A small file that outlives a worker process and says which requests it was running when it died.
 
 A C++ abort or the kernel's out-of-memory killer leaves a process no time to log. So the engine keeps the ids of its
 running requests in a mapped file, and whoever finds the process dead reads it: the supervisor at once, or the next
 worker that is given the same file. It holds ids and times, never text of a prompt.
 
-The file has two halves and a first byte that says which one counts. A half is written whole before the byte changes,
-so a death at any moment leaves a whole record. Standard library only: the supervisor reads it too.
+The file has two halves, and a first byte that says which half is valid. A half is written completely before the byte
+changes, so a death at any moment leaves a complete record. Standard library only, since the supervisor reads it too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 MAX_LABEL = 128
-"""Characters of an id that are kept; a caller may send a longer one."""
+"""Maximum number of characters of an id in the record; a caller's id can be longer and is cut."""
 
 HALF = 1 << 17
 _OFFSETS = (16, 16 + HALF)
@@ -46,7 +46,7 @@ class BlackBox:
             self._map = _mapped(path)
 
     def began(self, key: int, label: str) -> None:
-        """Note that the request `label` runs from now on. Blocks only for writing to memory."""
+        """Record that the request `label` runs from now on. Never blocks on the disk: it only writes to memory."""
         now = time.time()
         label = _printable(label)
         self._running[key] = (label, now)
@@ -54,17 +54,17 @@ class BlackBox:
         self._write()
 
     def ended(self, key: int) -> None:
-        """Note that the request does not run any more; unknown keys are ignored."""
+        """Record that the request does not run any more; unknown keys are ignored."""
         if self._lines.pop(key, None) is not None:
             del self._running[key]
             self._write()
 
     def text(self) -> str:
-        """Return what runs now and for how long, for a log line. Any thread may call it."""
+        """Return a log line's text about what runs now and for how long. Can be called on any thread."""
         return describe(list(self._running.values()))
 
     def close(self) -> None:
-        """Remove the file, since the process ends in order. Calling it again does nothing."""
+        """Remove the file, because the process ends in an orderly way. Calling this again does nothing."""
         if self._map is not None and self._path is not None:
             self._map.close()
             self._map = None
@@ -89,7 +89,7 @@ class BlackBox:
 
 
 def find(path: Path) -> list[tuple[str, float]] | None:
-    """Return what a dead process was running: ids and the Unix times of their start; None where there is no record."""
+    """Return the requests that a dead process was running, as (id, Unix time of the start); None: no record exists."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -102,21 +102,21 @@ def find(path: Path) -> list[tuple[str, float]] | None:
     found: list[tuple[str, float]] = []
     for line in lines.splitlines():
         began, _, label = line.partition(" ")
-        with contextlib.suppress(ValueError):  # the last line, where there was no room for all of it
+        with contextlib.suppress(ValueError):  # the last line, if the record had no room for all of it
             found.append((label, float(began)))
     return found
 
 
 def take(path: Path) -> list[tuple[str, float]] | None:
-    """Return what `find` does, and remove the file, so that it is reported once."""
+    """Return what `find` returns, and remove the file, so that the requests are reported once."""
     found = find(path)
-    with contextlib.suppress(OSError):  # a disk that takes no writes: it is reported once more, which does no harm
+    with contextlib.suppress(OSError):  # a read-only disk: the requests are reported once more, which does no harm
         path.unlink(missing_ok=True)
     return found
 
 
 def describe(running: Sequence[tuple[str, float]], now: float | None = None) -> str:
-    """Return `requests a (for 3.2 s), b (for 0.1 s)`, the longest first; `no request` where there is none."""
+    """Return a text such as `requests a (for 3.2 s), b (for 0.1 s)`, longest first; `no request` if nothing runs."""
     now = time.time() if now is None else now
     if not running:
         return "no request"
@@ -126,18 +126,18 @@ def describe(running: Sequence[tuple[str, float]], now: float | None = None) -> 
 
 
 def _printable(label: str) -> str:
-    """Return an id fit for a log line: a caller may choose it, and must not forge a line of the log."""
+    """Return an id in printable form: callers can choose ids, and must not be able to forge a line of the log."""
     kept = "".join(character if character.isprintable() else "?" for character in label[:MAX_LABEL])
     return kept.strip() or "without an id"
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """Map a fresh file of mode 0600; what a dead process left there is removed. Raises OSError."""
+    """Return the mapping of a new file of mode 0600, which replaces any file of a dead process. Raises OSError."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        # All of it, so that the disk has given its blocks: a mapped page that has none yet ends the process (SIGBUS)
-        # when it is written to and the disk is full by then.
+        # All of it is written, so that its blocks on the disk are allocated: writing to a mapped page without a block
+        # kills the process (SIGBUS) when the disk is full.
         if os.pwrite(descriptor, b"\0" + _MAGIC + bytes(_SIZE - 1 - len(_MAGIC)), 0) < _SIZE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return mmap.mmap(descriptor, _SIZE)

@@ -1,9 +1,9 @@
-"""Runs work that may hang, crash or eat memory in a helper process. The helper answers one line for each line that it
-is asked, is killed when it takes too long, and is started anew when it is needed again.
+"""Runs work that may hang, crash or take too much memory in a helper process. The helper answers each line (a question)
+with one line, is killed when it takes too long, and is started again when it is needed again.
 
-The helper is a Python module that reads standard input until that ends, and writes one line when it is ready and one
-per question (`workers.process.limits` has the limits that it should set first). It gets none of the worker's
-secrets: of the environment, only what Python needs to start.
+The helper is a Python module that reads standard input to its end, and writes one line when it is ready and one per
+question (`workers.process.limits` has the limits that it should set first). It gets none of the worker's secrets: its
+environment has only what Python needs to start.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-"""Folder of the package `workers`."""
+"""The folder that contains the package `workers`."""
 
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR")
 
 END_S = 2.0
-"""Seconds to wait for the end of a process that closed its pipe."""
+"""Seconds to wait for a process to end after it closed its pipe."""
 
 CHUNK_BYTES = 256 << 10
 
 Process = subprocess.Popen[bytes]
 
 OUTSIDERS = frozenset({signal.SIGKILL.name, signal.SIGTERM.name, signal.SIGINT.name, signal.SIGHUP.name})
-"""Signals that no limit and no crash of a process raises: somebody else sends them, or the kernel, short of memory."""
+"""Signals that no crash and no limit of a process causes: another process sends them, or the kernel short of memory."""
 
 
 class TookTooLong(Exception):
     """The helper did not answer in time, and has been killed.
 
-    `starved`: it had hardly any processor time, as somebody stopped it or the machine is busy: no question is to blame.
+    `starved`: it got hardly any processor time, because it was stopped or the machine is busy; so the question is not
+    the cause.
     """
 
     def __init__(self, *, starved: bool = False) -> None:
@@ -54,7 +55,7 @@ class ProcessEnded(Exception):
 
     @property
     def killed(self) -> bool:
-        """Return whether somebody else killed it, such as the kernel where memory is short."""
+        """Whether another process or the kernel (short of memory) killed the helper."""
         return str(self) in OUTSIDERS
 
 
@@ -63,11 +64,11 @@ class NotStarted(Exception):
 
 
 STARVED_SHARE = 0.1
-"""Share of the time for an answer, below which a process has had no processor to work with."""
+"""A process counts as starved if it got less than this share of the waited time as processor time."""
 
 
 def processor_s(pid: int) -> float:
-    """Return the processor seconds that a process has taken so far; not a number where that can't be told."""
+    """Return the processor seconds that a process has used so far; NaN if they are unknown."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text("ascii").split()[0]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -75,9 +76,9 @@ def processor_s(pid: int) -> float:
 
 
 def is_starved(pid: int, before_s: float, seconds: float) -> bool:
-    """Return whether a process has hardly worked for `seconds`, before which it had taken `before_s`.
+    """Return whether a process got hardly any processor time in the last `seconds`; False for less than one second.
 
-    Less than a second tells nothing.
+    `before_s`: its `processor_s` at the beginning of these seconds.
     """
     return seconds >= 1 and processor_s(pid) - before_s < STARVED_SHARE * seconds
 
@@ -88,11 +89,11 @@ def ending(code: int) -> str:
 
 
 def launched(command: Sequence[str], *, variables: Mapping[str, str] | None = None, **how: Any) -> Process:
-    """Return a new process, as `subprocess.Popen` makes it, that gets none of the worker's secrets.
+    """Return a new process, made by `subprocess.Popen` with `how`, that gets none of the worker's secrets.
 
-    `variables`: more of its environment.
+    `variables`: variables to add to its environment.
 
-    Raises NotStarted; OSError (ENOMEM) where memory is short, which a worker reports in a way of its own.
+    Raises NotStarted; but OSError (ENOMEM) where memory is short, which a worker reports in its own way.
     """
     try:
         environment = {**helper_environment(), **(variables or {})}
@@ -106,19 +107,19 @@ def launched(command: Sequence[str], *, variables: Mapping[str, str] | None = No
 def helper_environment() -> dict[str, str]:
     """Return the environment of a helper process, without any secret of the worker's."""
     environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-    # No GPU and no pool of threads: none of them is needed, and each takes memory.
+    # A helper needs neither a GPU nor thread pools, and both take memory.
     environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    # Else ggml starts a debugger where it aborts, which takes seconds.
+    # Without this ggml starts a debugger when it aborts, which takes seconds.
     environment["GGML_NO_BACKTRACE"] = "1"
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return environment
 
 
 class HelperProcess:
-    """One helper process. Several threads may use it; it is asked one question at a time."""
+    """One helper process and its successors. Several threads can use it; it is asked one question at a time."""
 
     def __init__(self, module: str, *args: str, start_s: float) -> None:
-        """`module`: Python module to run when it is first needed. `start_s`: bound from its start to its first line."""
+        """`module`: Python module to run when it is first needed. `start_s`: maximum seconds until its first line."""
         self._command = [sys.executable, "-m", module, *args]
         self._start_s = start_s
         self._lock = threading.Lock()
@@ -131,7 +132,7 @@ class HelperProcess:
         return self._process.pid if self._process is not None else None
 
     def start(self, *opening: bytes) -> bytes:
-        """Start it now and return its first line. `opening`: lines to send it at once. Raises NotStarted."""
+        """Start a new process now and return its first line. `opening`: lines to send it first. Raises NotStarted."""
         with self._lock:
             self._end()
             self._opening = opening
@@ -139,26 +140,27 @@ class HelperProcess:
             return self._greeting
 
     def restart(self) -> None:
-        """Start it anew if it has ended; its opening lines stay the same. Raises NotStarted."""
+        """Start the process again if it has ended, with the same opening lines. Raises NotStarted."""
         with self._lock:
             self._running()
 
     def tell_successors(self, *opening: bytes) -> None:
-        """Set the opening lines of later processes, in place of those of this one."""
+        """Set the opening lines for processes that are started from now on; the present one is not told."""
         with self._lock:
             self._opening = opening
 
     def ask(self, question: bytes, timeout_s: float) -> bytes:
-        """Send one line and return the answer, both without line ends. Blocks behind other callers and during a start.
+        """Send one line and return the answer, both without line ends. Starts a process if none runs.
 
-        Raises NotStarted, TookTooLong, ProcessEnded.
+        Blocks while other callers' questions are answered and during a start. Raises NotStarted, TookTooLong,
+        ProcessEnded.
         """
         with self._lock:
             process = self._running()
             return self._answer(process, question + b"\n", timeout_s)
 
     def close(self) -> None:
-        """End the process; a later `ask` starts another."""
+        """Kill the process; a later `ask` starts another one."""
         with self._lock:
             self._end()
 
@@ -195,12 +197,12 @@ class HelperProcess:
             self._end(END_S)
             raise ProcessEnded(ending(process.returncode)) from None
         except BaseException:
-            # Whatever it was: an answer that comes late would be taken for that to the next caller's question.
+            # Whatever went wrong: a late answer would be taken for the answer to the next caller's question.
             self._end()
             raise
 
     def _end(self, grace_s: float = 0.0) -> None:
-        """End the process. `grace_s`: time for it to end by itself, so that its own exit code is seen."""
+        """Kill the process, after `grace_s` seconds in which it can end by itself with its own exit code."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -214,13 +216,13 @@ class HelperProcess:
 
 
 def _exchanged(process: subprocess.Popen[bytes], question: bytes, deadline: float) -> bytes:
-    """Send the question and return the next line. Raises TookTooLong, and EOFError when the process closes a pipe."""
+    """Send the question and return the next line. Raises TookTooLong, and EOFError if the process closes a pipe."""
     assert process.stdin is not None  # noqa: S101 - for the type checker
     assert process.stdout is not None  # noqa: S101
     writer, reader = process.stdin.fileno(), process.stdout.fileno()
     waiting = memoryview(question)
     parts: list[bytes] = []
-    events = select.poll()  # unlike `select`, it knows descriptors above 1023
+    events = select.poll()  # unlike `select`, it takes descriptors above 1023
     events.register(reader, select.POLLIN)
     events.register(writer, select.POLLOUT)
     while not parts or not parts[-1].endswith(b"\n"):

@@ -1,6 +1,6 @@
-"""Limits that a process sets on itself: a worker, so that its crash harms nobody else and gives nothing away; a helper
-process (`workers.process.helper_process`), before it reads untrusted input. Also settings of the C library's malloc, so
-that freed memory goes back, and thread pools whose threads are there from the start.
+"""Sets limits on its own process: a worker, so that its crash harms no other process and reveals nothing; or a helper
+(`workers.process.helper_process`), before it reads untrusted input. Also settings of the C library's malloc, so that
+freed memory returns to the system, and thread pools whose threads run from the start.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ STDERR = 2
 
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 OOM_ADDED = 300
-"""The out-of-memory score's adjustment, of 1000. A worker holds most of a machine's memory, so it ends when memory runs
-out, not the Redis or gateway beside it. Any process may raise its own score. Source: proc_pid_oom_score_adj(5)."""
+"""Adjustment of the out-of-memory score, of 1000. A worker holds most of a machine's memory, so when it runs out, the
+worker is killed, not a Redis or gateway. Any process may raise its own score. Source: proc_pid_oom_score_adj(5)."""
 
 NO_CORE = 1
-"""Bytes a core file may have. None is this small, so none is written; and 1, unlike 0, also keeps Linux from handing
-the memory to a program that `core_pattern` names. Source: fs/coredump.c of Linux; core(5)."""
+"""Maximum size of a core file in bytes. No core file is this small, so none is written; and 1, unlike 0, also keeps
+Linux from piping the memory to a program that `core_pattern` names. Source: fs/coredump.c of Linux; core(5)."""
 
 
 def isolate(*, core_dumps: bool) -> None:
-    """Set a worker's limits, once, before the model is loaded; `core_dumps` leaves the limit on core files alone."""
-    # The stack of the thread that got a SIGSEGV, SIGABRT or the like: functions and lines, no values.
+    """Set a worker's limits, once, before the model is loaded. `core_dumps`: do not change the limit on core files."""
+    # Prints the stack of the thread that got a SIGSEGV, SIGABRT or the like: functions and lines, no values.
     faulthandler.enable(file=STDERR, all_threads=False)
-    # Else ggml forks this process and runs a debugger on it, whose output may hold a caller's text.
+    # Without this ggml forks this process and runs a debugger on it, whose output can contain a caller's text.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     if not core_dumps:
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
@@ -46,7 +46,7 @@ def isolate(*, core_dumps: bool) -> None:
 
 
 def bound_memory(extra_bytes: int) -> None:
-    """Limit the address space to what the process takes now and `extra_bytes` more. Only on Linux."""
+    """Limit the address space to its present size plus `extra_bytes`. Does nothing on systems other than Linux."""
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
     if pages:
         limit = pages * resource.getpagesize() + extra_bytes
@@ -54,15 +54,15 @@ def bound_memory(extra_bytes: int) -> None:
 
 
 def bound_cpu(seconds: int) -> None:
-    """Limit CPU time to `seconds` from now, until the next call: a process that hangs ends even without a parent."""
+    """Limit CPU time to `seconds` from now, or until the next call: so a hanging process ends even without a parent."""
     used = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, resource.RLIM_INFINITY))
 
 
 def shut_off() -> None:
-    """Forbid this process to open files, sockets or processes; what is open stays. Import everything first.
+    """Forbid this process to open files, sockets or processes; open ones stay open. Import everything before.
 
-    A process of the superuser could take these limits back.
+    A process of the superuser could raise these limits again.
     """
     for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         resource.setrlimit(kind, (0, 0))
@@ -70,30 +70,32 @@ def shut_off() -> None:
 
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
 LARGE_BYTES = 4 << 20
-"""Bytes of a large block (states, buffers of a context). A step's logits are far smaller: they cost no system call."""
+"""Bytes from which a block is large (states, buffers of a context). A step's logits are less: they need no system call.
+"""
 
 
 GIVE_BACK_EVERY_S = 20.0
-"""Seconds between two looks for small free blocks; a look takes a thread 2 ms at most."""
+"""Seconds between two calls of `give_back_free`; one takes its thread 2 ms at most."""
 
 COLLECT_FACTOR = 4000
-"""Share of the time, as its inverse, that Python's collector may take of the event loop: 5 ms in 20 s."""
+"""Python's collector, which stops the event loop, runs at most 1/`COLLECT_FACTOR` of the time: 5 ms in 20 s."""
 
 NUM_ARENAS = 2
-"""Arenas of the process. Threads seldom wait for one: most allocate under the interpreter's lock."""
+"""malloc arenas of the process. Threads rarely wait for an arena: most allocate under the interpreter's lock."""
 
 
 def keep_little(large_bytes: int = LARGE_BYTES) -> bool:
     """Make glibc return freed blocks of `large_bytes` or more to the system at once, and share `NUM_ARENAS` arenas
-    among all threads. Return False if it is another C library, or refuses.
+    among all threads. Return False if the C library is another one, or refuses.
 
-    Call it once for the whole process, before its threads begin.
+    Call it once for the whole process, before its threads start.
 
-    glibc raises its threshold for blocks that it maps one by one each time such a block is freed, up to 32 MiB. Smaller
-    blocks lie in a thread's arena, which keeps them: the arena of a worker that had moved states of all sizes for half
-    an hour held 67 MB, of which 37 were free. Each thread has an arena, up to eight for each core, and the others can't
-    use what is free in it: nine arenas of a worker had 20 MiB free between them. A gateway that had read thirty
-    messages of 8 MB kept 140 MiB; with these settings it keeps 2. Source: mallopt(3).
+    By default glibc maps only blocks above a threshold one by one, and raises that threshold, up to 32 MiB, each time
+    such a block is freed. Smaller blocks are in a thread's arena, which keeps them when they are freed: the arena of a
+    worker that had moved states of all sizes for half an hour held 67 MB, of which 37 were free. Each thread has an
+    arena, up to eight per core, whose free memory other threads can't use: nine arenas of a worker had 20 MiB free
+    together. A gateway that had read thirty messages of 8 MB kept 140 MiB; with these settings it keeps 2.
+    Source: mallopt(3).
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
@@ -104,7 +106,7 @@ def keep_little(large_bytes: int = LARGE_BYTES) -> bool:
 
 
 def can_take(num_bytes: int) -> bool:
-    """Return whether so much memory can be had now; it is given back at once, in some microseconds."""
+    """Return whether `num_bytes` of memory can be allocated now. They are freed at once; it takes some microseconds."""
     try:
         mmap.mmap(-1, num_bytes).close()
     except (OSError, ValueError, MemoryError):
@@ -113,8 +115,8 @@ def can_take(num_bytes: int) -> bool:
 
 
 def give_back_free() -> None:
-    """Give the free memory between used blocks back to the system, in some milliseconds, without the interpreter's
-    lock. Source: malloc_trim(3).
+    """Return free memory between used blocks to the system. It takes some milliseconds, without the interpreter's lock.
+    Source: malloc_trim(3).
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
@@ -122,14 +124,15 @@ def give_back_free() -> None:
 
 
 class HeapUpkeep:
-    """Gives back the memory of many small freed blocks, such as those of hundreds of connections that closed.
+    """Returns the memory of many small freed blocks to the system, such as that of hundreds of closed connections.
 
-    An error knows the frames that it passed, and one of these often knows the error: what such a ring holds, a prompt
-    of megabytes, is only freed by Python's collector, and a quiet process calls that hardly ever.
+    Also runs Python's collector, which a quiet process hardly ever does by itself. An exception references the frames
+    that it passed through, and one of them often references the exception: only the collector frees such a cycle, which
+    can hold a prompt of megabytes.
     """
 
     async def run(self) -> None:
-        """Give free memory back every `GIVE_BACK_EVERY_S` until cancelled."""
+        """Return free memory to the system every `GIVE_BACK_EVERY_S` until cancelled."""
         collect_at = 0.0
         while True:
             await asyncio.sleep(GIVE_BACK_EVERY_S)
@@ -141,9 +144,9 @@ class HeapUpkeep:
 
 
 def started_threads(name: str, at_once: int) -> ThreadPoolExecutor:
-    """Return a pool whose threads all run already. Raises RuntimeError where one can't be started.
+    """Return a pool of `at_once` threads that all run already. Raises RuntimeError if one can't be started.
 
-    An ordinary pool starts them when jobs come, and without memory for one the event loop waits in `Thread.start` for
+    An ordinary pool starts them as jobs come, and without memory for one the event loop waits in `Thread.start` for
     ever.
     """
     threads = ThreadPoolExecutor(at_once, thread_name_prefix=name)

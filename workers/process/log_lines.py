@@ -1,7 +1,7 @@
-"""Configures the log of a Paddock process: text for a terminal, JSON lines for everything else, to stderr.
+"""Configures the log of a Paddock process, on stderr: text for a terminal, JSON lines for everything else.
 
-A line carries its facts in `extra={"fields": {...}}`. Libraries log warnings and above only: at debug level some of
-them write what they send and receive, prompts and keys included.
+A line's structured fields are given as `extra={"fields": {...}}`. Libraries log warnings and above only: at debug level
+some of them log what they send and receive, prompts and keys included.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class TextFormatter(logging.Formatter):
 
 
 def _in_line(value: object) -> str:
-    """Return a value for a text line. A caller's text, such as a path, may begin no new line and move no cursor."""
+    """Return a value for a text line. A caller's text, such as a path, must not start a new line or move the cursor."""
     text = str(value)
     return text if text.isprintable() else repr(text)
 
 
 class FieldsFormatter(JsonFormatter):
-    """Writes one JSON object per line; the structured fields stand beside `time`, `level`, `logger` and `message`."""
+    """Writes one JSON object per line: `time`, `level`, `logger`, `message` and the structured fields, on one level."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class FieldsFormatter(JsonFormatter):
 
 
 class _Drops(logging.Filter):
-    """Drops a library's lines that contain one of these texts."""
+    """Drops log lines that contain one of the given texts."""
 
     def __init__(self, texts: Collection[str]) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class _Drops(logging.Filter):
 def configure(level: str, log_format: str, noise: Collection[str] = ()) -> None:
     """Configure logging for this whole process. `log_format`: auto, text or json; auto is text on a terminal.
 
-    `noise`: texts of lines that the HTTP server logs as errors and that are none.
+    `noise`: the HTTP server's log lines that contain one of these texts report no real error, and are dropped.
     """
     text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)

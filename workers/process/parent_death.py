@@ -4,9 +4,9 @@
 
 becomes PROGRAM, which then ends when its parent does (on Linux).
 
-The supervisor sets `PADDOCK_DIE_WITH_PARENT` to its own process id. Linux tells the child by a signal when its parent
-is gone (prctl(2), PR_SET_PDEATHSIG, kept across execve); elsewhere a thread looks every second, which a PROGRAM that
-replaces this one does not have.
+The supervisor sets `PADDOCK_DIE_WITH_PARENT` to its own process id. Linux sends the child a signal when its parent is
+gone (prctl(2), PR_SET_PDEATHSIG, kept across execve). On other systems a thread checks every second; a PROGRAM that
+replaces this process no longer has that thread.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def hold() -> None:
-    """End this process when its parent ends, if `PADDOCK_DIE_WITH_PARENT` asks for it. Call first thing in `main`.
+    """Have this process end when its parent ends, if `PADDOCK_DIE_WITH_PARENT` is set. Call it first in `main`.
 
-    The signal is SIGKILL: with the parent gone nobody is left to bound a slow shutdown.
+    The signal is SIGKILL: with the parent gone, nothing would bound a slow shutdown.
     """
     expected = os.environ.get(VARIABLE, "")
     if not expected:
@@ -33,7 +33,7 @@ def hold() -> None:
     parent = os.getppid()
     if not end_with_parent():
         threading.Thread(target=_watch, args=(parent,), name="parent death", daemon=True).start()
-    # The parent may have ended before the line above.
+    # The parent may have ended before the lines above.
     if os.getppid() != parent or (expected.isdigit() and int(expected) > 1 and int(expected) != parent):
         os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop: how they act while a model loads, and in programs that keep other processes."""
+"""Handles the signals that ask a process to stop: while a model loads, and in programs that keep other processes."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from types import TracebackType
 from workers.protocol.exits import Exit
 
 OVER = b"\0"
-"""A byte that is no signal's number: it ends the watcher."""
+"""The byte that ends the watcher thread; no signal has this number."""
 
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """End the process at once on SIGTERM within this block: nobody is served yet. For the main thread.
+    """End the process at once if SIGTERM comes within this block, in which nobody is served yet. For the main thread.
 
-    Python runs handlers between two of its instructions, and loading a model is one long call into C. In a container
-    this process may also be number 1, for which Linux ignores signals that have no handler.
+    An ordinary handler would run too late: Python runs it between two bytecode instructions, and loading a model is one
+    long call into C. Without any handler the signal may do nothing: in a container this process can be number 1, which
+    gets no signals from Linux that it has no handler for.
     """
     read, write = socket.socketpair()
     write.setblocking(False)
     before = signal.signal(signal.SIGTERM, lambda *_: None)
-    fd = signal.set_wakeup_fd(write.fileno())  # written to by the handler in C, whatever Python does
+    fd = signal.set_wakeup_fd(write.fileno())  # written to by Python's handler in C, even during a call into C
     watcher = threading.Thread(target=_watch, args=(read,), name="early end", daemon=True)
     watcher.start()
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)  # first: no signal falls between the two
+        signal.signal(signal.SIGTERM, before)  # first, so that no signal is lost between the two calls
         signal.set_wakeup_fd(fd)
         write.send(OVER)
         watcher.join()
@@ -51,12 +52,12 @@ ALWAYS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Turns SIGINT, SIGTERM and a closed terminal into calls: the first asks to stop, the second not to wait. Handles
-    them within `with`, on a running loop of the main thread, which calls each function once."""
+    """Handles SIGINT, SIGTERM and SIGHUP (a closed terminal) within a `with` block: the first signal calls `on_stop`,
+    the second `on_hurry`, further ones nothing. Needs a running event loop on the main thread."""
 
     def __init__(self, on_stop: Callable[[], None], on_hurry: Callable[[], None]) -> None:
         self._actions = [on_hurry, on_stop]
-        # Under nohup a closed terminal is to be ignored.
+        # Under nohup SIGHUP is ignored, and must stay so.
         hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
         self._numbers = (*ALWAYS, *hangup)
 

@@ -1,8 +1,8 @@
-"""Listening sockets and their URLs, and socket options by which a process learns that its peer's machine is gone.
+"""Makes listening sockets and their URLs, and sets socket options by which a process notices a peer that is gone.
 
-A machine without power sends no FIN. The kernel asks a silent peer whether it is there, and ends a connection whose
-bytes nobody acknowledges. Both ends see an ordinary lost connection then; gateways come back with `Last-Event-ID`, so a
-network that was away loses nothing.
+A machine that lost its power sends no FIN. With these options the kernel probes a silent peer, and closes a connection
+whose bytes are not acknowledged. The process then sees an ordinary lost connection; gateways reconnect with
+`Last-Event-ID`, so a network failure loses no events.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from contextlib import suppress
 from typing import Any
 
 IDLE_S = 2
-"""Seconds without a byte after which the kernel probes the peer; KEEP_ALIVE_INTERVAL_S is no longer."""
+"""Seconds of silence after which the kernel probes the peer; at least `KEEP_ALIVE_INTERVAL_S` of the worker wire."""
 AGAIN_S = 1
 ASKED = 3
+"""Number of probes, `AGAIN_S` seconds apart, after which a peer that answers none is taken to be gone."""
 UNACKNOWLEDGED_S = 4
-"""Seconds that bytes may go unacknowledged: below a worker's grace for gateways, far above a bad network's worst."""
+"""Maximum seconds that bytes go unacknowledged: below a worker's grace for gateways, far above any bad network."""
 
 
 def tcp_options() -> Mapping[int, int]:
-    """Return the options of level IPPROTO_TCP, as far as this system has them."""
+    """Return those socket options of level IPPROTO_TCP that this system has, as option -> value."""
     wanted = {
         "TCP_KEEPIDLE": IDLE_S,
         "TCP_KEEPINTVL": AGAIN_S,
@@ -34,18 +35,18 @@ def tcp_options() -> Mapping[int, int]:
 
 
 def notice_dead_peer(sock: Any) -> None:
-    """Set the options on a socket, or on a transport's view of one. A listening socket hands them on to those that it
-    accepts. Sockets of other families stay as they are."""
+    """Set the options on a socket, or on a transport's view of a socket. Sockets that a listening one accepts inherit
+    them. Sockets of families other than IPv4 and IPv6 are left unchanged."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    with suppress(OSError):  # one that has just closed takes none
+    with suppress(OSError):  # the socket may have been closed meanwhile
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in tcp_options().items():
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def watched_socket(address: tuple[Any, ...]) -> socket.socket:
-    """Return a new socket for one of `getaddrinfo`'s addresses (aiohttp's `socket_factory`)."""
+    """Return a new socket, with the options, for one of `getaddrinfo`'s addresses (aiohttp's `socket_factory`)."""
     family, kind, protocol = address[:3]
     sock = socket.socket(family, kind, protocol)
     notice_dead_peer(sock)
@@ -57,7 +58,7 @@ class PortTaken(OSError):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0: any free one. Raises PortTaken, or OSError for an unusable address."""
+    """Return a listening socket; port 0: any free port. Raises PortTaken, or OSError for an unusable address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family)
     try:
@@ -78,7 +79,7 @@ def address_of(sock: socket.socket) -> str:
     """Return the URL at which other machines reach a socket; if it listens on all addresses, with the host's own."""
     host, port = sock.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
-        with suppress(OSError):  # a host that cannot resolve its own name says so by being unreachable
+        with suppress(OSError):  # if the host can't resolve its own name, the URL keeps an unreachable address
             host = socket.gethostbyname(socket.gethostname())
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -87,7 +88,7 @@ HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - w
 
 
 def host_of(host: str) -> str:
-    """Return the host to call; a process that listens on all addresses is called at the loopback address."""
+    """Return the host at which to call a process that listens on `host`: loopback if it listens on all addresses."""
     return HOSTS.get(host, host)
 
 

@@ -1,15 +1,15 @@
-"""Control of gateways and workers beside their calls: proofs that both share a secret, which itself never travels, and
-draining.
+"""Proves that gateways and workers share a secret, which itself is never sent, and has the bounds of draining.
 
 Each proof is an HMAC-SHA256 under the worker secret. Each use has its own label, so that a stolen proof is good for
 nothing else:
 
     a seal      beside a heartbeat or an entry of news in Redis: a holder of the secret wrote these bytes
-    a token     a gateway shows it to a worker, and `paddock drain` to its target; it belongs to one process (boot)
-    a proof     a worker's answer to a gateway's challenge: it lives, and knows the secret, before it is sent a prompt
+    a token     a gateway shows it to a worker, and `paddock drain` to its target; a worker's is for one process (boot)
+    a proof     a worker's answer to a gateway's challenge, before it is sent a prompt: it runs, and knows the secret
 
 `POST /health/drain`, of gateways and of workers, takes a process out of service and answers when nothing runs there.
-`timeout_s` of the query bounds the waiting. A gateway knows `settle_s` too: seconds in which no new request came.
+`timeout_s` in the query bounds the wait. A gateway also takes `settle_s`: it waits until no new request has come for
+so many seconds.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import hmac
 import math
 
 CHALLENGE_HEADER = "paddock-challenge"
-"""Header of `GET /v1/events`: words that the gateway chooses, new for each connection."""
+"""Request header of `GET /v1/events`: a text that the gateway makes up anew for each connection."""
 PROOF_HEADER = "paddock-proof"
-"""Header of the answer: the `proof` of that challenge."""
+"""Response header of `GET /v1/events`: the `proof` for the request's challenge."""
 MAX_CHALLENGE_CHARS = 128
 
 SEAL_BYTES = 32
@@ -69,21 +69,22 @@ def _mac(secret: str, use: bytes, *parts: bytes) -> bytes:
 
 DRAIN_PATH = "/health/drain"
 LONGEST_S = 86_400.0
-"""Longest time that may be asked for, seconds."""
+"""Maximum of `timeout_s` and `settle_s`, seconds."""
 
 LEAST_S = 20.0
-"""Least seconds for calls after SIGTERM, however long the draining has gone on: the chart kills 30 s after its hook."""
+"""Minimum seconds that calls get after SIGTERM, however long draining took before it: the chart kills a process 30 s
+after its hook."""
 
 
 def left_s(bound_s: float, drained_s: float) -> float:
-    """Return the seconds left of a bound for draining, when SIGTERM comes `drained_s` after it began; negative: it
-    begins now. A hook that waited in vain has used the bound up: calls that go on for longer would be killed.
+    """Return the seconds that calls get after SIGTERM: what is left of `bound_s`, but `LEAST_S` at least (or `bound_s`,
+    if that is less). `drained_s`: seconds since draining began, in a hook for example; negative: it begins now.
     """
     return min(bound_s, max(LEAST_S, bound_s - max(0.0, drained_s)))
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds that a text asks for. Raises ValueError: what it must be."""
+    """Return the seconds that `text` gives, 0 to `LONGEST_S`. Raises ValueError, whose message says what is allowed."""
     try:
         found = float(text)
     except ValueError:

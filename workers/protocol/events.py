@@ -1,13 +1,13 @@
 """The events of a call, as a worker sends them, and its failures as data. They are also the canonical events inside the
 gateway.
 
-Each event travels as a JSON array whose first element is its tag (msgspec `array_like`): one engine step of many calls
-is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Reasoning`, `Logprobs` and
-`ToolCallDelta`, then exactly one `Finished` or `Failed`. A call that is cancelled emits nothing more. `Settings`,
-`Progress`, `Tokens` and `TimingsSoFar` come only for calls that ask for them (`GenerateRequest.tell`), `PromptLogprobs`
-as well (`GenerateRequest.prompt_probs`).
+Each event travels as a JSON array whose first element is its tag (msgspec `array_like`), so that one engine step of
+many calls is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Reasoning`,
+`Logprobs` and `ToolCallDelta`, then exactly one `Finished` or `Failed`. A call that is cancelled emits nothing more.
+`Settings`, `Progress`, `Tokens` and `TimingsSoFar` come only for calls that ask for them in `GenerateRequest.tell`,
+`PromptLogprobs` only for calls with `GenerateRequest.prompt_probs`.
 
-The gateway translates each code of a failure once, where it enters:
+The gateway translates the code of each failure once, where the failure enters the gateway:
 
 code               HTTP status   may be retried on another worker before the first event
 -----------------  -----------   --------------------------------------------------------
@@ -18,7 +18,7 @@ unauthorized       401           no   (wrong shared secret)
 busy               429           yes  (every slot and the waiting room are taken)
 draining           503           yes
 worker_lost        502           yes  (written by the gateway, when the worker is gone)
-storage_full       503           no   (what is to be kept is over the team's bound, or everybody's)
+storage_full       503           no   (files to be kept exceed the team's bound, or that of all teams)
 out_of_memory      503           yes  (the worker could not get the memory; nothing is wrong with the call)
 unavailable        503           yes  (a helper process that the call needs does not start, or has no time for it)
 internal           500           yes
@@ -74,21 +74,21 @@ HTTP_STATUS = {
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One failed call. `message` names the thing, the limit and the remedy; `param` the field to blame, if any."""
+    """Why a call failed. `message` names the thing, the limit and the remedy; `param` the field at fault, if any."""
 
     code: FailureCode
     message: str
     param: str | None = None
     num_prompt_tokens: int = 0
-    """Tokens of the prompt, of a `context_overflow`; so is `n_ctx`."""
+    """Number of the prompt's tokens; like `n_ctx`, set for `context_overflow` only."""
     n_ctx: int = 0
-    """Most tokens that would fit."""
+    """Size of the context in tokens; prompt and answer must fit into it."""
     remedy: str = ""
-    """Remedy of a `context_overflow`: the message without its numbers, which each dialect words in its own way."""
+    """The end of a `context_overflow`'s message, without the numbers: each dialect words the numbers in its own way."""
 
 
 def context_overflow(num_prompt_tokens: int, n_ctx: int, *, is_whole: bool = True) -> Failure:
-    """Return the failure of a prompt that is too long. `is_whole` False: it has at least so many tokens."""
+    """Return the failure of a prompt that is too long. `is_whole` False: counting stopped at `num_prompt_tokens`."""
     counted = "" if is_whole else "counting stopped at that number; "
     remedy = f"{counted}shorten it or serve the model with a larger --ctx"
     message = f"the prompt has {num_prompt_tokens} tokens, the context {n_ctx}, answer included; {remedy}"
@@ -110,7 +110,7 @@ class FinishReason(StrEnum):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Exact counts and times of one call, with llama-server's names. Milliseconds are measured on the engine thread."""
+    """Exact token counts and times of one call, by llama-server's names. Times are measured on the engine thread."""
 
     cache_n: int
     """Prompt tokens that were already in the KV cache."""
@@ -129,7 +129,7 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int
 
     def __add__(self, other: Usage) -> Usage:
-        """Return both together. Every sum of usage is made here."""
+        """Return the sum of both. Every sum of usage is made here."""
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
@@ -138,12 +138,12 @@ class Usage(msgspec.Struct, frozen=True):
 
     @property
     def of_prompt(self) -> Usage:
-        """The part that counts once for a prompt, however many answers there are to it."""
+        """The prompt's part of the usage, which counts once however many answers the prompt gets."""
         return Usage(self.prompt_tokens, 0, self.cached_tokens)
 
     @property
     def of_answer(self) -> Usage:
-        """The part that counts for each answer."""
+        """The answer's part of the usage, which counts for each answer to a prompt."""
         return Usage(0, self.completion_tokens, 0)
 
 
@@ -151,7 +151,7 @@ NO_USAGE = Usage(0, 0, 0)
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="s"):
-    """The call holds a slot and its prefill begins: from here on it is not retried elsewhere."""
+    """The call got a slot and its prefill begins. From here on it is not retried on another worker."""
 
     call: int
     slot: int
@@ -165,7 +165,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="s"):
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag="t"):
-    """More of the answer's text; always whole characters. `num_tokens` is how many tokens made it."""
+    """The next piece of the answer's text, in whole characters. `num_tokens`: number of tokens that it was made of."""
 
     call: int
     text: str
@@ -173,7 +173,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 
 
 class Reasoning(msgspec.Struct, frozen=True, array_like=True, tag="r"):
-    """More of the model's thought before its answer, without its tags; otherwise as `Text`."""
+    """The next piece of the model's thought, without the tags around the thought; otherwise like `Text`."""
 
     call: int
     text: str
@@ -183,37 +183,37 @@ class Reasoning(msgspec.Struct, frozen=True, array_like=True, tag="r"):
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     token: int
     piece: bytes
-    """The token's bytes; a character may be cut. Base64 in JSON."""
+    """The token's bytes, which may begin or end within a character. Base64 in JSON."""
     logprob: float
     """Natural logarithm of the probability; with `post_sampling_probs` the probability itself."""
 
 
 TokenProbs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]
-"""A token, and the most likely ones in its place, best first."""
+"""A token, and the most likely tokens in its place, best first."""
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    """A token's log probability. Comes before the `Text` that the token is part of, or before the end if none came."""
+    """A token's log probability. It is sent before the `Text` that the token is part of; if no text follows, before
+    `Finished` or `Failed`."""
 
     call: int
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
-    """The most likely ones, best first."""
+    """The most likely tokens in the chosen one's place, best first."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="q"):
-    """How likely the next tokens of the prompt were, each after those before it. All come before any text.
+    """Log probabilities of the prompt's next tokens, each given the tokens before it. All are sent before any text.
 
-    The first token of a prompt follows nothing: its `logprob` is 0 here, without others in its place.
+    The first token of a prompt follows nothing, so its `logprob` is 0 and no other tokens are listed in its place.
     """
 
     call: int
     tokens: tuple[TokenProbs, ...]
-    """Tokens, each with the most likely ones in its place, best first."""
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """More of tool call number `index`. Its first delta carries `id` and `name`, the later ones empty text."""
+    """The next piece of tool call number `index`. `id` and `name` are in a tool call's first delta and empty later."""
 
     call: int
     index: int
@@ -224,11 +224,11 @@ class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The settings that the call runs with, from the answer to the submit; a gateway puts them after `Started`."""
+    """The settings that the call runs with. Gateways make this event from `Accepted` and insert it after `Started`."""
 
     call: int
     prompt: str
-    """As in `workers.protocol.requests.Accepted`, like `sampling`."""
+    """This and `sampling` are as in `workers.protocol.requests.Accepted`."""
     sampling: Sampling
 
 
@@ -245,14 +245,14 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="g"):
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="i"):
-    """Tokens of the answer; comes before the `Text` that they made, or before the end if no text came of them."""
+    """The next tokens of the answer. Sent before the `Text` made of them; if there is none, before the call's end."""
 
     call: int
     tokens: tuple[int, ...]
 
 
 class TimingsSoFar(msgspec.Struct, frozen=True, array_like=True, tag="m"):
-    """The timings so far; comes before the `Text` at which they were measured."""
+    """The call's timings so far, measured at, and sent before, the `Text` that follows."""
 
     call: int
     timings: Timings
@@ -264,11 +264,11 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     usage: Usage
     timings: Timings
     stop: str | None = None
-    """The stop string that ended the answer, if one did."""
+    """The stop string that ended the answer, if any."""
     truncated: bool = False
-    """Whether the conversation outgrew the context: it was shifted, or ended there."""
+    """Whether the conversation reached the end of the context, where it was shifted or ended."""
     num_preempted: int = 0
-    """How often the call gave its cells up to others and waited for its next turn."""
+    """How often the call lost its slot and its KV cells to other calls and had to wait for them again."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="x"):
@@ -293,10 +293,10 @@ WireEvent = (
 CallEvent = WireEvent | Settings
 
 decode_step = msgspec.json.Decoder(list[WireEvent]).decode
-"""Decodes the data of one SSE event of the default type: the step's events."""
+"""Decodes the data of an SSE event of the default type: the events of one engine step."""
 
 decode_alive = msgspec.json.Decoder(list[int]).decode
-"""Decodes the data of an `alive` event: numbers of this gateway's calls that the worker still knows."""
+"""Decodes the data of an `alive` SSE event: the numbers of this gateway's calls that the worker still knows."""
 
 _encoder = msgspec.json.Encoder()
 

@@ -31,7 +31,7 @@ class Exit(IntEnum):
 
 
 RESTARTED = frozenset({Exit.CRASHED, Exit.NO_REDIS, Exit.HUNG})
-"""Any code not listed above, and death by a signal, is restarted as well."""
+"""Codes after which the supervisor restarts a process, as it does after a signal or a code that is not in `Exit`."""
 
-# With these, but for OK and DRAIN_CUT, the supervisor tries again if the same settings have served for a minute before.
+# Codes after which the supervisor restarts a process only if its settings have run for a minute; never OK or DRAIN_CUT.
 FINAL = frozenset({Exit.OK, Exit.USAGE, Exit.BAD_MODEL, Exit.NO_MEMORY, Exit.DRAIN_CUT, Exit.PORT_TAKEN})

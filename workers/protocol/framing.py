@@ -1,12 +1,11 @@
-"""Server-sent events on the worker wire, and JSON: written in parts, and read in a time that no caller's number can
-stretch.
+"""Writes and reads the worker wire's server-sent events, and its JSON.
 
-Frames are written, and a stream of bytes is cut back into them. Only what this wire uses is written (`event`, `id`, one
-line of `data`, comments), but any conforming stream is read. Source: WHATWG HTML, "Server-sent events".
+A frame is one server-sent event. Only the fields that this wire uses are written (`event`, `id`, one line of `data`,
+comments), but any conforming stream is read. Source: WHATWG HTML, "Server-sent events".
 
-One call that encodes megabytes holds the interpreter's lock for all streams, so long messages are encoded in parts.
-Together these are what `msgspec.json.encode` returns; between two of them other tasks of the event loop get their turn
-and, since the lock is free then, other threads.
+Encoding megabytes of JSON in one call would hold the interpreter's lock and stop all streams, so long messages are
+encoded in parts. Joined, the parts are what `msgspec.json.encode` returns; between two parts other tasks of the event
+loop and other threads can run. `read_float` keeps callers' numbers from holding the interpreter for long.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ CANCEL_PATH = "/v1/cancel"
 HEALTH_PATH = "/health"
 
 ALIVE_EVENT = "alive"
-"""Type of the list of living calls, sent first to a gateway whose `Last-Event-ID` cannot be honoured."""
+"""Type of the event that lists the living calls; it is sent first if a gateway's `Last-Event-ID` can't be resumed."""
 
 MAX_FRAME_BYTES = 16 << 20
 
 KEEP_ALIVE = b":\n\n"
 KEEP_ALIVE_INTERVAL_S = 2.0
-"""Seconds between a silent worker's comments, by which a gateway can tell silence from a dead connection."""
+"""Seconds between the comments that a worker with no events sends, so that a gateway notices a dead connection."""
 
 
 class Frame(NamedTuple):
@@ -43,7 +42,7 @@ class Frame(NamedTuple):
 
 
 class FrameTooLong(ValueError):
-    """A frame passed `MAX_FRAME_BYTES` without ending."""
+    """A frame grew past its maximum size without ending."""
 
 
 def event_id(boot: str, step: int) -> str:
@@ -65,13 +64,13 @@ def encode_frame(data: bytes, id: str = "", event: str = "") -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of chunks into frames; chunks may end anywhere. Holds at most one frame of bytes."""
+    """Cuts a stream of chunks into frames; chunks may end anywhere. Keeps the bytes of one unfinished frame at most."""
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._begun = bytearray()
-        """Bytes of the unfinished frame: one that comes byte by byte is not copied with each of them."""
+        """Bytes of the unfinished frame. A bytearray, so that a chunk is added without copying the frame."""
         self._held = b""
-        """A CR at the end of the last chunk, which may be half of a CRLF."""
+        """The CR that ended the last chunk, which may be the first half of a CRLF; empty: there was none."""
         self._max_frame_bytes = max_frame_bytes
 
     def feed(self, chunk: bytes) -> list[Frame]:
@@ -111,55 +110,55 @@ def _parse_block(block: bytes) -> Frame | None:
 
 
 def gateway_process(gateway_id: str, start: str) -> str:
-    """Return the name of one start of a gateway: each start numbers its calls from 1, so it has a name of its own."""
+    """Return the name of one process of a gateway: each `start` numbers its calls from 1, so it needs its own name."""
     return f"{gateway_id}.{start}"
 
 
 def gateway_of(process: str) -> str:
-    """Return the id of a gateway from the name of one start of it."""
+    """Return the gateway's id from the name of one of its processes (`gateway_process`)."""
     return process.rpartition(".")[0] or process
 
 
 PART_CHARS = 128 << 10
-"""Characters of texts and bytes that are encoded in one call, which takes a millisecond at most."""
+"""Maximum size of what one call encodes, in characters of texts and bytes: that takes a millisecond at most."""
 RUN_ITEMS = 1024
-"""Most items of a list or an object that are looked at together."""
+"""Maximum number of items of a long list or object that are copied and measured at once."""
 ITEM_CHARS = 6
-"""Characters that a number, a name or a bracket counts for."""
+"""Characters that each number, name, text or list of a message counts as, in addition to the length of a text."""
 RUN_NUMBERS = 8192
-"""Numbers of an array that are encoded in one call."""
+"""Maximum number of an array's numbers that one call encodes."""
 BASE64_GROUP = 3
-"""Bytes in a group of base64: texts of whole groups can be joined."""
+"""Bytes in a group of base64. The base64 of two pieces can be joined if the first one is whole groups."""
 
 _PLACE = b"\0"
-"""Marks where a long field goes: JSON never has this byte."""
+"""Placeholder for a long field in a struct's JSON, in which this byte can't occur."""
 _TEXTS = frozenset({str, bytes})
 _SIMPLE = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return an array as a list: in JSON they are alike."""
+    """Return an array as a list, which has the same JSON. Raises TypeError for values of other types."""
     if isinstance(value, array):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} has no JSON")
 
 
 encode = msgspec.json.Encoder(enc_hook=_listed).encode
-"""Encodes every message in one call. Raises TypeError."""
+"""Encodes a message in one call, however long it is. Raises TypeError."""
 
 
 def json_parts(message: Any) -> Iterator[bytes]:
-    """Yield a message as JSON, about `PART_CHARS` at a time; one that is short is one part."""
+    """Yield a message's JSON in parts of about `PART_CHARS`; a short message is one part."""
     return _joined(_parts(message))
 
 
 def struct_parts(message: msgspec.Struct, fields: Mapping[str, Iterator[bytes]]) -> Iterator[bytes]:
-    """Yield a struct as JSON; `fields` gives the JSON of some fields, whatever the struct has there."""
+    """Yield a struct's JSON in parts. `fields`: JSON that replaces the values of these fields of the struct."""
     return _joined(_struct(message, fields))
 
 
 def base64_parts(buffers: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    """Yield the bytes of several buffers as one JSON text, in base64."""
+    """Yield the base64 of all buffers together, as one JSON string, in parts."""
     yield b'"'
     rest = b""
     for buffer in buffers:
@@ -173,7 +172,7 @@ def base64_parts(buffers: Iterable[bytes | memoryview]) -> Iterator[bytes]:
 
 
 def is_long(message: Any) -> bool:
-    """Return whether a message is encoded in several parts. Stops counting once it is long."""
+    """Return whether a message has to be encoded in several parts. Stops measuring when the answer is yes."""
     left, level = PART_CHARS, [message]
     while level:
         left -= sum([len(one) for one in level if type(one) in _TEXTS])
@@ -216,7 +215,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 def _text(text: str) -> Iterator[bytes]:
-    """Yield a text in parts; a character's JSON does not depend on those beside it."""
+    """Yield a text's JSON in parts: the JSON of a character does not depend on the characters beside it."""
     yield b'"'
     for start in range(0, len(text), PART_CHARS):
         yield encode(text[start : start + PART_CHARS])[1:-1]
@@ -243,7 +242,7 @@ def _struct(message: msgspec.Struct, fields: Mapping[str, Iterator[bytes]]) -> I
 def _in_runs(
     begins: bytes, items: Iterable[Any], encoded: Callable[[Sequence[Any]], Iterator[bytes]], ends: bytes
 ) -> Iterator[bytes]:
-    """Yield a list or object a run of items at a time: a copy of millions of references would take long as well."""
+    """Yield a list's or object's JSON, `RUN_ITEMS` items at a time: copying millions of references takes long too."""
     yield begins
     left, comma = iter(items), b""
     while run := list(islice(left, RUN_ITEMS)):
@@ -283,7 +282,7 @@ def _halves(run: Sequence[Any], encoded: Callable[[Sequence[Any]], Iterator[byte
 
 
 def _joined(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes, short parts joined."""
+    """Yield the same bytes, with short parts joined to parts of at least `PART_CHARS`."""
     held: list[bytes] = []
     num_bytes = 0
     for part in parts:
@@ -297,12 +296,12 @@ def _joined(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def read_float(text: str) -> float:
-    """Return a number that has a fraction or an exponent; the `float_hook` of decoders of what callers wrote.
+    """Return a number that has a fraction or an exponent: the `float_hook` of decoders for what callers wrote.
 
-    Raises msgspec.DecodeError for one that no float holds.
+    Raises msgspec.DecodeError for a number out of the range of floats.
 
-    msgspec's own reading takes 25 us for one close to the limits of floats (`2.2250738585072011e-308`), ten seconds for
-    8 MiB of them, without letting go of the interpreter once. This takes a tenth of it, and others run in between.
+    msgspec's own parser takes 25 us for a number close to that range's limits (`2.2250738585072011e-308`): ten seconds
+    for 8 MiB of them, all with the interpreter's lock held. This takes a tenth of that, and other threads can run.
     """
     value = float(text)
     if not isfinite(value):

@@ -1,9 +1,9 @@
 """The heartbeat, a worker's record in Redis, written several times within its lifetime (`keys.HEARTBEAT_TTL_S`); and
 news, the worker's changes between two heartbeats.
 
-All gateways get news as entries of the stream `pd:news`, which each worker numbers. A gateway that misses a number, or
-joins late, reads the worker's record and its prefix hashes anew (`keys.worker`, `keys.worker_heads`) and goes on from
-the numbers in them.
+All gateways get news as entries of the stream `pd:news`; each worker numbers its own entries. A gateway that misses a
+number, or joins late, reads the worker's record and its heads again (`keys.worker`, `keys.worker_heads`) and continues
+from the numbers in them. Heads are hashes of prefixes of requests (`workers.protocol.prefixes`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from msgspec import Meta
 from workers.protocol.control import SEAL_BYTES, fits, seal_heartbeat, seal_news
 
 MAX_HEADS = 8192
-"""Most heads of one worker; those used longest ago are left out."""
+"""Maximum number of heads that one worker publishes; heads used longest ago are left out."""
 
 FIELD = "n"
-"""The field of a stream's entry that holds `sealed_news`."""
+"""The field of an entry of `keys.NEWS` that holds `sealed_news`."""
 
 _HEAD = Struct("<QI")
 _VERSION = Struct("<Q")
 
 MAX_HEADS_BYTES = _VERSION.size + MAX_HEADS * _HEAD.size
-"""Most bytes of a value of `keys.worker_heads`."""
+"""Maximum size of a value of `keys.worker_heads`."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,39 +36,39 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     slots_busy: int = 0
     waiting: int = 0
-    """Calls that are accepted and hold no slot yet."""
+    """Accepted calls that have no slot: not yet, or not at present since they were preempted."""
     kv_tokens_used: int = 0
-    """KV cells that calls with a slot hold; cached prefixes give way and do not count."""
+    """KV cells of calls that have a slot. Cells of idle prefixes do not count, since new calls can evict them."""
     backlog_tokens: int = 0
     """Prompt tokens of accepted calls that are not computed yet."""
     free_in_ms: float = 0.0
-    """Predicted time until a slot comes free, whoever waits for it; 0 where one is free."""
+    """Predicted time until a slot is freed, whether or not calls wait for it; 0: a slot is free now."""
     prefill_ms: float = 0.0
     """Time per token of a prompt."""
     decode_ms: float = 0.0
     """Time per token of one answer, at present load."""
     hold_ms: float = 0.0
-    """Average time that calls hold a slot."""
+    """Average time that a call holds its slot."""
     answer_tokens: float = 0.0
-    """Usual tokens of an answer: nine in ten answers are no longer."""
+    """Length of an answer that nine in ten answers do not exceed, in tokens."""
     bytes_per_token: float = 0.0
-    """Bytes per prompt token, of requests as `workers.protocol.prefixes` writes them."""
+    """Bytes per prompt token of requests in the form that `workers.protocol.prefixes` hashes."""
     preempted: int = 0
-    """Calls since the process started that lost their KV cells to others and began anew."""
+    """Times since the process started that a call lost its KV cells for a while because no free cells were left."""
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry. It tells which heads came and went, and the present state of the rest."""
+    """One entry of `keys.NEWS`: the heads that were added and dropped since the last entry, and the present load."""
 
     model: str
     worker: str
     boot: str
     version: int
-    """Number of the entry: counts up by one with each entry of a process, from 1."""
+    """Number of the entry, from 1; each entry of a process has the next number."""
     load: Load
     draining: bool = False
     added: Annotated[dict[int, int], Meta(max_length=MAX_HEADS)] = {}
-    """Head -> tokens of that prefix that are cached here, in the KV cache or in a tier below."""
+    """Head -> tokens of that prefix that this worker has cached, in its KV cache, in RAM or on disk."""
     dropped: Annotated[tuple[int, ...], Meta(max_length=MAX_HEADS)] = ()
 
 
@@ -77,7 +77,7 @@ decode_news = msgspec.msgpack.Decoder(News).decode
 
 
 class NotSealed(ValueError):
-    """No holder of the secret wrote the entry."""
+    """The seal is wrong: whoever wrote the entry does not hold the secret."""
 
 
 def sealed_news(news: News, secret: str) -> bytes:
@@ -87,7 +87,8 @@ def sealed_news(news: News, secret: str) -> bytes:
 
 
 def open_news(value: bytes, secret: str) -> News:
-    """Return the news in such a value. Raises NotSealed; msgspec.MsgspecError for an entry of another version."""
+    """Return the news in a value that `sealed_news` made. Raises NotSealed, and msgspec.MsgspecError for an entry of
+    another version of the protocol."""
     encoded = value[SEAL_BYTES:]
     if not fits(value[:SEAL_BYTES], seal_news(secret, encoded)):
         raise NotSealed
@@ -95,17 +96,17 @@ def open_news(value: bytes, secret: str) -> News:
 
 
 def pack_heads(version: int, heads: Mapping[int, int]) -> bytes:
-    """Return the value of `keys.worker_heads`: every head as of `version`."""
+    """Return the value of `keys.worker_heads`: all heads (-> cached tokens) after the news entry `version`."""
     return pack_version(version) + b"".join(_HEAD.pack(head, tokens) for head, tokens in heads.items())
 
 
 def pack_version(version: int) -> bytes:
-    """Return the beginning of such a value, which says that the heads after it are those of `version`."""
+    """Return the first bytes of the value of `keys.worker_heads`: the number of the last news entry it includes."""
     return _VERSION.pack(version)
 
 
 def unpack_heads(packed: bytes) -> tuple[int, dict[int, int]]:
-    """Return version and heads of such a value. Raises struct.error for anything else."""
+    """Return version and heads from a value that `pack_heads` made. Raises struct.error for other bytes."""
     (version,) = _VERSION.unpack_from(packed)
     return version, dict(_HEAD.iter_unpack(packed[_VERSION.size :]))
 
@@ -114,13 +115,14 @@ WorkerKind = Literal["generate", "embed", "rank"]
 """The work of a worker: generating text, or pooled work of one kind (`workers.protocol.pooled`)."""
 
 PROTOCOL_VERSION = 4
-"""Version of this protocol, raised when older gateways or workers would misunderstand it; only equal ones talk."""
+"""Version of this protocol, raised when older gateways or workers would misunderstand it. Gateways use only workers of
+their own version."""
 
 
 BEAT = "beat"
 """The field of a worker's record that holds its `Heartbeat`."""
 SEAL = "seal"
-"""The field that holds the heartbeat's seal: gateways ignore records without a valid one."""
+"""The field of a worker's record that holds the heartbeat's seal; gateways ignore records without a valid seal."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +136,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerAddress(msgspec.Struct, frozen=True):
-    """The identity of one worker process, and where it is reached."""
+    """The identity of one worker process, and its URL."""
 
     model: str
     worker: str
@@ -148,13 +150,13 @@ class WorkerAddress(msgspec.Struct, frozen=True):
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process, as the fleet sees it.
 
-    Defaults are written out: a `protocol` left out would be read as the reader's own version.
+    Fields with default values are encoded too: a missing `protocol` would be read as the reader's own version.
     """
 
     worker: str
-    """Id that stays the same over restarts of this place in the fleet."""
+    """Id of the worker; a restarted one keeps it."""
     boot: str
-    """Id of this process; a restarted worker has a new one, and leases of the old one are void."""
+    """Id of this process; a restarted worker has a new one, and leases on the old process are void."""
     model: str
     """Name of the pool it serves."""
     address: str
@@ -162,11 +164,11 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     slots_busy: int
     n_ctx: int
-    """Longest single conversation, tokens."""
+    """Maximum length of one conversation, tokens."""
     kv_tokens: int
     """KV cells that all slots share."""
     kv_tokens_used: int
-    """KV cells that calls with a slot hold; cached prefixes give way and do not count."""
+    """As in `Load`."""
     facts: ModelFacts
     protocol: int = PROTOCOL_VERSION
     draining: bool = False
@@ -180,16 +182,16 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     adapter_hashes: dict[str, str] = {}
     """Adapter -> SHA-256 of its file."""
     adapters_resident: tuple[str, ...] = ()
-    """Adapters in memory; the others are loaded by the next call that names them."""
+    """Adapters in memory; the others are loaded when the next call names them."""
     adapter_load_ms: float = 0.0
     """Milliseconds that loading an adapter took lately; 0: not known yet."""
     adapter_room: int = 0
-    """Adapters that could be loaded now, beside those that calls use or that are pinned."""
+    """Number of adapters that could be loaded now, in addition to those that calls use or that are pinned."""
     overdraft: int = 0
-    """Calls beyond its slots that it takes for teams with less than their share, since it slices its answers."""
+    """Number of calls beyond its slots that the worker takes for teams that have less than their share of the slots."""
     load: Load = Load()
     fingerprint: str = ""
-    """Hash of what it computes with: the model's file and the build of llama.cpp. Empty: unknown."""
+    """Hash of what the worker computes with: the model's file and the build of llama.cpp. Empty: unknown."""
     version: int = 0
     """Number of the last entry of `pd:news` that this heartbeat includes."""
 
@@ -200,9 +202,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_of(beat: Heartbeat, secret: str) -> dict[Any, Any]:
-    """Return the fields of `keys.worker`: the heartbeat, its seal, and, for speed, those that admission scripts read.
+    """Return the fields of `keys.worker`: the heartbeat, its seal, and the values that admission scripts read.
 
-    The scripts' fields are not sealed: they say how many calls are sent, while the heartbeat alone says where to.
+    Those have fields of their own for speed. They are not sealed: they decide how many calls a worker gets, while
+    gateways take the address that calls are sent to from the heartbeat alone.
     """
     encoded = encode_heartbeat(beat)
     return {
@@ -225,7 +228,7 @@ decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One device's memory in bytes, of all processes together."""
+    """The memory of one device, in bytes; what other processes use is not free."""
 
     device: str
     """llama.cpp's name of the device: `CPU`, `CUDA0`."""

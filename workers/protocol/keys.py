@@ -1,7 +1,7 @@
 """Every name, lifetime and channel of Paddock's data in Redis, and the rights of the users that read and write it.
 
-The model is the hash tag, so that all that one script touches lies in one Cluster slot. Workers write their own
-heartbeat and nothing else; the rest belongs to the gateways' admission scripts (`gateway/store/lua`).
+A model's name is the hash tag, so that all names that one script touches lie in one slot of a Redis Cluster. Workers
+write only the names marked with `worker`; most others are written by the gateways' scripts (`gateway/store/lua`).
 
     name                              type    written by   holds
     --------------------------------  ------  -----------  ---------------------------------------------------------
@@ -14,10 +14,10 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:stream:{<id>}:log              stream  gateway      its events in batches; an entry's id: its last event's number
     pd:stream:{<id>}:readers          string  gateway      a count that grows while another gateway reads the stream
     pd:streams:{<team>}               zset    gateway      id of a resumable stream that runs -> expiry, unix ms
-    pd:streams:{<team>}:ended         zset    gateway      id of one that has ended -> expiry, unix ms
-    pd:streams:{<team>}:sizes         hash    gateway      id of either -> bytes; `all`: of all together
+    pd:streams:{<team>}:ended         zset    gateway      id of a resumable stream that has ended -> expiry, unix ms
+    pd:streams:{<team>}:sizes         hash    gateway      id of a resumable stream -> bytes; `all`: their sum
     pd:responses:{<team>}             zset    gateway      id of a stored response -> expiry, unix ms
-    pd:responses:{<team>}:sizes       hash    gateway      id of a stored response -> bytes; `all`: of all together
+    pd:responses:{<team>}:sizes       hash    gateway      id of a stored response -> bytes; `all`: their sum
     pd:responses:{<team>}:of:<id>     string  gateway      a stored response with its input (JSON)
     pd:{model}:workers                set     worker       ids of workers; the sweep removes those without a record
     pd:{model}:worker:<id>            hash    worker       `beat` (JSON) and its `seal`, and what scripts read
@@ -30,25 +30,25 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:{model}:queue                  zset    gateway      ticket id -> rank: class, then virtual finish; who waits
     pd:{model}:tickets                zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
     pd:{model}:ticket:<id>            hash    gateway      gateway, channel, rank, start, team, share, at
-    pd:{model}:ticket:<id>:bids       string  gateway      what it bids for which worker (`lua/shared.lua`)
-    pd:{model}:swept                  string  gateway      there while another sweep would find nothing new
-    pd:{model}:adapters               hash    gateway      adapter -> `AdapterRecord` (JSON): registered ones
-    pd:{model}:adapters-removed       hash    gateway      adapter -> unix time when it was taken away, lately
+    pd:{model}:ticket:<id>:bids       string  gateway      the ticket's bid for each worker (`lua/shared.lua`)
+    pd:{model}:swept                  string  gateway      exists while another sweep would find nothing new
+    pd:{model}:adapters               hash    gateway      registered adapter -> `AdapterRecord` (JSON)
+    pd:{model}:adapters-removed       hash    gateway      adapter removed lately -> unix time of its removal
     pd:{model}:adapter-scales         hash    gateway      adapter -> scale, for calls that name no adapters
-    pd:{model}:supervised             string  supervisor   there while a supervisor keeps workers of the model
-    pd:{model}:unloaded               string  gateway      there while an admin wants no workers of the model
-    pd:{model}:settling               string  gateway      there while nothing is granted: Redis lost its data
+    pd:{model}:supervised             string  supervisor   exists while a supervisor keeps workers of the model
+    pd:{model}:unloaded               string  gateway      exists while an admin wants no workers of the model
+    pd:{model}:settling               string  gateway      exists while no slot is granted since Redis lost its data
     pd:fleet                          channel worker       a worker registered, drains or is gone
     pd:grants:<gateway>               channel gateway      id of a ticket of that gateway that was granted
 
-A worker adds itself to `pd:models` and `pd:{model}:workers` with every heartbeat: a restarted Redis knows nothing.
+A worker writes its names to `pd:models` and `pd:{model}:workers` with every heartbeat: a restarted Redis has lost them.
 A ticket and the lease that it becomes have one id, made by the gateway; a granted ticket has both records.
 
 There is one Redis user for gateways and one for workers, each with no more rights than it needs. A worker parses models
-and prompts of strangers in C++. Should one be taken over, its login writes no API key, reads no stored response, and
-changes no queue: it reaches the records that workers keep of themselves, and nothing else. Supervisors keep workers,
-and log in as workers do. The rules are those of Redis 6.2, where a name may be read and written or neither; scripts run
-with the rights of their caller.
+and prompts of strangers in C++. If an attacker takes a worker over, its login can't write API keys, read stored
+responses or change queues: it reaches only names that workers and supervisors use for themselves (`_NAMES`).
+Supervisors log in as workers do. The rules are those of Redis 6.2, which can't give the right to read a name without
+that to write it; scripts run with the rights of their caller.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from typing import Literal
 
 HEARTBEAT_INTERVAL_S = 0.5
 HEARTBEAT_TTL_S = 3.0
-"""Lifetime of a worker's record. A worker that misses it is gone: the record expires and the sweep frees its leases."""
+"""Lifetime of a worker's record unless a heartbeat renews it. Once it expired, the sweep frees the worker's leases."""
 
 GATEWAY_INTERVAL_S = 1.0
 GATEWAY_TTL_S = 5.0
@@ -68,19 +68,19 @@ GATEWAY_TTL_S = 5.0
 LEASE_TTL_S = 6.0
 LEASE_RENEW_S = 2.0
 TICKET_TTL_S = 5.0
-"""Lifetime of a ticket that its gateway does not re-read: the gateway is gone, and the ticket is dropped."""
+"""Lifetime of a ticket unless its gateway reads it again; a ticket is dropped when its gateway is gone."""
 GRANT_TTL_S = 2.0
-"""Seconds after which an unclaimed grant passes on."""
+"""Seconds in which a gateway has to claim a slot granted to its ticket; after that the slot goes to another ticket."""
 
 SWEEP_INTERVAL_S = 1.0
 """Seconds after which each gateway re-reads its open tickets and sweeps out dead workers and gateways."""
 
 SUPERVISED_INTERVAL_S = 0.5
 SUPERVISED_TTL_S = 5.0
-"""Lifetime of a supervisor's mark: a model whose supervisors have missed it can't be loaded or unloaded."""
+"""Lifetime of `supervised` unless a supervisor renews it. A model without it can't be loaded or unloaded."""
 
 STREAM_TTL_S = 6.0
-"""Lifetime of a running stream that its gateway does not renew; once ended, it stays as long as a setting says."""
+"""Lifetime of a running stream unless its gateway renews it. A setting says how long an ended stream is kept."""
 STREAM_RENEW_S = 1.0
 STREAM_READERS_TTL_S = 10.0
 
@@ -89,14 +89,14 @@ ACCESS_KEYS = "pd:keys"
 FLEET_CHANNEL = "pd:fleet"
 NEWS = "pd:news"
 NEWS_KEPT = 10_000
-"""Entries that `pd:news` keeps, about: some seconds of the largest fleet."""
+"""About how many entries `pd:news` keeps: some seconds' worth of the largest fleet."""
 NEWS_INTERVAL_S = 0.2
-"""Least seconds between two entries of a worker, and seconds between two readings by a gateway."""
+"""Minimum seconds between two entries of one worker, and seconds between two readings by a gateway."""
 GATEWAYS = "pd:gateways"
 
 
 def gateway(gateway_id: str) -> str:
-    """Return the name of a gateway's heartbeat. Workers read it (`redis_users`): a missing one means a dead gateway."""
+    """Return the name of a gateway's heartbeat. Workers look whether it exists: without it the gateway is dead."""
     return f"pd:gateway:{gateway_id}"
 
 
@@ -141,7 +141,7 @@ def response(team: str, response_id: str) -> str:
 
 
 def model_prefix(model: str) -> str:
-    """Return the prefix of all keys of one model, hash tag included; the admission scripts get it as their key."""
+    """Return the prefix of all names of one model, hash tag included; the admission scripts get it as their key."""
     return f"pd:{{{model}}}:"
 
 
@@ -158,7 +158,7 @@ def worker_heads(model: str, worker_id: str) -> str:
 
 
 def worker_leases(model: str, worker_id: str) -> str:
-    # Not below the worker's own name: workers may write what lies there (`workers.protocol.keys`).
+    # Not below the name of `worker`: workers have the right to write everything below that (`_NAMES`).
     return model_prefix(model) + f"leases:{worker_id}"
 
 
@@ -233,8 +233,8 @@ _NAMES: Mapping[Role, tuple[str, ...]] = {
         NEWS,
         workers(_ANY),
         worker(_ANY, _ANY),
-        gateway(_ANY),  # whether it still beats
-        # For supervisors: the models that they keep, and those that an admin has unloaded.
+        gateway(_ANY),  # whether the gateway still sends heartbeats
+        # For supervisors: the mark of the models whose workers they keep, and which models an admin has unloaded.
         supervised(_ANY),
         unloaded(_ANY),
     ),
@@ -264,7 +264,7 @@ def user_of(role: Role) -> str:
 
 
 def rules_of(role: Role) -> str:
-    """Return the user's rights as `ACL SETUSER`, `redis.conf` and ACL files have them, without a password."""
+    """Return the rights of the role's user, in the form of `ACL SETUSER`, `redis.conf` and ACL files; no password."""
     words = ["resetkeys", *(f"~{name}" for name in _NAMES[role])]
     words += ["resetchannels", *(f"&{channel}" for channel in _CHANNELS[role])]
     words += ["-@all", *(f"+{command}" for command in f"{_CONNECTING} {_COMMANDS[role]}".split())]
@@ -272,17 +272,17 @@ def rules_of(role: Role) -> str:
 
 
 def user_line(role: Role, password: str) -> str:
-    """Return the line that makes the user in `redis.conf` or an ACL file; it holds the password's SHA-256 only."""
+    """Return the line of `redis.conf` or an ACL file that makes the user; it has only the password's SHA-256."""
     return f"user {user_of(role)} on #{_digest(password)} {rules_of(role)}"
 
 
 def operator_line(password: str) -> str:
-    """Return the line for the user of clients that give no name: with the password it may do everything."""
+    """Return the line of Redis's `default` user, for clients that log in without a user name: it has every right."""
     return f"user default on #{_digest(password)} ~* &* +@all"
 
 
 def derived_password(secret: str, user: str) -> str:
-    """Return the default password of a user, made from a secret that those who may log in have."""
+    """Return the default password of a user, derived from a secret that all who may log in as this user know."""
     return hmac.digest(secret.encode(), f"paddock redis {user}".encode(), "sha256").hex()
 
 

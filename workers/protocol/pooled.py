@@ -22,13 +22,14 @@ class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Body of `POST /v1/pool`."""
 
     inputs: tuple[PoolInput, ...]
-    """Texts or token ids, or both in turn, to embed, or documents (texts) to rank. Token ids are taken as they are."""
+    """What to embed: each input is a text, or a list of token ids, texts or both. With `rank`: the documents, as texts.
+    Token ids are used as they are."""
     kind: PoolKind = "embed"
     query: str | None = None
     """Text that the documents are ranked against; with `rank` only."""
     normalize: int = 2
     """llama-server's `embd_normalize`. -1: none, 0: largest value 32,760, 1: taxicab, 2: euclidean, above: p-norm.
-    Scores and single tokens' vectors are never normalised."""
+    Scores, and the vectors of single tokens (pooling `none`), are never normalised."""
     tenant: str = ""
     request_id: str = ""
     """Id of the request, for the worker's log lines."""
@@ -38,40 +39,39 @@ class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of the `200` to a `PoolRequest`: a matrix of float32, little-endian, row after row, in the inputs' order.
-
-    Base64 in JSON: a fraction of the bytes and of the time that numbers in decimals take (docs/performance.md).
-    """
+    """Body of the `200` to a `PoolRequest`."""
 
     pooling: str
-    """How an input became rows: none, mean, cls, last or rank (a row is one score, higher fits better)."""
+    """How an input became rows: none, mean, cls, last or rank (a row is one score; a higher one fits better)."""
     width: int
-    """Numbers in a row."""
+    """Number of floats in a row."""
     rows: tuple[int, ...]
-    """Rows of each input: one, or with pooling none one per token."""
+    """Number of rows of each input: 1, or with pooling none one for each token."""
     num_tokens: tuple[int, ...]
-    """Tokens of each input, by the worker's own tokenizer."""
+    """Number of tokens of each input, by the worker's own tokenizer."""
     vectors: bytes
+    """All rows, in the inputs' order, as little-endian float32. Base64 in JSON, which takes a fraction of the bytes and
+    of the time of decimal numbers (docs/performance.md)."""
 
 
 class ResultReader:
-    """Decodes a `PoolResult` in pieces: decoding 32 MiB of vectors in one call takes 60 ms, and every stream waits.
+    """Decodes a `PoolResult` in pieces: decoding 32 MiB of vectors in one call takes 60 ms, in which no stream moves.
 
-    Hand it one piece in a turn of the event loop. All but the vectors is kept, and decoded at the end.
+    Call `add` once per iteration of the event loop. The JSON around the vectors is kept and decoded at the end.
     """
 
     _BEGIN, _END = b'"vectors":"', b'"'
-    """Text before and after the vectors. Inside another text the quotes would have backslashes."""
+    """The JSON before and after the vectors. Within another JSON string the quotes would have backslashes."""
     _GROUP_CHARS, _GROUP_BYTES = 4, 3
-    """Characters of a group of base64 and the bytes that they stand for; the last group may have fewer."""
+    """Characters of a group of base64, and the bytes that they stand for; the last group may stand for fewer."""
 
     def __init__(self) -> None:
         self._before, self._behind = bytearray(), bytearray()
         self._vectors = bytearray()
         self._rest = b""
-        """Characters of a base64 group that goes on in the next piece."""
+        """Characters of an unfinished base64 group at the end of the last piece."""
         self._has_begun = self._has_ended = False
-        """Whether the vectors have begun, and ended."""
+        """Whether the beginning and the end of the vectors have been read."""
 
     def add(self, piece: bytes) -> None:
         """Read the next piece. Raises msgspec.DecodeError."""
@@ -94,7 +94,7 @@ class ResultReader:
         self._behind += piece
 
     def result(self) -> PoolResult:
-        """Return the result when all of it has come. Raises msgspec.DecodeError."""
+        """Return the result, after all of its pieces were added. Raises msgspec.DecodeError."""
         if self._rest:
             raise msgspec.DecodeError("The vectors end within a group of base64")
         # A bytearray in place of bytes saves a copy; readers see no difference.

@@ -1,12 +1,12 @@
-"""Prefix hashes of requests, which gateways and workers compute alike, to find the prefix that two requests share.
+"""Computes heads, the prefix hashes of requests. Gateways and workers compute them alike, to find shared prefixes.
 
 A request is written out as bytes in one canonical order: first the scope, which decides whose cache it may use, then
-what precedes the conversation (tools, template values), then each message. Along these bytes stand heads: a head is a
-hash of everything before it, so two requests with one head in common share that whole prefix. Nothing is rendered or
-tokenised. A gateway looks heads up among those that the workers publish; a worker finds out what truly is cached.
+what precedes the conversation (tools, template values), then each message. A head is the hash of all bytes up to a
+certain place, so two requests with one head in common share that whole prefix. Nothing is rendered or tokenised. A
+gateway looks a request's heads up among those that workers publish; what really is cached only the worker finds out.
 
-Parts that clients send back changed and most templates do not show again are left out: ids of tool calls, earlier
-thoughts, blanks in arguments. A head is an estimate for placement, never a key to anything cached.
+Ids of tool calls, earlier thoughts, and blanks in arguments are left out: clients change them when they send a
+conversation back, and most templates do not show them again. A head is an estimate for placement, never a cache key.
 """
 
 from __future__ import annotations
@@ -23,54 +23,54 @@ import msgspec
 from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, Prompt, ToolCall
 
 BLOCK_BYTES = 1024
-"""Bytes between two heads of a long text, at the beginning of a conversation: about 256 tokens."""
+"""Bytes between two heads within a long text, for the first `HEADS_PER_SIZE` heads: about 256 tokens."""
 HEADS_PER_SIZE = 64
-"""Heads after which blocks are twice as long: 64 heads reach 16k tokens, 256 reach 240k."""
+"""Number of heads after which the distance doubles: 64 heads reach 16k tokens, 256 heads 240k."""
 MAX_HEADS = 256
 LEAST_BYTES = 128
-"""A message ends with a head where at least so many bytes lie after the last one."""
+"""Minimum bytes since the last head for a head to be made at the end of a text."""
 
 DIGEST_BYTES = 8
 
 FEW_VALUES, VALUE_CHARS = 64, 8
 MAX_READ_CHARS = 64 << 10
-"""Longest arguments that are parsed. Longer ones are hashed as they are, and so are many short values: parsing them
-holds the interpreter, ten milliseconds for a quarter of a megabyte of empty lists.
+"""A tool call's arguments are parsed up to this length, and up to `FEW_VALUES` values or one per `VALUE_CHARS`, if that
+is more. Others are hashed as they are: parsing a quarter of a megabyte of empty lists holds the interpreter for 10 ms.
 """
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder(float_hook=str).decode
-"""Decodes JSON and leaves floats as text: reading some takes ten microseconds, and they are only hashed."""
+"""Decodes JSON and leaves floats as text: parsing one can take ten microseconds, and they are only hashed."""
 _BLANKS = b" \t\r\n"
 _END = b"\x00"
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The heads of one request, shallow to deep: `digests[i]` is the hash of its first `ends[i]` bytes."""
+    """The heads of one request, shortest prefix first: `digests[i]` is the hash of scope and first `ends[i]` bytes."""
 
     digests: tuple[int, ...]
     """Unsigned numbers of 64 bits."""
     ends: tuple[int, ...]
-    """Bytes before each head; ascending."""
+    """Number of bytes before each head, without the scope; ascending."""
     num_bytes: int
-    """Bytes of the whole conversation, those after the last head included; the scope does not count."""
+    """Number of bytes of the whole request, without the scope; some may lie behind the last head."""
 
 
 NOTHING = Prefix((), (), 0)
 
 
 def prefix_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> Prefix:
-    """Return a request's heads. `adapters`: name -> content hash of the fleet's; an unknown one is hashed by name."""
+    """Return a request's heads. `adapters`: name -> content hash; for a name not in it the name itself is hashed."""
     chain = chain_of(request, tenant, adapters)
     chain.end()
     return chain.prefix()
 
 
 def chain_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> Chain:
-    """Return a chain of all the request's texts; the last one is still open, so that the answer can follow.
+    """Return a chain of all the request's texts; the last text is still open, so that the answer can be added to it.
 
-    Parameters as in `prefix_of`.
+    The parameters are those of `prefix_of`.
     """
     chain = Chain(_scope(request, tenant, adapters))
     for number, text in enumerate(_texts(request)):
@@ -81,9 +81,10 @@ def chain_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str])
 
 
 def prefix_after(chain: Chain, request: GenerateRequest, text: str, calls: tuple[ToolCall, ...]) -> Prefix:
-    """Return the heads of the request with its answer, as a client sends it back. `chain`: the request's, used up here.
+    """Return the heads of the request with its answer (`text`, `calls`), as a client sends both in its next request.
 
-    For infill they are the request's own, since no client sends such an answer back.
+    `chain` is the request's (`chain_of`) and is changed here. For infill the heads are those of the request alone: no
+    client sends such an answer back.
     """
     if request.prompt is not None:
         chain.write(text.encode())
@@ -104,7 +105,7 @@ def _use(use: AdapterUse, adapters: Mapping[str, str]) -> tuple[str, float]:
 
 
 def _texts(request: GenerateRequest) -> Iterator[bytes]:
-    """Yield the texts of a request, in the order in which templates write them."""
+    """Yield the texts of a request as canonical bytes, in the order in which templates write them."""
     if request.prompt is not None:
         yield from _prompt(request.prompt)
     elif request.infill is not None:
@@ -117,7 +118,7 @@ def _texts(request: GenerateRequest) -> Iterator[bytes]:
 
 
 def _prompt(prompt: Prompt) -> Iterator[bytes]:
-    # As one text, so that a prompt that goes on with the answer has the heads of this one.
+    # As one text, so that a later prompt that begins with this one and its answer has the same heads.
     parts: Sequence[Any] = (prompt,) if isinstance(prompt, str) else prompt
     if sys.byteorder == "little" and (isinstance(parts, array) or set(map(type, parts)) == {int}):
         yield array("i", parts).tobytes()
@@ -135,14 +136,14 @@ def _infill(infill: Infill) -> Iterator[bytes]:
 
 def _message(message: Message) -> bytes:
     content = (message.content or "").encode()
-    if message.role == "assistant":  # clients trim an answer, and put its parts together with line ends
+    if message.role == "assistant":  # clients trim an answer, and join its parts with line ends
         content = content.translate(None, _BLANKS)
     calls = b"".join(call.name.encode() + _END + _arguments(call) + _END for call in message.tool_calls)
     return _END.join([message.role.encode(), (message.name or "").encode(), content, calls])
 
 
 def _arguments(call: ToolCall) -> bytes:
-    """Return arguments in a canonical form, since some clients get them parsed and write them anew."""
+    """Return a call's arguments in a canonical form: some clients parse them, and serialise them again differently."""
     num_values = sum(map(call.arguments.count, "[{,"))
     if len(call.arguments) > MAX_READ_CHARS or num_values > max(FEW_VALUES, len(call.arguments) // VALUE_CHARS):
         return call.arguments.encode().translate(None, _BLANKS)
@@ -154,7 +155,7 @@ def _arguments(call: ToolCall) -> bytes:
 
 
 class Chain:
-    """Hashes bytes as they are written, with heads along them."""
+    """Hashes a request's texts as they are written, and makes heads on the way. A text is open until `end` ends it."""
 
     def __init__(self, scope: bytes) -> None:
         self._hash = sha256(scope)
@@ -162,7 +163,7 @@ class Chain:
         self._ends: list[int] = []
         self._num_bytes = 0
         self._num_open = 0
-        """Bytes of the open text since its beginning, or since its last block ended."""
+        """Bytes of the open text since its beginning, or since the last head within it."""
 
     def write(self, text: bytes) -> None:
         """Add to the open text."""
@@ -176,14 +177,14 @@ class Chain:
         self._num_open += len(view)
 
     def end(self) -> None:
-        """End the open text, which may be empty, and begin another."""
+        """End the open text, which may be empty, and open the next one."""
         self._hash.update(_END)
         self._num_open = 0
         if self._num_bytes - (self._ends[-1] if self._ends else 0) >= LEAST_BYTES:
             self._head()
 
     def ended(self) -> Prefix:
-        """Return the heads as if the open text ended here; the chain itself goes on."""
+        """Return the heads as if the open text ended here; the chain itself stays as it is."""
         chain = Chain(b"")
         chain._hash = self._hash.copy()
         chain._digests, chain._ends, chain._num_bytes = self._digests.copy(), self._ends.copy(), self._num_bytes
@@ -191,7 +192,7 @@ class Chain:
         return chain.prefix()
 
     def prefix(self) -> Prefix:
-        """Return the heads of what is written so far."""
+        """Return the heads made so far."""
         return Prefix(tuple(self._digests), tuple(self._ends), self._num_bytes)
 
     def _block_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """The wire types of questions to a worker beside its calls: texts and tokens, slots, adapters.
 
-Questions about text need no engine. Every one answers `200`, or an error status with a `Failure`. Nothing is stored or
-generated, so all may be repeated on any worker of the model. The work is bounded: see the limits below.
+Questions about text need no engine. Each is answered with `200`, or with an error status and a `Failure`. Nothing is
+stored or generated, so each can be repeated on any worker of the model. The work is bounded: see the limits below.
 
     POST /v1/tokenize     Tokenize    ->  Tokenized
     POST /v1/detokenize   Detokenize  ->  Detokenized
@@ -15,8 +15,8 @@ tools/server/README.md of llama.cpp.
     GET  /v1/slots                    ->  list of SlotInfo
     POST /v1/slots/{id}   SlotAction  ->  SlotSaved, SlotRestored or SlotErased
 
-LoRA adapters are loaded and unloaded for one worker. Unloading answers the adapter's last state, once no call uses it
-any more or after N seconds (default 0).
+LoRA adapters are loaded and unloaded for one worker. `DELETE` answers with the adapter's state as soon as no call uses
+it any more, or after N seconds (default 0).
 
     POST   /v1/adapters               LoadAdapter  ->  AdapterInfo
     GET    /v1/adapters                            ->  list of AdapterInfo
@@ -44,32 +44,32 @@ RENDER_PATH = "/v1/render"
 PROPS_PATH = "/v1/props"
 
 MAX_TEXT_BYTES = 8 << 20
-"""Longest body of a `Tokenize` or `Detokenize`, and longest text made from tokens, bytes."""
+"""Maximum size in bytes of the body of a `Tokenize` or `Detokenize`, and of a text made from tokens."""
 
 TOKEN_BYTES = 4
 MAX_PIECES = 131_072
-"""Most tokens that are answered with their pieces: each is an object of its own on both sides."""
+"""Maximum number of tokens of a text `with_pieces`; more are refused: each piece is an object on both sides."""
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of `POST /v1/tokenize`. Defaults are those of llama-server's `/tokenize`."""
 
     content: Prompt
-    """Tokens are taken as they are."""
+    """What to tokenise; tokens in it are kept as they are."""
     add_special: bool = False
-    """Whether to add the tokens that the model begins or ends every text with."""
+    """Whether to add the tokens with which the model begins or ends every text."""
     parse_special: bool = True
     """Whether control tokens written out in the text become those tokens."""
     with_pieces: bool = False
     tenant: str = ""
-    """The team that asks: teams are served in turn."""
+    """The team that asks. Teams are served in turn."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ids: bytes
-    """Tokens as 32-bit numbers, little-endian: eight MiB of text have up to eight million of them."""
+    """Tokens as 32-bit numbers, little-endian. Packed, since eight MiB of text can have eight million tokens."""
     pieces: tuple[bytes, ...] | None = None
-    """Each token's bytes, if asked for, control tokens written out; a character may be cut."""
+    """Each token's bytes if asked for, control tokens written out; a token may begin or end within a character."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def packed(tokens: Sequence[int]) -> bytes:
-    """Return tokens as `Tokenized.ids` has them."""
+    """Return tokens in the form of `Tokenized.ids`."""
     numbers = array("I", tokens)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -86,7 +86,7 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 
 def ints_of(ids: bytes) -> array[int]:
-    """Return the tokens that `packed` packed."""
+    """Return the tokens from bytes that `packed` made."""
     numbers = array("I", ids)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -101,7 +101,7 @@ class Detokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
     content: str
-    """The text, control tokens written out; bytes that are no text are U+FFFD."""
+    """The text, control tokens written out; bytes that are not UTF-8 become U+FFFD."""
 
 
 class Render(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -109,15 +109,15 @@ class Render(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     request: GenerateRequest
     text: bool = True
-    """Whether the prompt's text is wanted."""
+    """Whether the answer has the prompt's text."""
     count: bool = True
-    """Whether the number of tokens is wanted; False: nothing is tokenised that need not be."""
+    """Whether the answer has the number of tokens. False saves the tokenising where the text does not need it."""
     tenant: str = ""
     """As in `Tokenize`."""
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """The team in a request, decoded before the rest, which may be long, since teams are served in turn."""
+    """The team of a request. It is decoded before the rest, which can be long, because teams are served in turn."""
 
     tenant: str = ""
 
@@ -135,7 +135,7 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the pool it serves."""
     slots: int
     n_ctx: int
-    """Longest single conversation, tokens."""
+    """Maximum length of one conversation, tokens."""
     facts: ModelFacts
     model_file: str
     """The GGUF file's name, without its folder."""
@@ -147,20 +147,20 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     vocab_type: int
     """llama.cpp's number: 1 sentencepiece, 2 byte pairs, 3 wordpiece, 4 unigram, 5 RWKV, 6 PLaMo-2."""
     bos_token: str
-    """The token as templates write it; empty: there is none."""
+    """This and `eos_token`: the token's text in templates; empty: the model has no such token."""
     eos_token: str
     chat_templates: dict[str, str]
-    """Jinja sources: `default` is used unless another one fits (`tool_use`, `rag`, ...); empty: there is no chat."""
+    """Name -> Jinja source. `default` is used unless another one fits (`tool_use`, `rag`, ...); empty: no chat."""
     chat_template_caps: dict[str, bool]
     """The default template's capabilities, by llama-server's names (`supports_tools`, ...)."""
     has_infill: bool
     """Whether the model has fill-in-the-middle tokens."""
     input_modalities: tuple[str, ...]
-    """Kinds of input that the model takes: `text`, and others."""
+    """Kinds of input that the model takes: `text` and possibly others."""
     build_info: str
     """The build of llama.cpp."""
     sampling: Sampling
-    """The default of every parameter; `seed` is left out where it is drawn for each call."""
+    """The default of every parameter; without `seed` if it is drawn for each call."""
 
 
 decode_asker = msgspec.json.Decoder(Asker).decode
@@ -177,27 +177,27 @@ SLOTS_PATH = "/v1/slots"
 
 
 class SlotInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot: its running call, else the conversation that it holds."""
+    """One slot, with its running call, or if none runs, with the conversation that it holds."""
 
     id: int
     n_ctx: int
-    """Longest single conversation, tokens."""
+    """Maximum length of one conversation, tokens."""
     is_processing: bool
     n_prompt_tokens: int
     n_decoded: int
     """Tokens of the answer so far."""
     n_remain: int = -1
-    """Tokens that the answer may still have by its `max_tokens`; -1: no bound, or unknown."""
+    """Number of tokens that `max_tokens` still allows; -1: no bound, or unknown."""
     request_id: str
     tenant: str
-    """Team that owns the call or conversation; empty: none."""
+    """Team that owns the call or conversation; empty: there is neither."""
 
 
 class SlotAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     action: Literal["save", "restore", "erase"]
     tenant: str
     filename: Annotated[str, Meta(max_length=1024)] = ""
-    """File name in the team's own folder. `erase` with one removes the file and leaves the slot as it is."""
+    """File name in the team's own folder. `erase` with a file name removes the file and leaves the slot as it is."""
     salt: str = ""
     """The `cache_salt` of the conversation."""
     adapters: tuple[AdapterUse, ...] = ()
@@ -213,7 +213,7 @@ class RestoreTimings(msgspec.Struct, frozen=True):
 
 
 class SlotSaved(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to `save`. Nothing is written for an empty slot, nor where none of its conversation is left."""
+    """Answer to `save`. No file is written if the slot is empty, or if no KV of its conversation is left."""
 
     id_slot: int
     filename: str
@@ -222,7 +222,7 @@ class SlotSaved(msgspec.Struct, frozen=True, kw_only=True):
     n_written: int
     """Bytes of the file."""
     n_left: int = 0
-    """Tokens at the end of the conversation that are not in the file, since their KV is kept nowhere any more."""
+    """Tokens at the end of the conversation that are not in the file, because their KV is no longer kept anywhere."""
     timings: SaveTimings
 
 
@@ -239,9 +239,9 @@ class SlotRestored(msgspec.Struct, frozen=True, kw_only=True):
 class SlotErased(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id_slot: int
     n_erased: int
-    """Tokens that the slot held. Those that other conversations share, or that are on disk, stay."""
+    """Tokens of the conversation that was erased. KV that other conversations share, or that is on disk, stays."""
     n_freed: int = 0
-    """Bytes of the erased file; 0: the slot was erased."""
+    """Bytes of the file that was removed; 0: the slot was erased."""
 
 
 decode_action = msgspec.json.Decoder(SlotAction).decode
@@ -251,48 +251,48 @@ decode_slot_infos = msgspec.json.Decoder(list[SlotInfo]).decode
 ADAPTERS_PATH = "/v1/adapters"
 
 MAX_WAIT_S = 600.0
-"""Most seconds that an answer to `DELETE` may wait."""
+"""Maximum of `wait_s` of `DELETE`, seconds; more is refused."""
 
 
 class AdapterState(StrEnum):
     LOADED = "loaded"
     KNOWN = "known"
-    """Checked, and not in memory: the next call that names it loads it."""
+    """Checked, but not in memory: it is loaded when a call names it."""
     LEAVING = "leaving"
-    """Unloaded or replaced; freed when the last call that uses it ends."""
+    """Unloaded or replaced; its memory is freed when the last call that uses it ends."""
     GONE = "gone"
     """Unloaded and freed."""
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Body of `POST /v1/adapters`. A known name gets the new contents; running calls keep the old ones."""
+    """Body of `POST /v1/adapters`. A known name's contents are replaced; running calls keep the old contents."""
 
     name: Name
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
     """GGUF file, relative to the worker's `adapters_dir`."""
     pinned: bool = False
-    """Whether it is loaded at once, and never evicted."""
+    """Whether the adapter is loaded at once, and never evicted."""
     sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
-    """SHA-256 that the file must have: of the contents that the fleet knows by this name. Empty: any."""
+    """SHA-256 that the file must have: the fleet's one for this name. Empty: any."""
     check: bool = False
-    """Only answer whether it would be taken; change nothing."""
+    """Only answer whether the adapter would be accepted; change nothing."""
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     sha256: str
-    """SHA-256 of the file's contents: a name may be loaded again with others."""
+    """SHA-256 of the file's contents; loading other contents under the same name changes it."""
     size: int
     """Bytes of the file."""
     rank: int
     state: AdapterState
     pinned: bool
     fixed: bool = False
-    """Whether it comes from the worker's settings: it can't be replaced or unloaded while the worker runs."""
+    """Whether it comes from the worker's settings; if so it can't be replaced or unloaded while the worker runs."""
     calls: int
-    """Accepted calls that use it and have not ended."""
+    """Number of accepted calls that use it and have not ended."""
     path: str = ""
-    """Path relative to the worker's `adapters_dir`; empty where the file does not lie there."""
+    """Path relative to the worker's `adapters_dir`; empty: the file is not in that folder."""
 
 
 decode_load = msgspec.json.Decoder(LoadAdapter).decode

@@ -19,8 +19,8 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 Prompt = str | Sequence[int | str]
-"""Text, tokens or both in turn. Nothing but tokens is an array in a gateway, four bytes each: numbers of Python's take
-ten times as much, and leave memory behind that never goes back to the system.
+"""A text, tokens, or a list of both. A gateway keeps a prompt of tokens alone as an `array`, 4 bytes each: Python's
+integers take ten times as much, in memory that is never returned to the system.
 """
 
 SamplerName = Literal[
@@ -36,10 +36,10 @@ SamplerName = Literal[
     "infill",
     "adaptive_p",
 ]
-"""llama.cpp's stages of sampling a token; the first nine stand in its default order."""
+"""llama.cpp's stages of sampling a token; the first nine are in its default order."""
 
 Bias = tuple[int | str, float | None]
-"""A token, or a text whose tokens are meant, and the number added to its logit; None: it is never drawn."""
+"""A token, or a text that stands for its tokens, and the number added to their logits; None: they are never drawn."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,9 +51,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     temperature: float | None = None
     """Softmax temperature; 0 is greedy. llama-server's default 0.8."""
     dynatemp_range: float | None = None
-    """The temperature moves by up to this with the entropy; 0 is off. Default 0."""
+    """Entropy moves the temperature up or down by at most this; 0 is off. Default 0."""
     dynatemp_exponent: float | None = None
-    """How entropy becomes temperature. Default 1."""
+    """Exponent of the curve from entropy to temperature. Default 1."""
     top_k: int | None = None
     """Keep the k most likely tokens; 0 or below keeps all. Default 40."""
     top_p: float | None = None
@@ -61,7 +61,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_p: float | None = None
     """Drop tokens below this share of the most likely one's probability; 0 drops none. Default 0.05."""
     typical_p: float | None = None
-    """Keep the tokens whose surprise is nearest to the entropy, up to this probability; 1 is off. Default 1."""
+    """Keep the tokens whose surprise is nearest to the entropy, up to this total probability; 1 is off. Default 1."""
     top_n_sigma: float | None = None
     """Drop logits more than n standard deviations below the best; 0 or below is off. Default -1."""
     xtc_probability: float | None = None
@@ -89,13 +89,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mirostat_tau: float | None = None
     """Surprise that Mirostat aims at, bits. Default 5."""
     mirostat_eta: float | None = None
-    """How fast Mirostat follows. Default 0.1."""
+    """Mirostat's learning rate: how fast it moves towards `mirostat_tau`. Default 0.1."""
     adaptive_target: float | None = None
     """Probability that drawn tokens should have, for the stage `adaptive_p`; below 0 is off. Default -1."""
     adaptive_decay: float | None = None
-    """How long `adaptive_p` remembers, 0 to 0.99. Default 0.9."""
+    """How long `adaptive_p` remembers drawn tokens, 0 to 0.99; more is longer. Default 0.9."""
     min_keep: int | None = None
-    """Filters leave at least so many tokens. Default 0."""
+    """Filters keep at least this many tokens. Default 0."""
     samplers: tuple[SamplerName, ...] | None = None
     """The stages and their order."""
     logit_bias: tuple[Bias, ...] | None = None
@@ -130,7 +130,7 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
-    """Whether calls must follow the schema to the letter; the request is refused where that can't be had."""
+    """Whether calls must follow the schema exactly; the request is refused if the worker can't ensure that."""
 
 
 class AdapterUse(msgspec.Struct, frozen=True):
@@ -141,37 +141,37 @@ class AdapterUse(msgspec.Struct, frozen=True):
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The form that the answer's text must follow from its first token, or from a trigger on."""
+    """The form that the answer's text must follow, from its first token or from a trigger on."""
 
     kind: Literal["gbnf", "json_schema", "regex", "lark"]
     text: str
     """The grammar; for `json_schema` the schema as JSON text."""
     triggers: tuple[str, ...] = ()
-    """Strings that switch the constraint on, and are part of the constrained text; none: it is on from the start."""
+    """Strings that switch the constraint on, and are part of the constrained text; empty: it is on from the start."""
     param: str = "response_format"
     """The caller's parameter that the constraint comes from; for error messages."""
 
 
 UNBOUNDED = -1
-"""The budget of thought that means no bound."""
+"""The `Thinking.budget` of a caller who sets no bound."""
 MAX_THINKING_BUDGET = 2**31 - 1
 MAX_BUDGET_MESSAGE_CHARS = 4096
 
 
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The caller's settings for models that can think before they answer. Others ignore them."""
+    """The caller's settings for models that can think before they answer. Other models ignore them."""
 
     enabled: bool | None = None
-    """Whether the model thinks; None: as its catalog entry has it."""
+    """Whether the model thinks; None: as the model's catalog entry says."""
     effort: str | None = None
     """The template variable `reasoning_effort`: low, medium, high, ..."""
     budget: int = UNBOUNDED
-    """Most tokens of thought, after which it is closed for the model; -1: in chats as the model's catalog entry has
-    it, else no bound; 0: the model begins with the answer."""
+    """Maximum number of tokens of thought; when they are used up, the worker closes the thought. -1: as the model's
+    catalog entry says in chats, and no maximum elsewhere; 0: the model begins with the answer."""
     message: str = ""
-    """Text that the model is made to say before its thought is closed at the budget; empty: as the entry has it."""
+    """Text that the model is made to write before its thought is closed; empty: as the catalog entry says."""
     split: bool = True
-    """Whether thought comes as `Reasoning`; False: as text, with its tags, as the model writes it."""
+    """Whether thought is sent as `Reasoning`; False: as `Text`, with its tags, as the model writes it."""
 
 
 class InfillFile(msgspec.Struct, frozen=True):
@@ -187,17 +187,17 @@ class Infill(msgspec.Struct, frozen=True, omit_defaults=True):
     prefix: str
     suffix: str
     prompt: str = ""
-    """Text that is being typed; comes after the prefix."""
+    """Text that is being typed now; it follows the prefix."""
     files: tuple[InfillFile, ...] = ()
 
 
 Notice = Literal["progress", "timings", "tokens", "settings", "prompt"]
-"""The notices that calls get only on request: the events `Progress`, `TimingsSoFar` and `Tokens`; in the answer to the
-submit the settings with the prompt's text, which "prompt" wants whole or not at all.
+"""What a call is sent only on request: the events `Progress`, `TimingsSoFar` and `Tokens`; and, in `Accepted`, the
+settings with the prompt's text. "prompt" has the call refused if that text would be cut (`max_prompt_chars`).
 """
 
 MAX_PROMPT_CHARS = 4 << 20
-"""Most characters of the prompts' texts that one request is told."""
+"""Maximum number of characters of prompts' texts in the settings of all answers to one client's request together."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -205,7 +205,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     messages: tuple[Message, ...] = ()
     prompt: Prompt | None = None
-    """Continued as it is; in place of `messages`."""
+    """Prompt to be continued without a chat template, in place of `messages`."""
     infill: Infill | None = None
     """Code to complete, in place of `messages` and `prompt`."""
     tools: tuple[Tool, ...] = ()
@@ -213,31 +213,32 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """False: the answer ends after one tool call."""
     thinking: Thinking = Thinking()
     template_values: dict[str, Any] = {}
-    """More variables for the chat template (`documents`, what callers send as `chat_template_kwargs`)."""
+    """Further variables for the chat template (`documents`, and the caller's `chat_template_kwargs`)."""
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
-    """Most tokens to generate; `None`: until the model ends or the conversation is `n_ctx` long; 0: only prefill."""
+    """Maximum number of tokens to generate; `None`: until the model ends or the conversation is `n_ctx` tokens long; 0:
+    only prefill."""
     max_predict_ms: int = 0
-    """End the answer at the first line end that comes so long after its first token; 0: no bound (llama-server's)."""
+    """End the answer at the first line end after so many milliseconds from its first token; 0: off (llama-server's)."""
     n_indent: int = 0
-    """End it before the first line after its first that begins with fewer blanks; 0: no bound (llama-server's)."""
+    """End the answer before a line, except its first, that begins with fewer blanks; 0: off (llama-server's)."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it."""
     stop_tokens: tuple[int, ...] = ()
     """Tokens that end the answer as its end token does; their text is not part of it (vLLM's `stop_token_ids`)."""
     min_tokens: int = 0
-    """Least tokens before an end token or one of `stop_tokens`, except where the answer's form leaves nothing else."""
+    """Minimum number of tokens before an end token or one of `stop_tokens`, unless the answer's form forces one."""
     ignore_eos: bool = False
     """Go on after the model's end token (llama-server's extension, for benchmarks)."""
     adapters: tuple[AdapterUse, ...] = ()
     constraint: Constraint | None = None
     forced_tools: tuple[str, ...] = ()
-    """Names of tools of which the answer must call one; empty: the model decides."""
+    """Names of tools; the answer must call one of them. Empty: the model decides."""
     n_probs: int = 0
     """Number of likeliest tokens whose log probabilities come with each token; -1: only the chosen token's; 0: none."""
     prompt_probs: int = 0
-    """Most tokens of a prompt whose tokens' probabilities are told; a longer one is refused; 0: tell nothing. Needs
-    `n_probs`, and no `cache_prompt`: cached tokens are not computed again.
+    """Maximum length in tokens of a prompt whose tokens' probabilities are sent (`PromptLogprobs`); a longer prompt is
+    refused; 0: they are not sent. Needs `n_probs`, and `cache_prompt` False: cached tokens are not computed again.
     """
     post_sampling_probs: bool = False
     """Probabilities after the sampler chain instead of log probabilities before it (llama-server's extension)."""
@@ -246,14 +247,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     cache_salt: str = ""
     """Narrows the sharing of cached prompts to calls of the same team with the same salt."""
     cache_prompt: bool = True
-    """Whether cached prompts may be used, and this one cached."""
+    """Whether cached prefixes may be used for this prompt, and this prompt be cached."""
     slot: int = -1
     """The slot that the caller prefers; -1: any."""
     tell: tuple[Notice, ...] = ()
     max_prompt_chars: int = MAX_PROMPT_CHARS
-    """Most characters of the prompt's text that come with the settings."""
+    """Maximum number of characters of the prompt's text in the settings; a longer text is cut, or with `tell` "prompt"
+    refused."""
     priority: int = 0
-    """Calls of higher priority go first."""
+    """Calls of a higher number go first, unlike in clients' requests."""
     context_shift: bool = False
     """At the end of the context, drop the older half of the conversation and go on, instead of ending."""
     n_keep: int = 0
@@ -264,26 +266,26 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of `POST /v1/submit`. Repeating one (same gateway and call) while the call lives changes nothing."""
 
     gateway: str
-    """Id of the gateway process; its event stream gets the answer."""
+    """Name of the gateway process (`gateway_process`), on whose event stream the answer is sent."""
     call: int
     """Number of the call, unique within the gateway process."""
     request: GenerateRequest
     tenant: str
     """The calling team: the trust boundary of everything that is cached."""
     weight: float = 1.0
-    """The team's share of the worker's slots, beside other teams' weights."""
+    """The team's share of the worker's slots, relative to other teams' weights."""
     request_id: str = ""
     """Id of the request, for the worker's log lines."""
     deadline: float = 0.0
-    """Unix time by which the caller wants the call to have begun; 0: none. Orders calls of one priority."""
+    """Unix time, seconds, by which the caller wants the first token; 0: none. Orders calls of one priority."""
     traceparent: str = ""
-    """The gateway's span that the call lies in, as W3C Trace Context writes it; empty: it is in no trace."""
+    """The gateway's span around the call, as W3C Trace Context writes it; empty: the call is not traced."""
     tracestate: str = ""
 
 
 class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Body of the `202` to a `Submit`. It has the settings, which are no event: a prompt may be megabytes, and an event
-    too long for the stream would end the calls of others.
+    """Body of the `202` to a `Submit`. It has the settings, which are not sent as an event: a prompt can be megabytes
+    long, and an event that is too long for the stream would end the calls of others.
     """
 
     boot: str
@@ -292,7 +294,7 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: str = ""
     """The prompt's text as the model reads it, up to the request's `max_prompt_chars`, for `tell: ["settings"]`."""
     sampling: Sampling | None = None
-    """The values in force, for the same `tell`: the caller's over the model's over llama-server's, and the seed."""
+    """The values in force, for `tell: ["settings"]`: the caller's, else the model's, else llama-server's; with seed."""
 
 
 class Cancel(msgspec.Struct, frozen=True):

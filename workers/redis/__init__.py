@@ -1,1 +1,1 @@
-"""The way to Redis: its URL, clients of a server, of Sentinels and of a Cluster, and what their errors mean."""
+"""Connects to Redis: reads its URL, makes clients of a server, of Sentinels or of a Cluster, explains their errors."""

@@ -1,9 +1,9 @@
-"""A client of a Redis Cluster that behaves like a single server's client, as far as one can.
+"""A client of a Redis Cluster that behaves, as far as possible, like the client of a single server.
 
-redis-py's own client keeps the table of slots, the nodes and their connections. Commands are sent here, since in
-redis-py a node that is away closes the connections to all others, a command can take many times its bound, some errors
-are no `RedisError`, and transactions run event loops in threads. A pipeline may mix slots and keeps the order within
-each; the keys of a transaction lie in one.
+The base class, redis-py's own client, keeps the table of slots (which node has which slot), the nodes and their
+connections. Sending commands is done here, because in redis-py a node that is down closes the connections to all other
+nodes, a command can take many times its timeout, some errors are no `RedisError`, and transactions run event loops in
+threads. A pipeline can mix slots and keeps the order within each; the keys of a transaction must be in one slot.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from redis.exceptions import (
 from workers.redis.trouble import Gate
 
 FRESH_S = 0.5
-"""Least seconds between two readings of the table of slots, whatever goes wrong."""
+"""Minimum seconds between two readings of the table of slots, whatever goes wrong."""
 
 ROUNDS = 3
-"""Most times that a command is sent."""
+"""Maximum number of times that a command is sent, without the one to which an ASK error leads."""
 
 NODE_CONNECTIONS = 4096
-"""At which redis-py raises: never, for commands are bounded before."""
+"""Connections to a node at which redis-py raises an error. Never reached, since `max_under_way` is less."""
 
 AWAY = (ConnectionError, TimeoutError, OSError)
 
@@ -67,10 +67,10 @@ class ClusterClient(RedisCluster):
         max_under_way: int,
         options: dict[str, Any],
     ) -> None:
-        """`max_under_way`: commands, each with one connection to a node; others wait, as a part of their bound."""
+        """`max_under_way`: maximum number of commands or pipelines at once; others wait, within their time bound."""
         super().__init__(
             startup_nodes=[ClusterNode(host, port) for host, port in hosts],
-            # Where some slots have no server, models in the other slots go on.
+            # If some slots have no server, models in the other slots are still served.
             require_full_coverage=False,
             retry=Retry(NoBackoff(), retries),
             max_connections=NODE_CONNECTIONS,
@@ -85,7 +85,7 @@ class ClusterClient(RedisCluster):
         self._read_at = float("-inf")
 
     async def initialize(self, *args: Any, **options: Any) -> ClusterClient:
-        """Read the table of slots if it is unknown; a known one that is doubted is read in the background."""
+        """Read the table of slots if it is unknown. If it is known but maybe outdated, read it in the background."""
         if not self._knows_slots:
             async with self._table_lock:
                 if not self._knows_slots:
@@ -101,13 +101,13 @@ class ClusterClient(RedisCluster):
         return node is not None
 
     def doubt(self) -> None:
-        """Have the table read again soon: something is not where it says."""
+        """Have the table of slots read again soon, since it seems to be outdated."""
         self._initialize = False
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_again(), name="redis cluster slots")
 
     async def has_moved(self, error: MovedError) -> None:
-        """Note in the table where a slot is now, as a node said."""
+        """Update the table with the slot's new node, which the error names, and have the whole table read again."""
         await self.nodes_manager.move_slot(error)
         self.doubt()
 
@@ -122,8 +122,9 @@ class ClusterClient(RedisCluster):
         return answer
 
     async def send(self, commands: Sequence[Command], *, redirect: bool = True) -> list[Any]:
-        """Return one answer or exception per command; those of one slot run in order. `redirect`: a command for a slot
-        that has moved goes to where it is now; else the error is its answer, and that of those behind it in the slot.
+        """Return one answer or exception per command; commands of one slot run in order. `redirect`: a command for a
+        slot that has moved is sent to the slot's new node; if False, the error is the answer to it and to the commands
+        of that slot after it.
         """
         answers: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
@@ -145,20 +146,21 @@ class ClusterClient(RedisCluster):
         return answers
 
     async def slot_of(self, args: Sequence[Any]) -> int:
-        """Return the slot of a command's keys. Raises RedisError where they lie in several."""
-        if args[0] == "XREAD":  # the library would ask a server which of these words is the key
+        """Return the slot of a command's keys. Raises RedisError if they are in several slots."""
+        if args[0] == "XREAD":  # the library would ask a server which of these words are keys
             words = [word if isinstance(word, str) else bytes(word).decode() for word in args[1:] if _is_text(word)]
             return self.keyslot(words[words.index("STREAMS") + 1])
         return await self._determine_slot(*args)
 
     def node_of(self, slot: int) -> ClusterNode | None:
-        """Return the node that has the slot, as far as is known."""
+        """Return the node that has the slot by the table; None if the table has none."""
         nodes = self.nodes_manager.slots_cache.get(slot)
         return nodes[0] if nodes else None
 
     @asynccontextmanager
     async def bounded(self) -> AsyncIterator[None]:
-        """Have the block raise RedisErrors and OSErrors only; it raises TimeoutError after the bound."""
+        """Run a block as one command: with at most `max_under_way` at once, and TimeoutError after twice `timeout_s`.
+        It raises RedisErrors and OSErrors only."""
         try:
             async with asyncio.timeout(self._bound_s), self._under_way:
                 yield
@@ -175,7 +177,7 @@ class ClusterClient(RedisCluster):
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait({self._reading})
-        self._initialize = False  # else it would close nothing
+        self._initialize = False  # otherwise the base class would close nothing
         await super().aclose()
 
     async def _read_table(self) -> None:
@@ -193,7 +195,7 @@ class ClusterClient(RedisCluster):
         self._read_at = time.monotonic()
 
     async def _read_commands(self) -> None:
-        """Read the commands from any node that answers: the library's first may be dead. Raises RedisError, OSError."""
+        """Read the table of commands from any node that answers; the first may be down. Raises RedisError, OSError."""
         first = self.nodes_manager.default_node
         failed: Exception = RedisClusterException("the Cluster's table has no nodes")
         for node in (first, *(node for node in self.get_nodes() if node is not first)):
@@ -253,7 +255,7 @@ class ClusterClient(RedisCluster):
         return isinstance(answer, ConnectionError) and tries < self.retries
 
     async def _ask(self, error: AskError, command: Command) -> Any:
-        """Send a command once to the node that its slot is moving to."""
+        """Send a command once to the node that its slot is moving to, which the ASK error names."""
         node = self.get_node(host=error.host, port=error.port)
         if node is None:
             return error
@@ -275,7 +277,7 @@ class _Pipeline(ClusterPipeline):
         self._commands: list[Command] = []
 
     async def __aenter__(self) -> _Pipeline:
-        return self  # connects when there is something to send, as a single server's does
+        return self  # connects only when there is something to send, as a single server's pipeline does
 
     async def __aexit__(self, *_: object) -> None:
         self._commands = []
@@ -284,7 +286,7 @@ class _Pipeline(ClusterPipeline):
         return len(self._commands)
 
     def execute_command(self, *args: Any, **options: Any) -> _Pipeline:
-        options.pop("target_nodes", None)  # its key says where it goes
+        options.pop("target_nodes", None)  # the command's key decides the node
         self._commands.append((args, options))
         return self
 
@@ -303,7 +305,7 @@ class _Pipeline(ClusterPipeline):
 
 
 class _PubSub(ClusterPubSub):
-    """A subscription on any one node: all nodes hear what is published on one."""
+    """A subscription on any one node: what is published on one node reaches all nodes."""
 
     def __init__(self, client: ClusterClient, *args: Any, **options: Any) -> None:
         super().__init__(client, *args, **options)
@@ -320,7 +322,7 @@ class _PubSub(ClusterPubSub):
 
 
 async def _transact(client: ClusterClient, commands: Sequence[Command]) -> list[Any]:
-    """Send MULTI, the commands, EXEC; send them once more where the slot has moved or the connection was stale."""
+    """Send MULTI, the commands and EXEC; send all once more if the slot has moved or the connection was stale."""
     await client.initialize()
     slots = {await client.slot_of(args) for args, _ in commands}
     if len(slots) > 1:

@@ -1,8 +1,8 @@
 """Makes a Redis client from a URL, the same way in gateways, workers and supervisors.
 
-A client connects on first use and again whenever it has to: a failed attempt closes its gate for a moment, longer after
-each failure and never equally long, so that a Redis that comes back is not met by everybody at once. While the gate is
-closed commands fail at once instead of waiting for a connection that can't be had.
+A client connects on first use and reconnects when needed. Each client has a gate (`trouble.Gate`): a failed attempt to
+connect closes it for a moment, longer after each failure and with a random part, so that not all clients reconnect at
+once when Redis comes back. While the gate is closed, commands that need a new connection fail at once.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from workers.redis.trouble import Gate
 from workers.redis.url import Login, RedisUrl, Tls, checked
 
 MAX_CONNECTIONS = 100
-"""Of one client to a server; who wants one more waits for it."""
+"""Maximum number of connections of one client to its server (of a Cluster's client: commands at once); more commands
+wait for a free one."""
 UNBOUNDED = 2**31
-"""For redis-py, which raises at its own bound."""
+"""The bound given to redis-py's pool, which would raise at it; so it is never reached."""
 
 SENTINEL_TIMEOUT_S = 0.5
-"""Most seconds for one Sentinel. They are asked one after the other; the first that answers counts."""
+"""Maximum seconds to wait for one Sentinel. Sentinels are asked one after the other; the first answer counts."""
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""Errors of redis-py's parser over bytes that no Redis has sent like this."""
+"""Errors that redis-py's parser raises over bytes that are no valid answer of a Redis."""
 
 
 def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
     """Return a client for any URL of `workers.redis.url`; nothing is sent yet.
 
-    `timeout_s` bounds the wait for a connection, its making, and one answer. `retries`: how often a command is sent
-    again after a connection broke, so it may run more than once. Raises BadRedisUrl.
+    `timeout_s` bounds each of: the wait for a free connection, connecting, and the wait for one answer. `retries`: how
+    often a command is sent again after its connection broke, so it can run more than once. Raises BadRedisUrl.
     """
     place = checked(url)
     options = {
@@ -64,7 +65,7 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
     match place.kind:
         case "cluster":
             options["ssl"] = place.tls is not None
-            # It has a Redis's commands, and where it differs does as one would (`workers.redis.cluster`).
+            # The class is no `Redis`, but has the same commands and behaves in the same way (`workers.redis.cluster`).
             return cast(redis.asyncio.Redis, ClusterClient(place.hosts, timeout_s, retries, MAX_CONNECTIONS, options))
         case "sentinel":
             return _behind_sentinels(place, {**options, "retry": _retry(retries), "db": place.db})
@@ -74,7 +75,7 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
 
 
 def cluster_of(client: redis.asyncio.Redis) -> ClusterClient | None:
-    """Return the client as a ClusterClient if it is one, else None."""
+    """Return the client if it is a ClusterClient, otherwise None."""
     known: object = client
     return known if isinstance(known, ClusterClient) else None
 
@@ -108,7 +109,7 @@ def _behind_sentinels(place: RedisUrl, options: dict[str, Any]) -> redis.asyncio
 
 
 def _noticing(place: RedisUrl) -> dict[str, Any]:
-    """Return the options by which a connection ends when its server's machine is gone, also a silent subscription."""
+    """Return the options that end a connection, even a silent subscription, when its server's machine is gone."""
     if place.kind == "socket":
         return {}
     return {"socket_keepalive": True, "socket_keepalive_options": dict(tcp_options())}
@@ -130,15 +131,16 @@ def _tls_options(tls: Tls | None) -> dict[str, Any]:
 
 
 class _Checked(AbstractConnection):
-    """A connection that ends when its server, once a master, refuses a write: the next one finds the new master. It
-    ends as well where what comes is no answer: redis-py raises ValueError and the like, which nobody expects of Redis.
+    """A connection that ends with a ConnectionError in two cases: its server is no master any more and refuses a write
+    (the next connection finds the new master), or it sends bytes that are no valid answer, for which redis-py raises
+    ValueError and the like.
     """
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:
             return await super().read_response(*args, **options)
         except ResponseError as error:
-            # Redis 6.2 wraps an error that a script met in a sentence of its own.
+            # Redis 6.2 wraps an error that a script ran into in another message.
             if isinstance(error, ReadOnlyError) or "-READONLY" in str(error):
                 await self.disconnect(nowait=True)
                 raise ConnectionError("this Redis is a replica now and takes no writes") from None
@@ -173,16 +175,16 @@ class _Sentinels(Sentinel):
         try:
             found: tuple[str, int] = await super().discover_master(service_name)
         except MasterNotFoundError:
-            # The library's words list each client with all its options.
+            # The library's message lists each client with all its options.
             line = f"none of the {len(self.sentinels)} Sentinels answers that it knows a living master {service_name!r}"
             raise MasterNotFoundError(line) from None
         return found
 
 
 class _Pool(ConnectionPool):
-    """Behind a gate, and of `MAX_CONNECTIONS`, for which commands wait in the order in which they came.
+    """A pool of `MAX_CONNECTIONS` connections behind a gate. Commands wait for a free connection in order of arrival.
 
-    Else a wave of commands would be told that there are too many connections, which is taken for a Redis that is away.
+    redis-py's pool would raise an error for too many connections instead, which is taken for a Redis that is down.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -226,7 +228,7 @@ class _Pool(ConnectionPool):
 
 
 class _SentinelPool(_Pool, SentinelConnectionPool):
-    """A pool of connections to the Sentinels' master, behind a gate; closes its clients of the Sentinels too."""
+    """A pool, behind a gate, of connections to the master; closing it also closes the clients of the Sentinels."""
 
     async def aclose(self) -> None:
         await super().aclose()

@@ -1,5 +1,5 @@
-"""The error codes of Redis in one table, each with what an operator does about it, and a limit on how often a Redis
-that can't be reached is tried again.
+"""Explains Redis' errors by a table of their codes, each with an operator's remedy, and limits how often clients try to
+connect to a Redis that can't be reached.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ REMEDIES: Final = {
 """Error code -> its remedy, for an operator."""
 
 _CODE = re.compile(r"(?:^|[-\s])(" + "|".join(REMEDIES) + r")(?=\s)")
-"""Finds a code, which stands first; in errors of scripts some versions put their own words before it."""
+"""Finds a code at the beginning of an error, or after the words that some versions put before it in scripts' errors."""
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of an error reply, such as `BUSY`; empty where it is not in REMEDIES, or no reply at all."""
+    """Return the code of an error reply, such as `BUSY`; empty if REMEDIES has no such code, or it is no reply."""
     if not isinstance(error, RedisError):
         return ""
     status = getattr(error, "status_code", None)
@@ -50,12 +50,12 @@ def code_of(error: BaseException) -> str:
 
 
 def is_of_one_name(error: BaseException) -> bool:
-    """Return whether the server works and refuses just this request, for what it holds under the request's name."""
+    """Return whether the server works and refuses only this request, because of what is stored under the name in it."""
     return isinstance(error, ResponseError) and code_of(error) in ("", "WRONGTYPE")
 
 
 def remedy_for(error: BaseException) -> str:
-    """Return what an operator does about the error."""
+    """Return what an operator can do about the error."""
     if (code := code_of(error)) in REMEDIES:
         return REMEDIES[code]
     if isinstance(error, ResponseError):
@@ -67,10 +67,11 @@ def remedy_for(error: BaseException) -> str:
 
 FIRST_S = 0.02
 LONGEST_S = 0.5
+"""Minimum seconds that a gate is closed after a first failure, and maximum seconds that it is closed at a time."""
 
 
 class Gate:
-    """Lets connection attempts through. Each failure closes it, twice as long as before, less a random part."""
+    """Limits attempts to connect. Each failure closes the gate for twice as long as the last, less a random part."""
 
     def __init__(self, first_s: float = FIRST_S, longest_s: float = LONGEST_S) -> None:
         self._first_s = first_s
@@ -80,7 +81,8 @@ class Gate:
         self._why = ""
 
     def enter(self) -> None:
-        """Raise ConnectionError while it is closed. After a failure it lets one attempt through at a time."""
+        """Raise ConnectionError while the gate is closed. After a failure, each call that passes closes the gate again,
+        so that one attempt is made at a time."""
         if not self._failures:
             return
         now = time.monotonic()

@@ -1,11 +1,11 @@
-"""Reads from one URL where a Redis is and how to speak to it: a single server, Sentinels or a Cluster.
+"""Reads from a URL where a Redis is and how to connect to it: a single server, Sentinels or a Cluster.
 
     redis://[user[:password]@]host[:port][/db]                          rediss:// with TLS
     unix://[user[:password]@]/path[?db=]
     redis+sentinel://[user[:password]@]host[:port],...[/service[/db]]   rediss+sentinel:// with TLS
     redis+cluster://[user[:password]@]host[:port],...                   rediss+cluster:// with TLS
 
-No message of this module holds a password, a user's name or a part of the URL that might be one.
+No message of this module contains a password, a user's name or a part of the URL that might be either.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ NO = frozenset({"0", "false", "no", "off"})
 
 
 class BadRedisUrl(ValueError):
-    """The URL can't be used; the message names the part and the remedy, and holds no secret."""
+    """The URL can't be used; the message names the part at fault and the remedy, and contains no secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """The login of a Redis or of the Sentinels; empty where none is needed."""
+    """The login of a Redis or of the Sentinels; empty: none is needed."""
 
     username: str = ""
     password: str = ""
@@ -72,14 +72,14 @@ class Tls:
 
     @property
     def files(self) -> dict[str, str]:
-        """Return option -> path, for the files that are given."""
+        """The files that are given: name of the option -> path."""
         paths = {"ssl_ca_certs": self.ca_certs, "ssl_certfile": self.certfile, "ssl_keyfile": self.keyfile}
         return {option: path for option, path in paths.items() if path}
 
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """The parts of a URL."""
+    """The parts of a Redis URL."""
 
     kind: Kind
     hosts: tuple[tuple[str, int], ...] = ()
@@ -118,8 +118,8 @@ def parse(url: str) -> RedisUrl:
 
 
 def checked(url: str) -> RedisUrl:
-    """Return what `parse` does, once the files that the URL names can be read: the first connection would not say which
-    one can't. Raises BadRedisUrl.
+    """Return what `parse` returns, after checking that the files named in the URL can be read: an error of the first
+    connection would not say which file can't. Raises BadRedisUrl.
     """
     place = parse(url)
     for option, path in (place.tls.files if place.tls else {}).items():
@@ -131,7 +131,7 @@ def checked(url: str) -> RedisUrl:
 
 
 def masked(url: str) -> str:
-    """Return the URL with its passwords masked, also where it can't be parsed."""
+    """Return the URL with its passwords masked, even if it can't be parsed."""
     covered = re.sub(r"(://[^:/@?]*):.*@", r"\1:********@", url, flags=re.DOTALL)
     return re.sub(r"([?&][^=&]*password=)[^&]*", r"\1********", covered, flags=re.IGNORECASE)
 
@@ -154,7 +154,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     if name in SENTINEL_OPTIONS:
         return f"the option {name} is for redis+sentinel:// and rediss+sentinel://"
     close = difflib.get_close_matches(name, known, n=1)
-    # An unknown option may be a piece of a password with a `?` in it, so it is not repeated.
+    # An unknown option may be part of a password that contains a `?`, so it is not repeated.
     return f"there is an unknown option (did you mean {close[0]}?)" if close else "there is an unknown option"
 
 
@@ -201,7 +201,7 @@ def _host(text: str, usual: int) -> tuple[str, int]:
 
 
 def _names(kind: Kind, path: str, options: Mapping[str, str]) -> tuple[str, int]:
-    """Return the Sentinels' service, and the database."""
+    """Return the Sentinels' name for the master (empty for other kinds), and the number of the database."""
     parts = [unquote(part) for part in path.split("/") if part]
     service = ""
     if kind == "sentinel":

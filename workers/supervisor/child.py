@@ -1,6 +1,6 @@
-"""Keeps one child process: starts it, watches it, starts it again when it dies, stops it with its process group.
+"""Keeps one child process running: starts it, watches it, restarts it when it dies, stops it with its process group.
 
-Whether a dead process is started again is the exit-code policy of `workers.protocol.exits`.
+Whether a dead process is restarted depends on its exit code, by the rules of `workers.protocol.exits`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ STABLE_S = 60.0
 LINE_LIMIT = 1 << 20
 
 SHORTAGES = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors by which the system starts no process just now: memory, processes or descriptors are short."""
+"""Errors of a system that can't start a process for the moment, short of memory, processes or descriptors."""
 
 ENDED_AS_ASKED = frozenset({Exit.OK, Exit.DRAIN_CUT})
 
 
 class NotStarted(Exception):
-    """The process could not be started now, and may be later; the message says why."""
+    """The process could not be started, but a later attempt may succeed; the message says why."""
 
 
 @dataclass(slots=True)
 class Backoff:
-    """The wait before the next start: it doubles, and starts over after a stable minute."""
+    """Computes the wait before the next start: it doubles each time, and is reset by a process that ran `stable_s`."""
 
     first_s: float = FIRST_DELAY_S
     longest_s: float = LONGEST_DELAY_S
@@ -43,7 +43,7 @@ class Backoff:
     _next_s: float = field(default=0.0, init=False)
 
     def after(self, lived_s: float) -> float:
-        """Return the seconds to wait after a process that lived this long."""
+        """Return the seconds to wait after a process that lived `lived_s` seconds."""
         if lived_s >= self.stable_s or not self._next_s:
             self._next_s = self.first_s
         delay, self._next_s = self._next_s, min(self._next_s * 2, self.longest_s)
@@ -52,7 +52,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The command of a process. Secrets travel in `environment`: any user of the machine can read `argv`."""
+    """The command of a process. Secrets are passed in `environment`, since any user of the machine can read `argv`."""
 
     name: str
     argv: tuple[str, ...]
@@ -62,11 +62,11 @@ class Recipe:
 
 
 async def ignore_death(code: int, is_final: bool) -> None:
-    """Do nothing: the `on_death` of a child whose death concerns nobody else."""
+    """Do nothing: the default `on_death` of `Child`."""
 
 
 class Child:
-    """Keeps the process of one recipe. `keep` runs until the process may not be started again or `stop` was called."""
+    """Keeps the process of one recipe running. `keep` returns when an exit code forbids a restart, or after `stop`."""
 
     def __init__(
         self,
@@ -77,17 +77,17 @@ class Child:
         final: Collection[int] = FINAL,
         backoff: Backoff | None = None,
     ) -> None:
-        """`on_death(code, is_final)` is told each exit code that nobody asked for, and whether the child stays away.
+        """`on_death(code, is_final)` is called when the process ends unasked; `is_final`: it is not restarted.
 
-        It stays away with a code in `final`. But where the same recipe has run for a stable minute before, a code that
-        says that it can't run means a passing trouble (memory that is short, a full disk), and it is started again.
+        It is not restarted after a code in `final`. But if it has run for a stable minute before, such a code means a
+        passing trouble (short memory, a full disk), and it is restarted, except after `ENDED_AS_ASKED`.
         """
         self.name = recipe.name
         self.starts = 0
         self.pid: int | None = None
-        """Process id of the living process."""
+        """Process id of the running process; None: none runs."""
         self.last_code: int | None = None
-        """Exit code of the last process that ended."""
+        """Exit code of the process that ended last."""
         self._recipe = recipe
         self._output = output
         self._on_death = on_death
@@ -101,7 +101,7 @@ class Child:
         self._idle.set()
 
     async def keep(self) -> int:
-        """Keep the process; return the last exit code (negative: a signal). Cancellation kills the process group."""
+        """Keep the process running; return its last exit code (negative: a signal). Cancelling kills its group."""
         self._idle.clear()
         code = 0
         try:
@@ -128,16 +128,16 @@ class Child:
             self._idle.set()
 
     def leave(self) -> None:
-        """Begin to stop, as `stop` does, without waiting."""
+        """Begin to stop the process as `stop` does, without waiting for its end."""
         self._stopping.set()
 
     async def stop(self) -> None:
-        """Send SIGTERM, wait the grace, send SIGKILL; return when nothing of it runs any more. Idempotent."""
+        """Send SIGTERM, and SIGKILL after the recipe's `grace_s`; return when `keep` is over. Idempotent."""
         self._stopping.set()
         await self._idle.wait()
 
     def hurry(self) -> None:
-        """End the grace now."""
+        """Do not wait for the rest of `grace_s`: a process that is being stopped is killed now."""
         self._hurried.set()
 
     def _is_final(self, code: int, lived_s: float) -> bool:
@@ -153,10 +153,10 @@ class Child:
                 await self._stopping.wait()
 
     async def _live(self) -> int:
-        """Run one process to its end; return its exit code. Raises NotStarted; OSError where the first can't be run."""
+        """Run one process to its end; return its exit code. Raises NotStarted; OSError if the first can't be run."""
         try:
             process, read_end = await self._born()
-        except RuntimeError as error:  # the system gave no thread that waits for the process
+        except RuntimeError as error:  # no thread could be started to wait for the process
             raise NotStarted(str(error)) from error
         except OSError as error:
             if not self.starts and error.errno not in SHORTAGES:
@@ -173,12 +173,12 @@ class Child:
                     await asyncio.wait({reader}, timeout=1.0)
                     reader.cancel()
         finally:
-            # Also when `keep` is cancelled no zombie is left, and no transport for the garbage collector to find.
+            # So no zombie and no open transport is left, even if `keep` is cancelled.
             await _killed(process)
             self.pid = None
 
     async def _born(self) -> tuple[asyncio.subprocess.Process, int]:
-        """Start a process; return it and the descriptor that its lines are read from."""
+        """Start a process; return it and the descriptor from which its output is read."""
         read_end, write_end = os.pipe()
         try:
             # Not asyncio's own pipe: its wait() would also wait for grandchildren that hold the pipe open.
@@ -259,17 +259,17 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 class WorkerSlot:
-    """The slot of one worker on this machine, which is empty while its model is unloaded. `keep` runs until `stop` was
-    called, or until the worker may not be started again.
+    """The place of one worker on this machine, which is empty while its model is unloaded. `keep` runs until `stop` is
+    called, or until the worker's exit code forbids to restart it.
     """
 
     def __init__(self, make: Callable[[], Child]) -> None:
-        """`make` returns a new child."""
+        """`make` returns a new child that runs the worker."""
         self._make = make
         self._child: Child | None = None
         self._wanted = True
         self._sent_away = False
-        """Whether the child was told to leave and is not gone yet."""
+        """Whether the child was stopped because no worker is wanted, and is not gone yet."""
         self._stopping = False
         self._go = asyncio.Event()
         self._go.set()
@@ -279,7 +279,7 @@ class WorkerSlot:
         return None if self._child is None else self._child.pid
 
     def want(self, wanted: bool) -> None:
-        """Set whether a worker is to run here. Never waits: one that must leave drains before another may start."""
+        """Set whether a worker should run here. Never waits: an unwanted worker drains before another is started."""
         if wanted == self._wanted or self._stopping:
             return
         self._wanted = wanted
@@ -292,7 +292,7 @@ class WorkerSlot:
             self._child.leave()
 
     async def keep(self) -> int:
-        """Keep a worker here while one is wanted; return the last exit code (negative: a signal)."""
+        """Keep a worker running while one is wanted; return the last exit code (negative: a signal)."""
         code = int(Exit.OK)
         while True:
             await self._go.wait()
@@ -305,7 +305,7 @@ class WorkerSlot:
             self._sent_away, self._child = False, None
 
     async def stop(self) -> None:
-        """Drain the worker within its bound; return when nothing runs."""
+        """Drain and stop the worker within its `grace_s`; return when it is gone."""
         self._stopping = True
         self._go.set()
         if self._child is not None:

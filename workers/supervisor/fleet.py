@@ -1,4 +1,4 @@
-"""Tells the fleet through Redis that a worker is gone, at once, not only when its heartbeat has expired."""
+"""Tells the fleet through Redis that a worker is gone, before its heartbeat expires, and which models are kept here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class NoRedis(RuntimeError):
-    """No Redis can be used; the message gives the remedy."""
+    """There is no Redis that can be used; the message says why, and the remedy."""
 
 
 class Fleet:
@@ -57,7 +57,7 @@ class Fleet:
             await asyncio.sleep(POLL_S)
 
     async def present(self, workers: Mapping[str, str]) -> list[str]:
-        """Return the ids of those workers (id -> model) that have registered; none while Redis does not answer."""
+        """Return the ids of those of the workers (id -> model) that have a record; none if Redis does not answer."""
         try:
             return [
                 worker_id
@@ -68,9 +68,8 @@ class Fleet:
             return []
 
     async def unloaded(self, models: Sequence[str], *, forget: bool) -> frozenset[str] | None:
-        """Tell that this machine keeps workers of `models`; return those that an admin has unloaded; None: no Redis.
-
-        `forget`: forget earlier unloading, so that all of them are wanted.
+        """Renew this machine's marks that it keeps workers of `models`, and return those of them that an admin has
+        unloaded; None: Redis does not answer. `forget`: delete the notes of unloaded models, so that all are wanted.
         """
         names = [keys.unloaded(model) for model in models]
         try:

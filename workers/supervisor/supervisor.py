@@ -1,7 +1,7 @@
-"""Finds the GPUs of this machine, plans its workers, their models and devices, keeps them alive and stops them
-together.
+"""Finds the GPUs of this machine, plans which workers run on it with which model and devices, keeps the workers running
+and stops them together.
 
-The driver's own program is asked for the GPUs; CUDA is never loaded.
+GPUs are listed by the driver's own program, `nvidia-smi`; CUDA is never loaded.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ QUERY_TIMEOUT_S = 10.0
 
 
 def visible(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the devices as `CUDA_VISIBLE_DEVICES` writes them; none: CPU only.
+    """Return the GPUs in the form of `CUDA_VISIBLE_DEVICES`; empty: CPU only.
 
-    An existing `CUDA_VISIBLE_DEVICES` is the whole truth; as in CUDA, what follows an invalid entry (-1) is hidden.
+    If that variable is set, it alone decides; as in CUDA, devices after an invalid entry (-1) are hidden.
     """
     if VISIBLE in environment:
         devices = [device.strip() for device in environment[VISIBLE].split(",")]
@@ -64,42 +64,43 @@ def visible(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def environment_of(device: str | None) -> dict[str, str]:
-    """Return the variables of a worker that has this device for itself; none where the machine has no GPU."""
-    # nvidia-smi counts by PCI bus, CUDA by speed unless told otherwise.
+    """Return the variables that limit a worker to `device`; none if the machine has no GPU."""
+    # nvidia-smi numbers devices by PCI bus, CUDA by speed unless told otherwise.
     return {} if device is None else {VISIBLE: device, ORDER: "PCI_BUS_ID"}
 
 
 KILL_MARGIN_S = 5.0
-"""Seconds that a worker gets beyond its own drain time before it is killed."""
+"""Seconds beyond its own drain time after which a worker that is being stopped is killed."""
 
 OF_MODELS = ModelSettings.model_fields.keys() - PaddockSettings.model_fields.keys()
 
 KEPT_BACK = frozenset(map(sources.variable, {"api_key", "api_keys", "gateway_secret", "worker_redis_url", *OF_MODELS}))
-"""Variables that workers don't inherit: only gateways need the callers' keys, and a spec says what the model is."""
+"""Variables that workers don't inherit: only gateways need the callers' keys, and the model is in the spec file."""
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Microseconds of CPU per period that this control group may use, or `max`. Source: Linux, cgroup-v2, cpu.max."""
+"""Microseconds of CPU that this control group may use in a period (or `max`), and the period. Source: Linux, cgroup-v2,
+cpu.max."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedWorker:
-    """One of this machine's workers; it stays the same over restarts."""
+    """One of this machine's workers. It stays the same when the worker's process is restarted."""
 
     name: str
     """Name for log lines: `worker-0`."""
     worker_id: str
     model: ModelSpec
-    """The model as its process gets it, with a number of threads."""
+    """The model as the worker's process gets it, with a number of threads."""
     device: str | None
-    """Its GPUs, divided by commas; None: this machine has none."""
+    """The worker's GPUs, separated by commas; None: this machine has none."""
     neighbours: int
-    """Workers of this machine, itself included: they share its memory."""
+    """Number of workers on this machine, this one included; they share its memory."""
 
 
 def plan(served: Sequence[ModelSpec], cores: int, devices: Sequence[str], host: str) -> tuple[PlannedWorker, ...]:
-    """Return each model's workers, in the catalog's order; devices go round, cores are divided evenly. Pure.
+    """Return each model's workers, in the catalog's order. Devices are dealt in turn, cores divided evenly. Pure.
 
-    Raises CatalogError: a worker wants more devices than there are.
+    Raises CatalogError if a worker wants more devices than there are.
     """
     models = [model for model in served for _ in range(model.workers)]
     threads = max(1, cores // max(1, len(models)))
@@ -117,7 +118,7 @@ def plan(served: Sequence[ModelSpec], cores: int, devices: Sequence[str], host: 
 
 
 def _dealt(models: Sequence[ModelSpec], devices: Sequence[str]) -> list[str | None]:
-    """Return each worker's devices, as `CUDA_VISIBLE_DEVICES` writes them."""
+    """Return each worker's devices in the form of `CUDA_VISIBLE_DEVICES`; None for each if there are none."""
     dealt: list[str | None] = []
     turn = 0
     for model in models:
@@ -133,14 +134,14 @@ def _dealt(models: Sequence[ModelSpec], devices: Sequence[str]) -> list[str | No
 
 
 def host_id(state_dir: Path) -> str:
-    """Return the prefix of this machine's worker ids; two state folders on it, and two machines, never share one."""
+    """Return the prefix of this machine's worker ids, which differs between machines and between state folders."""
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", platform.node()) or "host"
     digest = hashlib.sha256(f"{platform.node()}:{state_dir.absolute()}".encode()).hexdigest()[:6]
     return f"{host[:40]}-{digest}"
 
 
 def available_cores(quota: Path = CPU_QUOTA) -> int:
-    """Return the CPU cores that this process may use, by its affinity and, in a container, by its quota."""
+    """Return the number of CPU cores that this process may use, by its affinity and, in a container, by its quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         microseconds, period = quota.read_text().split()
@@ -150,7 +151,7 @@ def available_cores(quota: Path = CPU_QUOTA) -> int:
 
 
 class Supervisor:
-    """Keeps the planned workers. `keep` returns when `stop` was called, or when no worker may be started again."""
+    """Keeps the planned workers running, until `stop` is called or no worker is to be restarted."""
 
     def __init__(
         self,
@@ -162,7 +163,7 @@ class Supervisor:
         environment: Mapping[str, str],
         on_final: Callable[[int, str], None],
     ) -> None:
-        """`on_final(exit code, line for a person)` is called for each worker that ended unasked and stays away."""
+        """`on_final(exit code, readable reason)` is called for each worker that ended unasked and is not restarted."""
         self._fleet = fleet
         self._console = console
         self._on_final = on_final
@@ -181,7 +182,7 @@ class Supervisor:
         return {name: slot.pid for name, slot in self._slots.items()}
 
     async def keep(self) -> int:
-        """Keep the workers; return OK, or the first exit code that kept a worker away."""
+        """Keep the workers running; return OK, or the first exit code after which a worker was not restarted."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
@@ -194,7 +195,7 @@ class Supervisor:
         return next((code for code in codes if code in FINAL and code != Exit.OK), int(Exit.OK))
 
     async def stop(self) -> None:
-        """Stop all workers at once; each drains within its bound. Returns when none runs."""
+        """Stop all workers at the same time; each drains within its bound. Return when none runs."""
         await asyncio.gather(*(slot.stop() for slot in self._slots.values()))
 
     def hurry(self) -> None:
@@ -206,11 +207,12 @@ class Supervisor:
         return Child(recipe, output, on_death=partial(self._bury, worker))
 
     async def _listen(self) -> None:
-        """Stop workers while their model is unloaded, and start them again after. A new supervisor begins with all."""
+        """Stop workers whose model is unloaded, and start them again when it is loaded. At its start a supervisor loads
+        all models."""
         this = asyncio.current_task()
         models = sorted(set(self._models.values()))
         begun = False
-        # Checked each round: redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
+        # Checked in each round, since redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
         while this is None or not this.cancelling():
             unloaded = await self._fleet.unloaded(models, forget=not begun)
             if unloaded is not None:
@@ -230,7 +232,7 @@ class Supervisor:
             self._on_final(code, f"{worker.name} can't serve {worker.model.name} ({describe(code)}): {complaint}")
 
     def _clear_away(self) -> None:
-        """Remove the workers' files, and report what those ran that had to be killed while they stopped."""
+        """Remove the workers' files, and report the requests of workers that had to be killed while stopping."""
         for path in self._spec_files:
             path.unlink(missing_ok=True)
         for name, path in self._black_boxes.items():
@@ -239,17 +241,17 @@ class Supervisor:
 
 
 def black_box_of(worker: PlannedWorker, settings: SupervisorSettings) -> Path:
-    """Return the file in which a worker keeps its running requests' ids; private, as the state folder is."""
+    """Return the file in which a worker keeps the ids of its running requests. It is in the private state folder."""
     return settings.state_dir / "run" / f"{worker.name}.calls"
 
 
 def spec_file_of(worker: PlannedWorker, settings: SupervisorSettings) -> Path:
-    """Return the file by which a worker is told its model: it may be longer than a variable."""
+    """Return the file from which a worker reads its model's spec, which can be too long for a variable."""
     return settings.state_dir / "run" / f"{worker.name}.json"
 
 
 def write_specs(workers: Iterable[PlannedWorker], settings: SupervisorSettings) -> None:
-    """Write what the workers are to serve, for their user alone. Raises OSError."""
+    """Write the workers' spec files, readable by their user only. Raises OSError."""
     for worker in workers:
         path = spec_file_of(worker, settings)
         path.unlink(missing_ok=True)
@@ -258,7 +260,7 @@ def write_specs(workers: Iterable[PlannedWorker], settings: SupervisorSettings) 
 
 
 def recipe(worker: PlannedWorker, settings: SupervisorSettings, environment: Mapping[str, str]) -> Recipe:
-    """Return the command of a worker, whose environment says everything but its model (`spec_file_of`)."""
+    """Return the command of a worker. All of its settings are in its environment, but its model (`spec_file_of`)."""
     handed_on = {name: getattr(settings, name) for name in EveryWorkerSettings.model_fields if name not in OF_MODELS}
     told = WorkerSettings.model_construct(
         **handed_on

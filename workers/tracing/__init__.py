@@ -1,5 +1,5 @@
-"""Traces: the context that travels with a call, the spans that are made once the call is over, and their export.
+"""Traces calls: the context that is sent with a call, the spans that are made after the call's end, and their export.
 
-Shared by gateways and workers. Nothing here is loaded or done per token; OpenTelemetry's libraries are loaded by
-`workers.tracing.tracer` only where an endpoint is configured.
+Shared by gateways and workers. Nothing here runs per token. OpenTelemetry's libraries are loaded by
+`workers.tracing.tracer` only if an endpoint is configured.
 """

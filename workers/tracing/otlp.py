@@ -1,10 +1,10 @@
 """Exports spans over OTLP/HTTP, as protobuf. The only importer of OpenTelemetry's libraries (extra `tracing`).
 
-A span's frame is written here and its attributes are kept encoded, since most of them repeat: OpenTelemetry's encoder
-takes 85 microseconds of CPU for one of our spans, this one 12, and a gateway makes three per call on the core that
-streams tokens (docs/performance.md). Rare fields go through the libraries' messages: in protobuf a message may be
-written in parts, one after the other.
-Sources: opentelemetry-proto (trace/v1/trace.proto), OTLP specification 1.9 (which failures may be tried again).
+The common fields of a span are encoded here, and its encoded attributes are cached, since most of them repeat:
+OpenTelemetry's encoder takes 85 microseconds of CPU for one of our spans, this one 12, and a gateway makes three spans
+per call on the core that streams tokens (docs/performance.md). Rare fields are encoded by the libraries' messages: in
+protobuf, parts of a message can be encoded separately and joined.
+Sources: opentelemetry-proto (trace/v1/trace.proto), OTLP specification 1.9 (which failures can be retried).
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ PASSING_STATUS = frozenset({429, 502, 503, 504})
 MAX_TEXT_CHARS = 512
 KEPT_ATTRIBUTES = 16_384
 KEPT_CHARS = 64
-"""Longest text kept encoded; longer ones are a caller's own, such as an unknown path, and would fill the cache."""
+"""Maximum length of a text whose encoded attribute is cached. Longer texts are mostly callers' own, such as an unknown
+path, and would fill the cache."""
 KEPT_INT = 1 << 16
-"""Whole numbers below this one repeat often enough to be kept encoded."""
+"""Integers below this repeat often enough for their encoded attributes to be cached."""
 SCOPE = "paddock"
 BREATH_SPANS = 24
-"""Spans after which the event loop gets the interpreter lock; see `workers.tracing.tracer.BREATH_S`."""
+"""Number of spans after which the thread lets go of the interpreter's lock; see `workers.tracing.tracer.BREATH_S`."""
 
-# Tags of fields: their number, and how they are written.
+# Tags of protobuf fields: the field's number and its wire type.
 TRACE_ID, SPAN_ID, PARENT_ID = b"\x0a\x10", b"\x12\x08", b"\x22\x08"  # with the length, which is always the same
 NAME, ATTRIBUTE, KIND = b"\x2a", b"\x4a", b"\x30"
 TIMES = struct.Struct("<cQcQ")
 BEGAN, ENDED = b"\x39", b"\x41"
-RESOURCE_SPANS, SCOPE_SPANS, SPAN = b"\x0a", b"\x12", b"\x12"  # of the request, and of one within the other
+RESOURCE_SPANS, SCOPE_SPANS, SPAN = b"\x0a", b"\x12", b"\x12"  # nested: a request has the first, which has the second
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Treats a redirect as an error: following it would turn the POST into a GET that takes the headers' secrets to
-    another host, and that one's answer would count as success."""
+    """Treats a redirect as an error. If it were followed, a GET in place of the POST would take the secrets in the
+    headers to another host, whose answer would count as success."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -56,10 +57,10 @@ _opener = urllib.request.build_opener(_NoRedirects)
 
 
 class OtlpExporter:
-    """Sends spans to one collector. For one thread."""
+    """Sends spans to one collector. To be used by one thread only."""
 
     def __init__(self, endpoint: str, headers: Mapping[str, str], resource: Mapping[str, str], version: str) -> None:
-        """`endpoint`: the whole URL; `resource`: attributes of all spans of this process."""
+        """`endpoint`: the complete URL. `resource`: attributes that all spans of this process have."""
         self._endpoint = endpoint
         self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": f"paddock/{version}", **headers}
         self._kept = lru_cache(KEPT_ATTRIBUTES, typed=True)(_attribute)
@@ -119,14 +120,14 @@ class OtlpExporter:
 
 
 def _repeats(value: Value) -> bool:
-    """Return whether a value is likely to repeat, and small, so that it is worth keeping encoded."""
+    """Return whether a value is likely to repeat, and so small that its encoded attribute is worth caching."""
     if type(value) is str:
         return len(value) <= KEPT_CHARS
     return type(value) is bool or (type(value) is int and value < KEPT_INT)
 
 
 def _rest(span: Span, clock: WallClock) -> bytes:
-    """Encode the fields that few spans have."""
+    """Encode the fields that few spans have: state, error, events, links."""
     message = SpanMessage(trace_state=span.context.state)
     if span.error:
         message.status.code, message.status.message = Status.STATUS_CODE_ERROR, span.error
@@ -170,7 +171,7 @@ def _key_value(name: str, value: Value) -> KeyValue:
 
 
 def _field(tag: bytes, body: bytes) -> bytes:
-    """Encode a field with its length, seven bits to a byte, the lowest first."""
+    """Encode a protobuf field: tag, length as a varint (seven bits per byte, the lowest first), body."""
     length, more = len(body), bytearray()
     while length > 0x7F:
         more.append(length & 0x7F | 0x80)
@@ -180,5 +181,5 @@ def _field(tag: bytes, body: bytes) -> bytes:
 
 
 def _bounded(text: str) -> str:
-    """Return a text cut and made encodable: callers' texts (model names, paths) may be long, or half a character."""
+    """Return a text cut to `MAX_TEXT_CHARS` and valid in UTF-8: callers' texts (model names, paths) may be neither."""
     return text[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode()

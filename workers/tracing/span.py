@@ -1,4 +1,4 @@
-"""The spans of a trace, each made when it is over, and the context by which they are one trace: it travels in the
+"""The spans of a trace, each made after its end, and the context that joins them into a trace, which is sent in the
 headers `traceparent` and `tracestate`.
 
 Source: W3C Trace Context, level 1 (https://www.w3.org/TR/trace-context/). Malformed headers count as missing.
@@ -28,16 +28,16 @@ _OUR_VERSION = "00"
 
 
 class TraceContext(msgspec.Struct, frozen=True):
-    """One span of one trace, as the parent of whatever happens inside it."""
+    """Identifies one span of one trace, as the parent of the spans inside it."""
 
     trace_id: str
     """Id of the trace, 32 hexadecimal digits."""
     span_id: str
     """Id of the span, 16 hexadecimal digits."""
     is_sampled: bool = True
-    """Whether the process that began the trace records it; then we do, too."""
+    """Whether the process that began the trace records it; if so, Paddock records it too."""
     state: str = ""
-    """The `tracestate` of tracing systems on the way, handed on as it is."""
+    """The `tracestate` of other tracing systems, handed on unchanged."""
 
     @property
     def traceparent(self) -> str:
@@ -54,12 +54,12 @@ def new_context() -> TraceContext:
 
 
 def new_span_id() -> str:
-    """Return a random span id; ids must differ, and are no secrets."""
+    """Return a random span id. Ids must differ but are not secret, so `random` is good enough."""
     return f"{random.getrandbits(64) or 1:016x}"
 
 
 def read_context(traceparent: str, tracestate: str = "") -> TraceContext | None:
-    """Return the context of the headers; None: missing or malformed. A malformed or long state alone is dropped."""
+    """Return the context in the headers; None: missing or malformed. A malformed or long `tracestate` is dropped."""
     found = _PARENT.fullmatch(traceparent.strip()) if len(traceparent) <= MAX_STATE_CHARS else None
     if found is None:
         return None
@@ -107,7 +107,7 @@ class Span(msgspec.Struct, frozen=True):
     context: TraceContext
     """The span's own context."""
     parent_id: str
-    """Id of the span that it lies in; empty: the trace begins with it."""
+    """Id of the span around this one; empty: the trace begins with this span."""
     began_at: float
     ended_at: float
     kind: Kind = Kind.INTERNAL
@@ -119,7 +119,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class WallClock:
-    """Turns time.monotonic() into Unix time, by the two clocks' difference when it was made."""
+    """Converts time.monotonic() to Unix time, by the difference of the two clocks when this object was made."""
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()

@@ -1,9 +1,9 @@
-"""The tracer, which gets each finished call: one that records nothing, or a thread that makes spans of calls and sends
-them to the configured endpoint.
+"""The tracer, which is given each finished call (a journey): it records nothing, or its thread makes spans of the calls
+and sends them to the configured endpoint, the collector.
 
-`tell` appends to a queue. When that is full, or the collector does not take what is sent to it, traces are lost and a
-line in the log says so; no call ever waits or fails for it. Without an endpoint OpenTelemetry's libraries are not
-loaded and need not be installed.
+`tell` appends to a queue. If that is full, or the collector does not take the spans, traces are lost and a log line
+says so; no call ever waits or fails because of tracing. Without an endpoint OpenTelemetry's libraries are not loaded
+and need not be installed.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ from workers.tracing.span import Span, TraceContext, new_context
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
-"""Most journeys (finished calls) that wait to be sent; further ones are lost. Each is a few kilobytes."""
+"""Maximum number of journeys that wait to be sent; further ones are lost. Each takes a few kilobytes."""
 BATCH = 256
 EVERY_S = 5.0
-"""Seconds that a journey may wait while there are few: OpenTelemetry's own default."""
+"""Seconds after which journeys are sent although they are fewer than `BATCH`: OpenTelemetry's own default."""
 RETRY_S = (0.5, 1.0, 2.0)
-"""Seconds before each new attempt to send a batch; after the last the batch is lost."""
+"""Seconds to wait before each new attempt to send a batch; if the last attempt fails too, the batch is lost."""
 CLOSE_S = 1.5
-"""Seconds that an ending process waits until the last journeys are sent."""
+"""Maximum seconds that an ending process waits until the last journeys are sent."""
 BREATH_S, BREATH_JOURNEYS = 0.0002, 16
-"""Seconds for which, and journeys after which, the event loop gets the interpreter lock: a batch holds it for 30 ms."""
+"""The thread sleeps for `BREATH_S` seconds after every `BREATH_JOURNEYS`, to let the event loop have the interpreter's
+lock: a batch holds it for 30 ms."""
 
 
 class Journey(Protocol):
     """A finished call or request, from which spans are made."""
 
     def spans(self) -> Sequence[Span]:
-        """Make the spans. Called once, on another thread; the data that they are made from changes no more."""
+        """Return the spans. Called once, on another thread; the data that they are made from is final by then."""
         ...
 
 
 class Tracer(Protocol):
     def inside(self, caller: TraceContext | None) -> TraceContext | None:
-        """Return the context of a new span, to be told of when it is over; None: it is not recorded.
+        """Return the context of a new span, for a journey given to `tell` later; None: the span is not recorded.
 
-        `caller`: the span that it lies in; None: it begins a trace.
+        `caller`: the span around the new one; None: the new span begins a trace.
         """
         ...
 
@@ -74,24 +75,24 @@ class ExportFailed(Exception):
     """The collector did not take the spans."""
 
     def __init__(self, why: str, *, is_passing: bool) -> None:
-        """`is_passing`: the collector may take the same spans in a moment."""
+        """`is_passing`: the collector may take the same spans at a later attempt."""
         super().__init__(why)
         self.is_passing = is_passing
 
 
 class Exporter(Protocol):
     def export(self, spans: Sequence[Span]) -> None:
-        """Block until the spans are taken. Raises ExportFailed."""
+        """Send the spans, and block until the collector has taken them. Raises ExportFailed."""
         ...
 
 
 class BackgroundTracer:
-    """Samples the traces that begin here, and sends journeys from a thread of its own, while `running` is entered."""
+    """Samples the traces that begin in this process, and sends journeys from its thread, within `running`."""
 
     def __init__(self, exporter: Exporter, share: float = 1.0, every_s: float = EVERY_S) -> None:
-        """`share`: share of the traces that begin here which are recorded; for others their beginner has decided.
+        """`share`: share of the traces that begin here which are recorded; of others, their callers decide.
 
-        `every_s`: how long a journey may wait while there are few.
+        `every_s`: seconds after which journeys are sent although they are fewer than `BATCH`.
         """
         self._exporter = exporter
         self._share = share
@@ -105,7 +106,7 @@ class BackgroundTracer:
     def inside(self, caller: TraceContext | None) -> TraceContext | None:
         if caller is not None:
             return caller.inside() if caller.is_sampled else None
-        # Which ones are recorded is no secret.
+        # Which traces are recorded is no secret.
         return new_context() if random.random() < self._share else None  # noqa: S311
 
     def tell(self, journey: Journey) -> None:
@@ -118,7 +119,7 @@ class BackgroundTracer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the thread within this block. Leaving it waits for the rest to be sent, at most `CLOSE_S`."""
+        """Run the thread within this block. At its end, wait at most `CLOSE_S` until remaining journeys are sent."""
         thread = threading.Thread(target=self._run, name="tracing", daemon=True)
         thread.start()
         try:
@@ -154,7 +155,7 @@ class BackgroundTracer:
             if not self._is_failing:
                 log.warning("traces are not delivered: %s; calls go on, and this is said once", failed)
             self._is_failing = True
-        except Exception:  # the thread's edge: one faulty journey must not end all tracing
+        except Exception:  # one faulty journey must not end the thread, and with it all tracing
             log.exception("%d traces could not be made", len(batch))
         else:
             if self._num_lost:
@@ -167,7 +168,7 @@ class BackgroundTracer:
                 self._exporter.export(spans)
                 return
             except ExportFailed as failed:
-                # While it fails for everybody, and at the end, nothing is worth waiting for.
+                # No retries for an error that will not pass, after a batch that failed altogether, or while closing.
                 if not failed.is_passing or self._is_failing or self._closing.wait(pause_s):
                     raise
         self._exporter.export(spans)
@@ -190,7 +191,7 @@ NOT_INSTALLED = (
 
 
 class TracingUnusable(ValueError):
-    """The tracing that the settings ask for can't be had."""
+    """The tracing that the settings ask for is not possible; the message says why, and the remedy."""
 
 
 @contextmanager
@@ -202,9 +203,9 @@ def tracing(
     version: str,
     environment: Mapping[str, str],
 ) -> Iterator[Tracer]:
-    """Yield the tracer. `resource`: attributes of this process; those in the environment take precedence.
+    """Yield a running tracer, or `OFF` if no endpoint is configured. Raises TracingUnusable.
 
-    Raises TracingUnusable.
+    `resource`: attributes of this process; those in the environment take precedence.
     """
     url, setting = _endpoint(endpoint, environment)
     exporter = _exporter(url, setting, headers, resource, version, environment) if url else None
@@ -229,7 +230,7 @@ def _exporter(
     except ModuleNotFoundError as error:
         why = NOT_INSTALLED.format(name=error.name, setting=setting)
         if setting.startswith("OTEL_"):
-            # It may be set for all programs of a cluster.
+            # Such a variable may be set for all programs of a cluster, so it is no reason to fail.
             log.warning(why)
             return None
         raise TracingUnusable(why) from None
@@ -237,7 +238,7 @@ def _exporter(
 
 
 def _endpoint(endpoint: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return the whole URL, and the setting that names it; empty: there is to be no tracing."""
+    """Return the collector's complete URL, and the name of the setting that gives it; both empty: tracing is off."""
     if environment.get(STANDARD_OFF, "").lower() == "true":
         return "", ""
     if endpoint:
@@ -270,7 +271,7 @@ def _every_s(environment: Mapping[str, str]) -> float:
 
 
 def _pairs(setting: str, text: str) -> dict[str, str]:
-    """Parse `name=value,name=value`, values percent-encoded, as OpenTelemetry's own variables have it."""
+    """Parse `name=value,name=value`, percent-encoded, as in OpenTelemetry's own variables. Raises TracingUnusable."""
     pairs = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")

@@ -1,1 +1,1 @@
-"""One step of the engine: which calls run, what the step computes, how tokens are drawn."""
+"""One step of the engine: decides which calls run and what the step computes, runs it, and draws tokens."""

@@ -1,4 +1,4 @@
-"""Decoding of tokens' bytes to text that may leave: whole characters only, and nothing of a stop string."""
+"""Decodes tokens' bytes to text that can be sent: whole characters only, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import lru_cache
 
 
 class AnswerText:
-    """The text of one answer. Text that may still become a stop string is held back, all other text leaves at once.
+    """The text of one answer. Text that may begin a stop string is held back; all other text is returned at once.
 
-    Of several stop strings the one that is complete first ends the answer (of two that end together, the longer), so
-    the result does not depend on how the text was cut into tokens.
+    Of several stop strings the one that is complete first ends the answer (of two that end together, the longer one),
+    so the result does not depend on how the text is cut into tokens.
     """
 
     __slots__ = ("_bytes", "_held", "_place", "_stops", "stop")
@@ -18,21 +18,21 @@ class AnswerText:
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self._stops = _stops_of(stops) if any(stops) else None
         self._place = 0
-        """Number of the longest beginning of a stop string that the text ends in (see `_Stops`)."""
+        """State of `_Stops` after all text so far."""
         self._bytes = b""
         self._held = ""
         self.stop: str | None = None
-        """The stop string that was met, after which no text leaves any more; None: none was met."""
+        """The stop string that has ended the answer; no text is returned after it. None: none has."""
 
     def push(self, piece: bytes) -> str:
-        """Add a token's bytes; return the text that may leave now. Bytes that can't form a character become U+FFFD."""
+        """Add a token's bytes; return the text that can be sent now. Bytes that can't be UTF-8 become U+FFFD."""
         data = self._bytes + piece if self._bytes else piece
         text, num_used = utf_8_decode(data, "replace", False)
         self._bytes = data[num_used:]
         return text if self._stops is None or not text else self._release(text, self._stops)
 
     def finish(self) -> str:
-        """Return the text that was held back, since the model is done."""
+        """Return the text that was held back, after the last token."""
         text = utf_8_decode(self._bytes, "replace", True)[0] if self._bytes else ""
         self._bytes = b""
         if self._stops is None:
@@ -63,26 +63,27 @@ class AnswerText:
 
 
 class _Stops:
-    """Stop strings as a tree of their beginnings (as by Aho and Corasick): a character costs the same, however many
-    stop strings there are and however much of them is held back. Immutable.
+    """The stop strings as an Aho-Corasick automaton, in which the cost of a character does not depend on the number of
+    stop strings or on the text held back. Immutable. A state (`place`) is the number of a beginning of a stop string:
+    the longest one in which the text so far ends; 0 is the empty one.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        """By place (the number of a beginning): character -> the place of the beginning that is longer by it."""
+        """By place: next character -> place of the beginning that is longer by this character."""
         self._shorter = [0]
-        """By place: the place of the longest other beginning that this one ends in."""
+        """By place: place of the longest shorter beginning in which this beginning ends."""
         self.lengths = [0]
-        """By place: characters of the beginning."""
+        """By place: length of the beginning in characters."""
         self.met: list[str] = [""]
-        """By place: the longest stop string that this beginning ends in; empty: none."""
+        """By place: the longest stop string in which this beginning ends; empty: none."""
         for stop in stops:
             self._add(stop)
         self.firsts = frozenset(self._next[0])
         self._join()
 
     def after(self, place: int, character: str) -> int:
-        """Return the place of the longest beginning that a text ends in, which ended in `place` before `character`."""
+        """Return the place that follows `place` when `character` is added to the text."""
         steps = self._next
         while place and character not in steps[place]:
             place = self._shorter[place]
@@ -102,7 +103,7 @@ class _Stops:
         self.met[place] = stop
 
     def _join(self) -> None:
-        """Fill `_shorter` and `met`, for shorter beginnings before longer ones."""
+        """Fill in `_shorter` and `met`, shorter beginnings first."""
         places = list(self._next[0].values())
         for place in places:
             for character, longer in self._next[place].items():
@@ -113,5 +114,5 @@ class _Stops:
 
 @lru_cache(maxsize=8)
 def _stops_of(stops: tuple[str, ...]) -> _Stops:
-    """Return the tree of these stop strings, which the answers of one request share."""
+    """Return the automaton of these stop strings, which all answers of one request share."""
     return _Stops(stops)

@@ -1,11 +1,11 @@
-"""Draws tokens for calls that llama.cpp's chain alone does not serve, within a bound on a step's time.
+"""Draws tokens for calls that need more than llama.cpp's chain of samplers, within a bound on a step's time.
 
-These are calls that are constrained, must not end yet, report more than their text, or sample slowly; all others draw
-with `Context.sample` alone and never come here.
+These calls have a mask (their answer's form), must not end yet, report more than their text, or sample slowly. Other
+calls draw with `Context.sample` alone and never come here.
 
-Most calls take microseconds. Calls that take milliseconds (samplers that sort the vocabulary, probabilities, masks)
-share a part of each step, and take turns where it is too small: they become slower, and the others don't wait for them.
-A call that exceeds its own bound is ended.
+Most calls take microseconds. Slow calls take milliseconds (samplers that sort the vocabulary, probabilities, masks):
+they share `SHARE_S` of each step, and take turns if that is too little. So only they get slower, and the others don't
+wait for them. A call that exceeds its own bound is ended.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from workers.llama.tokens.vocab import Vocab
 from workers.protocol.events import CallEvent, CallFailed, Failure, FailureCode, Logprobs, TokenLogprob, TokenProbs
 
 LOWEST = float(np.finfo(np.float32).min)
-"""Stands for the logarithm of 0, which JSON has no number for; llama-server's choice as well."""
+"""Reported as the logarithm of 0, for which JSON has no number; llama-server reports the same."""
 
 BLOCK_LOGITS = 64
 
 
 class LogSoftmax:
-    """Computes log probabilities of tokens from a row's logits before any sampler. Belongs to the engine's thread.
+    """Computes log probabilities of tokens from a row's logits before any sampler. For the engine's thread only.
 
-    The same numbers as llama-server's: the natural logarithm of the softmax over the whole vocabulary
+    The numbers are those of llama-server: the natural logarithm of the softmax over the whole vocabulary
     (`get_token_probabilities` in tools/server/server-common.cpp of llama.cpp).
     """
 
     def __init__(self, num_tokens: int) -> None:
-        """Take working memory for `num_tokens` tokens."""
+        """Allocate working memory for a vocabulary of `num_tokens` tokens."""
         self.num_tokens = num_tokens
         num_blocks = -(-num_tokens // BLOCK_LOGITS)
         self._scratch = np.empty(num_tokens, np.float32)
@@ -61,7 +61,7 @@ class LogSoftmax:
         return _bounded(float(self._row[chosen]) - highest - log_sum), likeliest
 
     def _likeliest(self, tops: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-        """Return the `count` best tokens by falling logit; all are in the `count` blocks with the highest maxima."""
+        """Return the `count` likeliest tokens, best first. All are in the `count` blocks with the highest maxima."""
         if count <= 0:
             return np.empty(0, np.intp)
         if count >= len(tops):
@@ -77,7 +77,7 @@ def _bounded(logprob: float) -> float:
 
 
 class SamplerTools:
-    """The tools that all samplers of one engine share, because they work one after the other."""
+    """Working memory and vocabulary that all samplers of one engine share, since they work one after the other."""
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
@@ -85,20 +85,21 @@ class SamplerTools:
         self.softmax = LogSoftmax(vocab.num_tokens)
 
     def sampler(self, request: EngineRequest, chain: SamplerChain) -> TokenSampler | None:
-        """Return a sampler; None: the call needs none. `chain` is made with `masked` for a mask or `min_tokens`."""
+        """Return the call's sampler; None: `chain` alone is enough. `chain` must be made with `masked` for a mask or
+        `min_tokens`."""
         is_free = request.mask is None and not request.asked.min_tokens
         if is_free and not request.asked.n_probs and not chain.slow and not request.has_hooks:
             return None
         return TokenSampler(request, chain, self)
 
     def unending(self, request: EngineRequest, chain: SamplerChain) -> Words:
-        """Return the tokens that may be drawn while the answer must not end."""
+        """Return the tokens that can be drawn while the answer must not end yet, as a bit mask."""
         return without(self.vocab.num_tokens, chain.permitted, self.vocab.eog.union(request.asked.stop_tokens))
 
 
 @dataclass(slots=True)
 class Draw:
-    """A token that was drawn, and how far its mask has been asked about it."""
+    """A token that was drawn, and which questions about it the call's mask has answered."""
 
     logits: Logits
     """Logits of the row, from which probabilities are computed."""
@@ -111,7 +112,7 @@ class Draw:
     owns_logits: bool = False
 
     def own_logits(self) -> None:
-        """Copy the logits, since the next step's will overwrite them."""
+        """Copy the logits, since the next step overwrites them in place."""
         if not self.owns_logits:
             is_biased = self.biased is not self.logits
             self.logits = self.logits.copy()
@@ -120,7 +121,7 @@ class Draw:
 
 
 class TokenSampler:
-    """Draws the tokens of one call. Belongs to the engine's thread."""
+    """Draws the tokens of one call. For the engine's thread only."""
 
     __slots__ = (
         *("_chain", "_draw", "_is_free", "_key", "_mask", "_num_owed", "_num_top", "_post", "_tools", "_unending"),
@@ -133,26 +134,26 @@ class TokenSampler:
         self._tools = tools
         self._mask: TokenMask | None = request.mask
         self._num_owed = request.asked.min_tokens
-        """Tokens that must still come before the answer may end."""
+        """Number of tokens that must still be drawn before the answer may end."""
         self._is_free = request.mask is None and not request.asked.min_tokens
-        """Whether nothing restricts the next token; the chain adds its biases itself then."""
+        """Whether neither a mask nor `min_tokens` restricts the tokens; then the chain itself adds the biases."""
         self._unending = tools.unending(request, chain) if request.asked.min_tokens else None
         self._wants_probs = request.asked.n_probs != 0
         self._num_top = max(request.asked.n_probs, 0)
         self._post = self._wants_probs and request.asked.post_sampling_probs
         self._draw: Draw | None = None
-        """The drawn token for which the mask has no answer yet; None: there is none."""
+        """The drawn token about which the mask has not answered yet; None: there is none."""
 
     @property
     def drawn(self) -> int:
-        """Return the token that the mask is asked about."""
+        """Return the drawn token about which the mask has not answered yet; 0 if there is none."""
         return self._draw.token if self._draw is not None else 0
 
     def pick(self, context: Context, row: int, events: list[CallEvent]) -> int:
-        """Draw a token from the logits of batch row `row`; the chain and the mask accept it.
+        """Draw a token from the logits of batch row `row`, and have the chain and the mask accept it.
 
-        Adds a `Logprobs` event where the call wants one. Raises CallFailed where no token may come, and MaskPending,
-        after which `resume` goes on with the drawn token.
+        Adds a `Logprobs` event to `events` if the call wants it. Raises CallFailed if no token is allowed; MaskPending
+        if the mask has not answered yet: call `resume` later to continue with the drawn token.
         """
         candidates = self._tools.candidates
         if self._is_free and not self._post and not self._chain.slow:
@@ -167,7 +168,7 @@ class TokenSampler:
         return self.resume(events)
 
     def of_prompt(self, context: Context, rows: Sequence[tuple[int, int]]) -> list[TokenProbs]:
-        """Return the probability of each token by the logits of its row (`rows`: row, token), before any sampler."""
+        """Return the probability of each (row, token) of `rows` by that row's logits, before any sampler."""
         return [self._probs(token, self._tools.candidates.logits(context.pointer, row)) for row, token in rows]
 
     def without_probability(self, token: int) -> TokenProbs:
@@ -175,7 +176,7 @@ class TokenSampler:
         return TokenLogprob(token, self._tools.vocab.special_piece(token), 0.0), ()
 
     def resume(self, events: list[CallEvent]) -> int:
-        """Go on with the token that was drawn, as `pick` does. Raises CallFailed, MaskPending."""
+        """Continue `pick` with the token that was drawn. Raises CallFailed, MaskPending."""
         draw = self._draw
         assert draw is not None  # noqa: S101 - for the type checker
         try:
@@ -191,7 +192,7 @@ class TokenSampler:
         return draw.token
 
     def _ask_mask(self, draw: Draw) -> None:
-        """Ask the mask as llama-server does: a token is drawn from all, and another one if the mask refuses it."""
+        """Ask the mask as llama-server does: the token was drawn from all; if it is not allowed, draw one that is."""
         mask = self._mask
         if mask is None:
             return
@@ -202,10 +203,10 @@ class TokenSampler:
         if not draw.is_accepted:
             mask.accept(draw.token)
             draw.is_accepted = True
-        _ = mask.is_done  # raises MaskPending here: it is asked again later, where it must not be pending any more
+        _ = mask.is_done  # may raise MaskPending here; later, in `Sequence.accept`, the mask must not be pending
 
     def _choose_for(self, draw: Draw, allowed: Words | None) -> None:
-        """Draw a token, and compute its probabilities now, since other calls draw with the same tools."""
+        """Draw a token, and compute its probabilities at once: the next call uses the same working memory."""
         draw.token = self._choose(draw.biased, allowed)
         draw.told = self._logprobs(draw.token, draw.logits) if self._wants_probs else None
 
@@ -244,46 +245,47 @@ _NOTHING_LEFT = Failure(
 
 
 QUICK_S = 0.001
-"""Seconds per token up to which a call is quick, and takes part in every step."""
+"""A call that draws a token within this many seconds on average is quick, and takes part in every step."""
 
 SHARE_S = 0.03
-"""Seconds of one step for all slow calls together; a single one may take longer."""
+"""Maximum seconds of one step for all slow calls together; a single slow call is allowed more."""
 
 MAX_DRAW_S = 0.1
-"""Seconds that drawing a token may take while other calls run."""
+"""Seconds for drawing a token beyond which a call runs up a debt, while other calls run."""
 MAX_DEBT_S = 1.0
-"""Seconds beyond `MAX_DRAW_S` that all tokens of a call together may take."""
+"""Maximum debt of a call: seconds beyond `MAX_DRAW_S` per token, over all of its tokens."""
 
 FIRST_TOKENS = 512
-"""Most tokens left of a prompt that may be computed in one step, with its first token drawn at the end of it."""
+"""A call with at most this many prompt tokens left may draw its first token in the next step."""
 
 PASSED_S, PASSED_TOKENS = 0.05, 64
-"""Slow calls miss a step that computes so few tokens for a first token, unless their own newest token is this old."""
+"""If a call's first token needs at most `PASSED_TOKENS` more prompt tokens, slow calls that decode are left out of the
+step, unless their newest token is `PASSED_S` seconds old."""
 
 WEIGHT = 0.2
-"""Weight of the newest token in the mean."""
+"""Weight of the newest token in `SamplingCost.mean_s`."""
 
 
 @dataclass(slots=True)
 class SamplingCost:
-    """Processor seconds of the engine's thread for drawing one call's tokens, whatever else the machine does."""
+    """Cost of drawing a call's tokens, in processor seconds of the engine's thread: other programs do not count."""
 
     mean_s: float = 0.0
-    """Mean seconds per token; an estimate until some were drawn."""
+    """Running mean of the seconds per token; it begins with an estimate."""
     debt_s: float = 0.0
-    """Sum of the seconds beyond `MAX_DRAW_S` per token, less those that quicker tokens saved; at least 0."""
+    """Seconds beyond `MAX_DRAW_S` per token, summed, less the seconds that quicker tokens saved; at least 0."""
 
     @property
     def is_quick(self) -> bool:
         return self.mean_s <= QUICK_S
 
     def note(self, seconds: float) -> None:
-        """Note the seconds of a token that was drawn."""
+        """Update mean and debt with the seconds that drawing one token took."""
         self.mean_s += WEIGHT * (seconds - self.mean_s)
         self.debt_s = max(0.0, self.debt_s + seconds - MAX_DRAW_S)
 
     def failure(self) -> Failure | None:
-        """Return why the call may not continue beside others; None: it may."""
+        """Return why the call must end if other calls run; None: it may continue."""
         if self.debt_s <= MAX_DEBT_S:
             return None
         message = (
@@ -294,7 +296,7 @@ class SamplingCost:
 
 
 class Drawer(Protocol):
-    """A call, as far as `within_share` must know it."""
+    """A call, with what `within_share` needs to know of it."""
 
     @property
     def cost(self) -> SamplingCost: ...
@@ -304,22 +306,22 @@ class Drawer(Protocol):
 
     @property
     def num_predicted(self) -> int:
-        """Return the tokens of its answer so far."""
+        """Return the number of tokens of its answer so far."""
         ...
 
     @property
     def num_prompt_left(self) -> int:
-        """Return the tokens of its prompt that are still to be computed."""
+        """Return the number of its prompt's tokens that are not computed yet."""
         ...
 
     @property
     def token_at(self) -> float:
-        """Return when its newest token came, seconds of any clock."""
+        """Return when its newest token was computed, in seconds of any clock; 0: it has none."""
         ...
 
     @property
     def started_at(self) -> float:
-        """Return when it was given its slot, by the same clock."""
+        """Return when it got its slot, by the same clock."""
         ...
 
 
@@ -327,11 +329,11 @@ S = TypeVar("S", bound=Drawer)
 
 
 def within_share(ready: Sequence[S], now: float) -> list[S]:
-    """Return the calls that take part in the next step; `now` is by the clock of `token_at`.
+    """Return the calls that take part in the next step: all quick ones, and slow ones. `now`: by `token_at`'s clock.
 
-    Slow calls share `SHARE_S`, those about to draw their first token included: the call that waited longest goes first,
-    and at least one takes part, unless the step can bring some call's first token. Then slow calls that decode may be
-    left out for `PASSED_S`.
+    Slow calls, including those about to draw their first token, are chosen in order of how long they have waited, at
+    least one, and more while their mean times fit `SHARE_S`. But if the step can bring some call's first token, slow
+    calls that decode are left out as `PASSED_S` says.
     """
     slow = [one for one in ready if not one.cost.is_quick and one.num_prompt_left <= FIRST_TOKENS]
     if not slow:

@@ -1,11 +1,10 @@
-"""The scheduler decides which calls run and which wait: it admits calls, lets them wait for each other's prefixes, and
-preempts them.
+"""Decides which calls run and which wait: admits calls, lets them wait for each other's prefixes, and preempts them.
 
-Order is priority, then deadline, then arrival. A call enters as soon as its cells and those that answers usually need
-are free. If cells run out after all, the last in order goes back to waiting, its cells to RAM, and comes back without
-loss. The first in order always runs, so everyone's turn comes. Where calls of several teams are here, a call of a team
-that has more than its share goes back in the same way for a call of a team that has less
-(`workers.engine.step.shares`): it gives its slot, its cells, or the room that its adapters take in memory.
+Calls are ordered by priority, then deadline, then arrival. A call enters (gets a slot) as soon as there are free cells
+for it and for what answers usually still need. If cells run out after all, the last call in order is preempted: its
+cells go to RAM, it waits again, and continues later without loss. The first call in order is never preempted, so each
+call's turn comes. A call of a team that has more than its share is also preempted for a call of a team that has less
+(`workers.engine.step.shares`), which needs its slot, its cells, or the memory that its adapters take.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from workers.engine.step.step_plan import Beside, Limits, Plan, plan_step
 from workers.protocol.events import CallEvent, CallFailed, Failure
 
 MIN_WAIT_TOKENS = 16
-"""Fewest tokens for which a call waits for another call's prefix; computing fewer is quicker than waiting."""
+"""Minimum number of tokens for which a call waits for another call's prefix; fewer are computed sooner."""
 
 SPARE_CELLS = 3
-"""Cells for the empty rows of a padded step."""
+"""Number of free cells kept for the empty rows of a padded step."""
 
 CALM_STEPS = 64
-"""Most steps in a row for which the last plan is repeated without looking whether anything is to be decided."""
+"""Maximum number of steps in a row that repeat the last plan, without checking whether anything has to be decided."""
 
 LATELY_S = 0.25
-"""Seconds after an answer's end in which its team may ask again at once, and then has to wait for the running step."""
+"""Seconds after an answer's end in which its team is likely to ask again, and would wait for the running step."""
 
 
 class Scheduler:
-    """The calls of one engine, running and waiting. It and every sequence in it belong to the engine's thread."""
+    """Keeps the calls of one engine, running and waiting. Only the engine's thread uses it and its sequences."""
 
     def __init__(
         self,
@@ -57,32 +56,32 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.num_preempted = 0
         self.num_sliced = 0
-        """Times that a call gave its slot to another team's."""
+        """Times that a call was preempted for another team's call."""
         self.has_spare_room = False
-        """Whether the planned step leaves `SPARE_CELLS`."""
+        """Whether the planned step leaves `SPARE_CELLS` free."""
         self.prompts = PromptTally()
         self.refused: list[tuple[Sequence, Failure]] = []
-        """Calls whose adapters could not be loaded; the caller of `admit` takes them away."""
+        """Calls whose adapters could not be loaded; the caller of `admit` ends them."""
         self._cache = cache
         self._adapters = adapters
         self._limits = limits
         self._pace = pace
-        # Slots are taken from the end: low numbers first, and the last one freed is the next one used.
+        # Slots are taken from the end: low numbers first, and the slot that was freed last is used next.
         self._free_slots = list(range(slots - 1, -1, -1))
         self._lengths = lengths
         self._calm_steps = 0
         self._calm: Plan[Sequence] | None = None
         """The last plan, which the next `_calm_steps` steps repeat."""
         self._ended_at: dict[str, float] = {}
-        """When each team's newest answer ended, of those that had one lately."""
+        """Team -> when its newest answer ended, for teams whose answer ended in the last `LATELY_S`."""
 
     @property
     def has_work(self) -> bool:
-        """Return whether a step could do something."""
+        """Return whether a step can do something: calls run, or wait for more than the disk."""
         return bool(self.running) or any(not sequence.fetching for sequence in self.waiting)
 
     def calm_plan(self) -> Plan[Sequence] | None:
-        """Return the next step if nothing is to be decided: all calls decode as before, and have room. Else None."""
+        """Return the last plan if the next step can repeat it: all calls decode as before, and have room. Else None."""
         if self._calm_steps <= 0:
             return None
         self._calm_steps -= 1
@@ -94,28 +93,31 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=_order)
 
     def disturb(self) -> None:
-        """Have the next step planned anew, since some call can't take part in it."""
+        """Have the next step planned anew instead of repeating the last plan."""
         self._calm_steps, self._calm = 0, None
 
     def find(self, key: int) -> Sequence | None:
         return next((one for one in (*self.running, *self.waiting) if one.key == key), None)
 
     def remove(self, sequence: Sequence, *, keep: bool) -> None:
-        """Remove a call that is over. With `keep` its prefix stays in the cache, if other calls may ever share it."""
+        """Remove a call that is over. `keep`: leave its prefix in the cache, if other calls can share it at all."""
         if sequence.slot == NOWHERE:
             self.waiting.remove(sequence)
             sequence.fetching = False
             if sequence.is_alone:
                 self._cache.erase(sequence.path())
             return
-        if sequence.num_predicted > 1:  # nobody reads along with a single token
+        if sequence.num_predicted > 1:  # an answer of a single token is not followed by its reader
             self._ended_at[sequence.team] = time.perf_counter()
         self._step_down(sequence, keep=keep and not sequence.is_alone)
         if sequence.is_alone:
             self._cache.erase(sequence.path())
 
     def admit(self, events: list[CallEvent], may_enter: Callable[[Sequence], bool]) -> None:
-        """Give free slots to waiting calls that fit. `may_enter` tells whether a call needs nothing else first."""
+        """Give slots to waiting calls that fit, preempting other teams' calls if they have more than their share.
+
+        `may_enter` returns whether nothing else keeps a call from entering, such as a prefix still to come from disk.
+        """
         now = time.perf_counter()
         waiting, shared = self.waiting.copy(), self._is_shared
         roomless: list[Sequence] = []
@@ -145,7 +147,7 @@ class Scheduler:
                 sequence.start(sequence.slot, time.perf_counter(), events)
 
     def plan(self, chosen: Callable[[list[Sequence]], list[Sequence]]) -> Plan[Sequence]:
-        """Plan the next step, with room for all of it. `chosen` returns those ready calls that may share a batch."""
+        """Plan the next step, with room for all of it. `chosen` returns those ready calls that can share a batch."""
         now, may_pass = time.perf_counter(), True
         while True:
             ready = chosen([sequence for sequence in self.running if sequence.ready])
@@ -160,7 +162,7 @@ class Scheduler:
             room = self._cache.num_free
             plan = plan_step(ready, self._limits, self._beside(ready, now), room)
             if may_pass and left and not plan.prefill:
-                may_pass = False  # no prompt could be computed after all, so no slow call need be left out
+                may_pass = False  # no prompt could be computed after all, so no slow call has to be left out
                 continue
             if plan.num_tokens or not ready:
                 self.has_spare_room = room >= plan.num_tokens + SPARE_CELLS
@@ -169,7 +171,7 @@ class Scheduler:
             self._preempt()
 
     def _beside(self, ready: list[Sequence], now: float) -> Beside:
-        """Return how many prompt tokens a step may compute: fewer where another team waits for it, or may soon."""
+        """Return the bounds on a step's prompt tokens: lower if other teams' answers wait for it, or may soon."""
         pace = self._pace
         streams = [one.team for one in self.running if one.decoding]
         reading = {one.team for one in ready if one.num_prompt_left and not one.is_back}
@@ -180,7 +182,7 @@ class Scheduler:
         return Beside(pace.budget, pace.again, most, len(streams) + len(soon))
 
     def check(self) -> None:
-        """Raise ValueError where the scheduler contradicts itself."""
+        """Raise ValueError if slots, running and waiting calls contradict each other."""
         slots = [sequence.slot for sequence in self.running]
         if len(set(slots)) != len(slots) or set(slots) & set(self._free_slots):
             raise ValueError(f"slots are held twice: {slots}, free {self._free_slots}")
@@ -188,7 +190,7 @@ class Scheduler:
             raise ValueError("a waiting call holds a slot or cells")
 
     def _free_slot(self, wanted: int) -> int:
-        """Take a free slot, `wanted` if it is free. No call waits for a certain one: all find all cached prompts."""
+        """Take a free slot, `wanted` if it is free. Calls wait for no certain slot: each can use all cached prompts."""
         if wanted not in self._free_slots:
             return self._free_slots.pop()
         self._free_slots.remove(wanted)
@@ -210,7 +212,7 @@ class Scheduler:
         return gives_way(running, newcomer, has_had_slice)
 
     def _make_way(self, sequence: Sequence, now: float) -> bool:
-        """Free a slot and cells for a call, from calls that owe it theirs if need be; return whether there is room."""
+        """Free a slot and cells for a call, preempting other teams' calls if needed; return whether there is room."""
 
         def is_enough(staying: list[Sequence], leaving: list[Sequence]) -> bool:
             return bool(self._free_slots or leaving) and self._fits(sequence, staying, leaving)
@@ -220,8 +222,8 @@ class Scheduler:
         return leaving is not None
 
     def _has_adapters(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
-        """Load a call's adapters; return whether they are in memory. `roomless`: calls before it without room, to which
-        it is added if it finds none.
+        """Load a call's adapters; return whether they are in memory. `roomless`: earlier calls for whose adapters there
+        was no room; this call is added if there is none for it either.
         """
         try:
             return self._adapters.enter(sequence.adapter_set) or self._make_adapter_room(sequence, roomless, now)
@@ -230,11 +232,12 @@ class Scheduler:
             return False
 
     def _make_adapter_room(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
-        """Preempt calls that owe a call room for its adapters; return whether these are loaded now. Raises CallFailed.
+        """Preempt other teams' calls to make room for a call's adapters; return whether these are loaded now. Raises
+        CallFailed.
 
-        A team's share counts its calls with adapters only. A call stays behind those that found no room if they are of
-        its own team, or of one that has less. It passes others: else a call waiting for its own team would block all.
-        A call with more adapters than its team's part of the room takes none from teams that keep to theirs.
+        A team's share counts its calls with adapters only. A call does not overtake `roomless` calls of its own team or
+        of a team that has less. It overtakes others, or else a call that waits for its own team would block all. A team
+        that uses more adapters than its even part gets no room from teams that do not (see `_wide_teams`).
         """
         users = [one for one in self.running if one.adapter_set.uses]
         wide = self._wide_teams([*users, sequence])
@@ -247,7 +250,7 @@ class Scheduler:
 
         leaving = self._leaving(sequence, owing, now, fits)
         if leaving is None or any(goes_before(other, sequence, users) for other in roomless):
-            if not is_wide:  # no other team's calls stay behind what may wait for long
+            if not is_wide:  # a wide team's call may wait for long, and must not hold back other teams' calls
                 roomless.append(sequence)
             return False
         for one in reversed(leaving):
@@ -258,7 +261,8 @@ class Scheduler:
         return self._adapters.enter_beside(sequence.adapter_set, (one.adapter_set for one in self.running))
 
     def _wide_teams(self, users: Iterable[Sequence]) -> set[str]:
-        """Return the teams whose calls use more adapters than an even part of those that fit, and more than one."""
+        """Return the teams whose calls use more than one adapter, and more than the team's even part of those that fit;
+        none if `users` are of one team."""
         own: dict[str, set[object]] = {}
         for one in users:
             own.setdefault(one.team, set()).update(one.adapter_set.entries)
@@ -272,10 +276,8 @@ class Scheduler:
         now: float,
         is_enough: Callable[[list[Sequence], list[Sequence]], bool],
     ) -> list[Sequence] | None:
-        """Return the calls to preempt for a call, one after another until `is_enough(staying, leaving)`.
-
-        None: it never is enough.
-        """
+        """Return the calls of `running` to preempt for a call, as many as it takes until `is_enough(staying, leaving)`;
+        None: there are not enough that can be preempted for it."""
         leaving: list[Sequence] = []
         staying = running.copy()
         while not is_enough(staying, leaving):
@@ -294,7 +296,7 @@ class Scheduler:
             self._put_off(one)
 
     def _fits(self, sequence: Sequence, running: list[Sequence], leaving: list[Sequence]) -> bool:
-        """Return whether the call's cells, and those that all answers usually take, are free without `leaving`."""
+        """Return whether cells suffice for the call and the usual needs of `running`, if `leaving` are preempted."""
         if not running:
             return True
         match = self._cache.lookup(sequence)
@@ -305,7 +307,7 @@ class Scheduler:
         return demand <= self._cache.num_free + self._cache.num_idle_without(leaving)
 
     def _num_calm(self, plan: Plan[Sequence], room: int) -> int:
-        """Return how many steps like this one may follow without another look."""
+        """Return how many of the next steps can repeat the plan (see `CALM_STEPS`)."""
         calls = plan.decoding
         open_question = self.waiting and (self._free_slots or self._is_shared)
         if not calls or len(calls) < len(self.running) or plan.num_tokens > len(calls) or open_question:
@@ -318,7 +320,7 @@ class Scheduler:
         return int(self._lengths.left(sequence.num_predicted, sequence.limit))
 
     def _enter(self, sequence: Sequence) -> None:
-        """Enter a call into the cache, or have it wait for a call that is just computing a prefix of it."""
+        """Enter a call into the cache, or have it wait for a call that is computing a prefix of it now."""
         sequence.waits_for = None
         known = self._cache.lookup(sequence).num_known
         for source, num_common in self._sources(sequence):
@@ -330,7 +332,7 @@ class Scheduler:
             sequence.waits_for.stops.add(sequence.waits_until)
 
     def _sources(self, sequence: Sequence) -> Iterator[tuple[Sequence, int]]:
-        """Yield the calls that are computing a prefix now, each with the tokens of it that this call shares."""
+        """Yield the calls that are computing a prefix of this call now, with the number of tokens that both share."""
         if not sequence.cache_prompt or sequence.shifted:
             return
         most = sequence.num_known - 1
@@ -352,7 +354,7 @@ class Scheduler:
                 self._enter(sequence)
 
     def _restore(self) -> None:
-        """Bring back saved prefixes: in one step as much as neither running streams nor newcomers notice."""
+        """Restore saved prefixes of running calls, for about `MOVE_S` per step, so that other calls don't wait long."""
         until = time.perf_counter() + MOVE_S
         for sequence in self.running:
             while sequence.restores:
@@ -361,7 +363,7 @@ class Scheduler:
                     return
 
     def _preempt(self) -> None:
-        """Preempt one call because cells ran out: it waits for its next turn. Never the first in order."""
+        """Preempt one call because cells ran out, never the first in order."""
         holders = [sequence for sequence in self.running if sequence.id != NOWHERE]
         if len(holders) < 2:
             raise RuntimeError("one conversation does not fit the KV cache alone; this must not be possible")
@@ -369,7 +371,7 @@ class Scheduler:
         self._put_off(last_of(holders[1:]))
 
     def _put_off(self, sequence: Sequence) -> None:
-        """Take slot and cells from a call and have it wait for them again."""
+        """Preempt a call: take its slot and cells, and have it wait for them again."""
         sequence.num_preempted += 1
         sequence.decoding = False
         self._step_down(sequence, keep=True)

@@ -1,4 +1,4 @@
-"""The state of one call: its place among the others, and its answer so far."""
+"""The state of one call in the engine: its slot, its order among other calls, and its answer so far."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from workers.protocol.events import (
 
 
 class Pending:
-    """The outcome of drawing a token for which the mask has no answer yet: no token came."""
+    """The outcome of `pick` while the call's mask has not answered about the drawn token: there is no token yet."""
 
 
 PENDING = Pending()
 
 MAX_SHIFTED_CONTEXTS = 16
-"""Length, in contexts, at which an answer with context shift and without `max_tokens` ends."""
+"""Maximum length of an answer with context shift, as a multiple of the context's length."""
 
 NOT_A_NUMBER = Failure(
     FailureCode.INTERNAL,
@@ -57,7 +57,7 @@ Outcome = FinishReason | Failure | Pending | None
 
 
 class Sequence(CachedSequence):
-    """One call. `submit` makes it on any thread; then it is the engine thread's. Times: `time.perf_counter` seconds."""
+    """One call. Made by `submit` on any thread; then only the engine's thread uses it. Times: `time.perf_counter`."""
 
     __slots__ = (
         *("_ends", "_hooks", "_mask", "_num_prompt_told", "_num_untold", "_piece", "_ruled_out", "_text"),
@@ -75,7 +75,7 @@ class Sequence(CachedSequence):
         adapters: AdapterSet = NO_ADAPTERS,
         sampler: TokenSampler | None = None,
     ) -> None:
-        """`sampler`: draws the tokens of calls that need more than the chain alone; None: this call does not."""
+        """`sampler`: draws the tokens of a call that needs more than `chain`; None: `chain` is enough."""
         asked = request.asked
         scope = Scope(request.tenant, asked.cache_salt, adapters.key)
         super().__init__(
@@ -85,33 +85,35 @@ class Sequence(CachedSequence):
         self.adapter_set = adapters
         self.team, self.weight = request.tenant, request.weight
         self.order = (-asked.priority, request.deadline, request.key)
-        """The call's place in line: the smallest is served first, and preempted last."""
+        """Sort key of calls (priority, deadline, arrival): the smallest is served first, and preempted last."""
         self.slot = NOWHERE
         """Number of the call's slot; `NOWHERE` while the call waits."""
         self.slice = TimeSlice()
         self.waits_since = 0.0
-        """When it began to wait for a slot."""
+        """When the call began to wait for a slot."""
         self.waits_for: Sequence | None = None
-        """The call that computes a prefix which this one will share, up to `waits_until` tokens."""
+        """The call that computes a prefix of this one's prompt; this one waits until it has `waits_until` tokens."""
         self.waits_until = self.num_cached = self.num_preempted = 0
-        """`num_cached`: prompt tokens that were not computed for this call. `num_preempted`: times that it lost its
-        cells, or gave its slot to another team's call."""
+        """`num_cached`: prompt tokens that did not have to be computed. `num_preempted`: times that the call lost its
+        slot and cells, for lack of cells or to another team's call."""
         self.decoding = False
-        """Whether all of the call's tokens but the newest are in the cache."""
+        """Whether all of the call's tokens except the newest are in the cache."""
         self.draft: tuple[int, ...] = ()
-        """Tokens that may follow the newest one: the next step computes them too, and keeps those that are drawn."""
+        """Guessed tokens after the newest one: the next step computes them too, and keeps those that are drawn."""
         self.row = self.token = 0
-        """The row of the batch whose logits are drawn from next, and the newest token."""
+        """The row of the batch from whose logits the next token is drawn, and the newest token."""
         self.started_at = self.first_token_at = self.token_at = 0.0
-        """`token_at`: when the step that made the newest token ended."""
+        """`token_at`: when the `llama_decode` ended from whose logits the newest token was drawn."""
         self.chain, self.sampler, self.cost = chain, sampler, SamplingCost(chain.draw_s)
         self.pending: Callable[[float], bool] | None = None
-        """Waits at most so many seconds for the mask's answer on the drawn token, and returns whether it is there."""
+        """Waits at most so many seconds for the mask's answer about the drawn token, and returns whether it has come;
+        None: no answer is awaited."""
         self.limit = _limit(request, n_ctx)
-        """Most tokens of the answer."""
+        """Maximum number of the answer's tokens."""
         self.num_predicted = self._num_untold = 0
+        """Tokens of the answer, and how many of them no `Text` event has counted yet."""
         self._num_prompt_told = 0 if asked.prompt_probs else self.num_prompt
-        """Prompt tokens at the beginning whose probabilities were reported, or are not wanted."""
+        """Number of prompt tokens, from the first, whose probabilities are reported already or not wanted."""
         self._ruled_out = chain.ruled_out
         self._ends = vocab.eog.union(asked.stop_tokens) if asked.stop_tokens else vocab.eog
         self._mask = request.mask
@@ -121,49 +123,49 @@ class Sequence(CachedSequence):
 
     @property
     def num_prompt_left(self) -> int:
-        """Return the tokens to compute before the next token can be drawn; 0: the call decodes."""
+        """Return how many tokens must be computed before the next token can be drawn; 0: the call decodes."""
         return 0 if self.decoding else self.num_known - self.num_cells
 
     @property
     def num_next(self) -> int:
-        """Return the most tokens of the next chunk."""
+        """Return the maximum number of tokens that the next step can compute of the call's prompt."""
         ahead = [stop for stop in self.stops if stop > self.num_cells] if self.stops else ()
         num_next = min(ahead) - self.num_cells if ahead else self.num_prompt_left
         return min(num_next, PROMPT_LOGITS) if self.tells_prompt else num_next
 
     @property
     def tells_prompt(self) -> bool:
-        """Return whether the logits of all tokens of the next chunk are wanted."""
+        """Return whether the logits of all tokens are wanted that the next step computes of the prompt."""
         return self._num_prompt_told < self.num_prompt
 
     @property
     def is_back(self) -> bool:
-        """Return whether the call was preempted in its answer and computes its tokens again."""
+        """Return whether the call was preempted within its answer and computes its tokens again."""
         return self.num_predicted > 0 and not self.decoding
 
     @property
     def ready(self) -> bool:
-        """Return whether a step can compute something for it: it waits for no restore, context shift or mask."""
+        """Return whether a step can compute something for the call: it waits for no restore, context shift or mask."""
         may_compute = self.id != NOWHERE and not self.restores and not self.is_full
         return may_compute and (self.pending is None or not self.decoding)
 
     def start(self, slot: int, now: float, events: list[CallEvent]) -> None:
-        """Emit `Started`: the call holds a slot for the first time, and its cached tokens."""
+        """Emit `Started`, when the call has its first slot and its cached tokens are in the cache."""
         self.slot = slot
         self.started_at = now
         events.append(Started(self.key, slot, self.num_prompt, self.num_cached))
         self.tell_progress(now, events)
 
     def tell_progress(self, now: float, events: list[CallEvent]) -> None:
-        """Emit `Progress` if the call wants it; a prompt that is computed again after a token came is not reported."""
+        """Emit `Progress` if the call wants it; not for a prompt that is computed again in the middle of an answer."""
         if "progress" in self.request.asked.tell and not self.num_predicted:
             time_ms = int((now - self.started_at) * 1e3)
             events.append(Progress(self.key, self.num_prompt, self.num_cached, self.num_cells, time_ms))
 
     def tell_prompt(self, context: Context, events: list[CallEvent]) -> Failure | None:
-        """Emit the probability of each prompt token that follows one of the newest chunk, whose rows end at `row`.
+        """Emit the probabilities of the prompt tokens that follow the newest chunk's tokens, whose last row is `row`.
 
-        Return why that failed; None: it did not. A chunk that is computed again is reported once.
+        Return why that failed; None: it did not. Tokens that are computed again are reported only once.
         """
         assert self.sampler is not None  # noqa: S101 - for the type checker
         known = min(self.num_cells + 1, self.num_prompt)
@@ -183,7 +185,7 @@ class Sequence(CachedSequence):
         return None
 
     def pick(self, context: Context, events: list[CallEvent]) -> Outcome:
-        """Draw the next token from the logits of its row; return why it was the last one, or None."""
+        """Draw the next token from the logits of `row`; return why the call ends with it or waits, or None."""
         if self.sampler is not None:
             return self._pick_with(self.sampler, context, events)
         if self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
@@ -191,7 +193,7 @@ class Sequence(CachedSequence):
         return self.accept(token, events) if context.is_number(self.row, token) else NOT_A_NUMBER
 
     def accept(self, token: int, events: list[CallEvent]) -> FinishReason | None:
-        """Take a drawn token: add the text that may leave to `events`; return why it was the last token, or None."""
+        """Take a drawn token: add the text that can be sent to `events`; return why it was the last token, or None."""
         self.token = token
         self.num_predicted += 1
         self._num_untold += 1
@@ -239,7 +241,7 @@ class Sequence(CachedSequence):
         return Finished(self.key, reason, usage, self.timings(now), self._text.stop, truncated, self.num_preempted)
 
     def resume(self, events: list[CallEvent]) -> Outcome:
-        """Go on with the drawn token, since the mask may have answered."""
+        """Continue `pick` with the drawn token, about which the mask may have answered."""
         assert self.sampler is not None  # noqa: S101 - for the type checker
         try:
             token = self.sampler.resume(events)
@@ -255,7 +257,7 @@ class Sequence(CachedSequence):
 
     def _pick_with(self, sampler: TokenSampler, context: Context, events: list[CallEvent]) -> Outcome:
         if self.pending is not None:
-            return PENDING  # it was preempted meanwhile, and is back
+            return PENDING  # the call was preempted while it waited for the mask, and is back
         try:
             token = sampler.pick(context, self.row, events)
         except CallFailed as failed:
@@ -280,7 +282,7 @@ def _limit(request: EngineRequest, n_ctx: int) -> int:
 
 
 def _pieces(request: EngineRequest, vocab: Vocab) -> Callable[[int], bytes]:
-    """Return the function from a token to the bytes that it adds to the answer's text."""
+    """Return the function that returns the bytes which a token adds to the answer's text."""
     written = request.written
     if request.asked.special:
         return vocab.special_piece

@@ -1,11 +1,12 @@
-"""Sharing the slots among teams: which call gives its slot up where several teams are in one engine, a pure decision.
+"""Shares an engine's slots among teams: decides which call gives its slot to another team's call. Pure decisions.
 
-Each team with work is owed slots by its weight. A gateway's queue ensures that as calls come, this module while they
-run: a call of a team that is owed more takes the slot of a team that has more, once the call there has had its slice.
-The preempted call waits, its cells kept, and goes on later where it was. Calls of one team alone are never sliced.
+Each team with calls is owed a share of the slots by its weight. Gateways ensure that when they place calls, this module
+while calls run: a call of a team that has less than its share takes the slot of a call of a team that has more, after
+that call has had its slice (`SLICE_TOKENS`, `SLICE_S`). The preempted call waits, its cells kept, and continues later
+where it was. While all calls are of one team, none is preempted for another.
 
-Attained service decides which call gives way (Nuyens, Wierman, "The foreground-background queue", 2008): of the team
-that has most, the call that has the longest answer.
+Which call is preempted is decided by attained service (Nuyens, Wierman, "The foreground-background queue", 2008): of
+the team that has most, the call with the longest answer.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 SLICE_TOKENS = 64
-"""A slice: tokens of an answer after which its call may give way, if they come sooner than `SLICE_S`."""
+"""A slice is this many tokens of an answer, or `SLICE_S`, whichever is sooner; after it the call can be preempted."""
 SLICE_S = 1.0
-"""A slice: seconds of an answer after which its call may give way, if they pass sooner than `SLICE_TOKENS`."""
+"""Maximum seconds of an answer in a slice."""
 FIRST_SLICE = 0.1
-"""Part of a slice after which a call gives way to a team that has no slot, whose first token waits for it."""
+"""Part of a slice that is enough if the other team has no slot, since its first token waits for the slot."""
 RETURN_SHARE = 0.2
-"""Part of a slice's time that coming back may take: where that takes long, slices are longer."""
+"""Maximum part of a slice's time that the return of a preempted call takes; if it takes more, slices are longer."""
 LONGEST_SLICE_S = 10.0
 MIN_OVERDRAFT = 8
-"""Calls that an engine takes beyond its slots, for teams to take turns; as many as slots if it has more slots."""
+"""Minimum number of calls that an engine takes beyond its slots, so that teams can share these."""
 
 
 class Sharer(Protocol):
-    """A call, as far as this module must know it. Times are seconds of any one clock."""
+    """A call, with what this module needs to know of it. Times are seconds of one clock."""
 
     @property
     def team(self) -> str: ...
@@ -45,12 +46,12 @@ class Sharer(Protocol):
 
     @property
     def waits_since(self) -> float:
-        """Return when a waiting call began to wait for a slot."""
+        """Return when the call, if it waits, began to wait for a slot."""
         ...
 
     @property
     def num_predicted(self) -> int:
-        """Return the tokens of its answer so far."""
+        """Return the number of tokens of its answer so far."""
         ...
 
 
@@ -59,34 +60,35 @@ S = TypeVar("S", bound=Sharer)
 
 @dataclass(slots=True)
 class TimeSlice:
-    """The service of a call since it last took a slot."""
+    """The service that a call has received since it last got a slot."""
 
     entered_at: float = 0.0
+    """When the call got the slot."""
     resumed_at: float = 0.0
-    """When its answer began, or went on; 0: its prompt is being computed."""
+    """When its answer began or continued; 0: its prompt is being computed."""
     return_s: float = 0.0
-    """Seconds from taking the slot to the next token, of a call that gave way before."""
+    """Seconds from getting the slot to the next token, if the call had been preempted within its answer."""
     num_before: int = 0
-    """Tokens of its answer when it took the slot."""
+    """Number of tokens of its answer when it got the slot."""
     num_cut: int = 0
-    """Times that it gave way before its answer went on."""
+    """Times in a row that it was preempted before its answer began or continued."""
 
     def enter(self, now: float, num_predicted: int) -> None:
         self.entered_at, self.resumed_at, self.num_before = now, 0.0, num_predicted
 
     def resume(self, now: float, *, again: bool) -> None:
-        """Note that a token has come. `again`: not the answer's first one."""
+        """Record that the first token since the call got the slot has come. `again`: it is not the answer's first."""
         self.resumed_at, self.num_cut = now, 0
         self.return_s = now - self.entered_at if again else 0.0
 
     def is_over(self, now: float, num_predicted: int, *, keeps_prompt: bool, part: float = 1.0) -> bool:
-        """Return whether the call may give way.
+        """Return whether the call has had its slice, or `part` of it, and can be preempted.
 
-        `keeps_prompt`: nothing computed of a prompt would be lost. `part`: the part of a slice that is enough.
+        `keeps_prompt`: what is computed of its prompt is kept when it is preempted.
         """
         if not self.resumed_at:
-            # Twice as long each time: whatever is lost and read again, it gets to its answer some day, and reads less
-            # than three times as much as it has to.
+            # The slice doubles each time: so even if all of the prompt is lost each time, the call gets to its answer,
+            # after computing less than three times as much as it has to.
             slice_s = SLICE_S * part if keeps_prompt else LONGEST_SLICE_S
             return now - self.entered_at >= math.ldexp(slice_s, self.num_cut)
         ran_s = now - self.resumed_at
@@ -96,22 +98,22 @@ class TimeSlice:
 
 
 def overdraft_of(slots: int) -> int:
-    """Return how many calls beyond its slots an engine takes for teams that have less than their share."""
+    """Return how many calls beyond its slots an engine takes, for teams that have less than their share."""
     return max(slots, MIN_OVERDRAFT)
 
 
 def is_shared(running: Iterable[Sharer], waiting: Iterable[Sharer]) -> bool:
-    """Return whether calls of several teams are there."""
+    """Return whether the calls are of more than one team."""
     teams = {one.team for one in running}
     teams.update(one.team for one in waiting)
     return len(teams) > 1
 
 
 def next_in(waiting: Collection[S], running: Collection[Sharer]) -> S:
-    """Return the waiting call that is admitted next: the first in order, where all are of one team.
+    """Return the waiting call that is admitted next.
 
-    Else a team without a slot goes first, of several the one that has waited longest; then the more urgent class, and
-    of one class the team that has least for its weight.
+    Each team's first call in order is a candidate. Teams without a slot go first, of these the one whose call has
+    waited longest; then the most urgent priority class, and within a class the team that has least for its weight.
     """
     held = _held(running)
 
@@ -126,10 +128,10 @@ def next_in(waiting: Collection[S], running: Collection[Sharer]) -> S:
 
 
 def gives_way(running: Collection[S], newcomer: Sharer, has_had_slice: Callable[[S], bool]) -> S | None:
-    """Return the call whose slot the newcomer takes; None: no call owes it one, or none has had its slice yet.
+    """Return the call whose slot the newcomer takes; None: no call has to give it a slot, or none has had its slice.
 
-    A team without a slot is owed one by all others. A team with some gets more from calls no more urgent than its own,
-    of teams that would still have more than it.
+    A team without a slot gets one from any other team. A team that has slots gets more only from calls no more urgent
+    than the newcomer, and only of teams that have more for their weight than its own will have then.
     """
     held = _held(running)
     mine = held.get(newcomer.team, 0.0)
@@ -147,13 +149,14 @@ def gives_way(running: Collection[S], newcomer: Sharer, has_had_slice: Callable[
 
 
 def goes_before(waiting: Sharer, newcomer: Sharer, running: Iterable[Sharer]) -> bool:
-    """Return whether a call that found no room holds back a later one, which is of its team or of one with more."""
+    """Return whether a waiting call that found no room comes before a newcomer: it is of the newcomer's team, or of a
+    team that has less for its weight."""
     held = _held(running)
     return waiting.team == newcomer.team or held.get(waiting.team, 0.0) < held.get(newcomer.team, 0.0)
 
 
 def last_of(holders: Collection[S]) -> S:
-    """Return the call that is preempted when cells run out: the last of the team that has most for its weight."""
+    """Return the call to preempt when cells run out: the last in order, of the team that has most for its weight."""
     held = _held(holders)
     return max(holders, key=lambda one: (held[one.team], one.order))
 

@@ -1,9 +1,10 @@
-"""The plan of one step and the layout of its rows: pure decisions from the progress of the sequences.
+"""Plans one step and the layout of its rows: pure decisions from the progress of the sequences.
 
-Every decoding sequence gets its token in every step, and more where it has a draft. Prompts share what is left of the
-step's bound: several short ones go together and a long one advances in chunks; beside running streams these are so
-small that nobody waits long for the next token (`pace`). Calls that come back in the middle of their answers, and
-compute again what was not kept, take little of a step while others are served: they do not delay others' first tokens.
+Every decoding sequence gets its token in every step, and more if it has a draft. Prompts share the rest of the step:
+several short prompts are computed together, a long one in chunks. While answers run (streams), chunks are so small that
+no stream waits long for its next token (`workers.engine.pace`). A call that is back was preempted within its answer and
+recomputes tokens that were not kept. It gets little of a step while other calls run, so that it does not delay their
+first tokens.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Progress(Protocol):
-    """A sequence, as far as the scheduler must know it."""
+    """A sequence, with what planning needs to know of it."""
 
     @property
     def num_prompt_left(self) -> int:
-        """Return the prompt tokens that are not in the KV cache yet; 0: the sequence is decoding."""
+        """Return how many tokens must be computed before the next can be drawn; 0: the sequence is decoding."""
 
     @property
     def num_next(self) -> int:
-        """Return the most prompt tokens to take in one step; at least 1 where any are left."""
+        """Return the maximum number of these tokens for the next step; at least 1 if there are any."""
 
     @property
     def draft(self) -> tuple[int, ...]:
-        """Return tokens that may follow its newest one; it has room for them, and its memory can be truncated."""
+        """Return guesses of the tokens after its newest one; it has room for them, and its memory can be truncated."""
 
     @property
     def is_back(self) -> bool:
-        """Return whether the call lost its cells after its answer had begun, and computes its tokens again."""
+        """Return whether the call was preempted within its answer, and computes its tokens again."""
 
 
 class Rows(Protocol):
-    """A part of a step."""
+    """A part of a step, with its number of rows."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -45,11 +46,11 @@ S = TypeVar("S", bound=Progress)
 P = TypeVar("P", bound=Rows)
 
 ROWS_MULTIPLES = (64, 4)
-"""Numbers of rows whose multiples a CPU's kernels like: attention works in tiles of 64, matrices in fours.
+"""A CPU's kernels are fastest with multiples of these numbers of rows: attention works in tiles of 64 rows, matrix
+products in fours.
 
-With a 0.5 B model at a depth of 2,000 tokens, 60 rows took 953 ms, 64 rows 739 and 65 rows 1,097; with little before
-them 127 rows 803 ms and 128 rows 731. With the demo model at a depth of 600, 32 rows took 50 ms, 63 rows 138 and 64
-rows 14.
+With a 0.5 B model after 2,000 tokens, 60 rows took 953 ms, 64 rows 739 and 65 rows 1,097; after few tokens 127 rows
+took 803 ms and 128 rows 731. With the demo model after 600 tokens, 32 rows took 50 ms, 63 rows 138 and 64 rows 14.
 """
 
 
@@ -73,14 +74,14 @@ class Chunk(Generic[S]):
 
 @dataclass(slots=True)
 class Plan(Generic[S]):
-    """One step; it may be taken several times."""
+    """The rows that one step computes. Several steps can have the same plan."""
 
     decode: list[Decode[S]]
     prefill: list[Chunk[S]]
     decoding: list[S] = field(init=False)
     """The sequences of `decode`."""
     num_tokens: int = field(init=False)
-    """Rows of the batch."""
+    """Number of rows of the batch: a row is a token."""
 
     def __post_init__(self) -> None:
         self.decoding = [one.sequence for one in self.decode]
@@ -88,14 +89,14 @@ class Plan(Generic[S]):
 
 
 def num_rows(parts: Iterable[Decode[S] | Chunk[S]]) -> int:
-    """Return the number of rows in a batch that `parts` take."""
+    """Return the number of rows that `parts` take in a batch."""
     return sum(one.num_tokens for one in parts)
 
 
 def in_parts(plan: Plan[S], most_rows: int, *, alike: bool) -> Iterator[Plan[S]]:
-    """Cut a step into steps of at most `most_rows` rows, in its order; no chunk or draft is longer.
+    """Cut a plan into plans of at most `most_rows` rows, in its order. No chunk or draft may be longer than that.
 
-    `alike`: the sequences of a part have as many rows each.
+    `alike`: all sequences within one of these plans must have the same number of rows.
     """
     yield from (Plan(part, []) for part in _groups(plan.decode, most_rows, alike=alike))
     yield from (Plan([], part) for part in _groups(plan.prefill, most_rows, alike=alike))
@@ -115,36 +116,36 @@ def _groups(parts: list[P], most_rows: int, *, alike: bool) -> Iterator[list[P]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one step, tokens."""
+    """Bounds of one step, in tokens."""
 
     n_batch: int
-    """Most tokens of a step; more than there are sequences."""
+    """Maximum number of tokens of a step; more than there are sequences."""
     n_ubatch: int
-    """Tokens that the device computes at once: a step is filled up to this with prompts."""
+    """Number of tokens that the device computes at once: a step is filled up to this with prompts."""
     min_prefill: int
-    """Fewest prompt tokens by which prompts advance in every step, however many sequences decode."""
+    """Minimum number of prompt tokens in every step while prompts wait, however many sequences decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Bounds on the prompt tokens of a step that other calls wait for (`workers.engine.pace`)."""
+    """Bounds on the prompt tokens of a step for which streams wait (`workers.engine.pace`)."""
 
     prompts: int
-    """Most prompt tokens of calls without a token yet, beside decoding ones."""
+    """Maximum number of prompt tokens of calls without a token yet, if one such call waits (see `plan_step`)."""
     again: int
-    """Most tokens of calls that are back, beside any others."""
+    """Maximum number of tokens of calls that are back, if there are other calls."""
     most: int
-    """Most prompt tokens of calls without a token yet, however many wait."""
+    """Maximum number of prompt tokens of calls without a token yet, however many wait."""
     streams: int = 0
-    """Answers that wait for the step, including those that take no part in it."""
+    """Number of streams that wait for the step, including those that take no part in it."""
 
 
 def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int) -> Plan[S]:
-    """Return the next step. `sequences` are in the order in which they are served; each is in the step at most once.
+    """Return the next step's plan. `sequences` are in the order in which they are served. `room`: free KV cells;
+    decoding sequences always fit (the engine makes sure of that), prompts get the rest.
 
-    Calls that wait for their first token raise `beside.prompts` in their proportion to those that decode: one caller's
-    wait weighs as much as another's, and a burst is computed in few full steps instead of many small ones, up to
-    `beside.most`. `room`: free KV cells; decoding sequences always fit (the engine makes sure), prompts take the rest.
+    With f calls that wait for their first token, and s streams, `beside.prompts` is multiplied by (s + f - 1) / s, up
+    to `beside.most`: so each caller's wait counts the same, and a burst of calls is computed in few full steps.
     """
     decode: list[Decode[S]] = []
     firsts: list[S] = []
@@ -170,7 +171,7 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
     if not (firsts or num_streams):
         return Plan([], share_out(back, budget))
     num_wanted = sum(sequence.num_prompt_left for sequence in firsts)
-    # If first prompts fill the step anyhow, calls that are back get at most half of it.
+    # If first prompts fill the step anyway, calls that are back get up to half of it.
     num_again = min(max(beside.again, num_wanted), budget // 2) if firsts else beside.again
     chunks = share_out(firsts, budget - num_again) if firsts else []
     num_before = num_decode + num_rows(chunks)
@@ -179,7 +180,8 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
 
 
 def _whole_tiles(back: list[S], num_again: int, num_before: int) -> int:
-    """Return a number of tokens that fills the last tile of a step, and leaves no rest that is shorter than a tile."""
+    """Return `num_again`, raised so that it fills the last tile of 64 rows of the step, or to all tokens of the calls
+    `back` if otherwise less than a tile would be left."""
     tile = ROWS_MULTIPLES[0]
     num_again += -(num_before + num_again) % tile
     num_left = sum(sequence.num_prompt_left for sequence in back)
@@ -187,7 +189,7 @@ def _whole_tiles(back: list[S], num_again: int, num_before: int) -> int:
 
 
 def _even(budget: int, num_decode: int, limits: Limits) -> int:
-    """Return the budget, cut down a little to a number of rows that the kernels like."""
+    """Return the budget, or somewhat less, so that the step has a multiple of 64 or of 4 rows (`ROWS_MULTIPLES`)."""
     for multiple in ROWS_MULTIPLES:
         less = budget - (num_decode + budget) % multiple
         if less >= max(limits.min_prefill, budget // 2):
@@ -196,9 +198,8 @@ def _even(budget: int, num_decode: int, limits: Limits) -> int:
 
 
 def share_out(waiting: list[S], budget: int) -> list[Chunk[S]]:
-    """Share the budget out: half to the first in order, the other half to the shortest prompts, the rest to the first.
-
-    So a long prompt does not keep short ones behind it waiting, and keeps at least half of its own speed.
+    """Return chunks within a budget of tokens: half for the first in order, half for the shortest others, what is left
+    for the first. So a long prompt does not delay short ones after it, and keeps at least half of its speed.
     """
     first, *others = waiting
     reserved = min(first.num_next, (budget + 1) // 2 if others else budget)
@@ -221,21 +222,22 @@ def _length(sequence: Progress) -> int:
 MULTIPLE = 4
 
 MOST_SINGLE = 6
-"""Most rows that are tried one by one: each reads all weights again."""
+"""Maximum number of rows for which `SINGLY` is tried, since each single row reads all weights again."""
 
 MOST_PADDED = 32
+"""Maximum number of rows of a step without prompts that is padded."""
 
 MOST_PADDED_PROMPT = 256
-"""Most rows of a step with prompts that is padded: in longer steps three rows are not worth their cells."""
+"""Maximum number of rows of a step with prompts that is padded; in longer steps the gain is not worth three cells."""
 
 TRIES = 2
-"""Tries of each layout before they are compared."""
+"""Number of times that each layout is tried before the layouts are compared."""
 
 TRY_AGAIN_STEPS = 256
-"""Steps of one number of rows after which a slower layout is tried again: contexts grow, and so do all times."""
+"""Steps of one number of rows after which a slower layout is tried again, since all times grow with the contexts."""
 
 _WEIGHT = 0.3
-"""Weight of the newest measurement, against all before it."""
+"""Weight of the newest measurement in a running mean; the measurements before it share the rest."""
 
 
 class Layout(Enum):
@@ -254,13 +256,13 @@ class _Known:
 
 
 class BatchLayouts:
-    """Chooses the layout of the rows of a step without prompts: together, padded, or one by one. The best one is
-    learned by trying. `fixed`: rows always go together (a GPU takes any number alike).
+    """Chooses the layout of the rows of a step without prompts: together, padded with empty rows, or singly. Learns the
+    quickest layout by trying. `fixed`: always together (a GPU handles all numbers of rows alike).
 
-    On a CPU the time of a batch does not grow evenly with its rows. One row goes through a dot product, more through
-    matrix kernels that like multiples of 4 and are slow for few rows. Measured with a 0.5 B model, Q8_0, one core, in
-    ms: 1 row 19.5, 2 rows 80, 4 rows 116, 7 rows 181, 8 rows 139. So two calls are quicker one by one (42 ms), seven
-    with an eighth, empty row (134 ms). Other types and machines differ, so none of this is assumed.
+    On a CPU the time of a batch does not grow evenly with its rows. One row is computed by a dot product, more rows by
+    matrix kernels that are fastest with multiples of 4 and slow for few rows. Measured with a 0.5 B model, Q8_0, one
+    core, in ms: 1 row 19.5, 2 rows 80, 4 rows 116, 7 rows 181, 8 rows 139. So two calls are quicker one by one (42 ms),
+    seven calls with an eighth, empty row (134 ms). Other types and machines differ, so no such time is assumed.
     """
 
     def __init__(self, *, fixed: bool, can_pad: bool = True) -> None:
@@ -269,7 +271,7 @@ class BatchLayouts:
         self._known: dict[int, _Known] = {}
 
     def choose(self, num_rows: int) -> Layout:
-        """Return the layout for a step of so many rows, one token each."""
+        """Return the layout for a step of `num_rows` rows without prompts."""
         ways = [] if self._fixed else ways_of(num_rows, can_pad=self._can_pad)
         if len(ways) < 2:
             return Layout.TOGETHER
@@ -283,7 +285,7 @@ class BatchLayouts:
         return min(ways, key=known.seconds.__getitem__)
 
     def num_empty(self, num_rows: int) -> int:
-        """Return the empty rows that speed up a step with prompts: 15 rows took 152 ms, 16 rows 123."""
+        """Return how many empty rows to add to a step with prompts, to make it quicker: 15 rows took 152 ms, 16 123."""
         return padding(num_rows) if self._can_pad and not self._fixed and 1 < num_rows <= MOST_PADDED_PROMPT else 0
 
     def note(self, num_rows: int, layout: Layout, seconds: float) -> None:
@@ -293,14 +295,14 @@ class BatchLayouts:
             return
         known.tries[layout] = known.tries.get(layout, 0) + 1
         before = known.seconds.get(layout)
-        # The layout that is always chosen is known well; of the others only the last try counts, as all times change.
+        # Only the best layout, which is used all the time, has a running mean. Of others the last try alone counts.
         is_best = before is not None and before == min(known.seconds.values())
         settled = is_best and known.tries[layout] > TRIES
         known.seconds[layout] = before + _WEIGHT * (seconds - before) if settled and before is not None else seconds
 
 
 def ways_of(num_rows: int, *, can_pad: bool = True) -> list[Layout]:
-    """Return the layouts that are worth trying."""
+    """Return the layouts that are worth trying for `num_rows` rows."""
     ways = [Layout.TOGETHER]
     if can_pad and 1 < num_rows <= MOST_PADDED and num_rows % MULTIPLE:
         ways.append(Layout.PADDED)
@@ -310,5 +312,5 @@ def ways_of(num_rows: int, *, can_pad: bool = True) -> list[Layout]:
 
 
 def padding(num_rows: int) -> int:
-    """Return the empty rows that round `num_rows` up to a multiple of `MULTIPLE`."""
+    """Return how many empty rows round `num_rows` up to a multiple of `MULTIPLE`."""
     return -num_rows % MULTIPLE

@@ -1,6 +1,6 @@
-"""The step: it schedules calls, runs one `llama_decode` for them, and samples each call's next token from the logits.
+"""Runs steps: schedules calls, runs `llama_decode` for them, and draws each call's next token from the logits.
 
-Everything here belongs to the engine's thread.
+Only the engine's thread may use what is here, unless a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ log = logging.getLogger("paddock.engine")
 MIN_PREFILL = 32
 
 CLEAN_WAIT_S = 1.0
-"""Seconds for which no call enters a cache with cells that are not numbers.
+"""Seconds in which no call enters after a call's logits were not numbers (NaN).
 
-If these spoil other calls, they soon end too, and the cache is cleaned; if not (flash attention), no call need wait.
+If that call's cells spoil other calls, these soon end too, and the cache is cleared as soon as none runs. If not (flash
+attention), new calls have no reason to wait longer.
 """
 
 PROBE_EVERY_S, STEP_BYTES = 0.02, 16 << 20
-"""Seconds between two probes for the memory that llama.cpp may want in a step, and the bytes of each."""
+"""Seconds between two checks whether memory can still be allocated, and the bytes that llama.cpp may want in a step."""
 PENDING_S = 0.005
-"""Seconds that a step without anything to compute waits for a call's mask; new calls wait as long."""
+"""Maximum seconds that a step with nothing to compute waits for a call's mask; a new call can be delayed as long."""
 
 KEPT_SHARE = 7 / 8
-"""Most of a full context that `n_keep` can keep, a share: in each context shift llama.cpp rotates the keys of all."""
+"""Maximum share of the context that `n_keep` keeps: each context shift makes llama.cpp rotate the keys of all cells, so
+shifts must be rare."""
 
 
 class Stepper:
-    """Advances every call that joined it, one step at a time, until it is over."""
+    """Advances all calls that have joined, one step at a time, until each is over."""
 
     def __init__(
         self,
@@ -65,13 +67,13 @@ class Stepper:
         n_ctx: int,
         ram_bytes: int,
     ) -> None:
-        """`on_end(key)` is called when a call is over and has given back all it held.
+        """`on_end(key)` is called when a call is over and its slot, cells and adapters are released.
 
-        `disk(pace, by_range)` makes the link to the disk tier, for blocks of tokens or for whole states.
-        `n_ctx`: longest single conversation, tokens. `ram_bytes`: most memory for prefixes that left the KV cache.
+        `disk(pace, by_range)` makes the link to the disk tier; `by_range`: for blocks of tokens, not whole states.
+        `n_ctx`: maximum length of one conversation, tokens. `ram_bytes`: maximum memory for prefixes in RAM.
         """
         self.events: list[CallEvent] = []
-        """Events of the last steps; the caller takes them away."""
+        """Events of the last steps; the caller takes them out."""
         self._context = context
         self._n_ctx = n_ctx
         self._adapters = adapters
@@ -107,11 +109,11 @@ class Stepper:
         self._gaps = TokenGaps()
         self._decoded_at = self._probe_at = 0.0
         self._pending: list[Sequence] = []
-        """Calls whose token was drawn and whose mask had no answer yet."""
+        """Calls whose token is drawn and whose mask had not answered yet."""
         self._drain_writer: DrainWriter | None = None
         self._spoiled = False
         self._spoiled_at = 0.0
-        """When the cache was spoiled, `time.monotonic` seconds."""
+        """When logits were not numbers, so that the cache must be cleared; `time.monotonic` seconds."""
 
     @property
     def num_running(self) -> int:
@@ -120,7 +122,7 @@ class Stepper:
 
     @property
     def calls_left(self) -> tuple[tuple[CallLeft, ...], int]:
-        """Return the tokens left of each call with a slot, and the prompt tokens left of all calls; for any thread."""
+        """Return the tokens left of each call with a slot, and the prompt tokens left of all calls. For any thread."""
         lengths, calls = self.lengths, self._scheduler.running[:]
         running = tuple(CallLeft(one.num_prompt_left, lengths.left(one.num_predicted, one.limit)) for one in calls)
         waiting = sum(one.num_prompt_left for one in self._scheduler.waiting[:])
@@ -128,7 +130,7 @@ class Stepper:
 
     @property
     def prefill_s(self) -> float:
-        """Return the seconds of computing a prompt token; 0: not known yet."""
+        """Return the seconds that computing a prompt token takes; 0: not known yet."""
         return self._pace.steady_s
 
     @property
@@ -137,22 +139,22 @@ class Stepper:
 
     @property
     def num_cells_needed(self) -> int:
-        """Return the KV cells that running calls hold; idle prefixes can be evicted and do not count."""
+        """Return the number of KV cells that running calls hold; idle prefixes can be evicted and do not count."""
         return self._cache.num_used - self._cache.num_idle
 
     @property
     def num_cells_idle(self) -> int:
-        """Return the KV cells of idle prefixes."""
+        """Return the number of KV cells of idle prefixes."""
         return self._cache.num_idle
 
     @property
     def adapter_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of adapters that running calls use, and waiting calls; for the engine's thread."""
+        """Return the names of adapters that running calls use, and those that waiting calls use."""
         return _names(self._scheduler.running), _names(self._scheduler.waiting)
 
     @property
     def counters(self) -> EngineCounters:
-        """Return a snapshot for any thread; the step that runs meanwhile may change it."""
+        """Return a snapshot of the counters. For any thread; a step that runs meanwhile may be counted in part."""
         cache, prompts = self._cache, self._scheduler.prompts
         return EngineCounters(
             num_decodes=self._num_decodes,
@@ -172,18 +174,18 @@ class Stepper:
         )
 
     def join(self, sequence: Sequence) -> None:
-        """Take a new call."""
+        """Add a new call."""
         self._scheduler.join(sequence)
         self._black_box.began(sequence.key, sequence.request.label)
 
     def drop(self, key: int) -> None:
-        """Drop a call that nobody wants any more; unknown keys are ignored."""
+        """Remove a call that was cancelled, without an event; unknown keys are ignored."""
         sequence = self._scheduler.find(key)
         if sequence is not None:
             self._forget(sequence)
 
     def end(self, key: int, num_tokens: int) -> None:
-        """End an answer after its first `num_tokens` tokens, since the caller wants no more; unknown keys ignored."""
+        """End an answer with its first `num_tokens` tokens, as its caller wants no more; unknown keys are ignored."""
         sequence = self._scheduler.find(key)
         if sequence is not None:
             num_dropped = max(0, sequence.num_predicted - num_tokens)
@@ -209,7 +211,7 @@ class Stepper:
             is_ready(PENDING_S)
 
     def _has_memory(self) -> bool:
-        """Return whether there is memory for a step. llama.cpp ends the process if it gets none."""
+        """Return whether there is memory for a step, because llama.cpp ends the process if it gets none."""
         now = time.perf_counter()
         if now >= self._probe_at:
             self._probe_at = now + PROBE_EVERY_S
@@ -222,27 +224,27 @@ class Stepper:
         self.slots.close(failure)
 
     def save_some(self) -> bool:
-        """Copy a part of an idle prefix to RAM, while nothing runs; return whether there is more to copy."""
+        """Copy a part of an idle prefix to RAM, while no call runs; return whether there is more to copy."""
         return self._cache.save_some()
 
     def retire(self) -> None:
-        """Write idle prefixes to disk from now on, if there is a disk tier, a part in each step."""
+        """Begin to write idle prefixes to disk, if there is a disk tier: a part in each step."""
         if self._disk is not None:
             self._drain_writer = DrainWriter(self._cache, self._disk)
 
     def write_out(self, deadline_s: float) -> None:
-        """Put all prefixes on disk within `deadline_s`, if there is a disk tier. An engine does this last of all."""
+        """Write all prefixes to disk within `deadline_s`, if there is a disk tier. Called last, when an engine ends."""
         if self._disk is not None:
             until = time.monotonic() + deadline_s
             self._cache.save_idle(partial(self._disk.write, until=until))
             self._disk.write_out(list(self._cache.ram.blocks), until)
 
     def check_cells(self) -> None:
-        """Do the quick part of `check`. Raises IntegrityError."""
+        """Do the quick part of `check`: compare each sequence's cells with llama.cpp's. Raises IntegrityError."""
         self._cache.check_cells()
 
     def check(self) -> None:
-        """Compare the engine's records with llama.cpp's cache. Raises IntegrityError."""
+        """Check that the engine's records agree with each other and with llama.cpp's cache. Raises IntegrityError."""
         try:
             self._scheduler.check()
         except ValueError as error:
@@ -274,13 +276,13 @@ class Stepper:
             self._fail(sequence, failure)
 
     def _clean(self) -> None:
-        """Clear the cache: without flash attention a cell that is not a number spoils all sequences, even when free."""
+        """Clear the cache: without flash attention, a cell that is not a number spoils all sequences, even if free."""
         log.error("a call ended because its logits were not numbers; all cached prompts are forgotten")
         self._cache.forget_all()
         self._spoiled = False
 
     def _parts(self, plan: Plan[Sequence]) -> Iterable[Plan[Sequence]]:
-        """Cut a step into batches that llama.cpp may compute: with a sliding window a batch is one micro-batch."""
+        """Cut a step into batches that llama.cpp can compute: with a sliding window, at most a micro-batch each."""
         memory, n_ubatch = self._context.memory, self._context.n_ubatch
         alike = memory.kind is MemoryKind.HYBRID and bool(plan.prefill)
         if not memory.window or (plan.num_tokens <= n_ubatch and not alike):
@@ -288,16 +290,16 @@ class Stepper:
         return in_parts(plan, n_ubatch, alike=alike)
 
     def _num_empty(self, plan: Plan[Sequence]) -> int:
-        """Return how many empty rows to add to a step with prompts, as some numbers of rows are computed faster.
+        """Return how many empty rows to add to a step with prompts, since some numbers of rows are computed faster.
 
-        0 for a sequence alone, as in llama-server, and where the KV cache or the batch has no spare room.
+        0 for a single sequence, as in llama-server, and if the KV cache or the batch has no room for them.
         """
         alone = len(plan.decode) + len(plan.prefill) == 1
         fits = self._scheduler.has_spare_room and plan.num_tokens + MULTIPLE <= self._batch.capacity
         return 0 if alone or not fits else self._layouts.num_empty(plan.num_tokens)
 
     def _decode(self, plan: Plan[Sequence]) -> None:
-        """Run a step without prompts, in the layout that is quickest for so many rows."""
+        """Run a step without prompts, in the quickest layout for its number of rows, and draw its tokens."""
         num_rows = plan.num_tokens
         layout = self._layouts.choose(num_rows)
         start = time.perf_counter()
@@ -314,7 +316,7 @@ class Stepper:
         self._layouts.note(num_rows, layout, time.perf_counter() - start)
 
     def _run(self, plan: Plan[Sequence], num_empty: int = 0) -> None:
-        """Decode a plan. `num_empty`: rows that belong to no call, for a quicker shape of the batch."""
+        """Compute the rows of a plan, and `num_empty` more that belong to no call, by one `llama_decode`."""
         batch = self._batch
         batch.clear()
         add_token = batch.add_token
@@ -352,14 +354,15 @@ class Stepper:
         self._num_switches += switched
 
     def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return the calls of one adapter turn, at most one of which wants its prompt's logits: memory is for one."""
+        """Return the calls whose adapters have their turn, but at most one that wants its prompt's logits: there is
+        memory for one."""
         ready = chosen(self._adapter_turns, ready, time.perf_counter())
         later = [one for one in ready if one.tells_prompt][1:]
         return [one for one in ready if one not in later] if later else ready
 
     def _shift_full(self) -> None:
-        """Shift the context of full conversations: they go on without the older half, in this step or a later one, or
-        end where there is no room.
+        """Drop the older half of full conversations, except what `n_keep` keeps, in this step or a later one. A
+        conversation for whose shift there is no room ends.
         """
         until = time.perf_counter() + MOVE_S
         for sequence in [one for one in self._scheduler.running if one.is_full]:
@@ -392,12 +395,12 @@ class Stepper:
         self._end(ended)
 
     def _resume(self) -> None:
-        """Go on with the drawn tokens of calls whose masks have an answer by now."""
+        """Continue with the drawn tokens of calls whose masks have answered by now."""
         waiting, self._pending = self._pending, []
         ended: list[tuple[Sequence, Outcome]] = []
         for sequence in waiting:
             if sequence.pending is None or not sequence.decoding:
-                continue  # it is over, or was preempted: it will be asked when it is back
+                continue  # the call is over, or was preempted: then its mask is asked again when it is back
             outcome: Outcome = PENDING
             if sequence.pending(0.0):
                 outcome = self._pick(sequence, again=True)
@@ -406,7 +409,7 @@ class Stepper:
         self._end(ended)
 
     def _pick(self, sequence: Sequence, *, again: bool = False) -> Outcome:
-        """Draw a call's next token, or go on with the drawn one `again`; note the processor time that this took."""
+        """Draw a call's next token, or with `again` continue with the drawn one; record the processor time it took."""
         before = time.thread_time()
         outcome = sequence.resume(self.events) if again else sequence.pick(self._context, self.events)
         cost = sequence.cost
@@ -417,9 +420,9 @@ class Stepper:
         return (None if self.num_running == 1 else cost.failure()) or outcome
 
     def _verify(self, one: Decode[Sequence], outcome: Outcome) -> Outcome:
-        """Go on along a draft for as long as its tokens are the ones that were drawn; drop the cells of the others.
+        """Draw tokens along a draft for as long as each drawn token is the draft's; drop the cells of the draft's rest.
 
-        The next token is drawn from the logits of the row of each, so the answer is the one without a draft.
+        Each token is drawn from the logits after the tokens before it, so the answer is the same as without a draft.
         """
         sequence = one.sequence
         num_cells = sequence.num_cells - len(one.draft)
@@ -433,7 +436,7 @@ class Stepper:
         return outcome
 
     def _first(self, sequence: Sequence) -> Outcome:
-        """Draw the next token of a call whose prompt is computed, or that is back after a preemption."""
+        """Draw the next token of a call after a chunk that completes its prompt, or its tokens after a preemption."""
         outcome: Outcome = FinishReason.LENGTH
         if sequence.limit:
             if sequence.token_at:
@@ -447,7 +450,7 @@ class Stepper:
         return outcome
 
     def _end(self, ended: Iterable[tuple[Sequence, Outcome]]) -> None:
-        """End the calls that are over, and remember those whose masks are to be asked again."""
+        """End the calls that are over, and remember those whose masks have to be asked again."""
         for sequence, outcome in ended:
             if isinstance(outcome, Pending):
                 self._pending.append(sequence)
@@ -469,7 +472,7 @@ class Stepper:
         self.events.append(Failed(sequence.key, failure))
 
     def _forget(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Give back everything that the call holds; with `keep` its prefix stays for later calls."""
+        """Release everything that the call holds. `keep`: its prefix stays in the cache for later calls."""
         sequence.chain.close()
         sequence.pending = None
         self._adapters.release(sequence.adapter_set)

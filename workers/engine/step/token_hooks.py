@@ -1,5 +1,5 @@
-"""The watch on calls that ask for more than text: emits their tokens and timings, ends them when their time runs out or
-a line is not indented enough.
+"""Handles the drawn tokens of calls that ask for more than text: emits their tokens and timings, ends them when their
+time runs out or a line is not indented enough.
 
 All other calls never come here.
 """
@@ -16,10 +16,10 @@ BLANKS = " \t"
 
 
 class Indent:
-    """Finds the end of an answer that may hold indented lines only, such as the body of a function.
+    """Finds the end of an answer that can have indented lines only, such as the body of a function.
 
-    Lines after the first need at least so many blanks or tabs; a line with fewer ends the answer, an empty one too.
-    Source: `n_indent` in tools/server/README.md and server-context.cpp of llama.cpp.
+    The answer ends before a line, except its first, that begins with fewer than `least` blanks or tabs, even if that
+    line is empty. Source: `n_indent` in tools/server/README.md and server-context.cpp of llama.cpp.
     """
 
     __slots__ = ("_least", "_seen")
@@ -27,10 +27,10 @@ class Indent:
     def __init__(self, least: int) -> None:
         self._least = least
         self._seen: int | None = None
-        """Blanks at the beginning of the current line so far; None: it is the first line, or its text has begun."""
+        """Blanks at the beginning of the current line so far; None: it is the first line, or has other text already."""
 
     def end_in(self, text: str) -> int | None:
-        """Return the position in `text` where the answer ends; None: it does not end."""
+        """Return the position in `text`, the next piece of the answer, where the answer ends; None: it does not end."""
         for place, character in enumerate(text):
             if self._seen is not None and character in BLANKS:
                 self._seen += 1
@@ -42,7 +42,7 @@ class Indent:
 
 
 class Answer(Protocol):
-    """The part of a sequence that a watch on a call uses."""
+    """The part of a `Sequence` that `TokenHooks` needs."""
 
     first_token_at: float
 
@@ -55,7 +55,7 @@ class Answer(Protocol):
 
 
 class TokenHooks:
-    """The watch on one call. Belongs to the engine's thread."""
+    """Handles the drawn tokens of one call. For the engine's thread only."""
 
     __slots__ = ("_indent", "_key", "_max_predict_s", "_tells_timings", "_tells_tokens")
 
@@ -67,7 +67,7 @@ class TokenHooks:
         self._indent = Indent(request.asked.n_indent) if request.asked.n_indent else None
 
     def accept(self, answer: Answer, token: int, events: list[CallEvent]) -> FinishReason | None:
-        """Take a drawn token like `Sequence.accept`; also add the events that come before the token's text."""
+        """Take a drawn token like `Sequence.accept`; also add wanted `Tokens` and `TimingsSoFar` before the text."""
         if self._tells_tokens:
             events.append(Tokens(self._key, (token,)))
         place = len(events)
@@ -85,7 +85,7 @@ class TokenHooks:
         return reason
 
     def _is_cut(self, indent: Indent, events: list[CallEvent], place: int) -> bool:
-        """Return whether the answer ends in its new text, and cut off what follows that end."""
+        """Return whether the answer ends within its new text; if so, cut off the text after its end."""
         event = events[place]
         end = indent.end_in(event.text) if isinstance(event, Text) else None
         if end is None or not isinstance(event, Text):
@@ -94,7 +94,8 @@ class TokenHooks:
         return True
 
     def _is_late(self, answer: Answer, event: CallEvent, now: float) -> bool:
-        """Return whether time is up: as in llama-server, it is checked at line ends and counts from the first token."""
+        """Return whether `max_predict_ms` from the first token have passed. As in llama-server, it is checked at line
+        ends only."""
         if not self._max_predict_s or not answer.first_token_at or not isinstance(event, Text):
             return False
         return "\n" in event.text and now - answer.first_token_at > self._max_predict_s
