@@ -136,8 +136,7 @@ class App:
 
     async def drain(self, drain_s: float) -> bool:
         """Take no new calls, wait for the calls under way, and cut off those that remain `drain_s` seconds after the
-        draining began. Return whether all calls could finish.
-        """
+        draining began. Return whether all calls could finish."""
         self.resolver.stop_taking()
         self.sockets.stop()
         complete = await _within(left_s(drain_s, self.in_flight.draining_s()), lambda: self.pipeline.num_calls == 0)

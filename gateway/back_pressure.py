@@ -65,8 +65,7 @@ class QueueState:
 
 def queue_full(queue: QueueState, limit: int, team: str | None = None) -> QueueFull:
     """Return the error for a call beyond the `limit` of a model's queue. `team`: the team, if the limit is a team's;
-    then `queue.num_waiting` counts the team's calls.
-    """
+    then `queue.num_waiting` counts the team's calls."""
     if team is None:
         what, bound = f"{queue.num_waiting} calls", f"{limit} may (max_queue)"
     else:

@@ -113,30 +113,26 @@ class Answer(Protocol):
 
     async def take(self) -> list[CallEvent]:
         """Wait until an answer has new events, and return them: at least one. The last list of each answer ends in
-        `Finished` or `Failed`.
-        """
+        `Finished` or `Failed`."""
         ...
 
 
 class Cutoff:
     """An `async with` block that can be interrupted: `cut(error)` cancels what it waits for, and the block raises
-    `error`.
-    """
+    `error`."""
 
     def __init__(self, deadline: float, limit: str) -> None:
         """The block ends by itself at `deadline`, a time.monotonic(). `limit` names the limit in the error message."""
         self._when = asyncio.get_running_loop().time() + deadline - time.monotonic()
         self._timeout: asyncio.Timeout | None = None
         """Set only while the block runs. It refers to the task, and so to the task's exception and frames: kept longer,
-        it would be a cycle, and a call that was cut off would stay in memory until the garbage collector runs.
-        """
+        it would be a cycle, and a call that was cut off would stay in memory until the garbage collector runs."""
         self._limit = limit
         self._error: PaddockError | None = None
 
     def limit(self, within_s: float, limit: str) -> None:
         """End the block `within_s` from now, unless it ends sooner; `limit` names the limit. Call this inside the
-        block.
-        """
+        block."""
         when = asyncio.get_running_loop().time() + within_s
         if self._timeout is not None and self._error is None and not self._timeout.expired() and when < self._when:
             self._when, self._limit = when, limit
@@ -144,8 +140,7 @@ class Cutoff:
 
     def cut(self, error: PaddockError) -> None:
         """Interrupt the block with an error. Never waits. Does nothing if the block is interrupted already or has
-        ended.
-        """
+        ended."""
         if self._timeout is not None and self._error is None and not self._timeout.expired():
             self._error = error
             self._timeout.reschedule(0)

@@ -100,8 +100,7 @@ OPENING_CHARS = 1024
 WHOLE_CHARS, END_CHARS = 64 << 10, 128
 """The first WHOLE_CHARS characters of a conversation's opening are all hashed. Of each text after them, only its first
 and last END_CHARS and its length are: hashing 8 MiB, or as many tokens, would hold the event loop for tens of
-milliseconds.
-"""
+milliseconds."""
 WHOLE_ITEMS, END_ITEMS = 4096, 256
 """The same limits for the number of messages, and for the number of tokens and texts of a prompt."""
 
@@ -135,8 +134,7 @@ def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
 
 def _opening_texts(request: GenerateRequest) -> Iterator[str]:
     """Yield a chat's texts up to its first user message, as many chats share the texts before it. For another request,
-    yield its prompt, or the beginning and the file names of an infill.
-    """
+    yield its prompt, or the beginning and the file names of an infill."""
     if request.prompt is not None:
         yield from map(str, _parts(request.prompt))
     elif request.infill is not None:
@@ -225,8 +223,7 @@ class ModelNames:
 
     def all(self, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS) -> dict[str, str]:
         """Return name -> model, sorted by name. If several things share a name, the catalog takes precedence, then
-        the models of the fleet, then adapters.
-        """
+        the models of the fleet, then adapters."""
         names = {**adapters, **{model: model for model in fleet_models}, **self._fixed}
         return dict(sorted(names.items()))
 

@@ -48,8 +48,7 @@ from __future__ import annotations
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 512
 """Maximum characters of a message, and of a `param`; longer ones are cut. They repeat what a caller sent, perhaps
-megabytes.
-"""
+megabytes."""
 
 
 class PaddockError(Exception):
@@ -90,8 +89,7 @@ class ContextOverflow(InvalidRequest):
         "resulted in {n_prompt_tokens} tokens, which exceeds the context window"
     )
     """The message, close to OpenAI's: litellm recognises this error by "maximum context length", LangChain by "prompt
-    is too long". Dialects with another message pass theirs to `worded`.
-    """
+    is too long". Dialects with another message pass theirs to `worded`."""
 
     def __init__(self, remedy: str, *, param: str | None = None, num_prompt_tokens: int = 0, n_ctx: int = 0) -> None:
         """`remedy`: the end of the message, and all of it if the two numbers are 0: not known."""

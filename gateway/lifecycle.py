@@ -49,14 +49,12 @@ CLOSE_S = 2.0
 """Seconds that open connections may take to close once every answer is complete."""
 KEEP_ALIVE_S = 75
 """Seconds for which idle connections stay open. Balancers close theirs earlier (60 s: nginx, ALB), as they should: if
-the gateway closed one first, a request on its way would fail.
-"""
+the gateway closed one first, a request on its way would fail."""
 GC_THRESHOLDS = 5_000, 3, 50
 """Thresholds for `gc.set_threshold`: allocations before the youngest generation is collected, which takes 0.3 ms (4 ms
 if all objects live on), and collections of one generation before the next. Reference counts free what streams allocate;
 the collector frees what is left of callers that disconnect: 150 objects each, 19 KiB. With Python's 10 in place of 3,
-the second generation grew to 100,000 objects of one team's waiting calls, and its collection took 54 ms.
-"""
+the second generation grew to 100,000 objects of one team's waiting calls, and its collection took 54 ms."""
 
 
 LARGE_BLOCK_BYTES = 256 << 10

@@ -85,8 +85,7 @@ class RouteToken(NamedTuple):
 
 class AccessControl:
     """Identifies callers, and limits each key's requests under way, WebSockets included, so that one key can't take all
-    connections.
-    """
+    connections."""
 
     def __init__(
         self, keys: Keys, most_per_key: int = sys.maxsize, tokens: Mapping[str, RouteToken] | None = None
@@ -140,8 +139,7 @@ class AccessControl:
 
     def _holder(self, scope: Scope, token: RouteToken) -> Principal:
         """Return NOBODY if the request has the route's token, otherwise the admin who sent it. These requests are not
-        counted.
-        """
+        counted."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         if hmac.compare_digest(given, b"Bearer " + token.token.encode()):
             return NOBODY

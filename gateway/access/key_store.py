@@ -51,8 +51,7 @@ class KeyStore:
         unreadable: Unreadable | None = None,
     ) -> None:
         """`fixed`: the records of the settings. `unreadable` counts records in Redis that can't be read or are not
-        sealed with `secret`; their keys are not valid.
-        """
+        sealed with `secret`; their keys are not valid."""
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
         self._secret = secret
@@ -66,8 +65,7 @@ class KeyStore:
 
     async def refresh(self) -> None:
         """Read the keys in Redis once; if some have changed, replace the valid keys. Raises redis.RedisError if Redis
-        is away.
-        """
+        is away."""
         opened, has_changed = dict[bytes, _Opened](), self._opened is None
         before, pauses = self._opened or {}, Pauses()
         texts = unpacked_texts(await self._read(pauses))
@@ -91,8 +89,7 @@ class KeyStore:
 
     async def _read(self, pauses: Pauses) -> bytes:
         """Return all names and records, as the script packs them. One call reads them all: a scan in several calls
-        could miss some if a failover changed the server in between.
-        """
+        could miss some if a failover changed the server in between."""
         call = ("EVAL", self._source, 1, keys.ACCESS_KEYS, "hash", LONGEST_BYTES, NO_BOUND, NO_BOUND, "0")
         answer = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]
         pauses.begin()

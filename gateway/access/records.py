@@ -39,8 +39,7 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admin: bool = False
     weight: Annotated[float, Meta(ge=LEAST_WEIGHT, le=MOST_WEIGHT)] = 1.0
     """Share of the key's team while calls of several teams wait for a model: weight 3 gets three times as many tokens
-    as weight 1. Each call has the weight of its own key.
-    """
+    as weight 1. Each call has the weight of its own key."""
 
     min_priority: Annotated[int, Meta(ge=MOST_URGENT_PRIORITY, le=-MOST_URGENT_PRIORITY)] = 0
     """Lowest (most urgent) `priority` number of the key's calls; lower ones count as this. Admin keys may use any."""

@@ -72,8 +72,7 @@ NO_SCALES: Mapping[str, Mapping[str, float]] = {}
 
 class DesiredAdapters:
     """The registered adapters and scales of all models, read from Redis every `REREAD_S` seconds. While Redis is away,
-    the last known values stay.
-    """
+    the last known values stay."""
 
     def __init__(
         self,
@@ -83,8 +82,7 @@ class DesiredAdapters:
         defaults: Mapping[str, Mapping[str, float]] = NO_SCALES,
     ) -> None:
         """`models` returns the models to read; `unreadable` counts values that can't be read. `defaults`: model -> the
-        catalog's scales, used for adapters whose scale nobody has set.
-        """
+        catalog's scales, used for adapters whose scale nobody has set."""
         self._defaults = defaults
         self._unreadable = unreadable or Unreadable()
         self._redis = redis

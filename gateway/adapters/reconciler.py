@@ -37,8 +37,7 @@ _USABLE = (AdapterState.LOADED, AdapterState.KNOWN)
 
 class AdapterReconciler:
     """Compares workers' adapters with the registered ones, and corrects differences. It is harmless to send a worker
-    the same request twice.
-    """
+    the same request twice."""
 
     def __init__(self, fleet: FleetView, queries: WorkerQueries, desired: DesiredAdapters) -> None:
         self._fleet = fleet
@@ -47,8 +46,7 @@ class AdapterReconciler:
         self._soon = asyncio.Event()
         self._resting: dict[tuple[str, str, str], float] = {}
         """(Worker's boot id, adapter, task) -> time.monotonic() of the next try. The task is a SHA-256: load this file;
-        "": remove the adapter; "adopt": register it.
-        """
+        "": remove the adapter; "adopt": register it."""
         self._fixed: dict[str, frozenset[str]] = {}
         """Worker's boot id -> adapters from its settings; no entry until the worker was asked for its adapters."""
 

@@ -36,8 +36,7 @@ AT_ONCE = 32
 
 SETTLE_S = 3.0
 """Maximum seconds that the client's answer waits for the workers' heartbeats to show the change; then it is sent
-anyway.
-"""
+anyway."""
 LOOK_S = 0.05
 
 MARGIN_S = 5.0

@@ -74,8 +74,7 @@ def _ignore_lost_leases(model: str, why: str, count: int) -> None:
 
 class Admission:
     """Gives calls slots, in fair order over all gateways of one Redis. Use it on one event loop, on which `run` must
-    run.
-    """
+    run."""
 
     def __init__(
         self,
@@ -95,8 +94,7 @@ class Admission:
         """`max_queue`: maximum number of calls that wait for one model; `max_queue_per_team`: the same for the calls of
         one team (None: `max_queue`). More calls are refused with QueueFull. `known_after_s`: seconds that this gateway
         must be on the list of gateways before it places calls without Redis. `lost` is called for leases that ended
-        before their calls did, with the model, the cause (`metrics.LEASE_ENDS`) and the number of leases.
-        """
+        before their calls did, with the model, the cause (`metrics.LEASE_ENDS`) and the number of leases."""
         self._store = store
         self._fleet = fleet
         self._gateway = gateway_id
@@ -135,8 +133,7 @@ class Admission:
 
     async def run(self) -> None:
         """Renew leases, listen for grants, re-read tickets and sweep, until cancelled. Goes on after an outage of
-        Redis.
-        """
+        Redis."""
         await self._maintenance.run()
 
     @property
@@ -165,8 +162,7 @@ class Admission:
 
     def oldest_wait_s(self) -> dict[str, float]:
         """Return model -> seconds that the oldest waiting call of this process has waited; only models with such
-        calls.
-        """
+        calls."""
         now = time.monotonic()
         return {model: now - since for model, since in self._queue.oldest_waits().items()}
 
@@ -275,8 +271,7 @@ class Admission:
 
     def _give_back_rest(self, waiter: Waiter, taken: Lease | None) -> None:
         """Give back everything that a call got besides the slot `taken`, once the call no longer waits: a ticket, grant
-        or lease in Redis, or a slot of this gateway's share.
-        """
+        or lease in Redis, or a slot of this gateway's share."""
         model, local = waiter.model, waiter.local
         if waiter.asked and (taken is None or taken is local):
             # Whatever ended the wait: by now Redis may have queued the call, granted it a slot or leased it one.
@@ -286,8 +281,7 @@ class Admission:
 
     async def _request_slot(self, waiter: Waiter, queue_position: QueuePosition) -> Lease | None:
         """Return a slot that is free now, or None once the call is queued, in Redis or, while Redis is away, here.
-        Raises QueueFull, StoreUnavailable.
-        """
+        Raises QueueFull, StoreUnavailable."""
         self._queue.note_preferred(waiter)  # so that calls that are ranked meanwhile count it
         answer = await self._acquire(waiter)
         match answer:
@@ -332,8 +326,7 @@ class Admission:
 
     def _is_void(self, waiter: Waiter) -> bool:
         """Return whether the answer of Redis must be dropped: Redis was away meanwhile, and gateways have placed calls
-        without it. If so, note the call's id, so that it is withdrawn before the call asks Redis again.
-        """
+        without it. If so, note the call's id, so that it is withdrawn before the call asks Redis again."""
         if self._degraded.is_degraded(waiter.model):
             self._degraded.note_ended(waiter.model, waiter.id)
             return True
@@ -341,8 +334,7 @@ class Admission:
 
     async def _wait(self, waiter: Waiter) -> Lease | None:
         """Wait for a slot, one of this gateway's share or one from Redis. Return None if Redis is back and must be
-        asked again.
-        """
+        asked again."""
         while waiter.local is None:
             await waiter.woken.wait()
             waiter.woken.clear()
@@ -376,8 +368,7 @@ class Admission:
 
     async def close(self) -> None:
         """Give back everything: end waiting calls with Stopping, release all leases, remove this gateway's
-        heartbeat.
-        """
+        heartbeat."""
         self._closed = True
         for waiter in self._queue.waiters.values():
             waiter.woken.set()

@@ -33,8 +33,7 @@ LEND_AFTER_S = 0.5
 
 MOST_ENDED = 16_384
 """Maximum number of ended ids per model that are kept to be reported to Redis; the oldest are dropped. This many cover
-some seconds, after which tickets and leases have expired in Redis anyway.
-"""
+some seconds, after which tickets and leases have expired in Redis anyway."""
 
 LINGER = 2.0
 """Calls of other gateways count as over after this multiple of the mean time that a call holds a slot."""
@@ -54,8 +53,7 @@ class SlotShare:
 
     def part_of(self, bound: int) -> int:
         """Return this gateway's part of a bound that holds for all gateways together: at least 1, unless the bound is
-        0.
-        """
+        0."""
         return -(-bound // self.num_gateways)
 
 
@@ -67,8 +65,7 @@ class GatewayRing:
 
     def __init__(self, gateway: str, settle_s: float, missed_s: float) -> None:
         """`settle_s`: seconds within which every gateway has read the list again. `missed_s`: a gateway that is silent
-        for more seconds counts as cut off from Redis.
-        """
+        for more seconds counts as cut off from Redis."""
         self._gateway = gateway
         self._settle_s = settle_s
         self._missed_s = missed_s
@@ -79,8 +76,7 @@ class GatewayRing:
 
     def update(self, silent_s: Mapping[str, float], *, stayed: bool, now: float) -> None:
         """Set the list. `silent_s`: id of each live gateway, this one included -> seconds since its heartbeat.
-        `stayed`: whether this gateway was on the list already. `now`: time.monotonic().
-        """
+        `stayed`: whether this gateway was on the list already. `now`: time.monotonic()."""
         if not stayed or not self._ids:
             self._joined_at = now
         others = {*self._ids, *silent_s} - {self._gateway}
@@ -94,8 +90,7 @@ class GatewayRing:
 
     def others_were_away(self, since: float) -> bool:
         """Return whether other gateways, too, may have been without Redis since `since`, the time.monotonic() when this
-        one lost it.
-        """
+        one lost it."""
         return self._missed_at >= since - self._missed_s
 
     def share(self) -> SlotShare | None:
@@ -112,8 +107,7 @@ class _OthersSlots:
     busy: Counter[str]
     until: float
     """time.monotonic() after which these calls count as over. If some still run, the worker queues the calls sent after
-    them.
-    """
+    them."""
 
     def now(self, now: float) -> Counter[str]:
         return self.busy if now < self.until else Counter()
@@ -121,8 +115,7 @@ class _OthersSlots:
 
 class DegradedPlacement:
     """Places calls of one gateway process without Redis. Never waits: it sets `Waiter.local` and wakes the waiting
-    call.
-    """
+    call."""
 
     def __init__(
         self, queue: LocalQueue, fleet: Fleet, ring: GatewayRing, *, max_queue: int, max_team_queue: int
@@ -157,8 +150,7 @@ class DegradedPlacement:
 
     def start(self, model: str) -> None:
         """Place the model's calls, waiting ones included, without Redis from now on. Call it when a request to Redis
-        has failed.
-        """
+        has failed."""
         if model not in self._degraded_since:
             self._degraded_since[model] = time.monotonic()
             self._others[model] = self._held_by_others(model)
@@ -178,8 +170,7 @@ class DegradedPlacement:
 
     def note_undelivered(self, model: str, id: str) -> None:
         """Remember an ended ticket or lease whose message to Redis failed, and place the model's calls without Redis
-        from now on.
-        """
+        from now on."""
         self.note_ended(model, id)
         self.start(model)
 
@@ -192,8 +183,7 @@ class DegradedPlacement:
 
     def place(self, waiter: Waiter) -> None:
         """Give a slot of this gateway's share to a call that can't ask Redis, or let the call wait for such a slot.
-        Raises StoreUnavailable, QueueFull.
-        """
+        Raises StoreUnavailable, QueueFull."""
         share = self._ring.share()
         if share is None:
             raise store_unavailable("this gateway does not know yet which slots are its own meanwhile")
@@ -219,8 +209,7 @@ class DegradedPlacement:
 
     def ahead_of(self, waiter: Waiter) -> int:
         """Return how many calls of this gateway are served before this one: those of a higher class, and earlier ones
-        of its own class.
-        """
+        of its own class."""
         ahead, its_class, came = 0, waiter.order.priority, False
         for other in self._waiting(waiter.model):
             came = came or other is waiter
@@ -325,8 +314,7 @@ def _by_class(waiting: Iterable[Waiter]) -> list[Waiter]:
 
 def _wanted(waiter: Waiter, free: Counter[str]) -> Iterator[tuple[str, int]]:
     """Yield the suitable workers with a free slot, best first, each with the KV tokens that the call is predicted to
-    take.
-    """
+    take."""
     ranking = waiter.ranking
     for bid in ranking.bids:
         if bid.worker in free:

@@ -15,15 +15,13 @@ from gateway.telemetry.answer_log import QueuePosition
 
 REMEMBERED_S = 2.0
 """Seconds for which a placement or its end is kept. News of workers arrive sooner, except in fleets of thousands of
-workers.
-"""
+workers."""
 
 
 @dataclass(slots=True)
 class _RecentMoves:
     """The calls recently placed at one worker or ended there. A move is: time.monotonic(), 1 if placed or -1 if given
-    back, and predicted prefill in ms.
-    """
+    back, and predicted prefill in ms."""
 
     moves: deque[tuple[float, int, float]] = field(default_factory=deque)
     num_waiting: int = 0
@@ -48,8 +46,7 @@ class RecentPlacements:
 
     def add_waiting(self, ticket: str, worker: str, prefill_ms: float) -> None:
         """Note that a call waits and that this worker is best for it: later calls count it as ahead of them at that
-        worker.
-        """
+        worker."""
         self.remove_waiting(ticket)
         self._preferred[ticket] = worker, prefill_ms
         recent = self._moves_at(worker)
@@ -66,8 +63,7 @@ class RecentPlacements:
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
         """Return the number of calls placed at the worker after `at`, minus those given back, plus those waiting for
-        it; and the predicted prefill of all of these in ms.
-        """
+        it; and the predicted prefill of all of these in ms."""
         recent = self._workers.get(worker)
         if recent is None:
             return 0, 0.0
@@ -107,8 +103,7 @@ class WaitLimits:
 
     def __init__(self, now: float, *, served: bool, queue_deadline: float, start_deadline: float) -> None:
         """`queue_deadline`: when the call stops waiting for a slot; `start_deadline`: when it stops waiting for a
-        worker.
-        """
+        worker."""
         self.served = served
         """Whether the call's model has workers that take calls."""
         self.deadline = queue_deadline if served else start_deadline
@@ -163,8 +158,7 @@ class Waiter:
     @property
     def deadline(self) -> float:
         """time.monotonic() when the call stops waiting, unless its model gets its first worker or loses its last one
-        before.
-        """
+        before."""
         return self.wait_limits.deadline
 
     def set_served(self, now: float, *, served: bool) -> None:
@@ -271,8 +265,7 @@ class LocalQueue:
 
     def num_queued(self, model: str) -> int:
         """Return how many calls of all gateways wait for the model, as last read from Redis; 0 if none of this gateway
-        waits.
-        """
+        waits."""
         return self._num_queued[model] if self._num_waiting[model] else 0
 
     def set_num_queued(self, model: str, waiting: int) -> None:
@@ -287,8 +280,7 @@ class LocalQueue:
 
     def state(self, model: str, num_slots: int, num_waiting: int | None = None) -> QueueState:
         """Return the state of the model's queue. `num_waiting`: number of calls in it; None: the number last read from
-        Redis.
-        """
+        Redis."""
         hold_s = self._hold_times.get(model, HoldTime()).mean_s
         return QueueState(model, num_slots, self.num_queued(model) if num_waiting is None else num_waiting, hold_s)
 

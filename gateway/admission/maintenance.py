@@ -31,18 +31,15 @@ SHORTEST_TTL_S = 0.05
 
 REFRESHED = 64
 """Number of tickets per model whose workers are ranked anew each round: those at the front of the queue, which get the
-next slots.
-"""
+next slots."""
 LOAN_CHECK_AFTER_S = 0.3
 """Seconds from a new ticket to the sweep that may lend its team a slot (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
 """Maximum number of tickets per run of the script `reread`; the others follow in further runs. A longer run would delay
-other clients of Redis.
-"""
+other clients of Redis."""
 ASKING_AT_ONCE = 64
 """Maximum number of waiting calls that ask Redis at once after it has come back; the next ones ask when these have
-answers. If Redis goes away again, all that are asking turn to this gateway's share in one turn of the event loop.
-"""
+answers. If Redis goes away again, all that are asking turn to this gateway's share in one turn of the event loop."""
 ASKED_POLL_S = 0.002
 
 
@@ -66,8 +63,7 @@ class Maintenance:
         unreadable: Unreadable | None = None,
     ) -> None:
         """`unreadable` as in `GatewayHeartbeats`. `lost` is called for leases that ended before their calls did, with
-        the model, the cause (one of `metrics.LEASE_ENDS`) and the number of leases.
-        """
+        the model, the cause (one of `metrics.LEASE_ENDS`) and the number of leases."""
         self._store = store
         self._fleet = fleet
         self._gateway = gateway_id
@@ -108,8 +104,7 @@ class Maintenance:
 
     def check_for_loan_soon(self, waiter: Waiter) -> None:
         """Schedule a sweep for the time when the team of a new ticket may be lent a slot, if a worker lends slots at
-        all.
-        """
+        all."""
         if self._loan_timer is None and any(beat.overdraft for beat in self._fleet.snapshot.of(waiter.model)):
             self._loan_timer = asyncio.get_running_loop().call_later(LOAN_CHECK_AFTER_S, self._check_for_loan)
 
@@ -159,15 +154,13 @@ class Maintenance:
 
     async def _refresh_ring(self) -> None:
         """Read again which gateways were without Redis. Does nothing if that fails: on a Cluster the list of gateways
-        can be on a node that is still away.
-        """
+        can be on a node that is still away."""
         with suppress(*NO_ANSWER):
             await self._beat()
 
     def _on_subscribed(self) -> None:
         """Make all loops run at once after a new subscription: grants may have been missed, or Redis restarted without
-        its data.
-        """
+        its data."""
         self._renew_now.set()
         self._reread_now.set()
         self._sweep_now.set()
@@ -179,8 +172,7 @@ class Maintenance:
 
     async def _for_each(self, models: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
         """Do the work for all models at the same time, so that a part of a Redis Cluster that is away does not hold up
-        the other models. Raises the first error, after all are done.
-        """
+        the other models. Raises the first error, after all are done."""
 
         async def try_one(model: str) -> StoreUnavailable | None:
             try:
@@ -218,8 +210,7 @@ class Maintenance:
 
     def _note_crowded(self, model: str, crowded: frozenset[str]) -> None:
         """Log and count the leases that are newly crowded (Redis has no slot left for them). Each sweep tries to renew
-        them all.
-        """
+        them all."""
         if new := crowded - self._crowded.get(model, frozenset()):
             log.warning("%d leases of %s were lost and their slots are taken", len(new), model)
             self._lost(model, CROWDED, len(new))
@@ -229,8 +220,7 @@ class Maintenance:
 
     async def _recover(self, model: str) -> None:
         """Use Redis again for the model if Redis answers: report the leases held here and the ended ones, then ask it
-        for slots.
-        """
+        for slots."""
         crowded = await self._renew_leases(model, was_away=True)
         await self._withdraw_ended(model)
         if crowded:  # ended leases may have taken the slots

@@ -58,8 +58,7 @@ class Ranker:
 
     def rank(self, model: str, request: PlacementRequest, avoid: frozenset[str], ahead: int | None = None) -> Ranking:
         """Return the ranking of the workers for a call. `ahead`: number of calls before it in the queue; None: all
-        waiting calls.
-        """
+        waiting calls."""
         return rank(
             request,
             self._fleet.pool(model),
@@ -82,8 +81,7 @@ class Ranker:
 
     def offers(self, ranking: Ranking, begin_by: float) -> Offers:
         """Return the offers for a ranking. `begin_by`: the call's deadline for its first token, time.monotonic(); 0: it
-        has none. A deadline that has passed is ignored.
-        """
+        has none. A deadline that has passed is ignored."""
         within_ms = (begin_by - time.monotonic()) * 1000 if begin_by else 0.0
         return offers_of(ranking, within_ms if within_ms >= MISSED_MS else 0.0)
 
@@ -104,6 +102,5 @@ class Ranker:
 
     def queue_state(self, model: str, num_waiting: int | None = None) -> QueueState:
         """Return the state of the model's queue. `num_waiting`: number of calls in it; None: the number last read from
-        Redis.
-        """
+        Redis."""
         return self._queue.state(model, self.num_slots(model), num_waiting)

@@ -80,8 +80,7 @@ class CallHandlers:
 
     def generate(self, dialect: Dialect[RequestT], *, job: Job = "chat", supersedes: bool = False) -> Handler:
         """Return the handler of a route that generates text. `job`: what the model must be able to do. `supersedes`:
-        whether a newer call ends the older one of the same key and session (`x-session-id`).
-        """
+        whether a newer call ends the older one of the same key and session (`x-session-id`)."""
         responder = Responder(dialect, self.pipeline, self.pings, self.resumable)
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:

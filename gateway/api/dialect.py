@@ -75,8 +75,7 @@ class StreamWriter(Protocol):
 
     def idle(self) -> bytes:
         """Return events without content, to keep the stream alive for clients that take comments for events. It can be
-        called before `opening`.
-        """
+        called before `opening`."""
         ...
 
     def closing(self) -> Written:

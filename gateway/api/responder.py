@@ -45,8 +45,7 @@ class SessionCalls:
     @asynccontextmanager
     async def supersede(self, call: Call) -> AsyncIterator[None]:
         """End the earlier call of this call's session, and run this call in the block; without a session, only run it.
-        If a newer call of the session ends this one, the block raises Superseded.
-        """
+        If a newer call of the session ends this one, the block raises Superseded."""
         if not call.session:
             yield
             return
@@ -147,8 +146,7 @@ class Responder(Generic[RequestIn]):
         repeats: bool = False,
     ) -> None:
         """`conclude` is awaited when an answer is complete, before its client gets the end; also, with the error, when
-        an answer written by `write` has failed. `repeats`: whether a stream's last event repeats the whole answer.
-        """
+        an answer written by `write` has failed. `repeats`: whether a stream's last event repeats the whole answer."""
         self._writers = writers
         self._pipeline = pipeline
         self._pings = pings

@@ -41,8 +41,7 @@ class Resumable:
         self, stream: str, owner: Owner, grace_s: float | None, produce: Produce, request_log: RequestLog
     ) -> LocalReading:
         """Begin a stream that `produce` writes. If its client leaves early, the request's log is finished when the
-        stream ends.
-        """
+        stream ends."""
 
         async def write(recording: Recording) -> None:
             try:

@@ -31,8 +31,7 @@ def _no_times() -> array[float]:
 @dataclass(slots=True)
 class Tape:
     """The record of one call. Times are time.perf_counter(). `due`: when the call should have been sent; waits count
-    from then.
-    """
+    from then."""
 
     due: float
     team: str = ""
@@ -267,8 +266,7 @@ class Connections:
 
     async def exchange(self, request: bytes, reading: Reading) -> None:
         """Send a request, and return when the answer has ended. Raises OSError; TimeoutError if connecting takes too
-        long.
-        """
+        long."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.open:

@@ -124,8 +124,7 @@ class Step(Struct, frozen=True):
 
 class Limit(Struct, frozen=True):
     """The result of a search. `sustainable_rate`: highest rate, in calls per second, at which all objectives held; 0:
-    they held at no rate.
-    """
+    they held at no rate."""
 
     objectives: str
     sustainable_rate: float

@@ -26,8 +26,7 @@ class BenchUnusable(ValueError):
 @dataclass(frozen=True, slots=True)
 class Options:
     """All options: times in seconds, lengths in tokens. When calls are sent is set by `rate`, `callers`, `limit` or the
-    times of the trace.
-    """
+    times of the trace."""
 
     url: str | None
     model: str | None

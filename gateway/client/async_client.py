@@ -112,8 +112,7 @@ class AsyncClient(
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """`base_url`: with or without `/v1`. `timeout`: seconds without a byte from the server after which a call
-        raises Timeout; None: no limit.
-        """
+        raises Timeout; None: no limit."""
         connection = AsyncConnection(Server(base_url, api_key, timeout, verify_ssl, headers or {}))
         super().__init__(connection.send, connection.open)
         self._connection = connection
@@ -150,6 +149,5 @@ class AsyncClient(
 
     async def wait_until_ready(self, timeout: float = 60.0, poll_interval: float = 0.25) -> None:
         """Wait until the server would answer calls, asking it every `poll_interval` seconds. Raises NotReady after
-        `timeout` seconds.
-        """
+        `timeout` seconds."""
         await self._connection.run(calls.wait_until_ready(timeout, poll_interval))

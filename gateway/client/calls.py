@@ -150,8 +150,7 @@ def embed(
     embd_normalize: int | None = None,
 ) -> Request[tuple[TextEmbedding, ...]]:
     """Compute embeddings with llama-server's API. `embd_normalize`: -1 none, 0 by the largest value, 1 taxicab norm,
-    2 Euclidean norm (default).
-    """
+    2 Euclidean norm (default)."""
     values = {"content": content, "model": model, "embd_normalize": embd_normalize}
     return _post("/embedding", answers.read_text_embeddings, values)
 

@@ -150,8 +150,7 @@ _BY_WORD: dict[str, type[AnswerError]] = {
     "stream_gone": StreamGone,
 }
 """Code or type in the error body -> error class, if it is more precise than the status. The first is OpenAI's, the
-second llama-server's.
-"""
+second llama-server's."""
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> AnswerError:

@@ -103,8 +103,7 @@ class StreamReceiver(Generic[T]):
 
     def opened(self, headers: Mapping[str, str]) -> None:
         """Begin with a new connection. Drop the unfinished event of the last connection, if any: the server sends it
-        again.
-        """
+        again."""
         self.headers = headers
         self._reader = SseReader()
 

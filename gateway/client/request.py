@@ -61,8 +61,7 @@ class Pause:
 
 Script = Generator[Request[Any] | Pause, Any, T]
 """A generator that makes several calls. It yields each request or pause; the client sends it the answer, or throws the
-ClientError into it. Its return value is the result.
-"""
+ClientError into it. Its return value is the result."""
 
 
 def encode_body(values: Mapping[str, Any]) -> bytes:

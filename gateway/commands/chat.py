@@ -60,8 +60,7 @@ class Conversation:
 
     def __init__(self, client: Client, model: str | None, system: str | None, parameters: Mapping[str, Any]) -> None:
         """Choose the model: `model`, or if None the first that is loaded and writes text. Raises ClientError,
-        ChatUnusable.
-        """
+        ChatUnusable."""
         self.system = system
         self.timings: Timings | None = None
         """The latest timings of the last answer; None: the server has sent none."""

@@ -25,8 +25,7 @@ NO_KEY = "<key>"
 
 def address_file(state_dir: Path) -> Path:
     """Return the file that has the address of `paddock up`, without `/v1`, while it runs. `paddock chat` reads the
-    file.
-    """
+    file."""
     return state_dir / "run" / "address"
 
 

@@ -16,8 +16,7 @@ INLINE_CHARS = 256 << 10
 """Characters of all its texts up to which a message counts as short: encoding it takes about a millisecond."""
 TOKEN_CHARS, VALUE_CHARS, BIAS_CHARS, ENTRY_CHARS = 6, 4, 256, 32
 """Number of characters that each token, value in a schema, bias (a text of a few hundred characters), and message or
-tool call counts for: a conversation from stored responses can have 160,000 messages without text.
-"""
+tool call counts for: a conversation from stored responses can have 160,000 messages without text."""
 
 
 def num_chars(message: msgspec.Struct) -> int:

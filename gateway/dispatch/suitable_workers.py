@@ -56,8 +56,7 @@ class SuitableWorkers:
 
     async def avoided(self, state: CallState) -> frozenset[str]:
         """Return the workers to avoid. While these are all workers, wait for one to recover or to be replaced; after
-        `queue_deadline`, return an empty set.
-        """
+        `queue_deadline`, return an empty set."""
         self._waiting_since[state] = time.monotonic()
         try:
             return await self._wait_for_one(state)

@@ -34,8 +34,7 @@ MAX_ANNOUNCED = 1024
 """Up to this many announced workers have only their own records read; if there are more, all records are read."""
 RESYNCED_AT_ONCE = 16
 """Maximum number of workers whose prefix hashes are read between two readings of news; the others follow later. Each
-has a few thousand hashes, which together take some ms.
-"""
+has a few thousand hashes, which together take some ms."""
 PATIENCE_S = 2 * keys.HEARTBEAT_INTERVAL_S
 """Seconds that the last snapshot is kept after Redis lost its data: every live worker writes its record within them."""
 BEFORE_S = 0.02
@@ -67,8 +66,7 @@ class Fleet:
     ) -> None:
         """`secret`: seals what workers write. `registered`: model -> its registered adapters -> SHA-256. `refused` is
         called with `record` or `news` for each record or entry of news without a valid seal; `unreadable` counts those
-        that can't be read.
-        """
+        that can't be read."""
         unreadable = unreadable or Unreadable()
         self._redis = redis
         self._records = RecordReader(redis, secret, lambda: refused("record"), unreadable)

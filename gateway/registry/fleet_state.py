@@ -112,8 +112,7 @@ class FleetState:
         self, models: frozenset[str], beats: Mapping[WorkerKey, Heartbeat], now: float, *, are_all: bool = True
     ) -> None:
         """Replace all records. A worker that is not in `beats` is gone; the names of `models` are remembered for
-        REMEMBERED_S. `are_all`: whether `models` are all models that Redis has.
-        """
+        REMEMBERED_S. `are_all`: whether `models` are all models that Redis has."""
         self._named_at |= dict.fromkeys(models, now)
         named = sorted(self._named_at.items(), key=lambda item: (item[0] in self._records, item[1]), reverse=True)
         self._named_at = {model: at for model, at in named[:MOST_NAMES] if now - at < REMEMBERED_S}

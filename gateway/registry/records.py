@@ -119,8 +119,7 @@ class RecordReader:
         self, models: Iterable[str], known: Mapping[str, Collection[str]], pauses: Pauses
     ) -> tuple[dict[WorkerKey, Heartbeat], frozenset[str]]:
         """Return the records of these models' workers, and the models whose list of workers can't be read. `known`:
-        model -> its known workers.
-        """
+        model -> its known workers."""
         asked = {keys.workers(model): model for model in models}
         there: list[WorkerKey] = []
         strangers: list[WorkerKey] = []
@@ -332,8 +331,7 @@ class NewsReader:
         self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
     ) -> None:
         """`secret`: seals what workers write. `refused` is called for each entry that is not sealed with it;
-        `unreadable` counts sealed entries that can't be read.
-        """
+        `unreadable` counts sealed entries that can't be read."""
         self._redis = redis
         self._secret = secret
         self._refused = refused

@@ -92,8 +92,7 @@ class Turnover:
 
     def __init__(self, first: FleetSnapshot, came: Callable[[str], None], went: Callable[[str, str], None]) -> None:
         """`first`: the snapshot to compare with at first. `came` is called with the model of each new process; `went`,
-        with the model of each process that is gone, and `DRAINED` or `LOST`.
-        """
+        with the model of each process that is gone, and `DRAINED` or `LOST`."""
         self._there = _processes(first)
         self._came = came
         self._went = went

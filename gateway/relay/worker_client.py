@@ -87,8 +87,7 @@ ASK_TIMEOUT_S = 60.0
 
 MAX_ACCEPTED_BYTES = 64 << 10
 """Maximum bytes of the answer to a submit or a cancel: a few numbers, or a failure. Answers beyond this limit or the
-next three raise ReplyTooLong.
-"""
+next three raise ReplyTooLong."""
 MAX_SETTINGS_BYTES = (6 * MAX_PROMPT_CHARS) + (1 << 20)
 """Maximum bytes of an answer with the call's settings and the prompt's text, where a character can take six bytes."""
 MAX_REPLY_BYTES = 4 << 20

@@ -35,8 +35,7 @@ AWAY_FOR_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 FRAMES_PER_TURN = 256
 """Maximum number of frames of a backlog handled per turn of the event loop, so that the mailboxes' readers get turns in
-between: after a stall they would otherwise look like slow clients.
-"""
+between: after a stall they would otherwise look like slow clients."""
 LONG_TURN_S = 0.005
 """CPU seconds; after a read that takes more, the stream rests as long: a worker takes half of the CPU time at most."""
 MAX_BACKLOG_FRAMES, MAX_BACKLOG_BYTES = 1 << 16, 64 << 20
@@ -67,8 +66,7 @@ class WorkerStream:
         lost: set[str],
     ) -> None:
         """`cancel` is called with the calls to cancel on the worker; with an empty list, to send pending ones again.
-        `lost`: boot ids of processes that are gone; all streams of a gateway share this set.
-        """
+        `lost`: boot ids of processes that are gone; all streams of a gateway share this set."""
         self.at = at = credentials.at
         self.connected = asyncio.Event()
         """Set while the stream is open; calls are submitted only then."""

@@ -15,8 +15,7 @@ SIGN_EVERY_S = 0.3
 """Seconds between two signs, by which a reader at another gateway shows the writing gateway that it still reads."""
 LOOK_EVERY_S = 0.03
 """Seconds between two reads of Redis by a reader that has read all events so far; events reach Redis in about that
-time.
-"""
+time."""
 MAX_BATCHES = 64
 """Maximum number of batches of events read from Redis in one request; a reader that is further behind asks again."""
 
@@ -36,8 +35,7 @@ class Reading(Protocol):
 
     async def take(self) -> bytes:
         """Wait for more events and return them whole; empty: the stream has ended. Raises StreamGone,
-        StoreUnavailable.
-        """
+        StoreUnavailable."""
         ...
 
     def close(self) -> None: ...
@@ -93,8 +91,7 @@ class RemoteReading:
         self._after = after
         self._num_batches = 1
         """Number of batches to read next. It adapts until these have about PIECE_BYTES: the size of batches is not
-        known at first.
-        """
+        known at first."""
         self._ended = False
         self._signed_at = float("-inf")
 
@@ -126,8 +123,7 @@ class RemoteReading:
 
     async def _sign(self) -> bool:
         """Send the sign that the stream is being read, if the last one is SIGN_EVERY_S old. Return whether it was
-        sent.
-        """
+        sent."""
         now = time.monotonic()
         if now - self._signed_at < SIGN_EVERY_S:
             return False

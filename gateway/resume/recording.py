@@ -18,8 +18,7 @@ GONE = (
 
 PIECE_BYTES = 128 << 10
 """Approximate bytes that a reader gets at once. Until they are sent to a slow reader, they take memory in addition to
-the stream.
-"""
+the stream."""
 
 
 class Recording:
@@ -67,8 +66,7 @@ class Recording:
 
     def keep_at_most(self, num_bytes: int) -> None:
         """Set how many bytes of events are kept for reading again; older events beyond that are dropped at the next
-        write.
-        """
+        write."""
         self._max_bytes = num_bytes
 
     async def start(self) -> None:
@@ -88,8 +86,7 @@ class Recording:
 
     async def refuse(self, error: PaddockError, body: bytes) -> None:
         """Record the error to send in place of an answer; `body`: the error as an event, for clients whose stream has
-        begun.
-        """
+        begun."""
         # The error lives as long as the stream; a traceback would hold the frames of the call, and so the request.
         self.refusal = error.with_traceback(None)
         error.__cause__ = error.__context__ = None
@@ -109,8 +106,7 @@ class Recording:
 
     def after(self, number: int) -> tuple[bytes, int]:
         """Return events that follow the one of this number, about `PIECE_BYTES` of them, and the number of the last one
-        returned. No bytes: there are no newer events yet. Raises StreamGone as `check_kept` does.
-        """
+        returned. No bytes: there are no newer events yet. Raises StreamGone as `check_kept` does."""
         self.check_kept(number)
         first = end = max(0, number + 1 - self._first)
         num_bytes = 0
@@ -121,8 +117,7 @@ class Recording:
 
     def pending_write(self, *, renew: bool) -> Write | None:
         """Return the write that brings Redis up to date; call `mark_written` after it. None: nothing is new, and
-        nothing has to be renewed.
-        """
+        nothing has to be renewed."""
         batch: Batch | None = None
         if self._flushed < self.last:
             first = max(self._flushed + 1, self._first)
@@ -165,8 +160,7 @@ def split_events(batch: Batch, after: int) -> bytes:
 MAX_OF_STREAM = 8
 MAX_MORE_OF_TEAM = 64
 """Maximum number of readers of a team's streams, not counting the first reader of each stream, since the number of
-streams is limited already; more are refused with TooManyRequests.
-"""
+streams is limited already; more are refused with TooManyRequests."""
 
 
 class Readers:
@@ -178,8 +172,7 @@ class Readers:
 
     def enter(self, team: str, stream: str) -> ReaderLease:
         """Count one more reader and return its lease. The caller must call `leave` on the lease; twice is harmless.
-        Raises TooManyRequests.
-        """
+        Raises TooManyRequests."""
         if self._of_stream[stream] >= MAX_OF_STREAM:
             raise too_many_readers(MAX_OF_STREAM)
         if self._of_stream[stream] and self._more_of_team[team] >= MAX_MORE_OF_TEAM:
@@ -220,8 +213,7 @@ SHORTEST_S = 0.01
 
 async def wait_until_unread(recording: Recording, log: StreamLog, grace_s: float) -> bool:
     """Wait until nobody has read the stream for `grace_s` seconds, here or at another gateway; then return True. Return
-    False as soon as the stream has ended.
-    """
+    False as soon as the stream has ended."""
     seen: bytes | None = None
     read_at = time.monotonic()
     while not recording.ended:

@@ -30,8 +30,7 @@ UNFLUSHED_S = 60.0
 """Seconds that an ended stream is kept in memory while Redis is away, to be written there when Redis is back."""
 CLOSE_S = 2.0
 """Seconds that an ending process waits for its streams to end, and once more after cancelling those that have not
-ended.
-"""
+ended."""
 
 Produce = Callable[[Recording], Awaitable[None]]
 """A function that writes a whole stream, the last event included. It is cancelled if the stream is given up."""
@@ -87,8 +86,7 @@ class Recordings:
 
     async def close(self) -> None:
         """Wait up to CLOSE_S for the streams that are being written, cancel the remaining ones and flush all to
-        Redis.
-        """
+        Redis."""
         if self._writers:
             await asyncio.wait(self._writers.values(), timeout=CLOSE_S)
         for stream in self._writers:
@@ -174,8 +172,7 @@ class Recordings:
 
     async def _flush(self, *, renew: bool) -> bool:
         """Write all new events to Redis, drop the streams that are done and charge the teams. Return whether Redis took
-        the events.
-        """
+        the events."""
         try:
             await self._write(list(self._running.values()), renew=renew)
         except StoreUnavailable as error:
@@ -196,8 +193,7 @@ class Recordings:
 
     async def _charge(self, team: str, *, renew: bool) -> None:
         """Report to Redis how many bytes the team's streams hold here, and limit each stream to its share of the team's
-        bytes.
-        """
+        bytes."""
         running = [one for one in self._running.values() if one.head.team == team] if renew else []
         over = self._over.get(team, [])
         held = [*over, *(StreamBytes(one.stream, one.num_bytes, "running") for one in running)]
@@ -216,15 +212,13 @@ class Recordings:
 
     def _counted_here(self, team: str) -> StreamCount | None:
         """Return a team's streams at this gateway as a count, with one more; None: it has max_streams already. Used
-        while Redis is away.
-        """
+        while Redis is away."""
         num_running = sum(one.head.team == team for one in self._running.values())
         return StreamCount(num_running + 1, ()) if num_running < self._quota.bounds.max_streams else None
 
     def _share(self, recording: Recording, count: StreamCount | None) -> None:
         """Limit the bytes that a stream keeps to its share of its team's bytes. Raises TooManyStreams if `count` is
-        None.
-        """
+        None."""
         if count is None:
             raise too_many_streams(self._quota.bounds.max_streams)
         recording.keep_at_most(min(self._max_bytes, self._quota.bounds.share(count.num_running)))
@@ -254,7 +248,6 @@ class Recordings:
 
 def _done(recording: Recording) -> bool:
     """Return whether a stream can be dropped from memory: nobody reads it here, and Redis has it or has been away for
-    UNFLUSHED_S.
-    """
+    UNFLUSHED_S."""
     is_kept = recording.settled or (recording.ended and time.monotonic() - recording.ended_at > UNFLUSHED_S)
     return is_kept and not recording.num_readers

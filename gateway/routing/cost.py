@@ -38,8 +38,7 @@ class RecentPlacements(Protocol):
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
         """Return the number of calls placed at the worker after `at` minus those that ended, and the predicted prefill
-        of the placed calls in milliseconds.
-        """
+        of the placed calls in milliseconds."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -53,8 +52,7 @@ class Estimate(msgspec.Struct, frozen=True):
     """Bytes of the prompt that the worker has cached: those of the longest prefix whose hash it has."""
     placed: int
     """Number of calls that this gateway has placed there since the worker's last news, minus those that have ended; can
-    be negative.
-    """
+    be negative."""
     slot_ms: float
     """Time until the call has a slot."""
     backlog_ms: float
@@ -95,14 +93,12 @@ class CostModel:
 
     def least_wait_ms(self, state: WorkerState) -> float:
         """Return the wait judging by the worker's news alone; calls that this gateway has placed there since then make
-        it longer.
-        """
+        it longer."""
         return max(0.0, (state.ready_at - self._now) * 1000)
 
     def at(self, state: WorkerState, cached_bytes: int) -> Estimate:
         """Return the estimate of the call's cost at one worker. Runs dozens of times per call, so its code is written
-        for speed.
-        """
+        for speed."""
         placed, placed_ms = self._since(state.worker, state.heard_at)
         uncached = (self._num_bytes - cached_bytes) * self._tokens_per_byte
         # Number of calls that get a slot before this one does; if negative, minus the number of free slots.
@@ -140,8 +136,7 @@ class CostModel:
 
 CONTEXT_MARGIN = 0.75
 """Share of a prompt's estimated tokens that must fit n_ctx. It is below 1 since the worker counts exactly and refuses
-prompts that are too long.
-"""
+prompts that are too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +179,7 @@ class Requirements:
 
     def unsuitable(self, pool: Pool, most: int) -> frozenset[str] | None:
         """Return the workers that serve but do not meet the requirements; None if there are more than `most` such
-        workers.
-        """
+        workers."""
         if self.met_by_all(pool):
             return frozenset()
         unsuitable: list[str] = []
@@ -200,8 +194,7 @@ class Requirements:
 def requirements_of(request: PlacementRequest, pool: Pool, avoid: frozenset[str]) -> Iterator[Requirements]:
     """Yield requirements on a worker for the call, the strictest first: try each only if no worker meets the ones
     before it. Workers that have failed the call are allowed late, and any worker at last, since its refusal tells the
-    caller what is wrong.
-    """
+    caller what is wrong."""
     tokens = request.prefix.num_bytes / pool.typical.bytes_per_token * CONTEXT_MARGIN
     place = find_slot(request.slot, pool.by_id()) if request.slot != ANY else None
     if place is not None:

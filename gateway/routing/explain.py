@@ -60,8 +60,7 @@ class Explanation:
     """All other workers, sorted by name."""
     waived: tuple[str, ...] = ()
     """Requirements dropped because no worker meets them: `slot`, `context`, `adapters`, `avoided` (every worker has
-    failed the call).
-    """
+    failed the call)."""
 
 
 def explain(

@@ -28,8 +28,7 @@ def first_slot_numbers(workers: Sequence[Heartbeat]) -> list[int]:
 
 def find_slot(number: int, workers: Sequence[Heartbeat]) -> tuple[Heartbeat, int] | None:
     """Return the worker that has the slot of this number, and the slot's number on that worker; None if no worker has
-    it.
-    """
+    it."""
     for first, worker in zip(first_slot_numbers(workers), workers, strict=True):
         if first <= number < first + worker.slots:
             return worker, number - first
@@ -139,22 +138,19 @@ class Ranking:
     """Bids of the best workers, at most MAX_BIDS, by `total_ms`; none if no worker meets the requirements."""
     elsewhere: Bid | None = None
     """The lowest bid of all other suitable workers, which stands for them all; None: there are none, or too many
-    unsuitable ones.
-    """
+    unsuitable ones."""
     left_out: frozenset[str] = frozenset()
     """Workers that `elsewhere` does not stand for, because they are not suitable; at most MAX_LEFT_OUT."""
     charge: float = 0.0
     """Tokens that the call is predicted to take, for fair shares: the prompt's uncached tokens on the best worker and
-    the answer's; if there is no worker, those of the whole prompt and the answer.
-    """
+    the answer's; if there is no worker, those of the whole prompt and the answer."""
     hold_ms: float = 0.0
     """Predicted time of the decode, after the first token."""
 
     @property
     def take(self) -> tuple[Bid, ...]:
         """The bids of the workers to take at once if they have a free slot, because waiting for the best worker would
-        be no better.
-        """
+        be no better."""
         if not self.bids:
             return ()
         least = self.bids[0].total_ms
@@ -166,8 +162,7 @@ class Ranking:
 
     def summary(self, worker: str) -> str:
         """Return the costs of the worker that was chosen, then of others, in one line:
-        `w1 wait_ms=0 cost_ms=41 burden_ms=40 cached=512; w2 ...`.
-        """
+        `w1 wait_ms=0 cost_ms=41 burden_ms=40 cached=512; w2 ...`."""
         chosen = self.bid_for(worker)
         parts = [f"{worker} {chosen.figures}" if chosen else f"{worker} unranked"]
         others = [bid for bid in self.bids if bid.worker != worker]
@@ -181,6 +176,5 @@ MOST_URGENT = 8
 def priority_class(priority: int) -> int:
     """Return the class of a request's priority in the queue: calls of a higher class go first, whatever the shares of
     teams are. A higher number is more urgent, for priorities and classes alike; a priority beyond the highest or lowest
-    class is put into that class.
-    """
+    class is put into that class."""
     return max(-MOST_URGENT, min(MOST_URGENT, priority))

@@ -1,9 +1,8 @@
 """One model's workers as the ranking reads them (`Pool`), and the code that keeps them up to date (`PoolUpdater`).
 
 A `Pool` does not change, except for its index of prefix hashes: all pools of one updater share that index, and workers'
-news change it, because copying it would cost more than all other updates. The ranking reads a pool within one turn
-of the event loop. Code that keeps a pool for longer finds newer hashes in it, some of workers that the pool does not
-have.
+news change it, because copying it would cost more than all other updates. The ranking reads a pool within one turn of
+the event loop. Code that keeps a pool for longer finds newer hashes in it, some of workers that the pool does not have.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ TYPICAL_FOR_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The state of a model's workers that `rank` and `explain` read. Pools of one updater share `hashes`, which
-    changes.
-    """
+    changes."""
 
     states: Mapping[str, WorkerState] = field(default_factory=lambda: MappingProxyType({}))
     """Worker -> its state, in the order in which the workers came; draining workers are included."""
@@ -95,8 +93,7 @@ class Pool:
 
     def by_id(self) -> list[Heartbeat]:
         """Return the heartbeats of the workers, sorted by worker id, which is the order in which slots are numbered
-        (`placement`).
-        """
+        (`placement`)."""
         return [self.states[worker].beat for worker in sorted(self.states)]
 
 
@@ -131,8 +128,7 @@ class PoolUpdater:
 
     def join(self, beat: Heartbeat, hashes: Iterable[int] = (), *, now: float = 0.0) -> None:
         """Add a worker that is new, was restarted, or whose news were missed. `hashes`: all the prefix hashes that it
-        has now.
-        """
+        has now."""
         state = self._states.get(beat.worker)
         number = state.number if state else self._next_number()
         self._hashes.forget(number)
@@ -141,8 +137,7 @@ class PoolUpdater:
 
     def renew(self, beat: Heartbeat, *, now: float) -> None:
         """Apply a worker's record, but keep the load of its last news if the news are newer. Raises KeyError if the
-        worker has not joined.
-        """
+        worker has not joined."""
         state = self._states[beat.worker]
         known = state.beat
         if known.boot == beat.boot and known.version > beat.version:
@@ -154,8 +149,7 @@ class PoolUpdater:
     def apply(self, news: News, now: float) -> bool:
         """Apply an entry of a worker's news, written at `now`; an entry that was applied already has no effect. Return
         False if an earlier entry was missed, the process is not known, or the worker now has more prefix hashes than
-        any worker can have: then it must `join` again.
-        """
+        any worker can have: then it must `join` again."""
         state = self._states.get(news.worker)
         if state is None or state.beat.boot != news.boot or news.version > state.beat.version + 1:
             return False

@@ -17,20 +17,17 @@ FEW = 8
 """Up to this many holders of a hash are kept as a tuple; more, as a set: a set of two takes 4 times the memory."""
 SHARDS = 256
 """Number of dictionaries that the index consists of: one of millions of entries would block the process for a tenth of
-a second when it grows; small ones do not.
-"""
+a second when it grows; small ones do not."""
 _BITS = 60
 """Bits kept of a hash: Python keeps 60 bits in 32 bytes, 64 in 48. A collision only makes an estimate too good."""
 _MASK = (1 << _BITS) - 1
 _SHARD = _BITS - 8
 """Bits to shift a hash right by to get its shard: the highest bits choose the shard, since a dictionary goes by the
-lowest.
-"""
+lowest."""
 _LEAST_LOG = 64
 _WRITTEN_ANEW = 6
 """A shard is copied when one in this many of its entries has been replaced. Otherwise a dictionary that loses as many
-entries as it gains would double in size once its spare room is used up.
-"""
+entries as it gains would double in size once its spare room is used up."""
 
 
 class PrefixHashIndex:
@@ -55,8 +52,7 @@ class PrefixHashIndex:
     def levels(self, hashes: Sequence[int]) -> list[tuple[int, Holders]]:
         """Return (place, holders) for each place in `hashes` at which the number of holders changes, deepest first.
         `hashes`: the prefix hashes of one prompt, from shallow to deep. A worker that has a prefix also has all shorter
-        ones of the prompt, so hashes between two with equally many holders are not looked up.
-        """
+        ones of the prompt, so hashes between two with equally many holders are not looked up."""
         if not hashes:
             return []
         found: dict[int, tuple[int, Holders]] = {}
@@ -135,8 +131,7 @@ class PrefixHashIndex:
 
     def _tidy(self, number: int) -> None:
         """Rewrite a worker's log without the dropped hashes and without repeats: a hash that was dropped and came back
-        is in it twice.
-        """
+        is in it twice."""
         live = {key for key in self._logs[number] if _has(self._shards[key >> _SHARD].get(key, ()), number)}
         self._logs[number] = array("Q", live)
 

@@ -24,12 +24,10 @@ EVALUATED = 2 * WANTED
 """Up to this many holders of one prefix hash are all looked at; of more holders, only the readiest are."""
 MAX_WALKS = 8
 """Maximum number of a prompt's prefix hashes with more than EVALUATED holders that are searched; the holders of further
-ones get no search of their own. A prompt rarely has more than 2 such hashes.
-"""
+ones get no search of their own. A prompt rarely has more than 2 such hashes."""
 SPARSE = 16
 """If at most one in this many workers holds a prefix hash, its holders are sorted by readiness; otherwise the search
-goes through all workers, which are sorted already.
-"""
+goes through all workers, which are sorted already."""
 ROUNDED_MS = 0.001
 
 _ready_at = attrgetter("ready_at")
@@ -48,8 +46,7 @@ def rank(
 ) -> Ranking:
     """Rank the workers of a pool for a call. `now`: seconds, by the clock of `heard_at`. `queued`: number of calls
     before it in the queue. `avoid`: workers that have failed the call, used only if no other worker would do. `turn`: a
-    counter by which workers of equal cost take turns.
-    """
+    counter by which workers of equal cost take turns."""
     costs = CostModel(request, pool, recent, now, queued)
     for requirements in requirements_of(request, pool, avoid):
         best = _Search(request, pool, costs, requirements, now, turn).best()
@@ -152,8 +149,7 @@ class _Search:
         self, ready: Sequence[WorkerState], least_prefill_ms: float, end: int, among: set[int] | None = None
     ) -> None:
         """Look at the best workers in `ready`, which is sorted by readiness. `end`: bytes of the prompt that they have
-        cached. `among`: numbers of the workers to look at; None: look at all.
-        """
+        cached. `among`: numbers of the workers to look at; None: look at all."""
         costs, seen, requirements = self._costs, self._seen, self._requirements
         weighed = costs.uncached_tokens(end) * (1 + BURDEN)
         least_ms = weighed * least_prefill_ms

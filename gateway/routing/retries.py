@@ -29,8 +29,7 @@ JITTER = 0.2
 """Share by which a pause is made longer or shorter at random."""
 FORGOTTEN_S = 600.0
 """Seconds without a failure after which a process counts as new. This also removes the circuits of processes that are
-gone.
-"""
+gone."""
 
 
 class State(StrEnum):
@@ -72,8 +71,7 @@ class Circuit:
 
     def after_completion(self, now: float) -> Circuit:
         """Return the circuit after an answer is complete: a new circuit, but if it is open the same one, since that
-        call began before it opened.
-        """
+        call began before it opened."""
         return self if self.state(now) is State.OPEN else Circuit()
 
 
@@ -105,8 +103,7 @@ class Circuits:
     def admits(self, boot: str, call: Hashable, now: float, *, going: bool = True) -> bool:
         """Return whether the call may be sent to the process. `going`: whether it is sent there if allowed; if the
         circuit is half open, it then becomes the trial call, and no other call is admitted until its answer begins, it
-        fails, or it is over (`end_trials`).
-        """
+        fails, or it is over (`end_trials`)."""
         circuit = self._circuits.get(boot)
         state = State.CLOSED if circuit is None else circuit.state(now)
         if state is not State.HALF_OPEN:
@@ -166,8 +163,7 @@ class Circuits:
 BUDGET_WINDOW_S = 10
 FLOOR = 10
 """Number of retries within the window that are always allowed, so that a quiet fleet loses no call when one worker
-ends.
-"""
+ends."""
 
 
 @dataclass(slots=True)
@@ -182,8 +178,7 @@ class RetryBudget:
 
     def __init__(self, share: float) -> None:
         """`share`: part of the calls of the last BUDGET_WINDOW_S seconds that may be retries, in addition to FLOOR
-        retries.
-        """
+        retries."""
         self._share = share
         self._seconds: dict[str, deque[_Second]] = {}
 
@@ -238,8 +233,7 @@ class Outlook:
 def choose_model(outlooks: Iterable[Outlook], patience_s: float) -> Outlook | None:
     """Return the first model of a fallback chain that is ready within `patience_s` seconds, or else the ready model
     with the shortest wait; None if no model is ready. `outlooks` come in the order of the chain, and are read only as
-    far as the first model that is ready in time.
-    """
+    far as the first model that is ready in time."""
     late: list[Outlook] = []
     for outlook in outlooks:
         if outlook.ready and outlook.wait_s <= patience_s:

@@ -15,8 +15,7 @@ from workers.protocol.heartbeat import Heartbeat, Load
 
 NOT_KNOWN = Load(prefill_ms=0.5, decode_ms=20.0, hold_ms=5000.0, answer_tokens=512.0, bytes_per_token=4.0)
 """Figures used until a worker of the pool has measured its own: those of a middling GPU and model. The only thing that
-matters is that all workers get the same figures.
-"""
+matters is that all workers get the same figures."""
 ADAPTER_LOAD_MS = 500.0
 """Milliseconds assumed for loading an adapter until any worker has loaded one."""
 
@@ -24,8 +23,7 @@ ADAPTER_LOAD_MS = 500.0
 @dataclass(frozen=True, slots=True)
 class Typical:
     """The medians of the figures that a pool's workers have measured. They replace figures that a worker has not
-    measured yet. All are above 0.
-    """
+    measured yet. All are above 0."""
 
     prefill_ms: float = NOT_KNOWN.prefill_ms
     decode_ms: float = NOT_KNOWN.decode_ms
@@ -33,8 +31,7 @@ class Typical:
     answer_tokens: float = NOT_KNOWN.answer_tokens
     bytes_per_token: float = NOT_KNOWN.bytes_per_token
     """Used for every worker of the pool, whatever it has measured itself: all have one tokenizer, and no worker must
-    look cheaper because of the requests that it happened to get.
-    """
+    look cheaper because of the requests that it happened to get."""
     adapter_load_ms: float = ADAPTER_LOAD_MS
 
 
@@ -58,8 +55,7 @@ def _middle(values: Iterable[float], otherwise: float) -> float:
 
 class WorkerState(msgspec.Struct, frozen=True):
     """The state of a worker as of its last news. Times are seconds by the clock of `heard_at`; durations are
-    milliseconds.
-    """
+    milliseconds."""
 
     worker: str
     number: int

@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.2
 SILENCE_S = 2.0
 """Seconds without a message after which the server is pinged; without a reply for as many seconds again, it counts as
-gone.
-"""
+gone."""
 
 
 async def follow(
@@ -95,8 +94,7 @@ class GatewayHeartbeats:
 
     async def beat(self) -> Gateways | None:
         """Write this process's heartbeat and return the live gateways; None if the key of their list has another
-        type.
-        """
+        type."""
         await self._redis.set(keys.gateway(self._gateway), f"{time.time():.3f}", px=round(self._ttl_s * 1000))
         try:
             told = await self._redis.eval(self._beat.source, 1, keys.GATEWAYS, self._gateway, self._ttl_s)

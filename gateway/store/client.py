@@ -203,8 +203,7 @@ class Store:
         max_team_queue: int,
     ) -> Lease | Filed | QueueLimitReached:
         """Take a slot of the first worker in `offers.take` that has a free one, else a place in the queue, unless that
-        is full.
-        """
+        is full."""
         answer = await self._send(
             self._acquire,
             gateway,
@@ -242,8 +241,7 @@ class Store:
 
     async def release(self, gateway: str, lease: Lease, share: float | None = None) -> bool:
         """Free a lease's slot. `share`: virtual tokens to charge the call for; None: those predicted. Return False if
-        there was no such lease.
-        """
+        there was no such lease."""
         return bool(await self._send(self._release, gateway, lease.at.model, *_release_arguments(lease, share)))
 
     async def withdraw(self, gateway: str, model: str, ids: Iterable[str]) -> int:
@@ -262,8 +260,7 @@ class Store:
         self, gateway: str, model: str, leases: Iterable[Lease], *, was_away: bool = False, settle: bool = False
     ) -> Renewed:
         """Renew leases; a gateway calls this every `keys.LEASE_RENEW_S` with all its leases. `was_away`: whether it can
-        have placed calls without Redis; `settle`: whether other gateways can have done so as well.
-        """
+        have placed calls without Redis; `settle`: whether other gateways can have done so as well."""
         rows = [item for one in leases for item in _lease_row(one)]
         head = (self._lease_ttl_ms, self._settle_ms, "settle" if settle else "away" if was_away else "")
         void, crowded, given = await self._send(self._renew, gateway, model, *head, *rows)
@@ -282,8 +279,7 @@ class Store:
 
     async def sweep(self, gateway: str, model: str, *, pause_s: float = 0.0) -> Swept:
         """Free expired leases and tickets, and grant the slots that come free, unless another gateway did so within
-        `pause_s`.
-        """
+        `pause_s`."""
         return Swept(*await self._send(self._sweep, gateway, model, round(pause_s * 1000)))
 
     async def close(self) -> None:

@@ -48,8 +48,7 @@ class Picture:
 
 async def check_integrity(redis: redis.asyncio.Redis, model: str) -> None:
     """Raise IntegrityError if any invariant does not hold. Reads all data of the model: fit for tests and idle moments,
-    not for every call.
-    """
+    not for every call."""
     breaches = list(find_breaches(await take_picture(redis, model)))
     if breaches:
         raise IntegrityError(f"model {model!r}: " + "; ".join(breaches))

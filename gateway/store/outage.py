@@ -46,14 +46,12 @@ Answer = TypeVar("Answer")
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, struct.error)
 """Errors raised by reading an answer that was not written by this version; those of msgspec and Unicode are
-ValueErrors.
-"""
+ValueErrors."""
 
 
 def unavailable(error: BaseException) -> StoreUnavailable:
     """Return the error to raise for callers. The Redis client's own text stays in the log, because it has addresses in
-    it.
-    """
+    it."""
     unavailable = store_unavailable()
     unavailable.__cause__ = error
     return unavailable
@@ -69,8 +67,7 @@ async def answered(asking: Awaitable[Answer]) -> Answer:
 
 def checked(answers: list[Any]) -> list[Any]:
     """Return the answers of a pipeline that returns errors instead of raising them. Raises StoreUnavailable if an
-    answer is one.
-    """
+    answer is one."""
     for answer in answers:
         if isinstance(answer, NO_ANSWER):
             raise unavailable(answer)
@@ -91,13 +88,11 @@ log = logging.getLogger(__name__)
 
 class Outage:
     """Handles the outages of Redis that one loop meets. No answer of Redis ends the loop, and so the process: the loop
-    keeps the data that it read last.
-    """
+    keeps the data that it read last."""
 
     def __init__(self, lost: str, meanwhile: str, back: str) -> None:
         """Set the texts for the log. `lost`: what can't be done; `meanwhile`: what holds until it can; `back`: that it
-        can be done again (empty: nothing is logged then).
-        """
+        can be done again (empty: nothing is logged then)."""
         self._lost = lost
         self._meanwhile = meanwhile
         self._back = back
@@ -145,8 +140,7 @@ class Unreadable:
 
     def skip(self, kind: Unread, name: object, why: object) -> None:
         """Record that an entry was skipped. `kind`: of its key; `name`: of the key or of the entry in it; `why`: it
-        can't be read.
-        """
+        can't be read."""
         self._count(kind.value)
         if len(self._told) >= MAX_TOLD:
             return

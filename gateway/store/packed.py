@@ -20,8 +20,7 @@ _LENGTH = Struct(">I")
 
 def unpacked_keys(packed: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield for each key in the answer what was found (NOTHING, THERE, ...), and the value's bytes or, without a value,
-    the reason.
-    """
+    the reason."""
     at = 0
     while at < len(packed):
         what, length = _HEADER.unpack_from(packed, at)
@@ -31,8 +30,7 @@ def unpacked_keys(packed: bytes) -> Iterator[tuple[int, bytes]]:
 
 def unpacked_texts(packed: bytes) -> Iterator[bytes]:
     """Yield the texts that the script `members` reports for a key: first the place to go on from, then the members, or
-    fields and values in turn.
-    """
+    fields and values in turn."""
     at = 0
     while at < len(packed):
         (length,) = _LENGTH.unpack_from(packed, at)
@@ -46,8 +44,7 @@ LONGEST_S = 0.005
 
 class Pauses:
     """Counts how long one task has worked since its last pause. Call `begin` after each `await`: other tasks have run
-    meanwhile.
-    """
+    meanwhile."""
 
     __slots__ = ("_begun", "worked_s")
 

@@ -25,8 +25,7 @@ class QueuedBid:
     kv_tokens: int
     rate: float
     """What the call loses without the slot, in ms per ms that it would hold it; negative: another worker suits it
-    better.
-    """
+    better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +120,7 @@ def _ticket(row: Sequence[Any], now_ms: int) -> QueuedTicket:
 
 def _bids(text: str) -> tuple[float, QueuedBid | None, dict[str, QueuedBid]]:
     """Return a ticket's deadline in unix ms (0: none), its bid for workers that are not named, and worker -> bid for
-    the named ones.
-    """
+    the named ones."""
     if not text:
         return 0.0, None, {}
     deadline, elsewhere, _, named, *_ = text.split("\n")

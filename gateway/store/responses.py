@@ -45,8 +45,7 @@ class ResponseRecords:
 
     async def sizes(self, team: str, ids: Sequence[str]) -> list[int]:
         """Return the bytes of each record, in the order of the ids; 0 if there is no such record, or it is another
-        team's.
-        """
+        team's."""
         if not ids:
             return []
         found = await answered(self._redis.hmget(keys.response_sizes(team), list(ids)))

@@ -49,8 +49,7 @@ class Script:
 
 def key_names() -> str:
     """Return Lua code that builds every key name from the prefix in KEYS[1], so that names are declared only in
-    `keys`.
-    """
+    `keys`."""
     prefix = keys.model_prefix("")
     lines = [f'local {name.__name__}_key = KEYS[1] .. "{name("").removeprefix(prefix)}"' for name in ONE_PER_MODEL]
     for by_id in MANY_PER_MODEL:
@@ -181,8 +180,7 @@ class ServerRunner:
 
 class ClusterRunner:
     """Runs calls on a Redis Cluster: keys with the same hash tag are on one node, and each key prefix has its own
-    tag.
-    """
+    tag."""
 
     def __init__(self, cluster: ClusterClient, scripts: Sequence[Script]) -> None:
         self._cluster = cluster
@@ -258,8 +256,7 @@ class ScriptSender:
 
     def send(self, script: Script, prefix: str, *arguments: str | int | bytes) -> asyncio.Future[Any]:
         """Queue a script call and return its answer as a future. The script runs even if nobody awaits the future. The
-        future fails only with StoreUnavailable: whatever a script finds in our keys is not the caller's fault.
-        """
+        future fails only with StoreUnavailable: whatever a script finds in our keys is not the caller's fault."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         name = self._runner.queue(prefix)
         queue = self._queues.setdefault(name, _Queue())
@@ -328,8 +325,7 @@ class ScriptSender:
 
     async def _answers(self, calls: list[Call]) -> list[Any]:
         """Run calls in order and return their answers. If a call could not be run, repair the cause, then run it and
-        all later ones again; so some calls run twice.
-        """
+        all later ones again; so some calls run twice."""
         answers = await self._runner.run(calls)
         for _ in range(MAX_REPAIRS):
             failed = next((at for at, answer in enumerate(answers) if isinstance(answer, REPAIRABLE)), None)

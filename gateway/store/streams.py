@@ -53,8 +53,7 @@ class Write:
     """Number of the newest event."""
     renew: bool = True
     """Whether to renew the stream's lifetime and to ask whether somebody wants it ended; else only new events are
-    added.
-    """
+    added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +66,14 @@ class Page:
 class StreamLog:
     def __init__(self, redis: redis.asyncio.Redis, kept_s: float, running_s: float = keys.STREAM_TTL_S) -> None:
         """`kept_s`: seconds that a stream is kept after its end; `running_s`: seconds that it is kept without a
-        renewal.
-        """
+        renewal."""
         self._redis = redis
         self._kept_ms = round(kept_s * 1000)
         self._running_ms = round(running_s * 1000)
 
     async def write(self, writes: Sequence[Write]) -> frozenset[str]:
         """Write new events and states of streams; writing the same again changes nothing. Return the ids of renewed
-        streams that somebody wants ended.
-        """
+        streams that somebody wants ended."""
         asked: list[tuple[int, str]] = []
         async with self._redis.pipeline(transaction=False) as pipeline:
             for write in writes:
@@ -105,8 +102,7 @@ class StreamLog:
 
     async def read(self, stream: str, after: int, num_batches: int) -> Page:
         """Return at most `num_batches` batches with the events after number `after`; the first batch may begin with
-        earlier ones.
-        """
+        earlier ones."""
         log = keys.stream_log(stream)
         entries: Any = await answered(self._redis.xrange(log, min=f"({after}-0", count=num_batches))
         with reading():

@@ -14,8 +14,7 @@ from workers.tracing.tracer import Tracer
 
 class TraceRecorder:
     """The trace of one request. Without a tracer it records nothing, at no cost, and passes on the caller's trace
-    context.
-    """
+    context."""
 
     __slots__ = ("context", "events", "links", "parent_id", "tracer")
 
@@ -35,8 +34,7 @@ class TraceRecorder:
 
     def child(self) -> TraceContext | None:
         """Return the context of a new span in the trace; if nothing is recorded, the context that the request came
-        with.
-        """
+        with."""
         return self.context if self.tracer is None or self.context is None else self.context.inside()
 
     def add_event(self, event: str, **facts: str) -> None:
@@ -79,12 +77,10 @@ class QueuePosition:
         """Whether the call's model has no worker: the call waits for the first worker, and nobody can say how long."""
         self.predicted_s: float | None = None
         """Predicted wait in seconds when the call was queued first; None: it never had to wait, or no prediction was
-        possible.
-        """
+        possible."""
         self.on_wait: Callable[[], None] | None = None
         """Called whenever the call begins or goes on to wait, whether in the queue or for something else; None: nothing
-        is called.
-        """
+        is called."""
         self._wait_s = 0.0
         self._told_at = 0.0
 
@@ -147,8 +143,7 @@ class AttemptLog:
     at: WorkerAddress
     context: TraceContext | None
     """The trace context that is sent to the worker: that of the attempt's own span if the trace is recorded; None: no
-    context is sent.
-    """
+    context is sent."""
     fingerprint: str = ""
     """`Heartbeat.fingerprint` of the worker; empty: not known."""
     expected_cached: int = 0

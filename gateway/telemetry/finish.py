@@ -36,8 +36,7 @@ def tell(request_log: RequestLog) -> None:
 
 def _server(url: str) -> tuple[str, int]:
     """Return host and port of a worker's address. Parsed by hand: the standard library's parser takes as long as all
-    the rest of a span.
-    """
+    the rest of a span."""
     scheme, _, rest = url.partition("://")
     place = rest.partition("/")[0]
     host, _, port = place.rpartition(":")
@@ -48,8 +47,7 @@ def _server(url: str) -> tuple[str, int]:
 
 class RequestJourney:
     """A request that is over: it makes its spans if the tracer wants them. Implements
-    `workers.tracing.tracer.Journey`.
-    """
+    `workers.tracing.tracer.Journey`."""
 
     __slots__ = ("_ended_at", "_request_log")
 
@@ -167,14 +165,12 @@ class RequestJourney:
 REQUEST_LOGGER = "paddock.request"
 PROBED = frozenset({"/health", "/v1/health", "/healthz", "/ready", "/metrics", "/metrics/targets"})
 """Paths that machines request every few seconds. Such requests are no callers' work, so they are logged at debug level
-only.
-"""
+only."""
 
 NOISE = ("without completing response", "without completing handshake", "Invalid UTF-8 sequence")
 """Texts of uvicorn's log lines that are dropped. uvicorn reports errors of the application if a stream that is cut off
 on purpose lacks its last chunk, and if a refused handshake lacks its end. The last text is a client's fault, which
-uvicorn logs with a traceback.
-"""
+uvicorn logs with a traceback."""
 
 
 def configure(level: str, log_format: str) -> None:

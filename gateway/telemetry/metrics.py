@@ -133,8 +133,7 @@ class Unread(StrEnum):
 
 class Metrics:
     """All metrics of the process. They are updated once per request, never per token. One thread counts; any thread may
-    collect them.
-    """
+    collect them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry

@@ -10,8 +10,7 @@ class Who(StrEnum):
     """The caller asked for something that is not available, or went away."""
     POLICY = "policy"
     """A limit set by an operator was reached: on the queue, on time, on a key's rights, on a team's storage, or on the
-    number of workers (none, for a model scaled to zero).
-    """
+    number of workers (none, for a model scaled to zero)."""
     WORKER = "worker"
     """A worker failed, or there was no worker."""
     GATEWAY = "gateway"
@@ -68,8 +67,7 @@ FAILED_BY = {
     "internal_error": Who.GATEWAY,
 }
 """Outcome -> who is to blame. An outcome is the code of an error (`gateway.errors`; its type if it has no code), the
-code of a worker's failure (`workers.protocol.events`), or one of the two ways to end without an error.
-"""
+code of a worker's failure (`workers.protocol.events`), or one of the two ways to end without an error."""
 
 OTHER = "other"
 """The code of an outcome that is not in the table."""
@@ -77,7 +75,6 @@ OTHER = "other"
 
 def blamed(outcome: str) -> tuple[Who, str]:
     """Return who is to blame for an outcome, and its label. An outcome that is not in the table gets `OTHER`, and the
-    gateway the blame.
-    """
+    gateway the blame."""
     who = FAILED_BY.get(outcome)
     return (Who.GATEWAY, OTHER) if who is None else (who, outcome)

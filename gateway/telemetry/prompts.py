@@ -21,8 +21,7 @@ log = logging.getLogger("paddock.prompts")
 
 MAX_CHARS = 16_384
 """Maximum characters that are logged of a prompt, and of each part of an answer; the middle of longer texts is left
-out.
-"""
+out."""
 
 WARNING = (
     "prompts and answers are written into the log, at level info (log_prompts): whoever may read it reads what every "

@@ -1,6 +1,5 @@
 """The log of one request, from which its log line, metrics and diagnostic headers are made; and its ignored
-parameters.
-"""
+parameters."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class Ignored:
 
     def __init__(self, *, refuses: bool = False) -> None:
         """`refuses`: unknown parameters are errors, and so are parameters without effect whose value asks for
-        something.
-        """
+        something."""
         self.refuses = refuses
         self._names: dict[str, None] = {}
         self._known: set[str] = set()
@@ -92,8 +90,7 @@ class RequestLog:
     origin: bytes = b""
     """The web page that sent the request, by the browser's `Origin` header; empty: the header is missing."""
     closes: bool = False
-    """Whether the connection is closed after the answer, so that the caller sends the next request to another
-    gateway.
+    """Whether the connection is closed after the answer, so that the caller sends the next request to another gateway.
     """
     explains: bool = False
     """Whether the caller asked for the reasons why the call was placed where it was."""
@@ -108,19 +105,16 @@ class RequestLog:
     alias: str = ""
     stands_in: str = ""
     """The name of the default model if that is used because the name in the request is unknown; empty: the name is
-    known.
-    """
+    known."""
     asks_only: bool = False
     """Whether the request is only a question about its model, or an admin's request: no work is placed for it."""
 
     answers: list[AnswerLog] = field(init=False)
     """The logs of all answers to the request, over all its prompts. The first one has the queue position that is sent
-    to the caller.
-    """
+    to the caller."""
     answer: AnswerLog = field(init=False)
     """The log of the answer that began first, used for headers, log line and metrics; until an answer begins, that of
-    the first answer.
-    """
+    the first answer."""
 
     first_token_at: float | None = None
     usage: Usage | None = None
@@ -184,8 +178,7 @@ class RequestLog:
 
     def ids(self) -> dict[str, object]:
         """Return the ids that every other log line about the request has too, so that all its lines can be found
-        together.
-        """
+        together."""
         return ids_of(self.request_id, self.trace)
 
     def line(self) -> dict[str, object]:

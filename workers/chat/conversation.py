@@ -195,8 +195,7 @@ def _variables(defaults: ChatDefaults) -> dict[str, Any]:
 
 def plain_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `chat_template_kwargs` with the names that this module uses for thinking: `thinking` becomes
-    `enable_thinking`, and a `reasoning_effort` of "none" becomes `enable_thinking` false, as in a request.
-    """
+    `enable_thinking`, and a `reasoning_effort` of "none" becomes `enable_thinking` false, as in a request."""
     named = dict(values)
     if isinstance(named.get("thinking"), bool):
         named.setdefault("enable_thinking", named.pop("thinking"))

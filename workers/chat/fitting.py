@@ -136,8 +136,7 @@ def fit(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilities
 
 def repair_roles(messages: Sequence[Message]) -> list[Message]:
     """Return messages for a template that refuses the order of roles: at most one system message, at the start, then
-    user and assistant in turn, as far as joining neighbouring messages can achieve that.
-    """
+    user and assistant in turn, as far as joining neighbouring messages can achieve that."""
     opening, rest = list(messages[:1]), messages[1:]
     if opening and opening[0].role != "system":
         opening, rest = [], messages

@@ -131,8 +131,7 @@ class Tokenizer(Protocol):
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         """Return a text's tokens. May block for seconds. Raises CallFailed for a text that can't be tokenised,
-        TooManyTokens if it is clear without tokenising that the text has more than `most` tokens.
-        """
+        TooManyTokens if it is clear without tokenising that the text has more than `most` tokens."""
 
 
 class Templates(Protocol):
@@ -166,8 +165,7 @@ class Prompts:
     ) -> None:
         """`templates` None: the model does not chat. `num_tokens`: size of the vocabulary, to check token ids in
         prompts. `n_ctx`: tokens of the longest single conversation; 0: no bound. `shared`: system prompts that all
-        teams share. `infill` None: infill requests are refused. `defaults`: the catalog's values for templates.
-        """
+        teams share. `infill` None: infill requests are refused. `defaults`: the catalog's values for templates."""
         self._templates = templates
         self._tokenizer = tokenizer
         self._bos_text = bos_text
@@ -184,8 +182,7 @@ class Prompts:
 
     def tokens(self, request: GenerateRequest) -> Sequence[int]:
         """Return the prompt's tokens for a request that is to be answered. Raises CallFailed as `prompt` does, and
-        CallFailed (CONTEXT_OVERFLOW) as soon as it is clear that the prompt is too long.
-        """
+        CallFailed (CONTEXT_OVERFLOW) as soon as it is clear that the prompt is too long."""
         try:
             return self._prompt(request, self._n_ctx - 1 if self._n_ctx else None).tokens
         except TooManyTokens as error:

@@ -94,8 +94,7 @@ def _warm_up() -> None:
 
 def _line(answer: Ready | Unusable | Answer) -> bytes:
     """Return an answer as a line of JSON. Half a surrogate pair, which UTF-8 can't express, is written as an escape, as
-    it came: JSON within a message (arguments of an earlier call, a tool's result) can contain one.
-    """
+    it came: JSON within a message (arguments of an earlier call, a tool's result) can contain one."""
     try:
         return encode(answer)
     except UnicodeEncodeError:

@@ -218,8 +218,7 @@ def _num_common(one: str, other: str) -> int:
 
 def _turn(begun: str, last: Message, marks: tuple[str, str], *, bare: bool) -> str:
     """Return the assistant's turn so far, with its thought. `begun`: the text that the template writes to begin a
-    turn. `marks`: the marks around the thought. `bare`: a turn without a thought has only the closing mark.
-    """
+    turn. `marks`: the marks around the thought. `bare`: a turn without a thought has only the closing mark."""
     opening, closing = marks
     head = begun.partition(opening.strip())[0].partition(closing.strip())[0]
     thought = head + ("" if bare and not last.reasoning else opening) + (last.reasoning or "")

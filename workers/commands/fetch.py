@@ -38,8 +38,7 @@ def run(settings: SupervisorSettings) -> int:
 
 def _with_own_file(settings: SupervisorSettings, folder: Path) -> SupervisorSettings:
     """Return the settings. If they name no model and a real file `folder/NAME.gguf` exists, that file is their model: a
-    link to the demo model would need its name. Raises OSError.
-    """
+    link to the demo model would need its name. Raises OSError."""
     if settings.catalog or settings.model or settings.hf:
         return settings
     own = first_part(folder / f"{plain_name(settings.alias or DEMO_ALIAS)}{SUFFIX}")
@@ -48,8 +47,7 @@ def _with_own_file(settings: SupervisorSettings, folder: Path) -> SupervisorSett
 
 def named(folder: Path, model: str, first: Path) -> Path:
     """Link `folder/NAME.gguf`, or one such name per part, to the model's files, remove all older links of the name, and
-    return the first link. Raises OSError, and ModelUnusable if a real file has the name.
-    """
+    return the first link. Raises OSError, and ModelUnusable if a real file has the name."""
     plain, links = folder / f"{plain_name(model)}{SUFFIX}", dict[Path, Path]()
     for part in parts(first.absolute()):
         split = SPLIT.search(part.name)

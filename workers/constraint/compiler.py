@@ -236,8 +236,7 @@ def is_heavy(lark: str) -> bool:
 
 def num_remainders(lark: str) -> int:
     """Return an upper bound of the remainders of a grammar's `multipleOf`s: the larger of their sum times the number of
-    `$ref`s plus one (each applies to other numbers) and their least common multiple (all apply to one number).
-    """
+    `$ref`s plus one (each applies to other numbers) and their least common multiple (all apply to one number)."""
     text = ESCAPE.sub(lambda found: chr(int(found[1], 16)), lark) if "\\u" in lark else lark
     digits = (number.replace(".", "").strip("0")[:MAX_DIGITS] for number in MULTIPLE.findall(text))
     factors = [int(each) for each in digits if each]

@@ -195,8 +195,7 @@ def place_of(reference: Any) -> tuple[str, str] | None:
 
 class Values:
     """The values that the schemas of one document list. Each list is read once, however often it is referred to: a
-    document of 256 KiB has room for a hundred thousand values and for thousands of references.
-    """
+    document of 256 KiB has room for a hundred thousand values and for thousands of references."""
 
     def __init__(self, root: Any) -> None:
         """`root` is the document, which must not change."""
@@ -230,8 +229,7 @@ class Values:
 
     def unique_arrays(self, schema: dict[str, Any]) -> list[list[Any]] | None:
         """Return all arrays without repeats that the schema of an array allows, the shortest first; None: the schema
-        is not one of arrays with `uniqueItems`, or has too many of them.
-        """
+        is not one of arrays with `uniqueItems`, or has too many of them."""
         asks = schema.get("uniqueItems") is True and schema.get("type") == "array"
         if not asks or not schema.keys() <= ARRAY_KEYWORDS:
             return None

@@ -113,8 +113,7 @@ class CallForms:
         self, syntax: CallSyntax, controls: Mapping[int, bytes] | None = None, *, open_objects: bool = False
     ) -> None:
         """`controls`: the model's control tokens that the syntax names, with their texts. `open_objects`: whether
-        objects may have keys that their schema does not list, if it says nothing about such keys.
-        """
+        objects may have keys that their schema does not list, if it says nothing about such keys."""
         self._syntax = syntax
         self._closes = not open_objects
         self.controls = controls or {}

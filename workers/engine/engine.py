@@ -110,8 +110,7 @@ class Engine:
 
     def submit(self, request: EngineRequest) -> None:
         """Accept a call and queue it for the engine thread. Raises CallFailed: CONTEXT_OVERFLOW, BUSY, DRAINING,
-        INTERNAL (the engine has crashed), INVALID_REQUEST, or UNSUPPORTED if this model can't do what is asked.
-        """
+        INTERNAL (the engine has crashed), INVALID_REQUEST, or UNSUPPORTED if this model can't do what is asked."""
         self._check_request(request)
         self._intake.enter(request.key)
         try:
@@ -133,8 +132,7 @@ class Engine:
 
     def end(self, key: int, num_tokens: int) -> None:
         """End the call `key` after `num_tokens` tokens of its answer, because its caller wants no more. Emits Finished
-        (STOP) between two steps. Unknown keys are ignored.
-        """
+        (STOP) between two steps. Unknown keys are ignored."""
         self.post(partial(self._end, key, num_tokens))
 
     @property
@@ -181,8 +179,7 @@ class Engine:
 
     def retire(self) -> None:
         """Begin to write idle prefixes to disk for other workers, because the process is about to end. Calls go on
-        meanwhile; `stop` writes the prefixes that are left.
-        """
+        meanwhile; `stop` writes the prefixes that are left."""
         self.post(self._stepper.retire)
 
     def stop(self) -> None:

@@ -47,8 +47,7 @@ LONG_HEAD_BYTES = 16 << 10
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
     """The bounds of one server. `most`: number of connections. `reserved`: paths that are answered beyond the bounds,
-    too. `unread_s`: seconds for which a peer may leave its answers unread once its buffers are full.
-    """
+    too. `unread_s`: seconds for which a peer may leave its answers unread once its buffers are full."""
 
     most: int
     most_per_address: int
@@ -108,8 +107,7 @@ class Closable(Protocol):
 
 class LongHeads:
     """Counts the bytes of the long heads of requests under way. Short heads are not counted, so that others' long
-    heads never keep out a request with a short one.
-    """
+    heads never keep out a request with a short one."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -271,8 +269,7 @@ class Connections:
 
     def make_room(self) -> None:
         """Close connections beyond the bound that sent no head or are answered. If descriptors ran out lately, close
-        some idle connections too. Call it after the loop has read: a peer that has sent a request is not idle.
-        """
+        some idle connections too. Call it after the loop has read: a peer that has sent a request is not idle."""
         while self._close_first(self._beyond, BEYOND_S):
             pass
         if monotonic() < self._starved_until:

@@ -22,8 +22,7 @@ FIRST_MOST = 8
 MOST = 128
 REST_FACTOR = 2.0
 """Length of the pause after requests of unknown callers began, as a multiple of the processor time that they took:
-reading them and writing the answers take about as long again. During the pause others have the loop to themselves.
-"""
+reading them and writing the answers take about as long again. During the pause others have the loop to themselves."""
 CROWD = 16
 """Number of waiting requests of one known caller from which on the caller pauses, too, while other callers ask."""
 CROWD_REST_FACTOR = 3.0
@@ -66,8 +65,7 @@ class _Lines:
 
     def next(self, paused: Container[str] = ()) -> tuple[str, Waiting] | None:
         """Return the name of the queue that is next, `paused` ones left out, and its first connection, which stays
-        there; None if all are paused.
-        """
+        there; None if all are paused."""
         name = next((name for name in self._lines if name not in paused), None)
         if name is None:
             return None
@@ -117,8 +115,7 @@ class Pacer:
 
     def may_begin(self) -> bool:
         """Return whether a request may begin at once: no other waits, and this turn of the event loop has room. If so,
-        count it as begun.
-        """
+        count it as begun."""
         if self._line_of or self._num_begun >= self._most:
             return False
         self._num_begun += 1
@@ -239,8 +236,7 @@ KEY = re.compile(rb"\r\n(?:authorization:[ \t]*bearer[ \t]|x-api-key:)[ \t]*([^\
 
 class KnownCallers:
     """Keeps digests of the keys that this process verified lately. They are made with a secret of the process and
-    looked up in a dict, so no key is kept, nor anything that a key could be compared with.
-    """
+    looked up in a dict, so no key is kept, nor anything that a key could be compared with."""
 
     def __init__(self, most: int = MAX_CALLERS) -> None:
         self._most = most

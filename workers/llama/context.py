@@ -73,8 +73,7 @@ class Batch:
 
     def add_prompt(self, tokens: Tokens, position: int, sequence: int, *, num_logits: int) -> int:
         """Add a run of a prompt that starts at `position`; return its last row. Logits are computed for its last
-        `num_logits` tokens.
-        """
+        `num_logits` tokens."""
         start, end = self.num_tokens, self.num_tokens + len(tokens)
         self._token_view[start:end] = tokens
         self._pos_view[start:end] = self._positions[position : position + len(tokens)]

@@ -291,8 +291,7 @@ class Group:
 
 class ProcessMetrics:
     """The metrics of any process: those of the library's own collectors, and the number of the event loop's tasks.
-    Metrics that begin with `process_` need `/proc`.
-    """
+    Metrics that begin with `process_` need `/proc`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.group = Group("Every process", registry)

@@ -61,8 +61,7 @@ class WorkerMetrics:
         devices: Callable[[], Sequence[DeviceMemory]] = tuple,
     ) -> None:
         """`forms` returns the number of schemas and grammars that answers had to follow, by outcome (`FORM_OUTCOMES`).
-        All of the functions are called at each scrape, on the scrape's thread.
-        """
+        All of the functions are called at each scrape, on the scrape's thread."""
         self.registry = registry
         self.prompt_tokens = 0
         self.computed_prompt_tokens = 0

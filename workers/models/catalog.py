@@ -87,8 +87,7 @@ class CatalogError(ValueError):
 
 def check(catalog: Catalog, origin: str) -> Catalog:
     """Return the catalog if it keeps the rules that a schema can't express: one source per model, unique names, aliases
-    of known models, and so on. Raises CatalogError otherwise. `origin`: name of the catalog's file for the message.
-    """
+    of known models, and so on. Raises CatalogError otherwise. `origin`: name of the catalog's file for the message."""
     names: set[str] = set()
     for number, model in enumerate(catalog.models):
         where = f"{origin}: models[{number}] ({model.name})"

@@ -42,8 +42,7 @@ class ModelUnusable(Exception):
 
 def wanted(settings: SupervisorSettings) -> Catalog:
     """Return the catalog that the settings ask for: a catalog's file, or one entry made of a GGUF file, a model of the
-    hub, or the demo. All paths in it are absolute, since workers can run in another folder. Raises CatalogError.
-    """
+    hub, or the demo. All paths in it are absolute, since workers can run in another folder. Raises CatalogError."""
     given = [name for name in ("catalog", "model", "hf") if getattr(settings, name)]
     if len(given) > 1:
         flags = " and ".join(f"--{name}" for name in given)

@@ -126,8 +126,7 @@ def _machine_free() -> int | None:
 
 def _group_free() -> int | None:
     """Return the control group's free bytes, inactive file cache included; None: it has no limit.
-    Source: "Control Group v2" of the Linux kernel's documentation.
-    """
+    Source: "Control Group v2" of the Linux kernel's documentation."""
     limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
     if not limit.isdigit() or not used.isdigit():
         return None

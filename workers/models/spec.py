@@ -99,8 +99,7 @@ TEMPLATE_NAMES = frozenset(
     }
 )
 """Names of the built-in chat templates (`workers.chat.named_templates`): those of llama-server, and `llama-2` and
-`llama-3` of llama-cpp-python.
-"""
+`llama-3` of llama-cpp-python."""
 
 NOT_FOR_MODELS = RESERVED | {"add_generation_prompt", "continue_final_message", "chat_template", "documents"}
 """Variables that a model's `chat_template_kwargs` can't set."""

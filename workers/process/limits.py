@@ -116,8 +116,7 @@ def can_take(num_bytes: int) -> bool:
 
 def give_back_free() -> None:
     """Return free memory between used blocks to the system. It takes some milliseconds, without the interpreter's lock.
-    Source: malloc_trim(3).
-    """
+    Source: malloc_trim(3)."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)

@@ -78,8 +78,7 @@ after its hook."""
 
 def left_s(bound_s: float, drained_s: float) -> float:
     """Return the seconds that calls get after SIGTERM: what is left of `bound_s`, but `LEAST_S` at least (or `bound_s`,
-    if that is less). `drained_s`: seconds since draining began, in a hook for example; negative: it begins now.
-    """
+    if that is less). `drained_s`: seconds since draining began, in a hook for example; negative: it begins now."""
     return min(bound_s, max(LEAST_S, bound_s - max(0.0, drained_s)))
 
 

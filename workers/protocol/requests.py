@@ -20,8 +20,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 Prompt = str | Sequence[int | str]
 """A text, tokens, or a list of both. A gateway keeps a prompt of tokens alone as an `array`, 4 bytes each: Python's
-integers take ten times as much, in memory that is never returned to the system.
-"""
+integers take ten times as much, in memory that is never returned to the system."""
 
 SamplerName = Literal[
     "penalties",
@@ -193,8 +192,7 @@ class Infill(msgspec.Struct, frozen=True, omit_defaults=True):
 
 Notice = Literal["progress", "timings", "tokens", "settings", "prompt"]
 """What a call is sent only on request: the events `Progress`, `TimingsSoFar` and `Tokens`; and, in `Accepted`, the
-settings with the prompt's text. "prompt" has the call refused if that text would be cut (`max_prompt_chars`).
-"""
+settings with the prompt's text. "prompt" has the call refused if that text would be cut (`max_prompt_chars`)."""
 
 MAX_PROMPT_CHARS = 4 << 20
 """Maximum number of characters of prompts' texts in the settings of all answers to one client's request together."""
@@ -238,8 +236,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Number of likeliest tokens whose log probabilities come with each token; -1: only the chosen token's; 0: none."""
     prompt_probs: int = 0
     """Maximum length in tokens of a prompt whose tokens' probabilities are sent (`PromptLogprobs`); a longer prompt is
-    refused; 0: they are not sent. Needs `n_probs`, and `cache_prompt` False: cached tokens are not computed again.
-    """
+    refused; 0: they are not sent. Needs `n_probs`, and `cache_prompt` False: cached tokens are not computed again."""
     post_sampling_probs: bool = False
     """Probabilities after the sampler chain instead of log probabilities before it (llama-server's extension)."""
     special: bool = False
@@ -285,8 +282,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     """Body of the `202` to a `Submit`. It has the settings, which are not sent as an event: a prompt can be megabytes
-    long, and an event that is too long for the stream would end the calls of others.
-    """
+    long, and an event that is too long for the stream would end the calls of others."""
 
     boot: str
     """Boot id of the worker process."""

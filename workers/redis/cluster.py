@@ -124,8 +124,7 @@ class ClusterClient(RedisCluster):
     async def send(self, commands: Sequence[Command], *, redirect: bool = True) -> list[Any]:
         """Return one answer or exception per command; commands of one slot run in order. `redirect`: a command for a
         slot that has moved is sent to the slot's new node; if False, the error is the answer to it and to the commands
-        of that slot after it.
-        """
+        of that slot after it."""
         answers: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
         async with self.bounded():

@@ -133,8 +133,7 @@ def _tls_options(tls: Tls | None) -> dict[str, Any]:
 class _Checked(AbstractConnection):
     """A connection that ends with a ConnectionError in two cases: its server is no master any more and refuses a write
     (the next connection finds the new master), or it sends bytes that are no valid answer, for which redis-py raises
-    ValueError and the like.
-    """
+    ValueError and the like."""
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:

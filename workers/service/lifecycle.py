@@ -37,8 +37,7 @@ def is_shortage(error: BaseException | None) -> bool:
 
 class Shortage:
     """Notes that a worker has too little memory, so that gateways send it no calls until it has enough again. For one
-    event loop.
-    """
+    event loop."""
 
     def __init__(self, can_take: Callable[[int], bool] = can_take) -> None:
         self._can_take = can_take

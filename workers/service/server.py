@@ -96,8 +96,7 @@ class WorkerIdentity:
     gateway_grace_s: float = 5.0
     redis_wait_s: float = 60.0
     """Seconds that a starting worker waits for Redis, without which no gateway finds it. The wait is long because a
-    new start would have to load the model again.
-    """
+    new start would have to load the model again."""
     boot: str = field(default_factory=lambda: secrets.token_hex(6))
     """Id of this process; the next process with the same `worker` id has another one."""
     started_at: float = field(default_factory=time.time)

@@ -260,8 +260,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 class WorkerSlot:
     """The place of one worker on this machine, which is empty while its model is unloaded. `keep` runs until `stop` is
-    called, or until the worker's exit code forbids to restart it.
-    """
+    called, or until the worker's exit code forbids to restart it."""
 
     def __init__(self, make: Callable[[], Child]) -> None:
         """`make` returns a new child that runs the worker."""

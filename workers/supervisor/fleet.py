@@ -69,8 +69,7 @@ class Fleet:
 
     async def unloaded(self, models: Sequence[str], *, forget: bool) -> frozenset[str] | None:
         """Renew this machine's marks that it keeps workers of `models`, and return those of them that an admin has
-        unloaded; None: Redis does not answer. `forget`: delete the notes of unloaded models, so that all are wanted.
-        """
+        unloaded; None: Redis does not answer. `forget`: delete the notes of unloaded models, so that all are wanted."""
         names = [keys.unloaded(model) for model in models]
         try:
             async with asyncio.timeout(2 * TIMEOUT_S), self._client.pipeline(transaction=False) as pipeline:

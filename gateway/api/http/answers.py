@@ -93,8 +93,7 @@ async def send_json(send: Send, document: Any, request_log: RequestLog) -> None:
 
 async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, request_log: RequestLog) -> None:
     """Send an answer that can be large, one part after another. Other tasks run between two parts. Parts are made as
-    the connection takes them, one ahead, so that the whole answer is never in memory.
-    """
+    the connection takes them, one ahead, so that the whole answer is never in memory."""
     part, more = next(parts), next(parts, None)
     if more is None:
         await send_bytes(send, part, content_type, request_log)
@@ -119,8 +118,7 @@ async def send_bytes(send: Send, body: bytes, content_type: bytes, request_log: 
 
 async def send_last(send: Send, body: bytes) -> None:
     """Send the last bytes of an answer. If they are many, wait until the peer has read most of them, because the call's
-    memory and its place among its key's requests are given back when this returns.
-    """
+    memory and its place among its key's requests are given back when this returns."""
     if len(body) > UNREAD_BYTES:
         for start in range(0, len(body), PART_BYTES):
             await send({"type": "http.response.body", "body": body[start : start + PART_BYTES], "more_body": True})

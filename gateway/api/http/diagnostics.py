@@ -92,8 +92,7 @@ def begin_request_log(
     scope: Scope, tracer: Tracer, *, closes: bool = False, refuses_unknown: bool = False
 ) -> RequestLog:
     """Begin the log of a request, and keep it in the scope. `closes`: whether its connection is closed after the
-    answer. `refuses_unknown`: whether parameters without effect are errors.
-    """
+    answer. `refuses_unknown`: whether parameters without effect are errors."""
     headers, path = scope["headers"], scope["path"]
     request_log = scope[_REQUEST_LOG] = RequestLog(
         request_id(headers),

@@ -186,8 +186,7 @@ class Body:
 
     async def run_aside(self, num_bytes: int, work: Callable[[], ReadT]) -> ReadT:
         """Run `work` and return its result. It runs on a thread if it handles many bytes (`num_bytes`, about) or if the
-        body holds many strings or numbers.
-        """
+        body holds many strings or numbers."""
         if num_bytes <= INLINE_BYTES and _is_quick(self._shape):
             return work()
         return await self._intake.run_aside(self.team, work)
@@ -198,8 +197,7 @@ class Body:
 
     async def decode(self, read: Callable[[bytes], ReadT]) -> ReadT:
         """Return what `read` makes of the body. Raises what `read` raises and InvalidRequest, ContextOverflow,
-        TakesTooMuch, HeldTooMuch, MemoryFull.
-        """
+        TakesTooMuch, HeldTooMuch, MemoryFull."""
         raw, self.raw = self.raw, b""
         if self._shape is None:
             self._shape = await self._intake.check(raw, self._reservation)

@@ -1,8 +1,7 @@
 """Holds the bodies of `/completion` and `/infill` as pydantic models, and tables of ignored and refused parameters.
 
-Source of names, types and aliases: tools/server/README.md and server-schema.cpp of llama.cpp; `cache_salt`,
-`priority`, `context_shift` and `special` are our own. The parameters that set an answer's form are those of
-`/v1/chat/completions`.
+Source of names, types and aliases: tools/server/README.md and server-schema.cpp of llama.cpp; `cache_salt`, `priority`,
+`context_shift` and `special` are our own. The parameters that set an answer's form are those of `/v1/chat/completions`.
 """
 
 from __future__ import annotations

@@ -106,8 +106,7 @@ MAX_CHOICES = 128
 
 MAX_PROMPT_PROBS = 1 << 17
 """Maximum number of probabilities that one request gets for its prompts' tokens, those of the likeliest tokens in place
-of each included. One takes some hundred bytes. Workers refuse prompts that need more.
-"""
+of each included. One takes some hundred bytes. Workers refuse prompts that need more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,8 +113,7 @@ def circuits_object(workers: Sequence[Heartbeat], views: Mapping[str, CircuitSta
 
 def gateways_object(beats: Mapping[str, float], now: float) -> list[Json]:
     """Return the seconds since each gateway was seen. `beats`: its id -> Unix time of its last beat, by Redis's clock;
-    `now`: by this gateway's, which can differ.
-    """
+    `now`: by this gateway's, which can differ."""
     return [{"gateway": id, "seen_s_ago": _seconds(max(0.0, now - at))} for id, at in sorted(beats.items())]
 
 

@@ -93,8 +93,7 @@ class Ready:
     """Answers whether calls would be served. All of this must hold: a worker is there, or the catalog names models,
     whose calls wait for a worker; each model that is meant to have workers has had one, unless it was unloaded or
     `FirstWorkers` waits no longer; this process was not asked to drain or to stop; Redis takes writes, or this gateway
-    can place calls on its share of the slots (`degraded`).
-    """
+    can place calls on its share of the slots (`degraded`)."""
 
     def __init__(
         self,

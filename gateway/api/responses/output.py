@@ -36,8 +36,7 @@ INLINE_PROBS = 1_024
 MAX_BRIEF_PROBS = 16_384
 """Maximum number of probabilities of a message that must be one piece: in stored responses, in streams that may be read
 again, and in a WebSocket's messages. If there are more, all of them are left out: they would be megabytes, and writing,
-sending or decoding them would hold up every stream.
-"""
+sending or decoding them would hold up every stream."""
 
 _encode = msgspec.json.Encoder().encode
 

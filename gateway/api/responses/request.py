@@ -67,8 +67,7 @@ class ResponseRequest:
     """Fields of the request that the response repeats."""
     to_keep: tuple[Item, ...] | bytes
     """The request's own input, for its record. A long input is already encoded (bytes): 6 MiB take 6 ms, and a response
-    may be stored three times.
-    """
+    may be stored three times."""
     chain: tuple[str, ...]
     """Ids of the earlier responses of the conversation, oldest first."""
     generates: bool = True

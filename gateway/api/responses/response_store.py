@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 
 CHAIN_FACTOR = 2
 """Maximum bytes of stored responses that a request may continue, as a multiple of `max_body_bytes`; more than one,
-since each response repeats its instructions and tools.
-"""
+since each response repeats its instructions and tools."""
 MAX_RECORDS = 2_000
 """Maximum number of responses that one request may continue or refer to; more are refused (TakesTooMuch)."""
 HELD_PER_BYTE = 3

@@ -41,6 +41,5 @@ class Parser(Protocol):
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
         """Return the pieces held back, once the answer has ended. Unfinished arguments are completed, unless the answer
-        was cut off; a call that was cut off before its arguments is returned without arguments.
-        """
+        was cut off; a call that was cut off before its arguments is returned without arguments."""
         ...

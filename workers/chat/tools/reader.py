@@ -28,7 +28,7 @@ _OTHER_KEYS = ("type", "id", "tool_call_id")
 
 
 class Gap(Enum):
-    """What whitespace at the current position of the answer means."""
+    """The meaning of whitespace at the current position of the answer."""
 
     NONE = 0
     """Whitespace is text."""
@@ -91,8 +91,7 @@ class Reader(Scanner):
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
         """Return the pieces held back. If the answer ends in a call before its arguments, this is text; but if the
-        answer was cut off there, it is a call without arguments.
-        """
+        answer was cut off there, it is a call without arguments."""
         self._ended, self._cut_off = True, cut_off
         next(self._steps, None)
         pieces, self._pieces = self._pieces, []

@@ -118,8 +118,7 @@ class KimiReader(Reader):
         <|tool_call_end|><|tool_calls_section_end|>
 
     The text before the arguments is the call's id. It ends with the model's own count of calls, so callers get it
-    unchanged.
-    Source: the chat template of moonshotai/Kimi-K2-Instruct.
+    unchanged. Source: the chat template of moonshotai/Kimi-K2-Instruct.
     """
 
     openers: tuple[str, ...] = (KIMI_OPEN, KIMI_CALL)

@@ -82,8 +82,7 @@ class TypedText:
     @property
     def is_broken(self) -> bool:
         """Whether a value that is passed on as JSON turned out to be invalid, or has text after its end. The caller
-        then ends the value: `close` returns the text that completes it, `rest` is the text that is not part of it.
-        """
+        then ends the value: `close` returns the text that completes it, `rest` is the text that is not part of it."""
         return self._is_json and (self._json.is_broken or (self._json.is_done and bool(self.rest)))
 
     def feed(self, part: str) -> str:

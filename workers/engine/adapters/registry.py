@@ -191,8 +191,7 @@ class AdapterRegistry:
 
     def resolve(self, uses: tuple[AdapterUse, ...]) -> AdapterSet:
         """Return the adapters that a call names; the caller must `release` them once, and until then they stay usable.
-        Raises CallFailed: INVALID_REQUEST, or BUSY if pinned adapters never leave room for these.
-        """
+        Raises CallFailed: INVALID_REQUEST, or BUSY if pinned adapters never leave room for these."""
         if not uses:
             return NO_ADAPTERS
         if len({use.name for use in uses}) < len(uses) or len(uses) > MAX_SET:

@@ -187,8 +187,7 @@ def _mean(mean: float, value: float) -> float:
 @dataclass(slots=True, eq=False)
 class Entry:
     """One adapter: a file's weights under a name. The registry's lock guards all fields that change (all but `name` and
-    the digest of `file`).
-    """
+    the digest of `file`)."""
 
     name: str
     file: AdapterFile

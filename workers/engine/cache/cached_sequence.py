@@ -67,8 +67,7 @@ def checkpoints_along(steps: Steps) -> Iterator[Checkpoint]:
 
 def restores_along(steps: Steps, position: int) -> Iterator[Restore]:
     """Yield the parts to restore from `position` on, up to the first gap, along the steps of a walk. Each is taken from
-    the block that reaches furthest.
-    """
+    the block that reaches furthest."""
     for here, (node, end) in enumerate(steps):
         if end <= position:
             continue

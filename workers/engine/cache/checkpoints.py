@@ -158,8 +158,7 @@ class CheckpointCache(PrefixCache):
 
     def _mark(self, id_: int, sequence: CachedSequence) -> bool:
         """Save a checkpoint of the sequence's present state. Return False if there is no RAM tier or no memory for it,
-        or if other sequences computed some of its tokens too.
-        """
+        or if other sequences computed some of its tokens too."""
         if not self.ram.max_bytes or self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
         try:

@@ -2,9 +2,8 @@
 
 A call takes the longest prefix that is known. Cells that some sequence holds are shared without a copy; blocks in RAM
 are restored one by one. When the call ends, its cells stay under its sequence id, idle, for the next call to share.
-Attention scans idle cells too, in every step, so they move to RAM after a while, a few blocks per step.
-This is for memory that can be shared by ranges of tokens (`MemoryKind.by_range`); other kinds:
-`workers.engine.cache.checkpoints`.
+Attention scans idle cells too, in every step, so they move to RAM after a while, a few blocks per step. This is for
+memory that can be shared by ranges of tokens (`MemoryKind.by_range`); other kinds: `workers.engine.cache.checkpoints`.
 """
 
 from __future__ import annotations
@@ -258,8 +257,7 @@ class PrefixCache:
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
         """Yield copies of the path's cells [start, end), a bounded number in each block. Stop at the first cell that is
         not cached, or whose block there is no room to cut. Calls may come and go between two copies. Raises
-        StateUnusable.
-        """
+        StateUnusable."""
         num_releases, match, parts = -1, Match(0, NOWHERE, ()), iter(tuple[Restore, ...]())
         while start < end:
             if self.index.num_releases != num_releases:

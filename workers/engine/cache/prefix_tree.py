@@ -151,8 +151,7 @@ def child_along(node: Node, path: Path, position: int, end: int) -> Node | None:
 
 def onwards(node: Node, path: Path, end: int) -> Node:
     """Return the child of `node` along the path, made if there is none and split where it leaves the path. It may go
-    beyond `end`.
-    """
+    beyond `end`."""
     position = node.end
     child = node.children.get((path.scope_at(position), int(path.tokens[position])))
     if child is None:

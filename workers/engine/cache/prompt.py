@@ -113,8 +113,7 @@ def block_name(scope: Scope, num_public: int, end: int, digest: bytes) -> BlockN
 
 def state_name(scope: Scope, num_public: int, end: int, digest: bytes, tail: TokenArray) -> BlockName:
     """Return the name of a whole state, as `StateNames` does, from the digest of its last whole block (empty: no
-    whole block) and the tokens after that block.
-    """
+    whole block) and the tokens after that block."""
     return _state_name(*_stem(scope, num_public, end, digest), end, tail.tobytes())
 
 

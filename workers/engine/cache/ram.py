@@ -40,8 +40,7 @@ class RamStore:
 
     def add(self, block: Block, needless: list[Block]) -> None:
         """Add a block that is in the index; `needless` are the blocks that it replaced. A block that is too large, or
-        crowded (`is_crowded`), is dropped from the index instead.
-        """
+        crowded (`is_crowded`), is dropped from the index instead."""
         for old in needless:
             self._forget(old)
         if len(block.state) > self.max_bytes or is_crowded(block):

@@ -99,8 +99,7 @@ class CacheReport:
 
     def look(self, seconds: float = LOOK_S, *, at_rest: bool = False) -> bool:
         """Look up due conversations for about `seconds`; return whether more are due. `at_rest`: the engine is idle, so
-        a pass need not wait for `PASS_S`.
-        """
+        a pass need not wait for `PASS_S`."""
         if not self._due:
             self._begin(at_rest)
         until = time.perf_counter() + seconds

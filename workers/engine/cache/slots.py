@@ -168,8 +168,7 @@ class SlotContents:
     def copied(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Work[CopiedSlot | None]:
         """Return a copy of the slot's conversation, as far as it is in cells, in RAM or on disk; None: the slot holds
         none of this team and salt. Raises CallFailed while a call runs in the slot, and as soon as the copy is larger
-        than `max_bytes`.
-        """
+        than `max_bytes`."""
         held = self._of(slot, tenant, salt)
         if held is None:
             return None

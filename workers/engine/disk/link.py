@@ -86,7 +86,7 @@ class DiskLink:
         return self._tier.wait_room(len(block.state), 0.0) and self._tier.put(name, block.state)
 
     def tell(self) -> None:
-        """From now on, make other workers scan whenever the queue has been written: this worker is about to end."""
+        """Make other workers scan, from now on, whenever the queue has been written: this worker is about to end."""
         self._tier.tell()
 
     def write(self, block: Block, until: float) -> bool:
@@ -118,8 +118,7 @@ class DiskLink:
 
     def _room(self, sequence: CachedSequence, cache: PrefixCache) -> int:
         """Return how many bytes RAM can keep beside the blocks of the call's prefix, and mark these as used now. More
-        bytes would evict the prefix's beginning, without which the rest is useless.
-        """
+        bytes would evict the prefix's beginning, without which the rest is useless."""
         if not self._by_range:
             return cache.ram.max_bytes
         known = [part.block for part in cache.lookup(sequence).restores]
@@ -187,8 +186,7 @@ class DiskLink:
 
     def _name(self, block: Block) -> BlockName | None:
         """Return a block's name on disk; None: only one call may use the block, or nobody would find it on disk (it is
-        not whole, is a checkpoint without cells, or is no longer in the index).
-        """
+        not whole, is a checkpoint without cells, or is no longer in the index)."""
         if not block.nodes or (self._by_range and not _is_whole(block)) or block.start == block.end:
             return None
         node, end = max(block.nodes, key=lambda node: node.end), block.end

@@ -232,7 +232,7 @@ class DiskTier:
         return True
 
     def tell(self) -> None:
-        """From now on, make other workers scan whenever the queue has been written: this worker is about to end."""
+        """Make other workers scan, from now on, whenever the queue has been written: this worker is about to end."""
         self._tells = True
 
     def discard(self, name: BlockName) -> None:

@@ -65,8 +65,7 @@ class AnswerText:
 class _Stops:
     """The stop strings as an Aho-Corasick automaton, in which the cost of a character does not depend on the number of
     stop strings or on the text held back. Immutable. A state (`place`) is the number of a beginning of a stop string:
-    the longest one in which the text so far ends; 0 is the empty one.
-    """
+    the longest one in which the text so far ends; 0 is the empty one."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._next: list[dict[str, int]] = [{}]

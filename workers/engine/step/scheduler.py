@@ -223,8 +223,7 @@ class Scheduler:
 
     def _has_adapters(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
         """Load a call's adapters; return whether they are in memory. `roomless`: earlier calls for whose adapters there
-        was no room; this call is added if there is none for it either.
-        """
+        was no room; this call is added if there is none for it either."""
         try:
             return self._adapters.enter(sequence.adapter_set) or self._make_adapter_room(sequence, roomless, now)
         except CallFailed as failed:

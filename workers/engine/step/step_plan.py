@@ -199,8 +199,7 @@ def _even(budget: int, num_decode: int, limits: Limits) -> int:
 
 def share_out(waiting: list[S], budget: int) -> list[Chunk[S]]:
     """Return chunks within a budget of tokens: half for the first in order, half for the shortest others, what is left
-    for the first. So a long prompt does not delay short ones after it, and keeps at least half of its speed.
-    """
+    for the first. So a long prompt does not delay short ones after it, and keeps at least half of its speed."""
     first, *others = waiting
     reserved = min(first.num_next, (budget + 1) // 2 if others else budget)
     left = budget - reserved

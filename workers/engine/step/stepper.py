@@ -362,8 +362,7 @@ class Stepper:
 
     def _shift_full(self) -> None:
         """Drop the older half of full conversations, except what `n_keep` keeps, in this step or a later one. A
-        conversation for whose shift there is no room ends.
-        """
+        conversation for whose shift there is no room ends."""
         until = time.perf_counter() + MOVE_S
         for sequence in [one for one in self._scheduler.running if one.is_full]:
             num_kept = sequence.num_prompt if sequence.request.asked.n_keep < 0 else sequence.request.asked.n_keep

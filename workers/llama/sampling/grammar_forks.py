@@ -237,8 +237,7 @@ def main(path: Path) -> None:
 
 def fork(children: Children, life: int) -> bool:
     """Fork; return whether this is the new process. How it ended, or that forking failed, is sent over the socket
-    `life`, which is then closed.
-    """
+    `life`, which is then closed."""
     try:
         pid = os.fork()
     except OSError:

@@ -94,8 +94,7 @@ class DryStages:
 
 def check_breakers(vocab: Vocab, settings: Settings) -> None:
     """Raise CallFailed if a caller's own breakers, added up, occur in more tokens than the vocabulary has: llama.cpp
-    keeps each token for each breaker in it. Sixteen single letters took 19 MiB a call, and 42 ms to free.
-    """
+    keeps each token for each breaker in it. Sixteen single letters took 19 MiB a call, and 42 ms to free."""
     own = set(settings.dry_sequence_breakers) - USUAL
     num_tokens = sum(vocab.num_met_by(breaker.encode("utf-8", "replace")) for breaker in own if breaker)
     if num_tokens > vocab.num_tokens:

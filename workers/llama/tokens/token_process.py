@@ -165,8 +165,7 @@ def _ended(pid: int) -> int:
 
 def _child(vocab: Vocab, floor: TokenFloor, orders: socket.socket, descriptor: int) -> None:
     """Take texts in a child process. Never returns. The socket stays open until the end: when the worker sees it close,
-    the exit code is settled, and a signal that comes then changes nothing.
-    """
+    the exit code is settled, and a signal that comes then changes nothing."""
     code = NOT_BEGUN
     try:
         end_with_parent()

@@ -69,8 +69,7 @@ class GuardedTokenizer:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         """Return the tokens as `Vocab.tokenize` does. Blocks, for seconds at most. Raises CallFailed for a text that is
-        too slow or that llama.cpp can't take, TooManyTokens for one that must have more than `most`.
-        """
+        too slow or that llama.cpp can't take, TooManyTokens for one that must have more than `most`."""
         if len(text) <= IN_PROCESS_CHARS:
             return self._vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
         seconds = patience_s(len(text))

@@ -81,8 +81,7 @@ class GenerateCalls:
         adapter_hashes: Callable[[], Mapping[str, str]],
     ) -> None:
         """`lane`: threads for prompts that take longer than an instant. `defaults`: sampling parameters where a caller
-        sets none. `adapter_hashes` returns adapter -> hash of its contents, on any thread.
-        """
+        sets none. `adapter_hashes` returns adapter -> hash of its contents, on any thread."""
         self.idle, self.rates, self.end_all = calls.idle, calls.rates, delivery.end_all
         self._engine = engine
         self._calls = calls

@@ -65,8 +65,7 @@ class FairLane:
 
     def __init__(self, doing: str, *, at_once: int, bounds: LaneBounds | None = None) -> None:
         """`doing`: what the jobs do, for messages to callers (`tokenising`). `at_once`: number of threads. If there are
-        several, one team can't have them all, so that others need not wait for its slowest job.
-        """
+        several, one team can't have them all, so that others need not wait for its slowest job."""
         self._doing = doing
         self._at_once = at_once
         self._per_team = max(1, at_once - 1)

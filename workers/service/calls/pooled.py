@@ -218,8 +218,7 @@ class PooledCalls:
 
     def _tokenized(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
         """Return the tokens of each input. Stop after an input that is too long: the engine refuses the call for that,
-        and a query of megabytes would be tokenised again with each document. Stop also once nobody waits.
-        """
+        and a query of megabytes would be tokenised again with each document. Stop also once nobody waits."""
         tokens: list[Sequence[int]] = []
         patience = Patience(_num_chars(request))
         for one in request.inputs:

@@ -173,8 +173,7 @@ class EventHub:
     ) -> None:
         """`on_lost(key)` is called for each call that the hub gives up: its gateway stayed away past the grace period,
         or lost events of it to an overrun. `kept_s`: seconds that frames which a connection has taken stay; `sweep_s`:
-        seconds between two sweeps.
-        """
+        seconds between two sweeps."""
         self.boot = boot
         self._grace_s = grace_s
         self._on_lost = on_lost

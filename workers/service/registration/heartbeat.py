@@ -238,8 +238,7 @@ _GAP_WEIGHT = 0.3
 
 class Rates:
     """Averages this worker's calls and their costs, to predict how long the next call would wait. Use it on one event
-    loop.
-    """
+    loop."""
 
     def __init__(self) -> None:
         self._num_bytes = self._num_tokens = 0.0

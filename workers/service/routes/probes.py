@@ -49,8 +49,7 @@ class Probes:
         hung_s: Callable[[], float],
     ) -> None:
         """`facts` returns the answer of `/health` and must not block. `drain` begins to drain and may be called again.
-        `hung_s` returns the seconds that the engine's step has run beyond its bound; 0 while it has not.
-        """
+        `hung_s` returns the seconds that the engine's step has run beyond its bound; 0 while it has not."""
         self._facts = facts
         self._life = life
         self._calls = calls

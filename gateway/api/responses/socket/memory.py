@@ -97,8 +97,7 @@ class Memory:
         """(Team, id) -> record. A key may move to another team while its connection is open."""
         self._conversations: dict[str, tuple[str, str]] = {}
         """Id of a conversation's last response -> its team, and id of its last response that is remembered here.
-        The most recently continued conversation comes last.
-        """
+        The most recently continued conversation comes last."""
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
         return await self._store.keep(team, id, record, before, again=again)

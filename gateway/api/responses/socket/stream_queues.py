@@ -139,8 +139,7 @@ class StreamQueues(Generic[HeldT]):
         max_bytes: int,
     ) -> None:
         """`respond` answers a message and raises nothing. `on_rest` is called when every queue is empty. `max_bytes`:
-        maximum bytes of all messages that wait or are being answered; one alone may be larger.
-        """
+        maximum bytes of all messages that wait or are being answered; one alone may be larger."""
         self._tasks = tasks
         self._respond = respond
         self._on_rest = on_rest
