@@ -2,18 +2,33 @@
 
 A line's structured fields are given as `extra={"fields": {...}}`. Libraries log warnings and above only: at debug level
 some of them log what they send and receive, prompts and keys included.
+
+A log never makes its process wait. A pipe whose reader stands still, such as a log collector's, or a terminal stopped
+by Ctrl-S takes nothing: lines wait in memory then, up to a bound, and those beyond it are counted and left out.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import select
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Collection
 
 from pythonjsonlogger.json import JsonFormatter
 
 OWN = ("gateway", "workers", "paddock")
 """Loggers that the configured level applies to."""
+
+MAX_WAITING_BYTES = 1 << 20
+"""Maximum number of bytes of lines that wait until the log's reader goes on; later lines are left out."""
+PIECE_BYTES = select.PIPE_BUF
+"""Bytes that a pipe takes without waiting once it says that it can be written to. Source: pipe(7)."""
+CLOSE_S = 2.0
+"""Maximum seconds to wait at the process's end until the reader has taken the waiting lines."""
 
 
 class TextFormatter(logging.Formatter):
@@ -50,6 +65,64 @@ class FieldsFormatter(JsonFormatter):
         return log_data | fields if isinstance(fields, dict) else log_data
 
 
+class UnblockedHandler(logging.Handler):
+    """Writes lines to a file descriptor, at once where that does not block; otherwise with a later line."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+        self._waiting = deque[bytes]()
+        self._num_bytes = self._num_left_out = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+        except Exception:  # noqa: BLE001 - as in logging's own handlers: a line that can't be made ends no call
+            self.handleError(record)
+            return
+        self._write(0.0)
+        if self._waiting and self._num_bytes + len(line) > MAX_WAITING_BYTES:
+            self._num_left_out += 1
+            return
+        if self._num_left_out:
+            self._keep(self._left_out())
+        self._keep(line)
+        self._write(0.0)
+
+    def close(self) -> None:
+        with self.lock or threading.RLock():
+            self._write(CLOSE_S)
+        super().close()
+
+    def _left_out(self) -> bytes:
+        """Return a line that tells how many were left out."""
+        text = f"the log was not read: {self._num_left_out} lines are left out here"
+        self._num_left_out = 0
+        record = logging.LogRecord("paddock", logging.WARNING, __file__, 0, text, None, None)
+        return f"{self.format(record)}\n".encode()
+
+    def _keep(self, line: bytes) -> None:
+        self._waiting += [line[at : at + PIECE_BYTES] for at in range(0, len(line), PIECE_BYTES)]
+        self._num_bytes += len(line)
+
+    def _write(self, wait_s: float) -> None:
+        """Write what waits, as far as the reader takes it within `wait_s`."""
+        until = time.monotonic() + wait_s
+        while self._waiting and self._poll.poll(max(0.0, until - time.monotonic()) * 1e3):
+            try:
+                num_written = os.write(self._descriptor, self._waiting[0])
+            except BlockingIOError:  # another process that has the pipe open has made it non-blocking
+                return
+            except OSError:  # nobody will read it any more
+                num_written = len(self._waiting[0])
+            self._num_bytes -= num_written
+            piece = self._waiting.popleft()
+            if num_written < len(piece):
+                self._waiting.appendleft(piece[num_written:])
+
+
 class _Drops(logging.Filter):
     """Drops log lines that contain one of the given texts."""
 
@@ -67,7 +140,7 @@ def configure(level: str, log_format: str, noise: Collection[str] = ()) -> None:
     `noise`: the HTTP server's log lines that contain one of these texts report no real error, and are dropped.
     """
     text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _handler()
     handler.setFormatter(TextFormatter() if text else FieldsFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -76,3 +149,10 @@ def configure(level: str, log_format: str, noise: Collection[str] = ()) -> None:
     for name in OWN:
         logging.getLogger(name).setLevel(threshold)
     logging.getLogger("uvicorn.error").addFilter(_Drops(noise))
+
+
+def _handler() -> logging.Handler:
+    try:
+        return UnblockedHandler(sys.stderr.fileno())
+    except (OSError, AttributeError, ValueError):  # a program that embeds Paddock has another object there
+        return logging.StreamHandler(sys.stderr)
