@@ -19,9 +19,9 @@ from gateway.errors import InvalidRequest, PaddockError, QueueFull, RequestTimeo
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
-from tests.support.plain_upstream import PlainAdmission, PlainUpstream, Script
 from tests.support.pool import call as call_of
 from tests.support.pool import heartbeat
+from tests.support.scripted_upstream import PlainAdmission, Script, ScriptedUpstream
 from tests.support.still_fleet import StillFleet
 from tests.support.waiting import until
 from workers.protocol.events import (
@@ -74,7 +74,7 @@ class Scene:
             for model, first in workers.items()
         }
         fleet = StillFleet(FleetSnapshot(beats, frozenset(beats)))
-        self.upstream, self.admission = PlainUpstream(self.scripts), PlainAdmission(fleet)
+        self.upstream, self.admission = ScriptedUpstream(self.scripts), PlainAdmission(fleet)
         limits, adapters = Limits(10.0, 10.0, 600.0), CallAdapters(fleet, NoScales())
         self.dispatcher = Dispatcher(fleet, self.admission, self.upstream, self.metrics, limits, adapters)
         self.pipeline = Pipeline(self.dispatcher, adapters, limits)

@@ -50,7 +50,7 @@ class PlainAnswer:
 
 
 @dataclass
-class PlainUpstream:
+class ScriptedUpstream:
     scripts: dict[str, list[Script]]
     """Worker -> what becomes of the calls that go there, in order."""
     started: list[str] = field(default_factory=list)
