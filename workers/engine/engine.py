@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -222,16 +223,17 @@ class Engine:
         banned = vocab.suppressed
         if request.asked.ignore_eos:
             banned = (*banned, *(vocab.eog - frozenset(request.asked.stop_tokens)))
-        adapters = self._adapters.resolve(request.asked.adapters)
-        try:
-            masked = request.mask is not None or request.asked.min_tokens > 0
+        masked = request.mask is not None or request.asked.min_tokens > 0
+        with ExitStack() as undo:
+            adapters = self._adapters.resolve(request.asked.adapters)
+            undo.callback(self._adapters.release, adapters)
             chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned, masked=masked, dry=self._dry)
+            undo.callback(chain.close)
             # Takes tens of milliseconds if penalties look back on a long prompt.
             chain.accept_prompt(request.prompt.tokens)
-        except BaseException:
-            self._adapters.release(adapters)
-            raise
-        return Sequence(request, chain, vocab, self.n_ctx, adapters, self._tools.sampler(request, chain))
+            sequence = Sequence(request, chain, vocab, self.n_ctx, adapters, self._tools.sampler(request, chain))
+            undo.pop_all()
+        return sequence
 
     # The engine thread calls these.
 

@@ -25,6 +25,7 @@ from workers.http_server.connections import ConnectionBounds
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
 from workers.metrics.worker import WorkerMetrics
+from workers.process.limits import HeapUpkeep
 from workers.process.sockets import address_of
 from workers.protocol.control import left_s
 from workers.protocol.events import Failure, FailureCode
@@ -204,12 +205,14 @@ class WorkerServer:
                 watch = GatewayWatch(self._redis, hub.gateways, hub.doubt)
                 beats = group.create_task(self._registration.run())
                 watching = group.create_task(watch.run())
+                upkeep = group.create_task(HeapUpkeep().run())
                 code = await self._live()
                 hub.close()
                 self._http.should_exit = True
                 await http
                 beats.cancel()
                 watching.cancel()
+                upkeep.cancel()
             await self._registration.leave()
         finally:
             self._engine.stop()

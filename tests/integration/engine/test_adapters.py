@@ -17,6 +17,7 @@ from workers.engine.engine import Engine, EngineRequest
 from workers.llama.adapters import AdapterError
 from workers.llama.context import Context
 from workers.llama.model import Model
+from workers.llama.sampling.samplers import SamplerChain
 from workers.protocol.events import CallFailed, Failed, FailureCode, Started, Text
 from workers.protocol.queries import AdapterState
 from workers.protocol.requests import AdapterUse
@@ -95,6 +96,34 @@ def test_scale_zero_is_no_adapter_and_shares_its_prefix(demo_shop: Shop) -> None
     assert demo_shop.answer(off) == plain
     assert demo_shop.heard.started(off.key).num_cached_tokens > 0
     assert demo_shop.answer(demo_shop.with_(request, "pirate")) != plain
+
+
+@pytest.mark.parametrize(
+    "part", ["workers.engine.step.sampling.SamplerTools.sampler", "workers.engine.engine.Sequence"]
+)
+def test_a_call_that_could_not_be_made_holds_no_adapter_and_no_sampler(
+    demo_shop: Shop, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    closed: list[SamplerChain] = []
+
+    def fail(*given: object) -> None:
+        raise MemoryError
+
+    close = SamplerChain.close
+
+    def note_and_close(chain: SamplerChain) -> None:
+        closed.append(chain)
+        close(chain)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(part, fail)
+        patched.setattr(SamplerChain, "close", note_and_close)
+        for _ in range(3):
+            with pytest.raises(MemoryError):
+                demo_shop.engine.submit(demo_shop.with_(demo_shop.request(PROMPT, 4), "pirate"))
+    assert [info.calls for info in demo_shop.registry.infos()] == [0]
+    assert len(closed) == 3
+    assert demo_shop.answer(demo_shop.with_(demo_shop.request(PROMPT, 4), "pirate"))
 
 
 def test_no_prefix_is_shared_across_adapters_or_scales(demo_shop: Shop) -> None:
