@@ -26,11 +26,11 @@ COMMANDS = {
     ),
     **workers_cli.COMMANDS,
 }
-BENCH = "load as of many people on any OpenAI-compatible address, and what they would see"
-CHAT = "talk to a model in this terminal, or answer what comes in on a pipe"
+BENCH = "puts the load of many users on any OpenAI-compatible address, and reports the latencies they see"
+CHAT = "talks to a model in this terminal, or answers what comes in on a pipe"
 KEY = "API keys: key make|add|list|remove"
 REDIS = "users for a Redis of your own, each with no more rights than it needs: redis acl"
-CONFIG = "what the settings are and where they come from: config show|schema|docs|compatibility|metrics"
+CONFIG = "shows the settings and where each comes from: config show|schema|docs|compatibility|metrics"
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ COMMANDS = {
     "fetch": Command(
         "workers.settings:SupervisorSettings",
         "workers.commands.fetch:run",
-        "fetches the models that a catalog or --hf names, tells where they lie",
+        "fetches the models that a catalog or --hf names, and prints their paths",
         "worker",
     ),
 }

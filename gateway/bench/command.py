@@ -1,42 +1,43 @@
-"""`paddock bench`: load as of many people on any OpenAI-compatible address, and what they would see.
+"""`paddock bench`: puts the load of many users on any OpenAI-compatible address, and reports the latencies they see.
 
 where
---url URL             a gateway elsewhere, a llama-server, a vLLM; its key is --api-key or PADDOCK_API_KEY
---model NAME          model, alias or adapter; left out: the first one that is listed
---keys FILE           several keys, one `name key` a line: calls take turns, results are told by name
+--url URL             another gateway, a llama-server, a vLLM; its key is --api-key or PADDOCK_API_KEY
+--model NAME          model, alias or adapter; default: the first one that is listed
+--keys FILE           several keys, one `name key` a line: calls use them in turn, results are reported by name
 --insecure            do not check the certificate of an https address
 flags                 where the local gateway is, as in `paddock chat`: --host, --port, --api-key, --state-dir, --config
 
 what
---workload NAME       chat (default), code, rag, agent: log-normal lengths, shared system prompts, histories sent again
---trace FILE          recorded calls instead: Mooncake's JSON lines, CSV as of Azure's or BurstGPT
---prompt-tokens N     median of what a turn adds, in place of the workload's
---answer-tokens N     median of answers
---scale F             all lengths times this, for small models
---max-context N       most tokens of a prompt and its answer
---let-stop            let the model end its answers; else they are as long as was drawn (ignore_eos)
---temperature T       left out: the model's default
+--workload NAME       chat (default), code, rag, agent: log-normal lengths, shared system prompts, repeated histories
+--trace FILE          recorded calls instead: Mooncake's JSON lines, or CSV as Azure's and BurstGPT's
+--prompt-tokens N     median of the tokens that a turn adds, in place of the workload's
+--answer-tokens N     median of the tokens of an answer
+--scale F             factor for all lengths, for small models
+--max-context N       maximum tokens of a prompt and its answer together
+--let-stop            let the model end its answers; default: answers have the drawn length (ignore_eos)
+--temperature T       default: the model's own
 
 when
---concurrency N       so many callers, each asks again when its answer is there (default: 8)
---rate R              calls per second by the clock, whether answers come or not (Poisson)
---bursts C            with --rate: coefficient of variation of the gaps; 0: evenly, 1: Poisson, 3: bursts
---find-limit BOUNDS   raises the rate until one breaks, such as ttft_p95<1.5,itl_p99<200ms; begins at --rate (1)
---step S              seconds of each rate of that (20)
---speed F             a trace's own times, so much faster (1)
---duration S          seconds of sending (60; of a trace: all of it)
---count N             calls to send
+--concurrency N       number of callers; each sends its next call when its last answer is complete (default: 8)
+--rate R              calls per second, sent on time whether answers come or not (Poisson)
+--bursts C            with --rate: coefficient of variation of the gaps; 0: even, 1: Poisson, 3: bursts
+--find-limit BOUNDS   raise the rate until a bound is broken, such as ttft_p95<1.5,itl_p99<200ms; starts at --rate (1)
+--step S              with --find-limit: seconds at each rate (20)
+--speed F             replay a trace F times as fast as it was recorded (1)
+--duration S          seconds of sending (60; with a trace: all of it)
+--count N             number of calls to send
 --warmup S            seconds at the start that are not counted (a tenth of the duration, at most 10)
---timeout S           longest answer (600)
---seed N              the same seed asks the same (1)
+--timeout S           maximum seconds of an answer (600)
+--seed N              the same seed sends the same calls (1)
 
 result
---slo BOUNDS          of each call, such as ttft<1.5,itl<200ms: tells how many met all
---assert BOUNDS       of the whole run, such as ttft_p95<1.5,error_share<1%; exit code 3 when one breaks
---json FILE           the result for programs; docs/bench.md lists its fields
---html FILE           the result for people, with plots, in one file
+--slo BOUNDS          bounds for each call, such as ttft<1.5,itl<200ms: reports how many calls met all of them
+--assert BOUNDS       bounds for the whole run, such as ttft_p95<1.5,error_share<1%; exit code 3 if one is broken
+--json FILE           write the result for programs; docs/bench.md lists its fields
+--html FILE           write the result for people, with plots, as one file
 
-Ctrl-C ends it and tells what was until then. Waits count from when a call was due, not from when it was sent.
+Ctrl-C ends the run and reports what there is so far. A call's waits count from the time when it was due, not from when
+it was sent.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""`paddock chat`: talk to a model in the terminal, or answer what comes in on a pipe.
+"""`paddock chat`: talks to a model in the terminal, or answers what comes in on a pipe.
 
---model NAME          model, alias or adapter; left out: the first one that is loaded and talks
---system TEXT         instructions that stand before the conversation
---max-tokens N        longest answer
---temperature T       0 is greedy; left out: the model's default
---url URL             a gateway elsewhere, or a llama-server; its key is --api-key or PADDOCK_API_KEY
+--model NAME          model, alias or adapter to talk to; default: the first chat model that is loaded
+--system TEXT         system prompt
+--max-tokens N        maximum tokens of an answer
+--temperature T       0 is greedy; default: the model's own
+--url URL             another gateway, or a llama-server; its key is --api-key or PADDOCK_API_KEY
 --insecure            do not check the certificate of an https address
-flags                 where the local gateway is: --host, --port, --api-key, --state-dir, --config; left out: the one
-                      that `paddock up` runs here, and the key in its state folder
+flags                 where the local gateway is: --host, --port, --api-key, --state-dir, --config; default: the
+                      gateway of `paddock up` on this machine, with the key in its state folder
 
-While it answers, Ctrl-C stops the answer; Ctrl-D leaves. /help lists what else can be typed.
+Ctrl-C stops the answer under way, Ctrl-D ends the program. Type /help for the commands within a chat.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _is_loaded(model: Model) -> bool:
 
 
 class Terminal:
-    """Reads lines from standard input, and writes to standard output: in colours only if that is a terminal."""
+    """Reads lines from standard input and writes to standard output, in colours on a terminal without NO_COLOR."""
 
     def __init__(self) -> None:
         self._is_tty = sys.stdout.isatty()

@@ -1,6 +1,6 @@
-"""`paddock config`: shows what the settings are and where they come from, and prints what is made from the classes.
+"""`paddock config`: shows the settings and where each comes from, and prints pages that are generated from the code.
 
-show [--json] [flags of up]   each setting of `paddock up`, its value, where it came from; secrets are covered
+show [--json] [flags of up]   each setting of `paddock up`, its value and its source; secrets are hidden
 schema                        JSON Schema of a catalog file (published as docs/catalog.schema.json)
 docs                          docs/settings.md
 compatibility                 docs/compatibility.md: what each endpoint does with each parameter

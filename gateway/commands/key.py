@@ -1,19 +1,19 @@
-"""`paddock key`: makes API keys, and writes their records to Redis as gateways believe them.
+"""`paddock key`: makes API keys, and manages their sealed records in Redis.
 
-make --name NAME       a key, its record for PADDOCK_API_KEYS, and the same sealed for Redis; nothing is written
-add --name NAME        the same, and writes it to Redis: valid at every gateway within 3 seconds
-list                   names, teams and rights of the records in Redis, and which of them gateways leave out
-remove --name NAME     takes one away from Redis
---team T               whose caches and limits it shares; left out: default
---alias A              a name that it may use, again for each; left out: all
---admin                it may do what is for operators
---weight W             share of its team while calls of several teams wait
---fields JSON          further fields of docs/keys.md
---sha256 HEX           of a key that is there already, which then is not shown
-flags                  settings as well: --redis-url, --gateway-secret, --state-dir, --config
+make --name NAME       print a new key, its record for PADDOCK_API_KEYS, and the sealed record for Redis; store nothing
+add --name NAME        the same, and store the record in Redis: the key is valid at every gateway within 3 seconds
+list                   list the records in Redis (names, teams, rights) and say which of them gateways ignore
+remove --name NAME     delete a key's record from Redis
+--team T               the team whose caches and limits the key shares; default: default
+--alias A              a model name that the key may use; repeat it for several; default: all
+--admin                allow the key what is reserved for operators
+--weight W             share of the key's team while calls of several teams wait
+--fields JSON          other fields of the record, see docs/keys.md
+--sha256 HEX           hash of a key that exists already; no new key is made then
+flags                  these are settings, too: --redis-url, --gateway-secret, --state-dir, --config
 
-Run it where a gateway runs: it needs that one's secret. Without --redis-url it means the Redis of `paddock up` on this
-machine. Exit codes: 0 done, 2 a flag is wrong, 69 Redis can't be asked.
+Run it where a gateway runs: it needs the gateway's secret. Without --redis-url it uses the Redis of `paddock up` on
+this machine. Exit codes: 0 done, 2 a flag is wrong, 69 Redis does not answer.
 """
 
 from __future__ import annotations

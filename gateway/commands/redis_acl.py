@@ -1,10 +1,10 @@
-"""`paddock redis acl`: prints what makes the users of gateways and workers in a Redis of your own.
+"""`paddock redis acl`: prints the commands that create the users of gateways and workers in a Redis of your own.
 
-acl                  commands for redis-cli, with GATEWAY_PASSWORD and WORKER_PASSWORD to put yours in place of
-acl --format config  lines for redis.conf or an ACL file; passwords are read from the environment variables
-                     REDIS_GATEWAY_PASSWORD and REDIS_WORKER_PASSWORD, and their SHA-256 is printed
+acl                  commands for redis-cli; replace GATEWAY_PASSWORD and WORKER_PASSWORD in them by your passwords
+acl --format config  lines for redis.conf or an ACL file; the passwords are read from the environment variables
+                     REDIS_GATEWAY_PASSWORD and REDIS_WORKER_PASSWORD, and only their SHA-256 is printed
 
-Exit codes: 0 printed, 2 a word is wrong or a variable is unset. docs/redis.md has the rest.
+Exit codes: 0 printed, 2 an argument is wrong or a variable is unset. See docs/redis.md.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ NO_KEY = "<key>"
 
 
 def address_file(state_dir: Path) -> Path:
-    """Return the file that has the address of `paddock up`, without `/v1`, while it runs. `paddock chat` reads the
-    file."""
+    """Return the path of the file in which a running `paddock up` keeps its address, without `/v1`, for `paddock
+    chat` to read."""
     return state_dir / "run" / "address"
 
 

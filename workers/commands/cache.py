@@ -1,12 +1,12 @@
-"""`paddock cache`: what workers keep of prompts on disk, and how it is erased.
+"""`paddock cache`: shows and erases the cached prompts that workers keep on disk.
 
-show [--tenant TEAM] [--json] [flags]   files and bytes by model version and team; teams appear by the name of their
-                                        folder, which tells nothing without the secret, unless they are named here
-erase --tenant TEAM [flags]             removes a team's files of every version, and its saved slots
-erase --all [flags]                     removes everybody's
+show [--tenant TEAM] [--json] [flags]   files and bytes by model version and team; a team is shown by the name of its
+                                        folder, a hash, unless you name it here
+erase --tenant TEAM [flags]             delete a team's files of every version, and its saved slots
+erase --all [flags]                     delete the files of all teams
 
-Workers that run keep what is in their memory, and may write it again: stop them first, or erase again afterwards.
-Flags are settings: --cache-dir, --slot-save-dir, --cache-secret, --state-dir, --config.
+Running workers keep what is in their memory, and may write it to disk again: stop them first, or erase again later.
+These flags are settings, too: --cache-dir, --slot-save-dir, --cache-secret, --state-dir, --config.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMS = "use `cache show [--tenant TEAM] [--json]` or `cache erase --tenant TEAM
 
 
 class _Unusable(ValueError):
-    """The command can't do what it was asked for; the message says why, for the user."""
+    """Raised if the command can't do what it was asked for; the message tells the user why."""
 
 
 class _Parser(ArgumentParser):
@@ -127,7 +127,7 @@ def _check_folders(settings: CacheSettings) -> None:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[CacheFolder | None]:
-    """Yield the opened folder, or None if it does not exist; it is not made. Raises CacheFolderUnusable."""
+    """Yield the opened folder; None if `path` is None, or missing: it is not created. Raises CacheFolderUnusable."""
     if path is None or not (path.is_dir() or path.is_symlink()):
         yield None
         return
@@ -139,7 +139,7 @@ def _opened(path: Path | None) -> Iterator[CacheFolder | None]:
 
 
 def _keys(settings: CacheSettings) -> CacheKeys:
-    """Return the keys from which teams' folder names are derived. Raises _Unusable if their secret is not known."""
+    """Return the keys from which teams' folder names are derived. Raises _Unusable if the cache secret is not known."""
     secret = settings.cache_secret or secret_file.read(settings.state_dir / secret_file.CACHE_SECRET)
     if not secret:
         raise _Unusable(

@@ -20,7 +20,7 @@ INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, as in shells: 128 plus the signal's number."""
 
 TERMINATED = 143
-"""Exit code after SIGTERM before a command has begun to serve. It is not 0: the command has not done its work."""
+"""Exit code of a command that SIGTERM ended before it began to serve. It is not 0: the command did not do its work."""
 
 UNREAD = 141
 """Exit code of a program whose output nobody reads any more: 128 plus SIGPIPE's number."""
@@ -30,13 +30,13 @@ OWN_PACKAGES = ("gateway", "workers")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand. `settings` (a class) and `runner` (from settings to exit code) are given as `module:name`."""
+    """A subcommand. `settings` names a class, `runner` a function from settings to exit code, both as `module:name`."""
 
     settings: str
     runner: str
     summary: str
     extra: str
-    """The wheel's extra with the libraries that the command needs."""
+    """Name of the package's optional extra (`pip install '.[NAME]'`) with the libraries that the command needs."""
 
 
 def named(target: str) -> Any:
@@ -49,7 +49,7 @@ def run(name: str, command: Command, args: Sequence[str], known: Collection[str]
     """Read the settings, run the command and return its exit code. Print what is wrong with the settings to stderr, one
     line each. `known`: names of all settings.
 
-    Until the command sets its own handler for SIGTERM, one set here ends the process: loading libraries takes seconds,
+    Until the command sets a handler for SIGTERM, the one set here ends the process: loading libraries takes seconds,
     and in a container the process can be number 1, for which Linux ignores signals that have no handler.
     """
     signal.signal(signal.SIGTERM, _stopped)

@@ -1,14 +1,15 @@
 """`paddock drain`: takes a gateway or a worker of this machine out of service and waits, as a container's preStop hook.
 
-gateway              the gateway that --host and --port (PADDOCK_HOST, PADDOCK_PORT) name
-worker               the worker that --worker-host and --worker-port name
---url URL            another one
---timeout-s S        give up waiting after so long; left out: it waits until nothing runs any more
---settle-s S         of a gateway: for so long nobody new must have come; left out: 5
-flags                settings as well: --gateway-secret, --worker-secret, --api-key (of an admin), --state-dir, --config
+gateway              drain the gateway at --host and --port (PADDOCK_HOST, PADDOCK_PORT)
+worker               drain the worker at --worker-host and --worker-port
+--url URL            drain the gateway or worker at this address instead
+--timeout-s S        maximum seconds to wait; default: until nothing runs any more
+--settle-s S         for a gateway: seconds in which no new call must have come; default: 5
+flags                these are settings, too: --gateway-secret, --worker-secret, --api-key (an admin's), --state-dir,
+                     --config
 
-It does not stop the process: whoever calls it does so afterwards, with SIGTERM. Exit codes: 0 nothing runs any more,
-75 something did when the time was up, 1 nobody answers, 2 a flag is wrong or the key or secret is not accepted.
+It does not stop the process: do that afterwards, with SIGTERM. Exit codes: 0 nothing runs any more, 75 something still
+ran when the time was up, 1 nobody answers, 2 a flag is wrong, or the key or secret is refused.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
 from workers.settings import PaddockSettings, WorkerSettings
 
 SECRETS = {"gateway": ("gateway_secret", GATEWAY_SECRET), "worker": ("worker_secret", WORKER_SECRET)}
-"""Part -> the setting with the secret from which the token is made, and the file with it if the setting is unset."""
+"""Kind of process -> the setting that has its secret, and the state folder's file with the secret if that is unset."""
 PARTS: Mapping[str, type[PaddockSettings]] = {"worker": WorkerSettings}
 ANSWER_S = 10.0
-"""Maximum seconds for the health check. A process that does not answer in time loads its model, and has no calls."""
+"""Maximum seconds for the health check. A process that takes longer is still loading its model, and has no calls."""
 MAX_ANSWER_BYTES = 64 << 10
 MARGIN_S = 10.0
-"""Seconds that the HTTP client waits for the answer beyond `timeout_s`."""
+"""Seconds for which the HTTP client waits for the answer after the drain's own `timeout_s` is over."""
 
 
 class _Unusable(ValueError):
-    """The command can't do what it was asked for; the message says why, for the user."""
+    """Raised if the command can't do what it was asked for; the message tells the user why."""
 
 
 class _Parser(ArgumentParser):
@@ -52,7 +53,7 @@ class _Parser(ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The process to drain, and the credential for that: the secret, or if it is empty, an admin's API key."""
+    """The process to drain, and the credential for draining it: its secret, or an admin's API key if that is empty."""
 
     part: str
     url: str
@@ -69,8 +70,8 @@ class Target:
 
 
 def main(args: Sequence[str], known: Collection[str] = (), parts: Mapping[str, type[PaddockSettings]] = PARTS) -> int:
-    """Drain a process and return the exit code. `known`: names of all settings. `parts`: what can be drained -> the
-    class of its settings."""
+    """Drain a process and return the exit code. `known`: names of all settings. `parts`: the kinds of process that can
+    be drained, each with the class of its settings."""
     if not {"-h", "--help"}.isdisjoint(args):
         print((__doc__ or "").strip())
         return 0
@@ -145,7 +146,7 @@ def _drain(target: Target, options: Namespace) -> int:
 def _ask(
     target: Target, method: str, path: str, timeout_s: float, authorization: str = ""
 ) -> tuple[int, dict[str, Any]]:
-    """Return an answer's status and JSON. Raises OSError, HTTPException, ValueError (no JSON object, or too long)."""
+    """Send a request; return status and JSON. Raises OSError, HTTPException, ValueError (no JSON object, too long)."""
     parts = urlsplit(target.url)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.netloc, timeout=timeout_s)

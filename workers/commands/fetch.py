@@ -37,8 +37,8 @@ def run(settings: SupervisorSettings) -> int:
 
 
 def _with_own_file(settings: SupervisorSettings, folder: Path) -> SupervisorSettings:
-    """Return the settings. If they name no model and a real file `folder/NAME.gguf` exists, that file is their model: a
-    link to the demo model would need its name. Raises OSError."""
+    """Return the settings. If they name no model and a real file `folder/NAME.gguf` exists, make that file their model:
+    the link to the demo model, which is used otherwise, would need the same name. Raises OSError."""
     if settings.catalog or settings.model or settings.hf:
         return settings
     own = first_part(folder / f"{plain_name(settings.alias or DEMO_ALIAS)}{SUFFIX}")
@@ -46,8 +46,8 @@ def _with_own_file(settings: SupervisorSettings, folder: Path) -> SupervisorSett
 
 
 def named(folder: Path, model: str, first: Path) -> Path:
-    """Link `folder/NAME.gguf`, or one such name per part, to the model's files, remove all older links of the name, and
-    return the first link. Raises OSError, and ModelUnusable if a real file has the name."""
+    """Make a link `folder/NAME.gguf` to the model's file, or one for each part of a split model, and return the first.
+    Remove all other links of this model name. Raises OSError, and ModelUnusable if a real file has such a name."""
     plain, links = folder / f"{plain_name(model)}{SUFFIX}", dict[Path, Path]()
     for part in parts(first.absolute()):
         split = SPLIT.search(part.name)
@@ -64,14 +64,14 @@ def named(folder: Path, model: str, first: Path) -> Path:
 
 
 def _called(plain: Path) -> list[Path]:
-    """Return the files in which a worker that is given the path `plain` could look for the model, parts included."""
+    """Return the files and links that a worker could take for the model `plain`: itself, and parts of a split model."""
     if not plain.parent.is_dir():
         return []
     return [near for near in plain.parent.iterdir() if SPLIT.sub("", near.name) == plain.name]
 
 
 def _check_free(model: str, plain: Path, links: Mapping[Path, Path], others: Sequence[Path]) -> None:
-    """Raise ModelUnusable if a real file would be replaced by a link, or be found by workers instead of the model."""
+    """Raise ModelUnusable if a link would replace a real file, or workers would find one instead of the model."""
     taken = [link for link, part in links.items() if _is_real(link) and not (part.exists() and link.samefile(part))]
     if plain not in links:
         taken += [other for other in others if _is_real(other)]

@@ -123,4 +123,4 @@ def test_a_flag_that_is_wrong_is_one_line(
 
 def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
-    assert "75 something did when the time was up" in capsys.readouterr().out
+    assert "75 something still" in capsys.readouterr().out
