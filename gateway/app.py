@@ -80,9 +80,9 @@ from workers.protocol.heartbeat import Heartbeat
 from workers.tracing.tracer import OFF, Tracer
 
 LONGEST_CONTEXT = 1 << 20
-"""Tokens that are assumed to be the longest context, as long as some model has no worker that reports its own."""
+"""Tokens that the fleet's longest context is taken to have while a model has no worker, and so an unknown context."""
 LEAST_CALL_MEMORY = 160 << 20
-"""Bytes that the default limit of all requests' memory never falls below, however small `max_body_bytes` is."""
+"""Minimum, in bytes, of the default limit on the memory of all requests; `max_body_bytes` can only make it larger."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from gateway.errors import (
 
 LEAST_RETRY_AFTER_S, MOST_RETRY_AFTER_S = 1.0, 60.0
 FIRST_WORKER_RETRY_AFTER_S = 10.0
-"""Seconds to retry after if the model has no worker: its first worker takes seconds to minutes to start."""
+"""Seconds after which to retry a call whose model has no worker: the first worker takes seconds to minutes to start."""
 STREAM_RETRY_AFTER_S = 5.0
 SOCKET_RETRY_AFTER_S = 10.0
 
@@ -199,7 +199,7 @@ def too_many_readers(limit: int) -> TooManyRequests:
 
 
 def too_many_readers_of_team(limit: int) -> TooManyRequests:
-    """Return the error for a team with `limit` connections that read streams together with other connections."""
+    """Return the error for a team with `limit` connections that read streams, without each stream's first reader."""
     return TooManyRequests(
         f"{limit} connections of this key's team read streams at this gateway that others of the team's read as well, "
         "and no more may at a time. Close one of them, or read it again when one has ended.",

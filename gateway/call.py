@@ -70,17 +70,17 @@ class Call:
     meant_for: str = ""
     """The model that `model` replaces as a fallback; empty: `model` is no fallback."""
     session: str = ""
-    """The session: a newer call of the same key and session ends this call. Empty: no call does."""
+    """The caller's session: a newer call of the same key and session ends this call. Empty: no newer call ends it."""
     held_bytes: int = 0
-    """Maximum bytes of memory that the decoded body takes: the cost of processing it grows with them."""
+    """Maximum bytes of memory that the decoded body takes. The time to process the body grows with them."""
     unhurried: bool = False
     """Whether nobody waits for the answer, so that the call may stay queued until its deadline."""
 
     def waiting(self, now: float, *, queue_s: float, start_s: float) -> Call:
-        """Return the call with new limits of waiting: `queue_s` for a slot, `start_s` for a first worker, both from
-        `now` on.
+        """Return the call with new limits on its waiting, counted from `now`: `queue_s` for a slot, `start_s` for a
+        first worker.
 
-        Neither goes beyond the call's deadline; an unhurried call waits until then.
+        Neither limit is after the call's deadline; an unhurried call may wait until its deadline.
         """
         if self.unhurried:
             return replace(self, queue_deadline=self.deadline, start_deadline=self.deadline)

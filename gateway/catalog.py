@@ -98,11 +98,11 @@ OPENING_CHARS = 1024
 """Characters of an infill's prefix that identify its conversation: while a text is edited, its beginning stays."""
 
 WHOLE_CHARS, END_CHARS = 64 << 10, 128
-"""The first WHOLE_CHARS characters of a conversation's opening are all hashed. Of each text after them, only its first
-and last END_CHARS and its length are: hashing 8 MiB, or as many tokens, would hold the event loop for tens of
-milliseconds."""
+"""The texts that open a conversation are hashed whole while they have at most WHOLE_CHARS characters together. Of each
+text from there on, only the first and last END_CHARS and the length are hashed: hashing 8 MiB, or as many tokens, would
+hold the event loop for tens of milliseconds."""
 WHOLE_ITEMS, END_ITEMS = 4096, 256
-"""The same limits for the number of messages, and for the number of tokens and texts of a prompt."""
+"""Only the first WHOLE_ITEMS messages are hashed; of a prompt of more items, END_ITEMS at each end and the number."""
 
 _END = b"\x00"
 
@@ -133,8 +133,8 @@ def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
 
 
 def _opening_texts(request: GenerateRequest) -> Iterator[str]:
-    """Yield a chat's texts up to its first user message, as many chats share the texts before it. For another request,
-    yield its prompt, or the beginning and the file names of an infill."""
+    """Yield a chat's texts up to its first user message, since the texts before that message can be the same in many
+    chats. For another request, yield its prompt or, for an infill, the beginning of its prefix and its file names."""
     if request.prompt is not None:
         yield from map(str, _parts(request.prompt))
     elif request.infill is not None:
@@ -147,7 +147,7 @@ def _opening_texts(request: GenerateRequest) -> Iterator[str]:
 
 
 def _parts(prompt: Prompt) -> Sequence[int | str]:
-    """Return the parts of a prompt that identify it: all, or if there are many, both ends and the number of parts."""
+    """Return the parts of a prompt that identify it: all or, if there are many, both ends and the number."""
     if isinstance(prompt, str):
         return (prompt,)
     if len(prompt) <= WHOLE_ITEMS:
@@ -322,7 +322,7 @@ def _check_known(name: str, names: Mapping[str, str], *, complete: bool) -> None
 
 
 def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, strict: bool) -> str:
-    """Return the name of the only model that can do the job or, failing that, of the only model at all; else empty.
+    """Return the name of the only model that can do the job; if there is none, of the only model at all; else empty.
 
     The only model is returned even if it can't do the job, so that the error can say so. `job` None: the call only asks
     about a model, and the only one that can chat is preferred.

@@ -47,8 +47,8 @@ from __future__ import annotations
 
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 512
-"""Maximum characters of a message, and of a `param`; longer ones are cut. They repeat what a caller sent, perhaps
-megabytes."""
+"""Maximum characters of an error's message (MAX_MESSAGE_CHARS) and of its `param`; longer ones are cut, since they
+repeat what a caller sent, perhaps megabytes."""
 
 
 class PaddockError(Exception):
@@ -72,7 +72,7 @@ class InternalError(PaddockError):
 
     @classmethod
     def logged(cls, request_id: str) -> InternalError:
-        """Return the error that callers see in place of an unexpected exception, which the log has."""
+        """Return the error that callers see in place of an unexpected exception. The exception itself is in the log."""
         return cls(f"Something broke in the gateway; its log has request {request_id}.")
 
 
@@ -92,7 +92,7 @@ class ContextOverflow(InvalidRequest):
     is too long". Dialects with another message pass theirs to `worded`."""
 
     def __init__(self, remedy: str, *, param: str | None = None, num_prompt_tokens: int = 0, n_ctx: int = 0) -> None:
-        """`remedy`: the end of the message, and all of it if the two numbers are 0: not known."""
+        """`remedy`: the end of the message, or the whole message if the numbers of tokens are not known (0)."""
         self.remedy = _short(remedy, MAX_MESSAGE_CHARS)
         self.num_prompt_tokens = num_prompt_tokens
         self.n_ctx = n_ctx
@@ -133,7 +133,7 @@ class BodyTooSlow(InvalidRequest):
 
 
 class PreviousNotFound(InvalidRequest):
-    """The previous response does not exist. This is a 400, as at OpenAI: the request asks for another response."""
+    """The response to continue does not exist. A 400, no 404, as at OpenAI: the request asks for a new response."""
 
     code = "previous_response_not_found"
 
@@ -192,7 +192,7 @@ class MethodNotAllowed(PaddockError):
 
 
 class Superseded(PaddockError):
-    """The caller has sent a newer request in place of this one, which need not be sent again."""
+    """The caller has sent a newer request in place of this one. This one need not be sent again."""
 
     status = 409
     type = "invalid_request_error"
@@ -220,7 +220,7 @@ class TooManyStreams(QueueFull):
 
 
 class TooManyRequests(QueueFull):
-    """A key has too many requests under way, or too many connections read one stream, or the streams of one team."""
+    """A key has too many requests under way, or too many connections read one stream or the streams of one team."""
 
     code = "too_many_requests"
 
@@ -232,7 +232,7 @@ class TooManySockets(QueueFull):
 
 
 class HeldTooMuch(PaddockError):
-    """The requests of one team or key already hold their largest share of the gateway's memory."""
+    """The requests of one team or key already hold as much of the gateway's memory as one team or key may."""
 
     status = 429
     type = "rate_limit_error"
@@ -264,7 +264,7 @@ class NoWorker(Unavailable):
 
 
 class Unsuited(Unavailable):
-    """The call's model has no free slot, and its fallback can't serve the request."""
+    """The call's model has no free slot or no worker, and its fallback can't serve the request."""
 
     code = "unsuited"
 

@@ -48,11 +48,11 @@ class DispatchView(Protocol):
     """The part of dispatch that the gauges show: calls that wait without being queued, workers that calls avoid."""
 
     def waiting_for_worker(self) -> Mapping[str, tuple[int, float]]:
-        """Return for each model how many calls wait for a suitable worker, and the first one's wait in seconds."""
+        """Return for each model how many calls wait for a suitable worker, and the longest wait in seconds."""
         ...
 
     def num_avoided(self) -> Mapping[str, int]:
-        """Return for each model how many workers calls avoid."""
+        """Return model -> number of its workers that all calls avoid now."""
         ...
 
 

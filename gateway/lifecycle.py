@@ -51,14 +51,14 @@ KEEP_ALIVE_S = 75
 """Seconds for which idle connections stay open. Balancers close theirs earlier (60 s: nginx, ALB), as they should: if
 the gateway closed one first, a request on its way would fail."""
 GC_THRESHOLDS = 5_000, 3, 50
-"""Thresholds for `gc.set_threshold`: allocations before the youngest generation is collected, which takes 0.3 ms (4 ms
-if all objects live on), and collections of one generation before the next. Reference counts free what streams allocate;
-the collector frees what is left of callers that disconnect: 150 objects each, 19 KiB. With Python's 10 in place of 3,
-the second generation grew to 100,000 objects of one team's waiting calls, and its collection took 54 ms."""
+"""Arguments of `gc.set_threshold`: number of new objects after which the youngest generation is collected, which takes
+0.3 ms (4 ms if all live on); then, number of collections of one generation after which the next older one is collected.
+Streams leave no garbage to collect; a caller that disconnects leaves 150 objects, 19 KiB. With 10, Python's default, in
+place of 3, one team's waiting calls grew the second generation to 100,000 objects, which took 54 ms to collect."""
 
 
 LARGE_BLOCK_BYTES = 256 << 10
-"""Blocks of this size or more return to the system when freed. They are few: bodies, and what is made of them."""
+"""Blocks of this size or more return to the system when freed. Only bodies and what is made of them are so large."""
 
 
 SWITCH_INTERVAL_S = 0.0005
@@ -90,7 +90,7 @@ def run(settings: GatewaySettings) -> int:
 
 @contextlib.contextmanager
 def _tracing(settings: GatewaySettings) -> Iterator[Tracer]:
-    """Yield the tracer for the block, which must end after the last span. Raises CannotStart."""
+    """Yield the tracer. The `with` block must not end before the last span has. Raises CannotStart."""
     name = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
     resource = {"service.name": "paddock-gateway", "service.version": __version__, "service.instance.id": name}
     asked = (settings.otlp_endpoint, settings.otlp_headers, settings.trace_share)

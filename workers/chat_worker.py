@@ -62,7 +62,7 @@ HASHES_FILE = "model-hashes.json"
 def kv_identity(
     settings: WorkerSettings, header: GgufHeader, llama: LlamaSettings, *, n_ctx: int, loaded_at: float | None = None
 ) -> KvIdentity:
-    """Return the identity of a context's KV, by which KV on disk is matched to the model and its settings.
+    """Return what identifies the KV that a context computes: KV on disk is used only if it has the same identity.
 
     `n_ctx`: number of KV cells in the context. `loaded_at`: `time.time()` before the model was loaded; None: now.
     """
@@ -134,7 +134,7 @@ class ChatWorker:
     adapters: AdapterRegistry
     watchdog: Watchdog
     identity: KvIdentity
-    """Identity of the context's KV, for KV on disk that outlives the process."""
+    """Fingerprint of model, llama.cpp and settings: KV on disk is used only if it was saved under the same one."""
     tier: DiskTier | None
     slot_files: ConversationFiles | None
 
@@ -281,11 +281,11 @@ def open_chat_worker(
 
 
 def make_context(model: Model, spec: ModelSpec, *, workers: int) -> tuple[Context, int]:
-    """Make the context; return it and the tokens of the longest conversation. Raises ModelError, ModelTooLarge.
+    """Make the context; return it and the maximum tokens of a conversation. Raises ModelError, ModelTooLarge.
 
     `workers`: number of workers that share the machine.
 
-    Unless `kv_tokens` is set, the KV cache is halved until it fits, at the least to the size of one conversation.
+    A KV cache that does not fit is halved until it does, unless `kv_tokens` is set; one conversation always has room.
     """
     llama, trained = spec.llama, model.facts.n_ctx_train
     asked = spec.ctx or trained

@@ -44,7 +44,7 @@ class PooledWorker:
     pooling: Pooling
 
     def wire(self, worker: WorkerIdentity, life: Lifecycle, records: CallRecords) -> Served:
-        """Make the outcomes, engine, calls and routes, and connect them. Call it on the loop that serves them."""
+        """Make and connect the parts that need the event loop, such as engine and routes. Call it on that loop."""
         spec, context, outcomes = self.spec, self.context, Outcomes()
         engine = PooledEngine(
             context,
@@ -113,7 +113,7 @@ def open_pooled_worker(
 
 def make_pooled_context(model: Model, spec: ModelSpec, pooling: Pooling, *, workers: int) -> PooledContext:
     """Make the context for pooled work. Raises ModelError, ModelTooLarge. Encoders have no KV cache. A decoder's holds
-    two of the longest inputs unless `kv_tokens` is set, so that short inputs can pass a long one that is read in parts.
+    two of the longest inputs unless `kv_tokens` is set: short inputs need not wait for a long one, read in parts.
     """
     llama, trained = spec.llama, model.facts.n_ctx_train
     n_ctx = spec.ctx or trained

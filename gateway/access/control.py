@@ -40,7 +40,7 @@ class TeamStarts:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def start(self, team: str) -> None:
-        """Wait until a request of the team may begin: if enough of its requests began in this turn, in a later one."""
+        """Wait until a request of the team may begin: at most `per_turn` begin in one turn of the event loop."""
         if team not in self._waiting and self._begun[team] < self._per_turn:
             if not self._begun:
                 asyncio.get_running_loop().call_soon(self._turn)

@@ -27,7 +27,7 @@ def path_in(state_dir: Path) -> Path:
 
 
 async def settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir: Path) -> AccessRecord:
-    """Decide which key is the first key, and return its record. A key that is made here is written to the file.
+    """Decide which key is the first key, and return its record. A new key is written to the key file in `state_dir`.
 
     A key in Redis, which others may be using, is kept; only a `preset` key replaces it, not a key in the file or a new
     one. The record in Redis counts only if it is sealed with the gateway secret; a record without a seal is of an
@@ -100,7 +100,7 @@ async def _offer(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) 
 
 
 async def _read_redis(redis: redis.asyncio.Redis, secret: str) -> AccessRecord | None:
-    """Return the first key's record in Redis; None if there is none or its seal is wrong, which the key store logs."""
+    """Return the first key's record in Redis; None if there is none or it is not valid (`KeyStore` logs why)."""
     value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     try:
         return None if value is None else open_record(value, secret)
@@ -125,7 +125,7 @@ def _read_file(path: Path) -> str:
 
 
 def _write_new(path: Path, key: str) -> bool:
-    """Write the key file at once, readable by its owner only. Return False if the file exists already."""
+    """Write the key file whole or not at all, readable by its owner only. Return False if it exists already."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{FILE_NAME}-")  # mode 0600
     try:

@@ -18,11 +18,11 @@ from workers.protocol import keys
 
 REREAD_S = 3.0
 LONGEST_BYTES = 1 << 20
-"""Maximum bytes of a key's record; longer values are not read."""
+"""Maximum bytes of a key's record; of a longer value only the beginning is read, so that its key is not valid."""
 AT_ONCE = 64
 """Records to read before checking whether the event loop needs a turn."""
 NO_BOUND = 1 << 40
-"""Stands for "no limit" of the number and the bytes of all records: only gateways and operators write them."""
+"""Means "no limit" on how many records and bytes one call reads: only gateways and operators write records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class KeyStore:
         self._first = first
         self._source = load_members_script().source
         self._opened: dict[bytes, _Opened] | None = None
-        """Name -> its value in Redis at the last reading, opened. Values that have not changed are not opened again."""
+        """Name -> its value as last read from Redis, and the record in it. An unchanged value is not decoded again."""
         self._found: dict[str, AccessRecord] = {}
 
     async def refresh(self) -> None:
@@ -88,8 +88,8 @@ class KeyStore:
             await self._redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(self._first, self._secret))
 
     async def _read(self, pauses: Pauses) -> bytes:
-        """Return all names and records, as the script packs them. One call reads them all: a scan in several calls
-        could miss some if a failover changed the server in between."""
+        """Return all names and records in Redis, packed into bytes (lua/members.lua). One call reads them all: a scan
+        in several calls could miss some if a failover changed the server in between."""
         call = ("EVAL", self._source, 1, keys.ACCESS_KEYS, "hash", LONGEST_BYTES, NO_BOUND, NO_BOUND, "0")
         answer = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]
         pauses.begin()

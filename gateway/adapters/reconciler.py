@@ -45,8 +45,8 @@ class AdapterReconciler:
         self._desired = desired
         self._soon = asyncio.Event()
         self._resting: dict[tuple[str, str, str], float] = {}
-        """(Worker's boot id, adapter, task) -> time.monotonic() of the next try. The task is a SHA-256: load this file;
-        "": remove the adapter; "adopt": register it."""
+        """(Worker's boot id, adapter, task) -> time.monotonic() before which the task is not tried again. Tasks: to
+        load the file with this SHA-256; "", to remove the adapter; "adopt", to register it."""
         self._fixed: dict[str, frozenset[str]] = {}
         """Worker's boot id -> adapters from its settings; no entry until the worker was asked for its adapters."""
 

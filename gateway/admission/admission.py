@@ -219,7 +219,7 @@ class Admission:
             held.give_back()
 
     def _give_back(self, lease: Lease, share: float | None) -> None:
-        """Give a slot back, once. `share`: virtual tokens to charge its call for; None: those predicted."""
+        """Give a slot back once. `share`: tokens to charge the call for, divided by its weight; None: as predicted."""
         lease = self._queue.held.get(lease.id, lease)  # it may have got its fencing token since
         if not self._queue.remove_lease(lease, time.monotonic()):
             return
@@ -325,8 +325,8 @@ class Admission:
         return None if self._is_void(waiter) else answer
 
     def _is_void(self, waiter: Waiter) -> bool:
-        """Return whether the answer of Redis must be dropped: Redis was away meanwhile, and gateways have placed calls
-        without it. If so, note the call's id, so that it is withdrawn before the call asks Redis again."""
+        """Return whether what Redis answered no longer counts, as the model's calls are placed without Redis by now.
+        If so, note the call's id, so that it is withdrawn before the call asks Redis again."""
         if self._degraded.is_degraded(waiter.model):
             self._degraded.note_ended(waiter.model, waiter.id)
             return True

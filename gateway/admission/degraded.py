@@ -32,11 +32,11 @@ LEND_AFTER_S = 0.5
 """Seconds that a call waits before its team is lent a slot, if the team has no slot."""
 
 MOST_ENDED = 16_384
-"""Maximum number of ended ids per model that are kept to be reported to Redis; the oldest are dropped. This many cover
-some seconds, after which tickets and leases have expired in Redis anyway."""
+"""Maximum number of ended ids per model that are kept to be reported to Redis; the oldest are dropped. So many calls
+end in some seconds; by then the tickets and leases of the first ones have expired in Redis anyway."""
 
 LINGER = 2.0
-"""Calls of other gateways count as over after this multiple of the mean time that a call holds a slot."""
+"""Once Redis is away for this many times the mean time of a call in its slot, other gateways' calls count as over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class GatewayRing:
     """
 
     def __init__(self, gateway: str, settle_s: float, missed_s: float) -> None:
-        """`settle_s`: seconds within which every gateway has read the list again. `missed_s`: a gateway that is silent
-        for more seconds counts as cut off from Redis."""
+        """`settle_s`: seconds after which every gateway has read the name of one that joined. `missed_s`: a gateway
+        that is silent for more seconds counts as cut off from Redis."""
         self._gateway = gateway
         self._settle_s = settle_s
         self._missed_s = missed_s
@@ -75,8 +75,8 @@ class GatewayRing:
         self._missed_at = -math.inf
 
     def update(self, silent_s: Mapping[str, float], *, stayed: bool, now: float) -> None:
-        """Set the list. `silent_s`: id of each live gateway, this one included -> seconds since its heartbeat.
-        `stayed`: whether this gateway was on the list already. `now`: time.monotonic()."""
+        """Take over the list as read from Redis. `silent_s`: id of each live gateway, this one included -> seconds
+        since its heartbeat. `stayed`: whether this gateway was on the list already. `now`: time.monotonic()."""
         if not stayed or not self._ids:
             self._joined_at = now
         others = {*self._ids, *silent_s} - {self._gateway}
@@ -106,8 +106,8 @@ class _OthersSlots:
 
     busy: Counter[str]
     until: float
-    """time.monotonic() after which these calls count as over. If some still run, the worker queues the calls sent after
-    them."""
+    """time.monotonic() after which the calls in these slots count as over. If some still run then, the calls sent in
+    their place wait at the worker."""
 
     def now(self, now: float) -> Counter[str]:
         return self.busy if now < self.until else Counter()
@@ -169,8 +169,8 @@ class DegradedPlacement:
         self._ended[model].append(id)
 
     def note_undelivered(self, model: str, id: str) -> None:
-        """Remember an ended ticket or lease whose message to Redis failed, and place the model's calls without Redis
-        from now on."""
+        """Remember a ticket or lease whose end could not be reported to Redis, and place the model's calls without
+        Redis from now on."""
         self.note_ended(model, id)
         self.start(model)
 
@@ -236,7 +236,7 @@ class DegradedPlacement:
         self._lend_slots(model, share)
 
     def _lend_slots(self, model: str, share: SlotShare) -> None:
-        """Lend an extra slot, beyond a worker's own number, to each team that waits and has no slot, as Redis does."""
+        """Lend a worker's extra slot to each team that has no slot and has waited LEND_AFTER_S, as Redis does."""
         now = time.monotonic()
         holders = {lease.team for lease in self._queue.leases_of(model)}
         holders |= {w.order.team for w in self._queue.waiters.values() if w.model == model and w.local is not None}

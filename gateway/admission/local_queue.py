@@ -14,14 +14,14 @@ from gateway.store.client import Filed, Lease, Offers, Order
 from gateway.telemetry.answer_log import QueuePosition
 
 REMEMBERED_S = 2.0
-"""Seconds for which a placement or its end is kept. News of workers arrive sooner, except in fleets of thousands of
-workers."""
+"""Seconds for which a call that was placed or ended is remembered. The worker's own report counts it sooner than that,
+except in fleets of thousands of workers."""
 
 
 @dataclass(slots=True)
 class _RecentMoves:
-    """The calls recently placed at one worker or ended there. A move is: time.monotonic(), 1 if placed or -1 if given
-    back, and predicted prefill in ms."""
+    """The calls recently placed at one worker or ended there. `moves` has for each: time.monotonic(); 1 if it was
+    placed, -1 if it ended; its predicted prefill in ms, 0 if it ended."""
 
     moves: deque[tuple[float, int, float]] = field(default_factory=deque)
     num_waiting: int = 0
@@ -62,8 +62,8 @@ class RecentPlacements:
             recent.waiting_ms = recent.waiting_ms - found[1] if recent.num_waiting else 0.0
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
-        """Return the number of calls placed at the worker after `at`, minus those given back, plus those waiting for
-        it; and the predicted prefill of all of these in ms."""
+        """Return the number of calls placed at the worker after `at`, minus those ended, plus those waiting for it; and
+        the predicted prefill in ms of those placed and those waiting."""
         recent = self._workers.get(worker)
         if recent is None:
             return 0, 0.0

@@ -30,16 +30,16 @@ log = logging.getLogger(__name__)
 SHORTEST_TTL_S = 0.05
 
 REFRESHED = 64
-"""Number of tickets per model whose workers are ranked anew each round: those at the front of the queue, which get the
-next slots."""
+"""Number of tickets per model, from the front of the queue, for which the workers are ranked anew each round: these get
+the next slots."""
 LOAN_CHECK_AFTER_S = 0.3
-"""Seconds from a new ticket to the sweep that may lend its team a slot (lua/shared_overdraft.lua)."""
+"""Seconds after a call was queued until the sweep that may lend its team a slot (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
 """Maximum number of tickets per run of the script `reread`; the others follow in further runs. A longer run would delay
 other clients of Redis."""
 ASKING_AT_ONCE = 64
 """Maximum number of waiting calls that ask Redis at once after it has come back; the next ones ask when these have
-answers. If Redis goes away again, all that are asking turn to this gateway's share in one turn of the event loop."""
+answers. If Redis goes away again, at most this many fall back to this gateway's share of slots in one loop turn."""
 ASKED_POLL_S = 0.002
 
 
@@ -209,8 +209,8 @@ class Maintenance:
         return renewed.crowded & self._queue.held.keys()
 
     def _note_crowded(self, model: str, crowded: frozenset[str]) -> None:
-        """Log and count the leases that are newly crowded (Redis has no slot left for them). Each sweep tries to renew
-        them all."""
+        """Log and count the leases that are newly crowded (Redis has no slot left for them). Each sweep tries again to
+        renew the crowded leases."""
         if new := crowded - self._crowded.get(model, frozenset()):
             log.warning("%d leases of %s were lost and their slots are taken", len(new), model)
             self._lost(model, CROWDED, len(new))

@@ -1,4 +1,4 @@
-"""Ranks the workers for new and for waiting calls, and turns a ranking into the offers that a ticket carries."""
+"""Ranks workers for new and waiting calls, and turns a ranking into offers: a call's predicted cost at each worker."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gateway.routing.rank import rank
 from gateway.store.client import Offer, Offers
 
 NOBODY_ELSE_MS = 60_000.0
-"""Cost in ms of not getting a worker if no other worker is suitable."""
+"""Milliseconds by which an offer takes all other workers to be slower if no other worker is suitable."""
 
 ANY_WORKER = Offer("", 0.0, NOBODY_ELSE_MS, 0)
-"""The offer of a call for which no worker can be ranked now: the call takes the first worker that comes."""
+"""The offer in the ticket of a call for which no worker can be ranked now: the first worker that comes will do."""
 
 
 def offers_of(ranking: Ranking, begin_within_ms: float = 0.0) -> Offers:
-    """Return the offers that a ticket carries for a ranking. `begin_within_ms` as in `Offers`."""
+    """Return a ranking as `Offers`, the form in which a call's ticket carries it. `begin_within_ms`: as in `Offers`."""
     if not ranking.bids:
         return Offers(elsewhere=ANY_WORKER, begin_within_ms=begin_within_ms, hold_ms=ranking.hold_ms)
     everywhere = [*ranking.bids] if ranking.elsewhere is None else [*ranking.bids, ranking.elsewhere]

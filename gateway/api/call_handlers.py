@@ -69,7 +69,7 @@ PromptReader = Callable[[bytes, Ignored], tuple[str, GenerateRequest]]
 
 @dataclass(frozen=True, slots=True)
 class CallHandlers:
-    """Holds the parts that calls of all dialects go through. Each method returns the handler of a route."""
+    """Makes handlers of routes, one per method, all from the same parts, through which calls of every dialect go."""
 
     resolver: CallResolver
     pipeline: Pipeline

@@ -34,7 +34,7 @@ def conversation_key(scope: Scope, request: GenerateRequest, team: str) -> Calla
 
 
 def session_or_request_id(scope: Scope, request_id: str) -> Callable[[], str]:
-    """Return such a function for a request outside a conversation: its key is its session, or without one its id."""
+    """Return a function that gives the key of a request outside a conversation: its session or, without it, its id."""
     return lambda: session_of(scope) or request_id
 
 

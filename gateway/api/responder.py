@@ -77,7 +77,7 @@ class PartialUsage:
     def __init__(self) -> None:
         self._started: dict[int, Started] = {}
         self._generated: dict[int, int] = {}
-        """`_started`, `_generated`: answer's number -> its `Started`, its generated tokens; without ended answers."""
+        """`_started`, `_generated`: number of an answer that has not ended -> its `Started`, its tokens so far."""
 
     def add(self, choice: int, events: Iterable[CallEvent]) -> None:
         for event in events:
@@ -112,7 +112,7 @@ class Sink(Protocol):
     async def start(self) -> None: ...
 
     def write(self, body: Written) -> Awaitable[None]:
-        """Write whole events. Waits while there is no room."""
+        """Write whole events. Waits while the receiver has no room for more."""
         ...
 
 
@@ -145,7 +145,7 @@ class Responder(Generic[RequestIn]):
         *,
         repeats: bool = False,
     ) -> None:
-        """`conclude` is awaited when an answer is complete, before its client gets the end; also, with the error, when
+        """`conclude` is awaited when an answer is complete, before its client gets the end, or (with the error) when
         an answer written by `write` has failed. `repeats`: whether a stream's last event repeats the whole answer."""
         self._writers = writers
         self._pipeline = pipeline
@@ -193,7 +193,7 @@ class Responder(Generic[RequestIn]):
     async def write(
         self, asked: RequestIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
-        """Write a stream except its last events, and note its outcome. Return its error; None: it is complete."""
+        """Write a stream except its last events, and note its outcome. Return the error; None: it is complete."""
         try:
             failure = await self._write(asked, call, request_log, writer, holds, sink)
         except ClientGone:
@@ -254,7 +254,7 @@ class Responder(Generic[RequestIn]):
     async def _write(
         self, asked: RequestIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
-        """Write all events but the last, which depend on the result: the error that ended the answer, or None."""
+        """Write a stream except its last events, which depend on how it ends. Return the error that ended it."""
         held = ProbabilityBudget(asked.requests, holds, streams=True, repeats=self._repeats)
         try:
             async with (

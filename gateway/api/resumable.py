@@ -23,7 +23,7 @@ from gateway.telemetry.request_log import RequestLog
 from workers.tracing.span import read_context
 
 HELD_PER_BYTE = 2
-"""Bytes of memory per byte of the events that are sent: once as read, and once in the connection's buffer."""
+"""Bytes of memory per byte of events being sent: they are held as read, and again in the connection's buffer."""
 
 
 class Resumable:
@@ -57,7 +57,7 @@ class Resumable:
         return await self._recordings.begin(stream, owner, write, grace_s, trace)
 
     async def follow(self, reading: LocalReading, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a stream that has just begun. If the client leaves before its end, its writer gets the request's log."""
+        """Send a stream that has just begun. If the client leaves early, the task that writes it finishes the log."""
         try:
             await self.send(reading, scope, receive, send)
         except ClientGone:
@@ -65,7 +65,7 @@ class Resumable:
             raise
 
     async def again(self, resume: ResumeOptions, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the rest of a stream; bytes being sent count as this request's. Raises what `Recordings.open` raises."""
+        """Send the rest of a stream, counted as this request's memory. Raises what `Recordings.open` raises."""
         body.raw = b""  # not needed any more: `resume` has its digest
         reading = await self._recordings.open(resume.stream, resume.after, resume.owner)
         await self.send(reading, scope, receive, send, holds=body.hold_at_least)

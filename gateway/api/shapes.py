@@ -1,7 +1,7 @@
 """Writes the parts that answers of several dialects have in common: usage, timings, probabilities, settings, vectors.
 
 Source of the settings' names: `task_params::to_json` in tools/server/server-task.cpp of llama.cpp. An adapter's `id` is
-its name here.
+a number there, and its name here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from workers.protocol.pooled import PoolResult
 from workers.protocol.requests import AdapterUse, GenerateRequest, Sampling
 
 INPUT_TOKENS = {"object": "response.input_tokens"}
-"""The fields beside the number in OpenAI's answer about how many tokens a prompt has."""
+"""All fields but the number itself of OpenAI's answer that says how many tokens a prompt has."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Likely(msgspec.Struct, frozen=True, gc=False):
-    """A token and its log probability; a struct, as it is encoded faster than a dict and many are written per token."""
+    """A token and its log probability. A struct is encoded faster than a dict, and many are written per token."""
 
     id: int
     token: str
@@ -57,7 +57,7 @@ def usage_object(usage: Usage, num_thought: int = 0) -> dict[str, Any]:
 def timings_object(timings: Timings) -> dict[str, Any]:
     """Return `timings` as in tools/server/README.md of llama.cpp.
 
-    The prefill yields the first token, so the rate of generation counts only the tokens after it; 0: there are none.
+    The prefill yields the first token, so the rate of generation counts only the tokens after it; it is 0 without any.
     """
     prompt_n, prompt_ms = timings.prompt_n, timings.prompt_ms
     predicted_n, predicted_ms = timings.predicted_n, timings.predicted_ms

@@ -72,7 +72,7 @@ class Goodput(Struct, frozen=True):
 
     slo: str = ""
     share: float = 0.0
-    """Number of these calls divided by the number of calls that finished or failed."""
+    """Number of calls that met every bound, divided by the number of calls that finished or failed."""
     per_s: float = 0.0
 
 

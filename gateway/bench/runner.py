@@ -114,7 +114,7 @@ def _next(low: float, high: float) -> float:
 TIMEOUT_S = 120.0
 """Maximum seconds of one probe, since the server may have to load the model first."""
 LONG, SHORT = 160, 40
-"""Words of the two probing prompts. The difference of their token counts excludes what the chat template adds."""
+"""Words in the two probing prompts. What the chat template adds cancels out in the difference of their token counts."""
 
 
 async def calibrate(there: Target, form: Form, caller: Caller, words: Words) -> None:

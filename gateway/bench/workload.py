@@ -95,7 +95,7 @@ TOKENS_PER_WORD = 1.25
 
 
 class Words:
-    """Makes texts of slices of one long random text. `tokens_per_word` is TOKENS_PER_WORD until `calibrated`."""
+    """Makes texts from slices of a long random text. `tokens_per_word`: TOKENS_PER_WORD until `calibrated` sets it."""
 
     def __init__(self, seed: int) -> None:
         chance = Random(seed)
@@ -125,7 +125,7 @@ Message = dict[str, str]
 
 @dataclass(slots=True)
 class Prompt:
-    """The prompt of one call. `conversation`: the source's own data, passed back to `Source.ended` after the call."""
+    """The prompt of one call. `conversation`: for the `Source` that made the prompt, which needs it in `ended`."""
 
     messages: list[Message]
     answer_tokens: int

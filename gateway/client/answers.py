@@ -133,7 +133,7 @@ class ChatCompletion(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The content of the first choice; empty if it has none, such as a tool call."""
+        """The content of the first choice; empty if that choice has no content, as with a tool call."""
         return (self.choices[0].message.content or "") if self.choices else ""
 
 
@@ -237,8 +237,8 @@ class CompletionResponse(Struct, frozen=True, kw_only=True):
 
 
 class CompletionChunk(CompletionResponse, frozen=True, kw_only=True):
-    """One event of a streamed answer, with the next piece of `content`. The last event has `stop` true, and all fields
-    but the text."""
+    """One event of a streamed answer, with the next piece of `content`. In the last event, `stop` is true and all
+    fields are set except the text."""
 
     stop: bool = False
     prompt_progress: PromptProgress | None = None
@@ -252,7 +252,7 @@ read_chunk = msgspec.json.Decoder(CompletionChunk).decode
 
 
 def read_completion(body: bytes) -> CompletionResponse:
-    """Return the answer in a body. Raises msgspec.MsgspecError, also for a list, the answer of several completions."""
+    """Return the answer in a body. Raises msgspec.MsgspecError, also if it is a list, for several completions."""
     return _completion(_document(body))
 
 

@@ -37,7 +37,7 @@ from gateway.client.server_answers import (
 )
 
 PROBE_S = 5.0
-"""Seconds without a byte from the server after which asking for its health fails: a healthy server answers at once."""
+"""A request for health or readiness fails after this many seconds without a byte: a healthy server answers at once."""
 
 
 def health() -> Request[HealthStatus]:

@@ -1,4 +1,4 @@
-"""Provides the client for threads. `calls` and `generation` define what each call sends and reads."""
+"""Provides the synchronous client. The modules `calls` and `generation` define what each call sends and reads."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Request(Generic[T]):
     method: str
     path: str
     read: Callable[[bytes], T]
-    """Reads the body of the answer. Raises msgspec.MsgspecError if the body has another form."""
+    """Reads the body of the answer. Raises msgspec.MsgspecError if it has not the expected form."""
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     read_at: frozenset[int] = frozenset()

@@ -82,7 +82,7 @@ class SlotInfo(Struct, frozen=True):
     n_prompt_tokens_cache: int | None = None
     params: dict[str, Any] = field(default_factory=dict)
     next_token: tuple[NextToken, ...] | NextToken | None = None
-    """Newer servers send a list with one object, older servers the object itself."""
+    """How far the answer has got. Newer servers send a list with one NextToken, older servers the NextToken itself."""
     model: str | None = None
     worker: str | None = None
     """The worker that has the slot, if several workers serve the model."""

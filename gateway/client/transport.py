@@ -40,7 +40,7 @@ class Server:
 
     @property
     def root(self) -> str:
-        """The base URL without `/v1`, which OpenAI's clients need at its end."""
+        """The base URL without the `/v1` that OpenAI's clients need at its end."""
         return self.base_url.rstrip("/").removesuffix("/v1")
 
     def options(self) -> dict[str, Any]:

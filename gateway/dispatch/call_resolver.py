@@ -19,7 +19,7 @@ MAX_NAME_CHARS = 128
 
 
 class CallResolver:
-    """Makes every call of this gateway process from the name that its caller sent, until the gateway is to stop."""
+    """Makes every call of this gateway process, from the model name that its caller sent, until the gateway stops."""
 
     def __init__(self, names: ModelNames, fleet: FleetView, metrics: Metrics, limits: Limits) -> None:
         self._names = names
@@ -49,8 +49,8 @@ class CallResolver:
         strict: bool = False,
     ) -> Call:
         """Return a new call. `alias`: the model's name; empty: the default model. `job`: what the model is asked to
-        do; None: the call only asks about the model. `conversation` returns the hash that chooses among several models
-        of one name (`shares`). `begin_by` and `held_bytes` as in `Call`, `strict` as in `ModelNames.resolve_call`.
+        do; None: the call only asks about the model. `conversation` returns a hash that picks one of the models that
+        share the name. `begin_by` and `held_bytes` as in `Call`, `strict` as in `ModelNames.resolve_call`.
 
         Raises Stopping, ModelNotFound, Unavailable, PermissionDenied; NotSupported if the model can't do the job;
         InvalidRequest if `alias` is empty and several models could be meant.

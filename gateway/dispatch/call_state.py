@@ -137,7 +137,7 @@ class CallState:
         self.resting |= dict.fromkeys(boots, math.inf)
 
     def wait_anew(self) -> None:
-        """Restart the call's time limits for a slot and for a first worker."""
+        """Restart two time limits of the call: for getting a slot, and for its model to get a first worker."""
         limits = self.limits
         self.call = self.call.waiting(time.monotonic(), queue_s=limits.queue_timeout_s, start_s=limits.start_timeout_s)
 

@@ -45,9 +45,9 @@ PLACED_AT_ONCE = 8
 """Maximum number of a team's calls that are being placed at the same time; further calls of the team wait. A call is
 placed once it has a slot or is queued.
 
-Placing a call takes half a millisecond of the event loop, in pieces. If hundreds of one team's calls were placed at
-once, each piece of another team's call would wait for a piece of all of them. With a round trip to Redis of 1 ms, eight
-at once are as fast as a gateway can place a team's calls.
+Placing a call takes half a millisecond of the event loop, in several steps. If hundreds of one team's calls were placed
+at once, each step of another team's call would wait for a step of every one of them. Eight at once are as fast as any
+number, if a round trip to Redis takes 1 ms.
 """
 
 BegunT = TypeVar("BegunT", Answer, PoolResult)
@@ -136,7 +136,7 @@ class Dispatcher:
             turn.leave()
 
     def _start(self, state: CallState, lease: SlotLease, cutoff: Cutoff) -> AbstractAsyncContextManager[UpstreamAnswer]:
-        """Return the exchange with the worker. It gives the slot back when the answer ends, even if nobody reads it."""
+        """Return the exchange with the worker. The slot is given back when the answer ends, even if unread."""
         slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
         return self._upstream.start(
             lease.at,
@@ -149,7 +149,7 @@ class Dispatcher:
         )
 
     def _with_own_slot(self, request: GenerateRequest, at: WorkerAddress) -> GenerateRequest:
-        """Return the request with `slot` as the worker numbers it; ANY if the asked slot is another worker's."""
+        """Return the request with the worker's own number of the slot asked for; ANY if another worker has the slot."""
         if request.slot == ANY:
             return request
         found = find_slot(request.slot, self.workers.reachable(at.model))
@@ -178,7 +178,7 @@ class Dispatcher:
             self.workers.blame(at)
 
     def _recover(self, state: CallState, at: WorkerAddress, failure: Failure) -> None:
-        """Prepare another attempt. Raises PaddockError if another worker would not help, or enough were tried."""
+        """Prepare another attempt. Raises PaddockError if another worker would not help, or no more may be tried."""
         code = failure.code
         state.fail_attempt(at, failure)
         self.workers.note_failure(at, code)

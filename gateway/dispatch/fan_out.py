@@ -23,7 +23,7 @@ MAX_AT_ONCE = 32
 """Maximum number of answers to one request that are generated at once; further ones begin as these end."""
 LONG_CHARS = 256 << 10
 LONG_PACE_S = 0.05
-"""A prompt is hashed and encoded for each of its answers; if it has over LONG_CHARS, these begin LONG_PACE_S apart."""
+"""Answers to a prompt of over LONG_CHARS characters begin LONG_PACE_S apart: each has it hashed and encoded."""
 
 
 @asynccontextmanager
@@ -80,7 +80,7 @@ async def start_answers(
 async def _cancel(branches: Sequence[asyncio.Task[None]]) -> None:
     """Cancel the tasks that still run, one per turn of the event loop.
 
-    When the callers of twenty requests with a hundred prompts each left, cancelling all at once blocked it for 120 ms.
+    When the callers of 20 requests with 100 prompts each left, cancelling all at once blocked the loop for 120 ms.
     """
     for branch in branches:
         if not branch.done():
@@ -102,7 +102,7 @@ class MergedAnswers:
         self._logs = request_log.split(len(requests))
         self._num_left = len(requests)
         self._further = iter(range(MAX_AT_ONCE, len(requests)))
-        """Numbers of the answers that no task follows yet: a task for each would be thousands of waiting objects."""
+        """Numbers of the answers that no task follows yet: thousands of tasks that wait would take much memory."""
         self._arrived: asyncio.Queue[tuple[int, list[CallEvent]]] = asyncio.Queue(maxsize=len(requests))
 
     @property
@@ -117,7 +117,7 @@ class MergedAnswers:
         return events
 
     async def follow(self, number: int, wait_s: float) -> None:
-        """Start answer `number` after `wait_s` and pass on its events; then the answers left. Raises PaddockError."""
+        """Start answer `number` after `wait_s`, pass on its events, and go on with `_further`. Raises PaddockError."""
         if wait_s:
             await asyncio.sleep(wait_s)
         await self._follow_one(number)
@@ -150,7 +150,7 @@ def _call_of_answer(call: Call, number: int) -> Call:
 
 
 def _failure_of(group: BaseExceptionGroup[BaseException]) -> PaddockError | None:
-    """Return the first failure; None if one of the exceptions is not a PaddockError, which callers are shown."""
+    """Return the first PaddockError of the group, to show to the caller; None if the group has any other exception."""
     failures, others = group.split(PaddockError)
     return None if failures is None or others is not None else _first_error(failures)
 
@@ -165,7 +165,7 @@ def _first_error(group: BaseExceptionGroup[PaddockError]) -> PaddockError:
 
 
 def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:
-    """Return the usage of all answers together. `ends`: in the order of the requests, equally many for each prompt.
+    """Return the usage of all answers together. `ends`: their last events, prompt by prompt, equally many for each.
 
     A prompt counts once, however many answers it has.
     """

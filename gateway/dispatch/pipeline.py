@@ -83,8 +83,8 @@ class Pipeline:
 def _bounded(request: GenerateRequest, bounds: CallBounds, answer_log: AnswerLog) -> GenerateRequest:
     """Return the request within the limits of its key.
 
-    A priority above the limit is lowered, not refused: clients send the same priority to every server, and prefer an
-    answer that begins a little later to none. The header `x-paddock-priority` then has the lowered priority.
+    A priority above the limit is lowered, not refused: clients send the same priority to every server, and a later
+    answer is better than none. The header `x-paddock-priority` then has the lowered priority.
     """
     most_urgent = -bounds.min_priority
     if request.priority > most_urgent:

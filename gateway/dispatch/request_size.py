@@ -13,10 +13,10 @@ from workers.protocol.queries import Detokenize, Render, Tokenize
 from workers.protocol.requests import GenerateRequest, Message, Prompt, Submit
 
 INLINE_CHARS = 256 << 10
-"""Characters of all its texts up to which a message counts as short: encoding it takes about a millisecond."""
+"""A message counts as short if its texts have at most this many characters: encoding it takes about a millisecond."""
 TOKEN_CHARS, VALUE_CHARS, BIAS_CHARS, ENTRY_CHARS = 6, 4, 256, 32
-"""Number of characters that each token, value in a schema, bias (a text of a few hundred characters), and message or
-tool call counts for: a conversation from stored responses can have 160,000 messages without text."""
+"""Each token, value in a schema, bias (a text of a few hundred characters), and message or tool call counts as so many
+characters: a conversation from stored responses can have 160,000 messages without text."""
 
 
 def num_chars(message: msgspec.Struct) -> int:
@@ -87,7 +87,7 @@ def _of_value(*values: Any) -> int:
 
 
 def _of_parts(parts: Iterable[Prompt]) -> int:
-    """Return approximately how many characters these have together; counting stops at INLINE_CHARS."""
+    """Return approximately how many characters the parts have together; counting stops at INLINE_CHARS."""
     number = 0
     for part in parts:
         number += _of_part(part)

@@ -28,9 +28,9 @@ from workers.protocol.pooled import PoolRequest
 CHECK_INTERVAL_S = 0.25
 """Seconds between two checks whether the model of a queued call still has workers, for calls with fallbacks."""
 INLINE_HELD_BYTES = 1 << 20
-"""Bytes of a decoded body up to which it is hashed on the event loop: 3,000 messages or 100 tools take a ms or more."""
+"""Decoded bodies of more bytes than this are hashed on a thread: 3,000 messages or 100 tools take a ms or more."""
 INLINE_TOKENS = 1 << 16
-"""Token ids of pooled work up to which its size is computed on the event loop: for a million ids that took 48 ms."""
+"""The size of pooled work is computed on the event loop if it has at most this many token ids; a million took 48 ms."""
 
 AskedT = TypeVar("AskedT", CallState, PoolRequest)
 
@@ -179,7 +179,7 @@ class SlotSearch:
             return None
 
     def _choose_model(self, state: CallState) -> None:
-        """Move the call to the best model of its chain, if that is not its own. If none is ready, the call stays."""
+        """Move the call to the best model of its chain, if that is another one. If none is ready, the call stays."""
         call = state.call
         if not call.fallbacks:
             return
@@ -191,7 +191,7 @@ class SlotSearch:
                 state.wait_anew()  # it may have waited long for a first worker
 
     def fall_back(self, state: CallState, reason: Reason, error: PaddockError) -> None:
-        """Move the call to a fallback model. If none is ready, raises the first model's error, which may be `error`."""
+        """Move the call to a fallback model. If none is ready, raise the first model's error (or `error`)."""
         state.first_error = state.first_error or error
         if reason is Reason.QUEUE_TIMEOUT:
             state.wait_anew()

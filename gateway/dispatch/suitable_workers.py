@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 0.05
 ADAPTERS_S = 10.0
-"""Seconds that a call waits until a worker has its registered adapter; then it is sent anyway, and the worker fails it.
+"""Maximum seconds that a call waits for a worker with its adapter. Then the call is sent anyway, and it fails there.
 """
 BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
 """Failures that are the worker's fault: enough of them in a row open its circuit, and then all calls avoid it."""
@@ -55,7 +55,7 @@ class SuitableWorkers:
         return self._avoided(state, self._fleet.snapshot.of(state.call.model), time.monotonic(), going=False)
 
     async def avoided(self, state: CallState) -> frozenset[str]:
-        """Return the workers to avoid. While these are all workers, wait for one to recover or to be replaced; after
+        """Return the workers to avoid. If every worker is one of them, wait until one recovers or is replaced; after
         `queue_deadline`, return an empty set."""
         self._waiting_since[state] = time.monotonic()
         try:
@@ -64,9 +64,9 @@ class SuitableWorkers:
             del self._waiting_since[state]
 
     async def check(self, state: CallState, at: WorkerAddress) -> None:
-        """Check the worker's kind and adapters, not known before it came. Raises NotSupported if the kind is wrong.
+        """Check the kind and adapters of a worker that joined while the call waited.
 
-        Returns once the worker has the call's adapters, or after ADAPTERS_S: then the worker reports what is wrong.
+        Wait at most ADAPTERS_S for its adapters; then it reports the lack. Raises NotSupported if its kind is wrong.
         """
         until = time.monotonic() + ADAPTERS_S
         while beat := next((beat for beat in self._fleet.snapshot.of(at.model) if beat.boot == at.boot), None):

@@ -14,7 +14,7 @@ class TeamTurns:
     """
 
     def __init__(self, at_once: int = 1, per_team: int | None = None) -> None:
-        """`at_once`: maximum turns at a time; `per_team`: those of one team; None: all but one, but at least one."""
+        """`at_once`: maximum turns at a time; `per_team`: maximum of one team; None: all but one, but at least one."""
         self._num_free = at_once
         self._per_team = max(1, at_once - 1) if per_team is None else per_team
         self._num_in: Counter[str] = Counter()
@@ -23,7 +23,7 @@ class TeamTurns:
 
     @classmethod
     def of_each(cls, per_team: int) -> TeamTurns:
-        """Return turns that are limited to `per_team` for each team, and not in all."""
+        """Return turns that are limited to `per_team` for each team, with no limit for all teams together."""
         return cls(sys.maxsize, per_team)
 
     async def enter(self, team: str) -> Turn:

@@ -1,1 +1,1 @@
-"""Keeps the fleet as this gateway sees it: an immutable snapshot, replaced as heartbeats and news come in."""
+"""Keeps the fleet as this gateway sees it: an immutable snapshot, replaced as workers report changes."""

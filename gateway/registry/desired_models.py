@@ -1,4 +1,4 @@
-"""Keeps in Redis for which models an operator wants workers to run; the supervisors of all machines read it there."""
+"""Keeps in Redis which models should have workers, as operators decide; the supervisors of all machines read it."""
 
 from __future__ import annotations
 

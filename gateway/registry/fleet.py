@@ -1,4 +1,4 @@
-"""Follows the workers in Redis: reads their records every few seconds, their news several times a second."""
+"""Follows the workers in Redis: reads all records every few seconds, news of load and cache several times a second."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = ["Fleet", "FleetSnapshot"]
 log = logging.getLogger(__name__)
 
 RECORD_S = 0.003
-"""Minimum seconds between two readings of all records, per worker in the fleet: reading takes 1 % of a core."""
+"""Minimum seconds, per worker of the fleet, between two readings of all records, so that they take 1 % of a core."""
 WORK_REST = 10
-"""Minimum seconds until the next reading of all records per second that the last one worked: 10 % of a core at most."""
+"""After reading all records, rest this many times as long as that took or more, to use 10 % of a core at most."""
 URGENT_SHARE = 0.1
-"""Share of these two times to wait if announcements ask for a reading of all records: any worker can announce."""
+"""Share of the pause by RECORD_S and WORK_REST that is kept if a worker asks for an early reading: any of them can."""
 MAX_ANNOUNCED = 1024
 """Up to this many announced workers have only their own records read; if there are more, all records are read."""
 RESYNCED_AT_ONCE = 16
-"""Maximum number of workers whose prefix hashes are read between two readings of news; the others follow later. Each
-has a few thousand hashes, which together take some ms."""
+"""Maximum number of workers whose prefix hashes are read between two readings of news; others follow later. Each worker
+has a few thousand hashes; reading those of 16 workers takes some ms."""
 PATIENCE_S = 2 * keys.HEARTBEAT_INTERVAL_S
-"""Seconds that the last snapshot is kept after Redis lost its data: every live worker writes its record within them."""
+"""Seconds to keep the last records after Redis lost its data or refused writes: live workers write theirs by then."""
 BEFORE_S = 0.02
-"""Seconds that a call takes to reach a worker: news do not count calls that were placed less than this before them."""
+"""A call placed less than this many seconds before a worker wrote its news is taken as not yet counted in them."""
 
 
 def _always(model: str) -> bool:
@@ -203,7 +203,7 @@ class Fleet:
         return (models if are_all else models | self._state.served), are_all
 
     def _has_forgotten(self, models: frozenset[str], now: float) -> bool:
-        """Return whether Redis lost its data within the last PATIENCE_S: its list `models` lacked one with workers."""
+        """Return whether Redis lost its data in the last PATIENCE_S: then its list `models` lacked one with workers."""
         if self._forgot_at is None and not self._state.served <= models:
             self._forgot_at = now
         if self._forgot_at is not None and now - self._forgot_at < PATIENCE_S:

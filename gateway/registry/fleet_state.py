@@ -21,11 +21,11 @@ from gateway.routing.worker_state import with_load
 from workers.protocol.heartbeat import MAX_HEADS, Heartbeat, News
 
 REMEMBERED = 16
-"""Number of news kept per worker, which cover some seconds, to apply them to prefix hashes written before them."""
+"""Number of a worker's last news to keep (some seconds of them), to apply to prefix hashes that it wrote earlier."""
 
 REMEMBERED_S = 300.0
-"""Seconds that a model's name stays known after the model left Redis or its last worker went: calls to the model then
-fail because it is unavailable, not because it is unknown."""
+"""Seconds that names stay known: a model's after it left Redis, its adapters' after its last worker went. Calls to them
+then fail because they are unavailable, not because they are unknown."""
 
 MOST_NAMES = 20_000
 """Maximum number of remembered names; the oldest are forgotten first, those of models with workers last. Anyone who
@@ -33,8 +33,8 @@ can write to Redis can add names."""
 
 MOST_STRANGE_HASHES = 1 << 20
 STRANGE_NEWS = 64
-"""Maximum number of prefix hashes (MOST_STRANGE_HASHES) in news of unknown workers, where each entry of news counts as
-STRANGE_NEWS more; further news of unknown workers are dropped until all records have been read again."""
+"""News of unknown workers are dropped once they brought MOST_STRANGE_HASHES prefix hashes, until all records have been
+read again. Each entry of news counts as STRANGE_NEWS hashes in addition to those that it has."""
 
 NO_POOL = Pool()
 NO_HASHES = PrefixHashes(0, {})
@@ -148,7 +148,7 @@ class FleetState:
         self._update_contents(now)
 
     def apply_news(self, news: News, now: float) -> bool:
-        """Apply an entry of news, written at `now`. Return whether the worker began or stopped draining with it."""
+        """Apply an entry of news, written at `now`. Return whether the worker's draining began or ended."""
         key = (news.model, news.worker)
         updater = self._updaters.get(news.model)
         known = updater.beat(news.worker) if updater else None

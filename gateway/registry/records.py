@@ -38,21 +38,21 @@ from workers.redis.link import cluster_of
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 256
-"""Maximum number of left-out workers that the log names: anyone who can write to Redis can make up names."""
+"""Maximum number of left-out workers named in the log: anyone who can write to Redis can make up names."""
 MAX_NAME_CHARS = 512
 """Maximum number of characters of a model's or worker's name; longer names are skipped."""
 MOST_NAMES = 10_000
-"""Number of names of one set that are read at once; the next reading of the set goes on from there."""
+"""Number of names after which a reading of one set stops; the next reading goes on where it stopped."""
 NAMES_AT_ONCE = 512
 """Number of names to process before checking whether to rest (`Pauses.rest`)."""
 MOST_STRANGERS = 10_000
-"""Maximum number of unknown workers whose records are read in one reading; of more, a random sample is read."""
+"""Maximum number of unknown workers whose records are read in one reading; if there are more, a random sample."""
 MOST_STRANGE_BYTES = 32 << 20
-"""Bytes of unknown workers' records after which a reading stops: many times those of the largest fleet."""
+"""A reading stops after this many bytes of unknown workers' records. Those of the largest fleet have far fewer."""
 LONGEST_RECORD = 1 << 20
-"""Maximum bytes of a record; longer ones are left out. A record with 4,096 adapters has half as many."""
+"""Maximum bytes of a record; longer ones are left out. A record with 4,096 adapters has half of that."""
 ANSWER_BYTES = 2 << 20
-"""Bytes after which one round trip returns no more keys, divided evenly among its script calls."""
+"""Bytes after which an answer to one round trip ends, split evenly among its script calls; other keys are read next."""
 KEYS_AT_ONCE = 1000
 """Maximum number of keys of one script call."""
 ANSWERS_AT_ONCE = 16
@@ -81,7 +81,7 @@ class Names:
 
     found: frozenset[str]
     are_all: bool = True
-    """False: the set has too many names to be read at once, and `found` has a part, another one at each reading."""
+    """False: the set has too many names to be read at once. `found` has a part, the next one at each reading."""
 
 
 class RecordReader:
@@ -111,7 +111,7 @@ class RecordReader:
         """Key of a set with too many names -> SSCAN cursor from which the next reading goes on."""
 
     async def models(self) -> Names | None:
-        """Return the models that have ever had a worker on this Redis; None if the key has another type."""
+        """Return the models that have ever had a worker on this Redis; None if their key holds no set."""
         (listed,) = [one async for one in self._names(Unread.MODELS, [keys.MODELS], Pauses())]
         return listed[1]
 
@@ -176,7 +176,7 @@ class RecordReader:
     async def _names(
         self, kind: Unread, sets: Sequence[str], pauses: Pauses
     ) -> AsyncGenerator[tuple[str, Names | None]]:
-        """Yield (key, names in it) for each of the sets; None for the names if the key has another type."""
+        """Yield (key, names in it) for each of the sets; None in place of the names if the key holds no set."""
 
         def arguments(asked: Sequence[str], most_bytes: int) -> list[str | int | bytes]:
             return ["set", 4 * MAX_NAME_CHARS, MOST_NAMES, most_bytes, *(self._from.get(name, b"0") for name in asked)]
@@ -205,7 +205,7 @@ class RecordReader:
     async def _values(
         self, kind: Unread, workers: Iterable[WorkerKey], pauses: Pauses
     ) -> AsyncGenerator[tuple[WorkerKey, bytes]]:
-        """Yield each worker's packed record (Unread.HEADS: its prefix hashes), unless that is missing or too long."""
+        """Yield each worker's packed record (Unread.HEADS: prefix hashes). Missing or too long ones are left out."""
         fields: tuple[str, ...] = (BEAT, SEAL)
         name_of, longest = keys.worker, LONGEST_RECORD
         if kind is Unread.HEADS:
@@ -235,7 +235,7 @@ class RecordReader:
         """Run a script on keys, and yield for each key (key, what was found (THERE, ...), bytes).
 
         `groups`: group -> its keys; one script call gets keys of one group. `arguments` returns the arguments of a
-        call, given its keys and its maximum bytes. Rests between two keys if it has worked for long.
+        script call, given its keys and its maximum bytes. After long work, the method rests before the next key.
         """
         while groups:
             asked = {group: groups[group][:KEYS_AT_ONCE] for group in list(groups)[:ANSWERS_AT_ONCE]}
@@ -304,15 +304,15 @@ def _shuffled(given: Iterable[Item]) -> list[Item]:
 
 
 FIRST_MS = 5000
-"""Milliseconds that the first reading goes back: about the age of the prefix hashes that workers last wrote."""
+"""The first reading begins with news that are this many ms old: about as old as the prefix hashes last written."""
 AT_ONCE = 2000
 """Maximum number of entries in one answer of Redis; more entries take several answers."""
 MOST_BYTES = 2 << 20
 """Bytes of entries after which an answer ends: a worker under an attacker's control can write anything there."""
 LONGEST_BYTES = 256 << 10
-"""Maximum bytes of one entry; longer ones are left out. News that replace all hashes of a worker have two thirds."""
+"""Maximum bytes of one entry; longer ones are left out. One that replaces all hashes of a worker has 2/3 of this."""
 MOST_ANSWERS = 16
-"""Maximum number of answers in one reading, so that records get read even if news keep coming; the next one goes on."""
+"""Maximum answers of Redis in one reading of news, so that records are read too; the next reading goes on there."""
 
 _NEWS_HEADER = Struct(">II")
 

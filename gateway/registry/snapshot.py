@@ -36,7 +36,7 @@ class FleetSnapshot:
         return self.workers.get(model, ())
 
     def membership(self) -> frozenset[tuple[str, str, str, str, int, bool]]:
-        """Return each worker's model, id, boot id, address, slots and draining: a change of these calls listeners."""
+        """Return each worker's model, id, boot id, address, slots, draining. Listeners are told when these change."""
         return frozenset(
             (model, worker.worker, worker.boot, worker.address, worker.slots, worker.draining)
             for model, workers in self.workers.items()

@@ -1,12 +1,12 @@
 """Reads a worker's event stream: one HTTP GET that never ends, read in the callbacks of an asyncio transport.
 
-An HTTP client library passes each chunk of a body through a buffer, a task and a timer. With many workers a chunk has
-few tokens, and this costs as much as handling a token does. So this request is made by an asyncio protocol with
-httptools' parser.
+An HTTP client library passes each chunk of a body through a buffer, a task and a timer, which costs as much as handling
+a token. With many workers a chunk has few tokens, so that cost would count. So this request is made by an asyncio
+protocol with httptools' parser.
 
 `check_step` bounds the values in one frame of the stream before it is decoded. A frame is the output of one engine step
-for this gateway's calls. Its length says little about the work: 16 MiB are the text of one long prompt, or 800,000
-events that take the event loop three seconds.
+for this gateway's calls. Its length says little about the work: 16 MiB can be the text of one long prompt, or 800,000
+events, which take the event loop three seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ITEMS_PER_CALL = 4096
 
 
 class EventStreamRefused(Exception):
-    """The worker answered the request for its events with a status other than 200, or without the right proof."""
+    """The worker answered the request for its events with a status other than 200, or did not prove its identity."""
 
 
 class EventStreamBroken(ConnectionError):

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 SETTLE_TIMEOUT_S = 2 * CONNECT_TIMEOUT_S
 """Seconds that a call waits for the event stream of a worker that is new in the fleet."""
 RECORD_TIMEOUT_S = 1.0
-"""Seconds that a call with a slot waits until the record of its worker process is read, if it was not read yet."""
+"""Maximum seconds that a call with a slot waits until the record of its worker process has been read."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Relay:
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self) -> None:
-        """Keep the streams open until cancelled. Workers end the calls then under way after their grace period."""
+        """Keep the streams open until cancelled. Workers end remaining calls after the gateway's grace period."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, socket_factory=watched_socket)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
             try:
@@ -252,8 +252,8 @@ TAKES_NOTHING = (FailureCode.BUSY, FailureCode.DRAINING, FailureCode.UNAVAILABLE
 class WorkerQueries:
     """Asks workers questions that take no slot: about texts and tokens, properties, contents of slots, adapters.
 
-    `ask_any` is for questions that all workers of a model answer alike; `ask_each`, for those that each answers for
-    itself.
+    `ask_any` is for questions to which all workers of a model have the same answer, `ask_each` for those to which each
+    has its own.
     """
 
     def __init__(self, fleet: FleetView, relay: Relay) -> None:
@@ -291,7 +291,7 @@ class WorkerQueries:
         raise error_for(failure)
 
     async def num_tokens(self, model: str, request: GenerateRequest, team: str) -> int:
-        """Return the number of tokens of a request's prompt as a worker renders it. Raises PaddockError."""
+        """Return how many tokens the prompt of a request has, as counted by a worker. Raises PaddockError."""
         render = Render(request=request, text=False, tenant=team)
         rendered = await self.ask_any(model, "POST", RENDER_PATH, decode_rendered, render)
         return rendered.num_tokens or 0

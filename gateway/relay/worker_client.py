@@ -5,8 +5,8 @@ come on the worker's event stream (`gateway.relay.worker_stream`).
 
 `Payloads` encodes the messages: short ones at once, long ones on a thread, a few at a time, with teams taking turns. A
 long message is encoded in slices, since a thread that encodes 32 MiB in one call holds the interpreter's lock and all
-streams wait for 135 ms. Each slice's memory is freed when the slice is sent: several answers to one request need a copy
-of its prompt each.
+streams wait for 135 ms. Each slice's memory is freed when the slice is sent: there may be several copies of a long
+prompt, one for each answer to the request.
 """
 
 from __future__ import annotations
@@ -81,19 +81,19 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 1.0
 SUBMIT_TIMEOUT_S = 60.0
-"""Seconds for a submit: a worker tokenises the prompt before it answers. Its death is noticed sooner, by the stream."""
+"""Seconds for a submit: a worker tokenises the prompt before it answers. If it dies, its event stream tells sooner."""
 CANCEL_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 60.0
 
 MAX_ACCEPTED_BYTES = 64 << 10
-"""Maximum bytes of the answer to a submit or a cancel: a few numbers, or a failure. Answers beyond this limit or the
-next three raise ReplyTooLong."""
+"""Maximum bytes of the answer to a submit or a cancel: a few numbers, or a failure. Longer answers raise ReplyTooLong,
+here as with the next three limits."""
 MAX_SETTINGS_BYTES = (6 * MAX_PROMPT_CHARS) + (1 << 20)
-"""Maximum bytes of an answer with the call's settings and the prompt's text, where a character can take six bytes."""
+"""Maximum bytes of an answer with the call's settings and the prompt's text. A character of it can take six bytes."""
 MAX_REPLY_BYTES = 4 << 20
 """Maximum bytes of an answer about a model, its slots or its adapters."""
 MAX_LONG_REPLY_BYTES = 128 << 20
-"""Maximum bytes of an answer as long as its question asks for: 2,048 vectors of 8,192 numbers, or 8 million tokens."""
+"""Maximum bytes of an answer that grows with its question: 2,048 vectors of 8,192 numbers, or 8 million tokens."""
 LONG_REPLIES = frozenset({POOL_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, RENDER_PATH})
 
 NO_SUCH_ROUTE = (404, 405)
@@ -111,7 +111,7 @@ class ReplyTooLong(aiohttp.ClientError):
 
 
 class NotReached(CallFailed):
-    """The worker could not be connected to and has not got the question, so another worker can be asked."""
+    """No connection to the worker could be made. It has not got the question, so another worker can be asked."""
 
 
 class ReplyReader(Protocol[ReplyT_co]):
@@ -122,7 +122,7 @@ class ReplyReader(Protocol[ReplyT_co]):
         ...
 
     def result(self) -> ReplyT_co:
-        """Return the decoded reply after its last piece. Raises msgspec.DecodeError."""
+        """Return the decoded reply, once all pieces have been added. Raises msgspec.DecodeError."""
         ...
 
 
@@ -217,9 +217,9 @@ class WorkerClient:
     ) -> ReplyT:
         """Send one question and return its answer.
 
-        Raises CallFailed: the worker's own failure, WORKER_LOST if it does not answer (NotReached if it has not got the
-        question either), INTERNAL if its answer is of another version, INVALID_REQUEST if the request asks for more
-        vectors than one answer can hold.
+        Raises NotReached if no connection can be made; CallFailed with the worker's own failure, WORKER_LOST if it does
+        not answer, INTERNAL if its answer can't be decoded (another version), or INVALID_REQUEST if the request asks
+        for more vectors than one answer can hold.
         """
         at = self._at
         try:
@@ -255,7 +255,7 @@ class WorkerClient:
 
 @dataclass(slots=True)
 class Cancellations:
-    """Cancels calls on one worker. The first is sent at once; those added before its answer are sent together next."""
+    """Cancels calls on one worker, one request at a time. Calls added meanwhile are sent together in the next one."""
 
     client: WorkerClient
     worker: str

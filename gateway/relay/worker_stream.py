@@ -31,13 +31,13 @@ SILENCE_S = 1.25 * KEEP_ALIVE_INTERVAL_S
 REFUSED_FOR_S = 0.2
 """Seconds of refused connections after which a process counts as lost: a refusal shows that the network works."""
 AWAY_FOR_S = 5.0
-"""The same for any other failure. A worker cancels the calls of a gateway that stays away for about as long."""
+"""Seconds of any failure but refusal until a process counts as lost. Workers keep an absent gateway's calls as long."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 FRAMES_PER_TURN = 256
 """Maximum number of frames of a backlog handled per turn of the event loop, so that the mailboxes' readers get turns in
 between: after a stall they would otherwise look like slow clients."""
 LONG_TURN_S = 0.005
-"""CPU seconds; after a read that takes more, the stream rests as long: a worker takes half of the CPU time at most."""
+"""After a read of more CPU seconds than this, the stream rests for as long: it takes half of the CPU time at most."""
 MAX_BACKLOG_FRAMES, MAX_BACKLOG_BYTES = 1 << 16, 64 << 20
 """Maximum frames and bytes of a worker's backlog, some minutes of steps. Beyond them the worker counts as lost."""
 
@@ -156,7 +156,7 @@ class WorkerStream:
             await asyncio.sleep(pause_s)
 
     def _lose_unreadable(self) -> None:
-        """Log the current exception, because of which the worker's events can't be read, and end all calls on it."""
+        """Log the current exception, the reason why the worker's events can't be read, and end all calls on it."""
         log.exception("worker speaks another protocol", extra={"fields": {"worker": self.at.worker}})
         self.lose("sent events that this gateway cannot read")
 
@@ -261,7 +261,7 @@ class WorkerStream:
             self._last_id = frame.id
 
     def _fail_missing(self, alive: set[int]) -> None:
-        """Fail the calls that are not among `alive`: those the worker still has, which it lists if it can't resume."""
+        """Fail calls that the worker has lost. `alive`: those it still has, which it lists if it can't resume."""
         missing = [call for call in self._mailboxes if call not in alive]
         for call in missing:
             self._fail(

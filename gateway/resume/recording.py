@@ -100,13 +100,13 @@ class Recording:
             self._note()
 
     def check_kept(self, number: int) -> None:
-        """Raise StreamGone if some event after the one of this number is no longer kept."""
+        """Raise StreamGone if an event after number `number` is no longer kept."""
         if self.dropped or number + 1 < self._first:
             raise StreamGone(GONE)
 
     def after(self, number: int) -> tuple[bytes, int]:
-        """Return events that follow the one of this number, about `PIECE_BYTES` of them, and the number of the last one
-        returned. No bytes: there are no newer events yet. Raises StreamGone as `check_kept` does."""
+        """Return about `PIECE_BYTES` of the events after number `number`, and the number of the last one returned. No
+        bytes: there are no newer events yet. Raises StreamGone as `check_kept` does."""
         self.check_kept(number)
         first = end = max(0, number + 1 - self._first)
         num_bytes = 0
@@ -159,8 +159,8 @@ def split_events(batch: Batch, after: int) -> bytes:
 
 MAX_OF_STREAM = 8
 MAX_MORE_OF_TEAM = 64
-"""Maximum number of readers of a team's streams, not counting the first reader of each stream, since the number of
-streams is limited already; more are refused with TooManyRequests."""
+"""Maximum number of readers of all streams of a team; further ones are refused with TooManyRequests. The first reader
+of each stream does not count, since the number of streams is limited already."""
 
 
 class Readers:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 FLUSH_EVERY_S = 0.025
 RETRY_S = 0.5
 UNFLUSHED_S = 60.0
-"""Seconds that an ended stream is kept in memory while Redis is away, to be written there when Redis is back."""
+"""Seconds that an ended stream is kept in memory while Redis is away, to be written to Redis when it is back."""
 CLOSE_S = 2.0
 """Seconds that an ending process waits for its streams to end, and once more after cancelling those that have not
 ended."""
@@ -211,8 +211,8 @@ class Recordings:
             self._share(recording, count)
 
     def _counted_here(self, team: str) -> StreamCount | None:
-        """Return a team's streams at this gateway as a count, with one more; None: it has max_streams already. Used
-        while Redis is away."""
+        """Count a team's streams at this gateway, and a new one; None: the team has max_streams already. Used while
+        Redis is away."""
         num_running = sum(one.head.team == team for one in self._running.values())
         return StreamCount(num_running + 1, ()) if num_running < self._quota.bounds.max_streams else None
 

@@ -28,8 +28,8 @@ from workers.protocol.heartbeat import PROTOCOL_VERSION
 BURDEN = 1.0
 """Cost that the prefill of an uncached token causes to other calls, as a factor of its cost to the call itself.
 
-Other calls wait behind this prefill, and its KV cells evict prefixes that others would have found. Without this cost 8
-workers on a public trace served 4 to 5 % slower (mean TTFT; factors from 0.5 to 2 are alike, see docs/performance.md).
+Other calls wait behind this prefill, and its KV cells evict prefixes that others would have found. Without this cost,
+the mean TTFT of 8 workers on a public trace was 4 to 5 % longer; factors of 0.5 to 2 do as well (docs/performance.md).
 """
 
 
@@ -92,8 +92,8 @@ class CostModel:
         return (self._num_bytes - cached_bytes) * self._tokens_per_byte
 
     def least_wait_ms(self, state: WorkerState) -> float:
-        """Return the wait judging by the worker's news alone; calls that this gateway has placed there since then make
-        it longer."""
+        """Return the wait that the worker's last news alone predict. Calls that this gateway has placed there since
+        then make it longer."""
         return max(0.0, (state.ready_at - self._now) * 1000)
 
     def at(self, state: WorkerState, cached_bytes: int) -> Estimate:

@@ -32,7 +32,7 @@ class RankedWorker:
     cached_tokens: int
     uncached_tokens: int
     free_slots: int
-    """Number of free slots by the worker's news; if negative, minus the number of calls that wait there."""
+    """Number of free slots as of the worker's last news; if negative, minus the number of calls that wait there."""
     placed: int
     """Number of calls that this gateway has sent there since the worker's news, minus those that have ended."""
     heard_s_ago: float

@@ -55,7 +55,7 @@ class PlacementRequest:
     """The properties of one call that its placement depends on."""
 
     prefix: Prefix = NOTHING
-    """The prompt's prefix hashes; no hashes if the call may not use the cache. `num_bytes` is right in any case."""
+    """The prompt's prefix hashes; none if the call may not use the cache. `num_bytes`, of the prompt, is always set."""
     max_tokens: int | None = None
     """Maximum number of tokens of the answer; None: the call sets no limit."""
     adapters: frozenset[str] = frozenset()
@@ -100,20 +100,20 @@ class Bid(msgspec.Struct, frozen=True):
 
     worker: str
     wait_ms: float
-    """Predicted time until the call has a slot there and its prefill begins."""
+    """Predicted time until the call has a slot at the worker and its prefill begins."""
     cost_ms: float
-    """Predicted time from then to the first token: loading adapters, and prefill of the uncached part of the prompt."""
+    """Predicted time from the end of the wait to the first token: adapters are loaded, uncached tokens prefilled."""
     kv_tokens: int
     """KV cells that the call is predicted to take: those of the uncached part of the prompt, and of the answer."""
     cached_tokens: int
-    """Estimated tokens of the prompt that are cached there."""
+    """Estimated tokens of the prompt that the worker has cached."""
     burden_ms: float = 0.0
     """Cost of the call's prefill to other calls: those that wait behind it, and those whose cached prompts it evicts.
     """
 
     @property
     def weight_ms(self) -> float:
-        """The cost to all calls from the time when this one has a slot."""
+        """The total cost without the wait: to the call itself once it has a slot, and to other calls."""
         return self.cost_ms + self.burden_ms
 
     @property
@@ -137,13 +137,13 @@ class Ranking:
     bids: tuple[Bid, ...]
     """Bids of the best workers, at most MAX_BIDS, by `total_ms`; none if no worker meets the requirements."""
     elsewhere: Bid | None = None
-    """The lowest bid of all other suitable workers, which stands for them all; None: there are none, or too many
-    unsuitable ones."""
+    """The lowest bid of all other suitable workers, which stands for them all; None: there are no others, or more than
+    MAX_LEFT_OUT workers are unsuitable."""
     left_out: frozenset[str] = frozenset()
     """Workers that `elsewhere` does not stand for, because they are not suitable; at most MAX_LEFT_OUT."""
     charge: float = 0.0
-    """Tokens that the call is predicted to take, for fair shares: the prompt's uncached tokens on the best worker and
-    the answer's; if there is no worker, those of the whole prompt and the answer."""
+    """Tokens by which the call is predicted to use up its team's fair share: those of the answer, and of the part of
+    the prompt that the best worker has not cached, or of the whole prompt if there is no worker."""
     hold_ms: float = 0.0
     """Predicted time of the decode, after the first token."""
 

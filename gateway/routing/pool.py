@@ -19,7 +19,7 @@ from gateway.routing.worker_state import Typical, WorkerState, typical_of, with_
 from workers.protocol.heartbeat import MAX_HEADS, PROTOCOL_VERSION, Heartbeat, News
 
 SPEED_STEP = 1.25
-"""Factor within which the prefill speeds of one class lie; within a class the ranking goes by readiness alone."""
+"""Largest ratio of two prefill speeds in one class: in a class the search goes through workers by readiness alone."""
 
 _ready_at = attrgetter("ready_at")
 _prefill_ms = attrgetter("prefill_ms")
@@ -30,17 +30,17 @@ class SpeedClass:
     """Workers that are about equally fast, sorted by the time at which they are ready."""
 
     prefill_ms: float
-    """Milliseconds per prompt token of the fastest worker."""
+    """Milliseconds that the fastest worker of the class takes per prompt token."""
     by_readiness: tuple[WorkerState, ...]
 
 
 class SpeedClasses:
-    """All speed classes of a pool, kept sorted as workers come and go; a change costs the logarithm of their number."""
+    """All speed classes of a pool, kept sorted as workers come and go: a worker's place is found by binary search."""
 
     def __init__(self) -> None:
         self._sorted: dict[int, list[WorkerState]] = {}
         self._drawn: dict[int, SpeedClass] = {}
-        """Speed -> class as `draw` last returned it; only classes that have not changed since then."""
+        """Speed -> its class as last returned by `draw`; a class that has changed since then is left out."""
 
     def add(self, state: WorkerState) -> None:
         speed = _speed(state)
@@ -98,7 +98,7 @@ class Pool:
 
 
 class PoolUpdater:
-    """Applies records and news of a model's workers; `pool` rebuilds only the parts that these have changed."""
+    """Applies records and news of a model's workers to its pool; only parts that have changed are built anew."""
 
     def __init__(self) -> None:
         self._hashes = PrefixHashIndex()

@@ -14,26 +14,26 @@ Holders = int | tuple[int, ...] | set[int]
 """Numbers of the workers that have a prefix cached: one number, a tuple of a few, or a set of many."""
 
 FEW = 8
-"""Up to this many holders of a hash are kept as a tuple; more, as a set: a set of two takes 4 times the memory."""
+"""Up to this many holders of a hash are kept as a tuple, more as a set: a set of two takes 4 times the memory."""
 SHARDS = 256
-"""Number of dictionaries that the index consists of: one of millions of entries would block the process for a tenth of
-a second when it grows; small ones do not."""
+"""Number of dictionaries that the index consists of. A single dictionary with millions of entries would block the
+process for a tenth of a second when it grows; small ones do not."""
 _BITS = 60
 """Bits kept of a hash: Python keeps 60 bits in 32 bytes, 64 in 48. A collision only makes an estimate too good."""
 _MASK = (1 << _BITS) - 1
 _SHARD = _BITS - 8
-"""Bits to shift a hash right by to get its shard: the highest bits choose the shard, since a dictionary goes by the
-lowest."""
+"""Number of bits to shift a hash right by to get the number of its shard. The highest bits choose the shard, since
+inside a dictionary the lowest bits choose an entry's place."""
 _LEAST_LOG = 64
 _WRITTEN_ANEW = 6
-"""A shard is copied when one in this many of its entries has been replaced. Otherwise a dictionary that loses as many
-entries as it gains would double in size once its spare room is used up."""
+"""A shard is copied each time that about a sixth of its entries has been replaced. Otherwise a dictionary that loses as
+many entries as it gains would double in size once its spare room is used up."""
 
 
 class PrefixHashIndex:
     """Maps a prefix hash to the workers that have it (its holders), and a worker to its hashes. For use by one thread.
 
-    The hashes of a worker are kept as a log, in which dropped hashes stay until they are a third of it.
+    A worker's hashes are kept in a log. Dropped hashes stay in it until they make up a third of the log.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class PrefixHashIndex:
         self._logs: dict[int, array[int]] = {}
         self._counts: dict[int, int] = {}
         self._dropped = 0
-        """Entries dropped and not yet accounted for by copying a shard; the shards are copied in turn."""
+        """Number of dropped entries for which no shard has been copied yet; the shards are copied in turn."""
         self._turn = 0
 
     def holders(self, prefix_hash: int) -> Holders:
@@ -120,7 +120,7 @@ class PrefixHashIndex:
         self._counts.pop(number, None)
 
     def _write_anew(self, dropped: int) -> None:
-        """Copy as many shards as are due after `dropped` more hashes were removed, so that they do not grow."""
+        """Copy the shards that are due after `dropped` more hashes were removed, so that no shard grows in memory."""
         self._dropped += dropped
         while self._dropped > (due := len(self._shards[self._turn]) // _WRITTEN_ANEW + 1):
             self._dropped -= due
@@ -148,7 +148,7 @@ def _join(shard: dict[int, Holders], key: int, there: Holders, number: int) -> N
 
 
 def _leave(shard: dict[int, Holders], key: int, there: Holders, number: int) -> bool:
-    """Put the holders of a hash back without this worker. Return False if the worker was not among them."""
+    """Put a hash back into its shard, with its holders (`there`) but this worker. Return False if it was no holder."""
     if isinstance(there, int) or number not in there:
         shard[key] = there
         return False

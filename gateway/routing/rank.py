@@ -21,10 +21,10 @@ from gateway.routing.worker_state import WorkerState
 WANTED = MAX_BIDS + 1
 """Number of workers to find: the MAX_BIDS best, and one more whose cost stands for all other workers."""
 EVALUATED = 2 * WANTED
-"""Up to this many holders of one prefix hash are all looked at; of more holders, only the readiest are."""
+"""If at most this many workers hold a prefix hash, all of them are looked at; otherwise only those ready soonest."""
 MAX_WALKS = 8
-"""Maximum number of a prompt's prefix hashes with more than EVALUATED holders that are searched; the holders of further
-ones get no search of their own. A prompt rarely has more than 2 such hashes."""
+"""Maximum number of searches per prompt: each prefix hash with more than EVALUATED holders needs one search through its
+holders, and further such hashes get none. A prompt rarely has more than 2 of them."""
 SPARSE = 16
 """If at most one in this many workers holds a prefix hash, its holders are sorted by readiness; otherwise the search
 goes through all workers, which are sorted already."""
@@ -44,9 +44,9 @@ def rank(
     avoid: frozenset[str] = frozenset(),
     turn: int = 0,
 ) -> Ranking:
-    """Rank the workers of a pool for a call. `now`: seconds, by the clock of `heard_at`. `queued`: number of calls
-    before it in the queue. `avoid`: workers that have failed the call, used only if no other worker would do. `turn`: a
-    counter by which workers of equal cost take turns."""
+    """Rank the workers of a pool for a call. `now`: seconds, by the clock of `WorkerState.heard_at`. `queued`: number
+    of calls that are in the queue before this call. `avoid`: workers that have failed this call, used only if no other
+    worker would do. `turn`: a counter by which workers of equal cost take turns."""
     costs = CostModel(request, pool, recent, now, queued)
     for requirements in requirements_of(request, pool, avoid):
         best = _Search(request, pool, costs, requirements, now, turn).best()
@@ -116,7 +116,7 @@ class _Search:
                 walks += 1
 
     def _look_few(self, holders: set[int], end: int) -> bool:
-        """Look at the holders that were not looked at yet. If they are too many, look at none and return False."""
+        """Look at those `holders` that were not looked at yet. If there are too many, look at none and return False."""
         if len(holders) > SPARSE * EVALUATED:
             return False
         new = holders.difference(self._seen)
@@ -173,7 +173,7 @@ class _Search:
                 return
 
     def _in_turn(self, ready: Sequence[WorkerState]) -> Iterator[WorkerState]:
-        """Yield the workers by readiness; those that are ready now start with another worker each turn."""
+        """Yield the workers by readiness. Of those ready now, each value of `turn` puts a different one first."""
         ready_now = bisect_right(ready, self._now, key=_ready_at)
         first = self._turn % ready_now if ready_now else 0
         for number in range(first, ready_now):

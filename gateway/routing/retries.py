@@ -28,8 +28,8 @@ LONGEST_PAUSE_S = 60.0
 JITTER = 0.2
 """Share by which a pause is made longer or shorter at random."""
 FORGOTTEN_S = 600.0
-"""Seconds without a failure after which a process counts as new. This also removes the circuits of processes that are
-gone."""
+"""Seconds after its last failure, or after the end of the pause that followed, from which on a process counts as new.
+This also removes the circuits of processes that are gone."""
 
 
 class State(StrEnum):
@@ -70,8 +70,8 @@ class Circuit:
         return Circuit((now,) * (FAILURES - 1), None, self.pause_s)
 
     def after_completion(self, now: float) -> Circuit:
-        """Return the circuit after an answer is complete: a new circuit, but if it is open the same one, since that
-        call began before it opened."""
+        """Return the circuit after an answer is complete: a new one, as if nothing had failed. An open circuit stays as
+        it is, since the call was sent before it opened."""
         return self if self.state(now) is State.OPEN else Circuit()
 
 
@@ -101,9 +101,9 @@ class Circuits:
         return not self._circuits
 
     def admits(self, boot: str, call: Hashable, now: float, *, going: bool = True) -> bool:
-        """Return whether the call may be sent to the process. `going`: whether it is sent there if allowed; if the
-        circuit is half open, it then becomes the trial call, and no other call is admitted until its answer begins, it
-        fails, or it is over (`end_trials`)."""
+        """Return whether the call may be sent to the process. `going`: whether it is sent if it may be; False: this
+        only asks. A call sent at a half-open circuit becomes the trial call: no other call may be sent until its answer
+        begins, it fails, or it is over (`end_trials`)."""
         circuit = self._circuits.get(boot)
         state = State.CLOSED if circuit is None else circuit.state(now)
         if state is not State.HALF_OPEN:
@@ -111,7 +111,7 @@ class Circuits:
         return (self._trials.setdefault(boot, call) if going else self._trials.get(boot, call)) is call
 
     def end_trials(self, call: Hashable, but: str = "") -> None:
-        """End the trials that this call makes, except at the process `but`."""
+        """Stop treating the call as the trial call of any process, except of the process `but`."""
         for boot in [boot for boot, trying in self._trials.items() if trying is call and boot != but]:
             del self._trials[boot]
 

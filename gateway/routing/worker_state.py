@@ -1,5 +1,5 @@
-"""The state of one worker as the ranking reads it (`WorkerState`): when it can begin a call, by its last news. Values
-only.
+"""The state of one worker as the ranking reads it (`WorkerState`): when the worker can begin a call, judging by the
+load that it last reported. Values only.
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ def _middle(values: Iterable[float], otherwise: float) -> float:
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """The state of a worker as of its last news. Times are seconds by the clock of `heard_at`; durations are
-    milliseconds."""
+    """The state of a worker at the time when it last reported its load (`heard_at`). Times are seconds by the clock of
+    `heard_at`; durations are milliseconds."""
 
     worker: str
     number: int
     """Number of the worker in the pool's index of prefix hashes."""
     beat: Heartbeat
-    """The worker's record; `load`, `draining`, `slots_busy` and `kv_tokens_used` are from its news if these are newer.
-    """
+    """The worker's heartbeat. Its `load`, `draining`, `slots_busy`, `kv_tokens_used` and `version` come from its last
+    load report (an entry of `pd:news`) if that is newer."""
     heard_at: float
     ready_at: float
     """When the worker can begin the prefill of one more prompt, if no other call comes first."""
     ahead: int
-    """Number of calls that get a slot before a new one does; if negative, minus the number of free slots."""
+    """Number of calls that get a slot before a new call gets one; a negative number: so many slots are free."""
     slot_at: float
-    """When the first of the worker's slots comes free, if none is free now."""
+    """When the worker's next slot comes free, if none is free now."""
     slot_ms: float
     """Predicted time between one slot of the worker coming free and the next."""
     backlog_at: float
-    """When the prefills that the worker has to do already are done."""
+    """When the worker will have finished the prefills that it already has to do."""
     prefill_ms: float
     adapter_load_ms: float
     kv_free: float
     """Number of free KV cells; infinite for an encoder, which has no KV cells and needs none."""
     known: bool
-    """Whether the worker has measured all its figures; those it has not are set to the pool's typical figures."""
+    """Whether the worker has measured all its figures; where it has not, the pool's typical figures are used."""
 
 
 def worker_state(number: int, beat: Heartbeat, heard_at: float, typical: Typical) -> WorkerState:
@@ -110,7 +110,7 @@ def worker_state(number: int, beat: Heartbeat, heard_at: float, typical: Typical
 
 
 def with_load(beat: Heartbeat, load: Load, draining: bool, version: int) -> Heartbeat:
-    """Return the heartbeat with this newer load: as the worker would write it now."""
+    """Return the heartbeat as the worker would write it now, with the newer load that it has reported since."""
     return msgspec.structs.replace(
         beat,
         load=load,

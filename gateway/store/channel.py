@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 SILENCE_S = 2.0
-"""Seconds without a message after which the server is pinged; without a reply for as many seconds again, it counts as
-gone."""
+"""Seconds without a message after which Redis is pinged; if it does not reply within as many seconds again, the
+connection counts as lost."""
 
 
 async def follow(
     redis: redis.asyncio.Redis, channel: str, on_message: Callable[[bytes], None], on_subscribed: Callable[[], None]
 ) -> None:
-    """Call `on_message` with each message of the channel, and `on_subscribed` after each subscription, since messages
-    before it may have been missed. Never returns; a lost connection is logged once, and tried again until it is back.
-    """
+    """Call `on_message` with each message of the channel, and `on_subscribed` each time the channel is subscribed to:
+    messages sent before that may have been missed. Never returns. A lost connection is logged once, then made anew, by
+    as many attempts as that takes."""
     away = False
     while True:
         pubsub = redis.pubsub()
@@ -67,12 +67,12 @@ async def follow(
 
 @dataclass(frozen=True, slots=True)
 class Gateways:
-    """The gateways that are alive, as read by this gateway's heartbeat."""
+    """The gateways that are alive, as read from Redis when this gateway wrote its heartbeat."""
 
     silent_s: Mapping[str, float]
     """Id of a gateway -> seconds since its heartbeat."""
     stayed: bool
-    """Whether this process was still on the list of gateways when its heartbeat came."""
+    """Whether this gateway was still on the list; False: its previous heartbeat had expired before this one."""
 
 
 class GatewayHeartbeats:
@@ -93,8 +93,8 @@ class GatewayHeartbeats:
         self._beat = load_beat_script()
 
     async def beat(self) -> Gateways | None:
-        """Write this process's heartbeat and return the live gateways; None if the key of their list has another
-        type."""
+        """Write this process's heartbeat and return the live gateways; None if the Redis key of their list has a value
+        of the wrong type."""
         await self._redis.set(keys.gateway(self._gateway), f"{time.time():.3f}", px=round(self._ttl_s * 1000))
         try:
             told = await self._redis.eval(self._beat.source, 1, keys.GATEWAYS, self._gateway, self._ttl_s)

@@ -24,7 +24,7 @@ UNFENCED = 0
 """Fencing token of a lease that Redis does not have yet."""
 
 ANSWER_TIMEOUT_S = 2.0
-"""Seconds within which an answer must come, and a connection must be made."""
+"""Seconds within which Redis must reply, and within which a connection to it must be made."""
 
 
 def connect(url: str) -> redis.asyncio.Redis:
@@ -62,10 +62,10 @@ class Offer:
     cost_ms: float
     """Time from the slot to the first token."""
     other_ms: float
-    """Time to the first token on the best other worker, waiting for that one included."""
+    """Total cost at the best other worker: time to the first token, the wait for a slot included, and burden."""
     kv_tokens: int
     burden_ms: float = 0.0
-    """Cost of the prefill to other calls; `other_ms` includes this cost on that worker."""
+    """Cost of the prefill here to other calls. `cost_ms` leaves it out; `other_ms` includes the other worker's."""
 
     def packed(self, hold_ms: float) -> str:
         """Return the offer as the text of a bid that lua/shared.lua reads; `hold_ms` as in `Offers`."""
@@ -83,7 +83,7 @@ class Offers:
     take: tuple[Offer, ...] = ()
     """Workers to take at once if they have a free slot, best first."""
     more: tuple[Offer, ...] = ()
-    """Workers whose slots the call takes when they come free, rather than wait any longer."""
+    """Workers not taken at once. A waiting call gets a slot there only if its bid is not negative (`Offer.packed`)."""
     elsewhere: Offer | None = None
     """The cost at any worker that is not named here; None: no other worker would do."""
     left_out: frozenset[str] = frozenset()
@@ -96,7 +96,7 @@ class Offers:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A request for a slot: the call's id, team and class, and its charge in fair queueing."""
+    """A request for a slot: the call's id, team and priority class, and its charge in fair queueing."""
 
     id: str
     team: str
@@ -129,7 +129,7 @@ class QueueLimitReached:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A waiting call, as `reread` renews it."""
+    """A waiting call, with all that `reread` needs to renew its place in the queue."""
 
     order: Order
     filed: Filed
@@ -144,7 +144,7 @@ class Renewed:
     void: frozenset[str]
     """Leases that will not come back: their worker process is gone, or another lease has superseded them."""
     crowded: frozenset[str]
-    """Leases that Redis has lost and whose slots others have taken by now: the next renewal tries them again."""
+    """Leases not in Redis (lost, or placed without it) for which no slot is free now; the next renewal tries again."""
     fences: Mapping[str, int]
     """Id of each lease that was UNFENCED -> the fencing token that Redis has now given it."""
 
@@ -171,7 +171,7 @@ class Store:
         timeout_s: float = ANSWER_TIMEOUT_S,
         took: Callable[[float, str], None] | None = None,
     ) -> None:
-        """`took` is called for each answer, with the seconds that it took and the script's name."""
+        """`took` is called after each script call, with the seconds to its reply or failure, and the script's name."""
         self.redis = redis
         self._protocol = protocol
         self._lease_ttl_ms = _ms(lease_ttl_s)
@@ -202,8 +202,8 @@ class Store:
         max_queue: int,
         max_team_queue: int,
     ) -> Lease | Filed | QueueLimitReached:
-        """Take a slot of the first worker in `offers.take` that has a free one, else a place in the queue, unless that
-        is full."""
+        """Take a slot of the first worker in `offers.take` that has a free one. If none has, take a place in the queue,
+        unless the queue is full."""
         answer = await self._send(
             self._acquire,
             gateway,
@@ -259,8 +259,8 @@ class Store:
     async def renew(
         self, gateway: str, model: str, leases: Iterable[Lease], *, was_away: bool = False, settle: bool = False
     ) -> Renewed:
-        """Renew leases; a gateway calls this every `keys.LEASE_RENEW_S` with all its leases. `was_away`: whether it can
-        have placed calls without Redis; `settle`: whether other gateways can have done so as well."""
+        """Renew leases; a gateway calls this every `keys.LEASE_RENEW_S` with all its leases. `was_away`: whether this
+        gateway may have placed calls while Redis was away; `settle`: whether other gateways may have done so, too."""
         rows = [item for one in leases for item in _lease_row(one)]
         head = (self._lease_ttl_ms, self._settle_ms, "settle" if settle else "away" if was_away else "")
         void, crowded, given = await self._send(self._renew, gateway, model, *head, *rows)

@@ -45,8 +45,8 @@ __all__ = [
 Answer = TypeVar("Answer")
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, struct.error)
-"""Errors raised by reading an answer that was not written by this version; those of msgspec and Unicode are
-ValueErrors."""
+"""Errors that reading a reply of Redis can raise if another version or program wrote the data; those of msgspec and
+Unicode are ValueErrors."""
 
 
 def unavailable(error: BaseException) -> StoreUnavailable:
@@ -58,7 +58,7 @@ def unavailable(error: BaseException) -> StoreUnavailable:
 
 
 async def answered(asking: Awaitable[Answer]) -> Answer:
-    """Return the answer of a command or pipeline. Raises StoreUnavailable if there is none."""
+    """Return Redis's reply to a command or pipeline. Raises StoreUnavailable if it gives none."""
     try:
         return await asking
     except NO_ANSWER as error:
@@ -66,8 +66,8 @@ async def answered(asking: Awaitable[Answer]) -> Answer:
 
 
 def checked(answers: list[Any]) -> list[Any]:
-    """Return the answers of a pipeline that returns errors instead of raising them. Raises StoreUnavailable if an
-    answer is one."""
+    """Return `answers`, the replies to a pipeline in which a command's error stands in place of its reply. Raises
+    StoreUnavailable if there is such an error."""
     for answer in answers:
         if isinstance(answer, NO_ANSWER):
             raise unavailable(answer)
@@ -76,7 +76,7 @@ def checked(answers: list[Any]) -> list[Any]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Turn errors raised inside the block by reading an answer into StoreUnavailable."""
+    """Raise StoreUnavailable if the block, which reads a reply of Redis, can't read it (UNREADABLE)."""
     try:
         yield
     except UNREADABLE as error:
@@ -87,12 +87,12 @@ log = logging.getLogger(__name__)
 
 
 class Outage:
-    """Handles the outages of Redis that one loop meets. No answer of Redis ends the loop, and so the process: the loop
-    keeps the data that it read last."""
+    """Handles the outages of Redis that one loop meets. Whatever Redis replies, the loop goes on with the data that it
+    read last; an error that ended the loop would end the process."""
 
     def __init__(self, lost: str, meanwhile: str, back: str) -> None:
-        """Set the texts for the log. `lost`: what can't be done; `meanwhile`: what holds until it can; `back`: that it
-        can be done again (empty: nothing is logged then)."""
+        """Set the texts for the log. `lost`: what can't be done in an outage; `meanwhile`: what is done instead;
+        `back`: what is logged after the outage (empty: nothing)."""
         self._lost = lost
         self._meanwhile = meanwhile
         self._back = back
@@ -134,13 +134,13 @@ class Unreadable:
     """Counts and logs the entries in Redis that one gateway process can't read."""
 
     def __init__(self, count: Callable[[str], None] = _ignore) -> None:
-        """`count` is called for each skipped entry, with the kind of its key."""
+        """`count` is called for each skipped entry, with the pattern of its key (a value of `Unread`)."""
         self._count = count
         self._told: dict[tuple[Unread, str], None] = {}
 
     def skip(self, kind: Unread, name: object, why: object) -> None:
-        """Record that an entry was skipped. `kind`: of its key; `name`: of the key or of the entry in it; `why`: it
-        can't be read."""
+        """Record that an entry was skipped. `kind`: the pattern of its key; `name`: the key's name, or the entry's name
+        under that key; `why`: the reason why the entry can't be read."""
         self._count(kind.value)
         if len(self._told) >= MAX_TOLD:
             return

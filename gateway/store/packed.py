@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from struct import Struct
 
 NOTHING, THERE, TOO_LONG, OF_ANOTHER_TYPE = range(4)
-"""What the scripts `members` and `records` report for a key."""
+"""The possible results of the scripts `members` and `records` for one key."""
 
 _HEADER = Struct(">BI")
 _LENGTH = Struct(">I")
 
 
 def unpacked_keys(packed: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield for each key in the answer what was found (NOTHING, THERE, ...), and the value's bytes or, without a value,
-    the reason."""
+    """Yield two things for each key in the reply: what was found (NOTHING, THERE, ...), and the value's bytes. If there
+    is no value, these bytes are the reason as text; for NOTHING they are empty."""
     at = 0
     while at < len(packed):
         what, length = _HEADER.unpack_from(packed, at)
@@ -29,8 +29,8 @@ def unpacked_keys(packed: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def unpacked_texts(packed: bytes) -> Iterator[bytes]:
-    """Yield the texts that the script `members` reports for a key: first the place to go on from, then the members, or
-    fields and values in turn."""
+    """Yield the texts that the script `members` returns for one key: first the cursor from which to read on ("0" at the
+    end), then a set's members, or a hash's fields and values in turn."""
     at = 0
     while at < len(packed):
         (length,) = _LENGTH.unpack_from(packed, at)
@@ -39,7 +39,7 @@ def unpacked_texts(packed: bytes) -> Iterator[bytes]:
 
 
 LONGEST_S = 0.005
-"""Seconds of work after which a task rests for as long as it worked: it takes half of the event loop's time at most."""
+"""After this many seconds of work, a task rests for as long: so it takes at most half of the event loop's time."""
 
 
 class Pauses:

@@ -24,8 +24,8 @@ class QueuedBid:
     """Time to the first token on the best other worker, including the wait for a slot there."""
     kv_tokens: int
     rate: float
-    """What the call loses without the slot, in ms per ms that it would hold it; negative: another worker suits it
-    better."""
+    """Milliseconds that the call loses if another call gets the slot, per millisecond for which it would hold the slot;
+    negative: the call is better off waiting for another worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class QueuedTicket:
     bids: Mapping[str, QueuedBid]
     """Worker -> the call's bid for it."""
     elsewhere: QueuedBid | None
-    """The call's bid for every worker without a bid of its own; None: such workers would not do."""
+    """The call's bid for all suitable workers that are not in `bids`; None: no other worker would do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from gateway.store.scripts import ScriptSender, load_response_script
 from workers.protocol import keys
 
 NOT_YET = -1
-"""Answer of the script `keep_response` if more old responses would have to be dropped than one run may drop."""
+"""Reply of the script `keep_response` if there is no room yet: one run may drop only so many old responses."""
 
 
 class ResponseRecords:
@@ -32,8 +32,8 @@ class ResponseRecords:
         nothing was stored: the record is larger than the team's limit, or `again` is set and the old record was dropped
         meanwhile.
 
-        `before`: ids of the responses that it follows, which are then kept as long as this one. `again`: replace the
-        record of the same id.
+        `before`: ids of the earlier responses that this one follows; they are then kept as long as this one. `again`:
+        replace the record that is stored under the same id.
         """
         rest = (id, record, self._ttl_ms, self._bytes_per_team, "1" if again else "", *before)
         prefix = keys.responses(team)

@@ -32,10 +32,10 @@ ONE_PER_MODEL = (
     keys.swept,
     keys.settling,
 )
-"""Functions for the keys that a model has once; in a script the key is the variable `<function>_key`."""
+"""Functions that name the Redis keys that exist once per model. Scripts have each in a variable, `<function>_key`."""
 
 MANY_PER_MODEL = (keys.worker, keys.worker_leases, keys.lease, keys.ticket, keys.ticket_bids)
-"""Functions for the keys that a model has many of; in a script the function `<function>_key(id)` returns the key."""
+"""Functions that name the Redis keys that exist once per worker, lease or ticket: `<function>_key(id)` in scripts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ Call = tuple[str | int | bytes, ...]
 """The arguments of EVALSHA: SHA-1, number of keys (1), key, arguments."""
 
 REPAIRABLE = (NoScriptError, MovedError)
-"""Answers to a call that was not run but can be: after its script is loaded, or at the node that has the key now."""
+"""Errors of a script call that can be run after a repair: its script is not loaded, or its key has moved elsewhere."""
 
 
 class Runner(Protocol):
@@ -133,7 +133,7 @@ class Runner(Protocol):
         ...
 
     async def repair(self, call: Call, answer: Any) -> None:
-        """Repair the cause why a call was not run. `answer`: one of REPAIRABLE."""
+        """Remove the cause why a call was not run. `answer`: the error that it got, one of REPAIRABLE."""
         ...
 
 
@@ -247,7 +247,7 @@ class ScriptSender:
         timeout_s: float,
         took: Callable[[float, str], None] | None = None,
     ) -> None:
-        """`took` is called for each answer with the seconds that it took and the script's name."""
+        """`took` is called after each script call, with the seconds to its reply or failure, and the script's name."""
         self._runner = runner_for(redis, scripts)
         self._timeout_s = timeout_s
         self._queues: dict[str, _Queue] = {}
@@ -324,7 +324,7 @@ class ScriptSender:
             log.warning("Redis does not run the script %s for %s (%s: %s): %s", *told)
 
     async def _answers(self, calls: list[Call]) -> list[Any]:
-        """Run calls in order and return their answers. If a call could not be run, repair the cause, then run it and
+        """Run calls in order and return their answers. If a call was not run, remove the cause, then run this call and
         all later ones again; so some calls run twice."""
         answers = await self._runner.run(calls)
         for _ in range(MAX_REPAIRS):

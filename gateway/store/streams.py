@@ -1,4 +1,4 @@
-"""Keeps resumable streams in Redis: their events, owners and ends, signs that they are read, and each team's quota.
+"""Keeps resumable streams in Redis: events, owners and ends, signs that somebody reads them, and each team's quota.
 
 Events are numbered from 1. One gateway writes a stream, any gateway reads it. Methods raise StoreUnavailable.
 """
@@ -32,7 +32,7 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The events number `first` to `last`, in the bytes that clients get."""
+    """The events that have the numbers `first` to `last`, as the bytes that clients get."""
 
     first: int
     last: int
@@ -101,8 +101,8 @@ class StreamLog:
             return StreamInfo(team, request, gateway, (trace or b"").decode())
 
     async def read(self, stream: str, after: int, num_batches: int) -> Page:
-        """Return at most `num_batches` batches with the events after number `after`; the first batch may begin with
-        earlier ones."""
+        """Return at most `num_batches` batches, with the events after the event number `after`. The first batch may
+        begin with earlier events."""
         log = keys.stream_log(stream)
         entries: Any = await answered(self._redis.xrange(log, min=f"({after}-0", count=num_batches))
         with reading():

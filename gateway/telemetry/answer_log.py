@@ -42,7 +42,7 @@ class TraceRecorder:
             self.events.append(SpanEvent(event, time.monotonic(), facts))
 
     def add_link(self, other: TraceContext | None) -> None:
-        """Link to the trace of another request, which made the answer that this request is sent."""
+        """Link this request's trace to that of another request: the one whose answer this request gets."""
         if self.tracer is not None and other is not None and self.context and other.span_id != self.context.span_id:
             self.links.append(other)
 

@@ -117,7 +117,7 @@ BEYOND_REASONS = ("address", "all", "descriptors")
 
 
 class Unread(StrEnum):
-    """Patterns of the keys in Redis under which gateways read what other processes have written."""
+    """Kinds of Redis keys that other processes write and gateways read, each as the pattern of such keys."""
 
     MODELS = "pd:models"
     KEYS = "pd:keys"

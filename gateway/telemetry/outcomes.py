@@ -74,7 +74,7 @@ OTHER = "other"
 
 
 def blamed(outcome: str) -> tuple[Who, str]:
-    """Return who is to blame for an outcome, and its label. An outcome that is not in the table gets `OTHER`, and the
-    gateway the blame."""
+    """Return who is to blame for an outcome, and the label for that outcome. If it is not in the table, the gateway is
+    to blame and the label is `OTHER`."""
     who = FAILED_BY.get(outcome)
     return (Who.GATEWAY, OTHER) if who is None else (who, outcome)

@@ -42,7 +42,7 @@ class Heard:
 
 
 class Prompts:
-    """Logs no prompts: what is used unless `log_prompts` is set."""
+    """The prompt log that logs nothing; in use unless an operator has set `log_prompts`."""
 
     def begins(self, call: Call, answer_log: AnswerLog, request: GenerateRequest | PoolRequest) -> Heard:
         return UNHEARD
@@ -53,7 +53,7 @@ UNWRITTEN = Prompts()
 
 
 class WrittenPrompts(Prompts):
-    """Logs one line per answer, with the prompt, and a warning when it is created that it does so."""
+    """The prompt log that logs one line per answer, with the prompt. When created, it logs a warning about this."""
 
     def __init__(self) -> None:
         log.warning(WARNING)
@@ -93,7 +93,7 @@ class Noted(Heard):
 
 
 class Overheard:
-    """An answer that records its events for the log as they are taken."""
+    """An answer that passes on the events of another answer, and records them for the log."""
 
     __slots__ = ("_answer", "_noted")
 

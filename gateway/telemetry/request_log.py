@@ -15,10 +15,10 @@ MAX_NAMES = 16
 """Maximum names of ignored parameters in a header; `...` stands for further ones."""
 MAX_NAME_CHARS = 48
 UNKNOWN = "unknown"
-"""Label that stands for every name that is in no table: a caller's text must not become a label."""
+"""Metric label for all parameters that are in no table of names: a caller's text must not become a label."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-"""Characters of names that are not repeated in a header: a caller's text must not become a header of its own."""
+"""Characters of a parameter's name that a header shows as "?": a caller's text must not become another header."""
 
 
 class Ignored:
@@ -27,8 +27,8 @@ class Ignored:
     __slots__ = ("_known", "_names", "_num_more", "_unknown", "refuses")
 
     def __init__(self, *, refuses: bool = False) -> None:
-        """`refuses`: unknown parameters are errors, and so are parameters without effect whose value asks for
-        something."""
+        """`refuses`: whether parameters are refused that would otherwise be ignored: unknown ones, and those without
+        effect here if they have a value that asks for one."""
         self.refuses = refuses
         self._names: dict[str, None] = {}
         self._known: set[str] = set()
@@ -93,7 +93,7 @@ class RequestLog:
     """Whether the connection is closed after the answer, so that the caller sends the next request to another gateway.
     """
     explains: bool = False
-    """Whether the caller asked for the reasons why the call was placed where it was."""
+    """Whether the caller asked for the reasons why the call's worker was chosen."""
     ignored: Ignored = field(default_factory=Ignored)
     """The request's parameters that have no effect."""
     route: str = ""
@@ -118,10 +118,10 @@ class RequestLog:
 
     first_token_at: float | None = None
     usage: Usage | None = None
-    """Tokens of all answers to the request that came, whole or in part; None: no answer came."""
+    """Sum of the tokens of all answers that came, whole or in part; None: no answer to the request came."""
     status: int = 0
     outcome: str = ""
-    """`ok`, `client_gone`, or the code of the error."""
+    """`ok`, `client_gone`, `cancelled`, or the error's code (its type if it has no code)."""
     handed_over: bool = False
     """Whether the answer goes on without its connection; then the task that makes the answer finishes this log."""
 
@@ -165,7 +165,7 @@ class RequestLog:
 
     @property
     def overhead_s(self) -> float:
-        """Seconds from arrival to the submit to the worker that answers, minus waits for slots and failed attempts."""
+        """Seconds from arrival until the worker that answers is asked, less waits for slots and failed attempts."""
         answer, attempt = self.answer, self.answer.last_attempt
         if attempt is None:
             return 0.0

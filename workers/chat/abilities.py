@@ -58,11 +58,11 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the arguments of tool calls must be an object, not text."""
     tool_results: bool = True
     thinking_parts: bool = False
-    """Whether thoughts of earlier turns are shown only if they are parts of the message's content."""
+    """Whether the template shows a thought of an earlier turn only if it is a part of the message's content."""
     null_content: bool = False
     """Whether tool calls are shown only in messages whose content is null."""
     words_apart: bool = False
-    """Whether tool calls are left out of messages that have text, too."""
+    """Whether the template leaves out the tool calls of a message that also has text."""
     later_system: bool = True
     """Whether system messages are also shown in the middle of a conversation."""
     short_ids: bool = False
@@ -86,7 +86,7 @@ def find_abilities(render: Render, source: str) -> Abilities:
 
 
 class _Probe:
-    """Finds the abilities in order: a template that reads only typed content gets that form in all later tests."""
+    """Finds the abilities one by one. If the template reads content only as a list of parts, later tests send that."""
 
     def __init__(self, render: Render, source: str) -> None:
         self._render = render
@@ -172,8 +172,8 @@ class _Probe:
         return bare if bare is not None else self._asked(messages, [_renamed(one) for one in SIGNATURES])
 
     def _shows_results(self, tools: bool, calls: bool, *, null: bool, as_text: bool) -> bool:
-        """Return whether tool results are shown; False if neither tools nor calls are: the model may not know the role
-        `tool` then."""
+        """Return whether the template shows tool results; False if it shows neither tools nor calls: the model may then
+        not know the role `tool`."""
         if calls:
             return RESULT in (self._called([SHORT_ID], null=null, as_text=as_text) or "")
         result = {"role": "tool", "content": RESULT, "tool_call_id": SHORT_ID, "name": TOOL}

@@ -23,7 +23,7 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import UNBOUNDED, GenerateRequest, Message, Thinking, Tool
 
 NOT_FOUND = ("<|inner_prefix|>",)
-"""Marks of templates (Apertus) whose thoughts llama-server does not find, so that it switches thinking off for them."""
+"""Marks in templates (Apertus) whose thoughts llama-server can't find; it switches thinking off for such templates."""
 
 THINK = ThoughtMarks("<think>", "</think>")
 
@@ -53,12 +53,12 @@ SPOKEN_TURNS: Mapping[str, ThoughtMarks] = MappingProxyType(
         "<atem:function_calls>": ThoughtMarks(" to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
     }
 )
-"""Mark in a template's text -> marks that llama-server writes around the thought of an assistant's turn. For models
-whose template does not show that thought."""
+"""Text that identifies a template -> marks that llama-server itself writes around the thought of an assistant's turn,
+because this template does not show that thought."""
 
 
 def turn_marks_of(template: str) -> ThoughtMarks | None:
-    """Return the marks around the thought of a turn that the answer continues; None if such a turn has no thought."""
+    """Return the marks around the thought in a turn that the answer continues; None if such turns have no thought."""
     if any(mark in template for mark in NOT_FOUND):
         return None
     return spoken_turn_of(template) or thought_of(template)
@@ -69,7 +69,7 @@ def spoken_turn_of(template: str) -> ThoughtMarks | None:
 
 
 def is_deepseek_v4(template: str) -> bool:
-    """Return whether a template is DeepSeek V4's, by llama-server's test: V3.2's has `function_calls` in it, too."""
+    """Return whether a template is DeepSeek V4's, by llama-server's test: unlike V3.2's, it has no `function_calls`."""
     return "dsml_token" in template and "function_calls" not in template
 
 

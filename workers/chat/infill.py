@@ -1,7 +1,7 @@
-"""Makes the tokens of a prompt for infill: code that the model writes between a prefix and a suffix.
+"""Makes the tokens of an infill prompt, by which a model writes the code between a prefix and a suffix.
 
-Source of the tokens' order, the bounds and the separating texts: `format_prompt_infill` in
-tools/server/server-common.cpp of llama.cpp; of the pattern for whole repositories: https://arxiv.org/abs/2409.12186.
+Sources: `format_prompt_infill` in tools/server/server-common.cpp of llama.cpp (order of the tokens, bounds and
+separating texts); https://arxiv.org/abs/2409.12186 (pattern for whole repositories).
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def _start_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
 
 
 def _read(text: str, num_tokens: int, tokenize: Tokenize, cut: Callable[[int], str]) -> list[int]:
-    """Return at least `num_tokens` + MARGIN tokens of a part of the text, or all tokens of a shorter text. `cut(size)`
-    returns a part of `size` characters."""
+    """Return at least `num_tokens` + MARGIN tokens, read from a part of the text. If the whole text has fewer tokens,
+    return all of them. `cut(size)` returns a part of `size` characters."""
     size = CHARACTERS_PER_TOKEN * (num_tokens + MARGIN)
     while size < len(text):
         found = tokenize(cut(size))

@@ -17,8 +17,8 @@ from workers.protocol.requests import GenerateRequest, Message, Role
 
 TOKENISE_LEAST_S = 5.0
 TOKENISE_S_PER_MIB = 4.0
-"""Seconds per 2**20 characters. llama.cpp's slowest pre-tokenizers take a second for this much ordinary text, several
-on a busy machine."""
+"""Seconds that tokenising may take per 2**20 characters, beyond TOKENISE_LEAST_S. llama.cpp's slowest pre-tokenizers
+take one second for this much ordinary text, and several seconds on a busy machine."""
 
 
 def patience_s(num_chars: int) -> float:
@@ -52,8 +52,8 @@ def too_slow(num_chars: int, seconds: float) -> CallFailed:
 Tokenize = Callable[[Sequence[Message]], Sequence[int]]
 
 OPENINGS = ("a", "Q", "7", " ", "\n\n", "\n", ".", "'s", "\u00e9", "\u4f60", "<", "{")
-"""Beginnings of the user's message in the test conversations of `SharedPrompts`. They differ as much as possible: so a
-token that could merge with the text after it does not count as shared."""
+"""Beginnings of the user's message in the test conversations of `SharedPrompts`. They differ as much as possible, so
+that a token that merges with what follows it differs between them, and does not count as shared."""
 
 
 class SharedPrompts:
@@ -76,7 +76,7 @@ class SharedPrompts:
         self._found: dict[tuple[str, str], tuple[date, Sequence[int]]] = {}
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
-        """Return how many of the first tokens of `tokens`, the request's prompt, all teams share."""
+        """Return how many tokens at the start of the request's prompt (`tokens`) all teams share."""
         if request.prompt is not None or request.tools or not request.messages:
             return 0
         first = request.messages[0]
@@ -246,7 +246,7 @@ class Prompts:
         return tokens
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
-        """Return how many of the first tokens of `tokens`, the request's prompt, all teams share. For any thread."""
+        """Return how many tokens at the start of the request's prompt (`tokens`) all teams share. For any thread."""
         return self._shared.num_public(request, tokens)
 
     def _tokens_of(self, messages: Sequence[Message]) -> Sequence[int]:
@@ -294,7 +294,7 @@ def _listed(tokens: Sequence[int]) -> Sequence[int]:
 
 
 def is_quick(request: GenerateRequest) -> bool:
-    """Return whether the prompt is made faster than a hop to another thread takes; a rendered prompt never is."""
+    """Return whether making the prompt is faster than switching to another thread; never true of chats and infill."""
     prompt = request.prompt
     if request.infill is not None or prompt is None or len(prompt) > SHORT_CHARS:
         return False

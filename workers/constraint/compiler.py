@@ -36,16 +36,16 @@ Key = tuple[str, bytes]
 MAX_LARK_BYTES = 256 << 10
 MAX_REGEX_BYTES = 16 << 10
 MAX_PATTERNS = 6
-"""Maximum number of patterns that may all have to match one text; a grammar with more is first tried in a process of
-its own."""
+"""Maximum number of patterns in a grammar that may all have to match the same text; a grammar with more is first tried
+in a process of its own."""
 
 MULTIPLE = re.compile(r'"multipleOf"\s*:\s*-?([0-9.]+)')
 ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 MAX_DIGITS = 20
 MAX_REMAINDERS = 2_000
-"""Maximum number of remainders of a grammar's `multipleOf`s; a grammar with more is tried and followed in processes of
-its own. llguidance makes a state for each remainder, without a limit: a million took 12 s, 290 MiB, and half a second
-to free, during which no other thread ran."""
+"""Maximum number of remainders that divisions by a grammar's `multipleOf` values can leave. llguidance makes a state
+for each, without a limit: a million took 12 s, 290 MiB, and half a second to free, during which no other thread ran. So
+a grammar with more is tried and followed in processes of its own."""
 
 MAX_TRIGGERS = 16
 MAX_TRIGGER_CHARS = 128
@@ -74,12 +74,12 @@ class GbnfCompiler(Protocol):
 
 class LarkCompiler(Protocol):
     def lark(self, text: str) -> Elsewhere:
-        """Return the grammar of a Lark text that llguidance can compile."""
+        """Return a grammar made from a Lark text. llguidance must be able to compile the text."""
 
 
 class Trial(Protocol):
     def check(self, kind: Literal["gbnf", "lark"], text: str) -> None:
-        """Try a grammar in another process. Raises Unusable if it would harm this one, CallFailed if it can't try."""
+        """Try a grammar in another process. Raises Unusable if it fails there, CallFailed if it can't be tried."""
 
 
 class Compiler:
@@ -88,8 +88,8 @@ class Compiler:
     def __init__(
         self, vocab: Words, gbnf: GbnfCompiler, trial: Trial, calls: CallForms, elsewhere: LarkCompiler | None = None
     ) -> None:
-        """`elsewhere`: makes grammars that are followed in other processes, for those that take too long for a step of
-        the engine; None: this process follows all of them."""
+        """`elsewhere`: makes Lark grammars that are followed in other processes, for grammars that take too long for a
+        step of the engine. None: this process follows every Lark grammar."""
         self._vocab = vocab
         self._elsewhere = elsewhere
         self._calls = calls
@@ -97,7 +97,7 @@ class Compiler:
         self._trial = trial
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, tuple[Compiled | Unusable, int]] = OrderedDict()
-        """Compiled grammars and refusals (which may take seconds to find), each with the bytes that it counts for."""
+        """Compiled grammars or, if refused, errors (which can take seconds to find), with the bytes each counts for."""
         self._num_bytes = 0
         self._counts = {"compiled": 0, "reused": 0, "refused": 0}
         self._triggers_of = functools.lru_cache(MAX_TRIGGER_SETS)(self._new_triggers)
@@ -121,8 +121,8 @@ class Compiler:
         _ = self._words, self._pieces
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> Mask | None:
-        """Return the mask for an answer: its thought, if `thought` is given, and the form that the request demands.
-        None: there is neither a thought nor a form. Raises CallFailed.
+        """Return the mask for an answer. It applies to the thought, if `thought` is given, and to the form that the
+        request demands; if there is neither, return None. Raises CallFailed.
 
         `thought`: how, and how long, the model may think before the answer; the form does not apply to the thought.
         """
@@ -137,7 +137,7 @@ class Compiler:
         return self._beginning(constraint)()
 
     def _beginning(self, constraint: Constraint) -> Callable[[], Mask]:
-        """Return a function that makes masks for whole answers. Raises CallFailed."""
+        """Return a function that makes a mask for an answer, from its first token on. Raises CallFailed."""
         try:
             grammar = self._grammar(constraint)
             if not constraint.triggers:
@@ -151,7 +151,7 @@ class Compiler:
         return functools.partial(TriggeredMask, triggers, grammar.mask_after)
 
     def _grammar(self, constraint: Constraint) -> Compiled:
-        """Return the compiled grammar. Raises Unusable, and CallFailed (BUSY) if it can't be tried now."""
+        """Return a constraint's compiled grammar. Raises Unusable, and CallFailed (BUSY, say) if it can't be tried."""
         text = constraint.text.encode()
         key = (constraint.kind, hashlib.sha256(text).digest())
         known = self._known(key)
@@ -235,8 +235,8 @@ def is_heavy(lark: str) -> bool:
 
 
 def num_remainders(lark: str) -> int:
-    """Return an upper bound of the remainders of a grammar's `multipleOf`s: the larger of their sum times the number of
-    `$ref`s plus one (each applies to other numbers) and their least common multiple (all apply to one number)."""
+    """Return an upper bound for the remainders of a grammar's `multipleOf` values: their least common multiple (if all
+    apply to one number) or their sum, times one plus the number of `$ref`s (if not), whichever is larger."""
     text = ESCAPE.sub(lambda found: chr(int(found[1], 16)), lark) if "\\u" in lark else lark
     digits = (number.replace(".", "").strip("0")[:MAX_DIGITS] for number in MULTIPLE.findall(text))
     factors = [int(each) for each in digits if each]

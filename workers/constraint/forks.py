@@ -2,8 +2,8 @@
 stopped within a process.
 
 One process has the model's vocabulary in memory. It forks another process for each trial of a grammar, and for each
-answer that follows one (`workers.llama.sampling.grammar_forks`). A forked process ends by itself when a question takes
-too long, and when the other ends of its sockets are closed.
+answer that a grammar constrains (`workers.llama.sampling.grammar_forks`). A forked process ends by itself when a
+question takes too long, and when the other ends of its sockets are closed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ START_S = 60.0
 Kind = Literal["gbnf", "lark"]
 
 COMPILE, TRY, BEGIN, PERMITS, ALLOWED, ACCEPT = b"CTBPLA"
-"""Questions to a forked process: compile a grammar, try a grammar, begin anew after some tokens, say whether a token
-may come next, list the tokens that may come next, and accept a token."""
+"""Questions to a forked process: compile a grammar, try a grammar, begin an answer anew after given tokens, say whether
+a token may come next, list the tokens that may come next, and accept a token."""
 
 OK, REFUSED = 0, 1
 """First byte of an answer. OK: the answer follows; REFUSED: the reason for the refusal follows."""
@@ -52,11 +52,11 @@ NOT_BEGUN = 75
 """Exit code of a forked process that could not begin; also sent if no process could be forked."""
 
 ANSWER_S = 10.0
-"""Seconds without an answer after which a forked process counts as stopped or without processor time."""
+"""Seconds to wait for an answer; after that, the forked process counts as hung, or as given no processor time."""
 
 
 class Fork:
-    """A forked process, seen from the asking side. For one thread at a time; garbage collection ends the process."""
+    """The questioner's end of a forked process. For one thread at a time; garbage collection ends the process."""
 
     def __init__(self, end: socket.socket, life: socket.socket) -> None:
         """`end`: the socket for questions and answers. `life`: closing this socket ends the process, whatever the
@@ -79,7 +79,7 @@ class Fork:
         self._send()
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
-        """Return whether `take` would not wait; blocks for `wait_s` at most."""
+        """Return whether `take` would return or raise at once; blocks for `wait_s` at most."""
         self._send()
         if time.monotonic() - self._asked_at > ANSWER_S:
             return True
@@ -213,7 +213,7 @@ class Forks:
     def fork(self) -> Fork | None:
         """Return a newly forked process that has no grammar yet; does not block.
 
-        Return None while the forking process is starting; start it on another thread if none runs. Raises NotStarted.
+        Return None while the forking process starts. If it does not run, start it on another thread. Raises NotStarted.
         """
         process, control = self._process, self._control
         if process is None or control is None or process.poll() is not None:

@@ -19,9 +19,9 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 MAX_BYTES = 64 << 10
 MAX_NESTING = 50
 MAX_REPETITIONS = 1_000
-"""Maximum m and n of one {m,n}."""
+"""Maximum of m and of n in a repetition {m,n}."""
 MAX_ALL_REPETITIONS = 20_000
-"""Maximum sum of all repetitions' larger numbers in a grammar: llama.cpp writes a rule for each repetition."""
+"""Maximum sum of the larger numbers of all repetitions {m,n} in a grammar: llama.cpp writes a rule per repetition."""
 
 _TOKEN = re.compile(
     r"""

@@ -1,8 +1,8 @@
 """Makes masks with llguidance: JSON Schema and regular expressions are translated into Lark, and Lark is compiled.
 
-With the option `no_forcing`, the model may write a text that the grammar demands in any tokens that spell it. Otherwise
-llguidance would force its tokeniser's split, which is wrong for vocabularies that put a space in front of a text.
-llguidance is written in Rust and has limits: a grammar that is too large is an error, not a crash.
+The option `no_forcing` lets the model spell a text that the grammar demands with any tokens. Without it, llguidance
+would force the tokens into which its own tokeniser splits the text: these are wrong for vocabularies that put a space
+in front of a text. llguidance is written in Rust and has limits: too large a grammar is an error, not a crash.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workers.constraint.mask import BeyondLimits, Bits, Unusable, Vocabulary, bi
 from workers.protocol.events import CallFailed
 
 HEADER = "%llguidance"
-"""First word of a Lark grammar with options; they follow as a JSON object (llama.cpp, docs/llguidance.md)."""
+"""First word of a Lark grammar with options; these follow it as a JSON object (llama.cpp, docs/llguidance.md)."""
 
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 """Pattern of the whitespace between the tokens of a JSON text: one space, or new lines and an indentation. It is
@@ -28,7 +28,7 @@ bounded, so that a model can't write whitespace for ever."""
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Bounds on llguidance's work for one question to a mask, such as which tokens may come next."""
+    """Bounds on llguidance's work in one use of a mask, such as to find out which tokens may come next."""
 
     max_items: int
     max_items_in_row: int
@@ -40,12 +40,12 @@ MAX_LEXER_STATES = 25_000
 """Maximum number of lexer states in one answer; each takes up to two kilobytes."""
 
 QUICK = StepLimits(max_items=20_000, max_items_in_row=500, lexer_fuel=30_000)
-"""Limits for masks that the engine's thread asks: a question takes tens of milliseconds at most. An Earley parser's
-work grows with the square of the items in a row, and schemas have dozens of items. This `lexer_fuel` lasts 10 ms, ten
-times what schemas take."""
+"""Limits for masks computed on the engine's thread: finding the permitted tokens takes tens of milliseconds at most. An
+Earley parser's work grows with the square of the items in a row, and schemas have dozens of items. This `lexer_fuel`
+lasts 10 ms, ten times what schemas take."""
 
 WIDE = StepLimits(max_items=50_000, max_items_in_row=2_000, lexer_fuel=200_000)
-"""Limits for a mask in a process of its own, where one question may take seconds."""
+"""Wider limits, for a mask in a process of its own: it may take longer, as the engine's thread does not wait."""
 
 LIMITS = re.compile(r"row has \d+ items|Too many items|too many expressions")
 """llguidance's messages when a limit of `StepLimits` is exceeded."""
@@ -140,7 +140,7 @@ class GuidanceMask:
 
     @property
     def is_beyond_limits(self) -> bool:
-        """Whether the matcher exceeded its limits (or has another error), so that the mask can't be asked any more."""
+        """Whether the matcher exceeded its limits (or has another error): the mask can't be used any more."""
         return self._matcher.is_error()
 
     def permits(self, token: int) -> bool:

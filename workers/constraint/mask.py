@@ -17,10 +17,10 @@ Bits = NDArray[np.uint32]
 
 
 class MaskPending(Exception):
-    """The mask has no answer yet: once `is_ready` returns true, ask the same question again, and no other before it."""
+    """Raised by a mask that needs more time: once `is_ready` returns True, repeat the same call before any other."""
 
     def __init__(self, is_ready: Callable[[float], bool]) -> None:
-        """`is_ready(wait_s)` returns whether to ask again; it blocks for `wait_s` at most."""
+        """`is_ready(wait_s)` returns whether to repeat the call; it blocks for `wait_s` seconds at most."""
         super().__init__()
         self.is_ready = is_ready
 
@@ -42,8 +42,8 @@ class Mask(Protocol):
         """Return whether `token` may come next."""
 
     def allowed(self) -> Bits | None:
-        """Return the tokens that may come next; None: all. Those that end the answer are among them only if it may end
-        here. The result is valid until `accept`."""
+        """Return the tokens that may come next; None: all. Tokens that end the answer are among them only if the answer
+        may end here. The result is valid until `accept`."""
 
     def accept(self, token: int) -> None:
         """Note that `token` is the answer's next token."""
@@ -67,11 +67,11 @@ class Vocabulary(Protocol):
 
 
 class Unusable(ValueError):
-    """A constraint can't be enforced as it is written. The message says what is wrong, why, and what to do."""
+    """Raised if a constraint can't be enforced as it stands. The message says what is wrong, why, and what to do."""
 
 
 class BeyondLimits(Unusable):
-    """A constraint exceeds the limits for a step of the engine; it can be followed in a process of its own."""
+    """Raised if a constraint exceeds the limits for a step of the engine; a process of its own can follow it."""
 
 
 def refused(reason: str, param: str) -> CallFailed:

@@ -1,8 +1,8 @@
 """Computes masks in other processes, one process for each answer (`workers.constraint.forks`): from the answer's start
 (`ForkedMask`), or once the mask has taken long in this process (`MovingMask`).
 
-The engine's thread never waits long for such a mask: if the mask has no answer yet, it raises `MaskPending`, and its
-call skips the engine's step.
+The engine's thread never waits long for such a mask: while the other process computes, the mask raises `MaskPending`,
+and the call whose answer it constrains skips the engine's step.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
 from workers.protocol.events import CallFailed
 
 SLOW_S = 0.03
-"""A question to a mask that takes more seconds than this is slow: other calls notice the longer step."""
+"""Seconds above which one use of a mask counts as slow: other calls notice the longer step."""
 
 MAX_SLOW = 3
-"""Number of slow questions after which a mask moves to another process. More than one, since the first question on a
-grammar is slow, and any question can be on a busy machine."""
+"""Number of slow uses (`SLOW_S`) after which a mask moves to another process. More than one, since the first use of a
+grammar is slow, and any use can be on a busy machine."""
 
 Answer = TypeVar("Answer")
 
 
 class Elsewhere(Protocol):
-    """A grammar that is followed in a process of its own for each answer."""
+    """A grammar that other processes follow, one process for each answer."""
 
     def mask(self) -> Mask: ...
 
@@ -47,14 +47,14 @@ class Elsewhere(Protocol):
 
 
 class MovingGrammar:
-    """A grammar whose masks begin in this process. Safe to use from several threads."""
+    """A grammar whose masks begin in this process and may move to others. Safe to use from several threads."""
 
     def __init__(self, here: Grammar, elsewhere: Elsewhere) -> None:
         self._here = here
         self._elsewhere = elsewhere
         self.is_beyond = False
-        """Whether an answer exceeded the limits of a step. Then the masks of all answers move to other processes: they
-        would take as long before they exceed the limits."""
+        """Whether a mask of this grammar has exceeded the limits of a step. Then all its masks move to other processes,
+        since each would take as long before it exceeds the limits too."""
 
     def mask(self) -> Mask:
         return self._elsewhere.mask() if self.is_beyond else MovingMask(self, self._here.mask(), [])
@@ -80,8 +80,8 @@ class MovingGrammar:
 
 
 class MovingMask:
-    """A mask that asks `here`, a mask in this process. It changes to a mask in another process once `here` was slow
-    MAX_SLOW times, or once this or another answer's mask has exceeded its limits."""
+    """A mask that uses `here`, a mask in this process, until `here` was slow MAX_SLOW times, or a mask of the same
+    grammar has exceeded its limits. From then on it uses a mask in another process."""
 
     __slots__ = ("_grammar", "_here", "_num_slow", "_there", "_tokens")
 
@@ -150,33 +150,33 @@ class MovingMask:
 
 
 GRACE_S = 0.001
-"""Seconds to wait for an answer within a step: most questions are answered in a tenth of that."""
+"""Seconds to wait, within a step of the engine, for a mask's process to reply: most replies take a tenth of that."""
 
 WAIT_S = 5.0
-"""Seconds to wait for an answer outside of steps, while a trigger is checked."""
+"""Seconds to wait for a mask's process to reply, outside of the engine's steps, while triggers are checked."""
 
 Question = tuple[int, bytes]
 
 
 class ForkedGrammars:
-    """Makes grammars that are compiled in the processes of their masks; this process only checks GBNF's bounds."""
+    """Makes grammars that are compiled in the processes where their masks run; this one only checks GBNF's bounds."""
 
     def __init__(self, processes: Forks, vocab: Words) -> None:
         self._processes = processes
         self._vocab = vocab
 
     def compile(self, text: str) -> ForkedGrammar:
-        """Return the grammar of a GBNF text that has been tried. Raises Unusable."""
+        """Return a grammar made from a GBNF text. The text must have been tried before (`Trial`). Raises Unusable."""
         check(text)
         return ForkedGrammar("gbnf", text, self._processes, self._vocab)
 
     def lark(self, text: str) -> ForkedGrammar:
-        """Return the grammar of a Lark text that llguidance can compile."""
+        """Return a grammar made from a Lark text. llguidance must be able to compile the text."""
         return ForkedGrammar("lark", text, self._processes, self._vocab)
 
 
 class ForkedGrammar:
-    """A grammar that has been tried; each of its masks gets a process. Immutable, so several threads may use it."""
+    """A grammar known to compile; each of its masks gets its own process. Immutable, so several threads may use it."""
 
     def __init__(self, kind: Kind, text: str, processes: Forks, vocab: Words) -> None:
         self._text = json.dumps([kind, text]).encode()
@@ -188,11 +188,11 @@ class ForkedGrammar:
         return self._mask(())
 
     def mask_after(self, begun: bytes) -> ForkedMask | None:
-        """Return a mask for the text after `begun`; call `refused_of` with `begun` first. Does not block."""
+        """Return a mask for the text after `begun`; check `begun` with `refused_of` first. Does not block."""
         return self.mask_after_tokens(self._tokens(begun))
 
     def mask_after_tokens(self, begun: Iterable[int]) -> ForkedMask:
-        """Return a mask for the text after these tokens, which an answer must be able to begin with. Does not block."""
+        """Return a mask for the text after these tokens. An answer must be able to begin with them. Does not block."""
         return self._mask(tuple(begun))
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
@@ -212,7 +212,7 @@ class ForkedGrammar:
 
 
 class ForkedMask:
-    """The mask of one answer. Its process is forked when the mask is first asked."""
+    """The mask of one answer, computed in a process of its own, which is forked when the mask is first used."""
 
     __slots__ = ("_answers", "_asked", "_begun", "_done", "_eog", "_fork", "_processes", "_text")
 
@@ -223,9 +223,9 @@ class ForkedMask:
         self._eog = eog
         self._fork: Fork | None = None
         self._asked: deque[Question] = deque()
-        """Questions without an answer yet, in the order in which they were asked."""
+        """Questions to which the process has not replied yet, in the order in which they were asked."""
         self._answers: dict[Question, bytes] = {}
-        """Answers by question, since the last token."""
+        """Replies of the process by question; emptied with each token that is accepted."""
         self._done = False
 
     @property
@@ -244,7 +244,7 @@ class ForkedMask:
         return np.frombuffer(bits, dtype="<u4").astype(np.uint32, copy=False) if bits else None
 
     def accept(self, token: int) -> None:
-        """Note that `token` is the answer's next token. Does not wait for the process's answer."""
+        """Note that `token` is the answer's next token. Does not wait for the process to reply."""
         self._answers.clear()
         if token not in self._eog:
             self._ask((forks.ACCEPT, _bytes(token)))
@@ -257,7 +257,7 @@ class ForkedMask:
         return self._answers[question][:1] != b"\0"
 
     def is_ready(self, wait_s: float) -> bool:
-        """Return whether the process's next answer has come, or can't come any more; blocks for `wait_s` at most."""
+        """Return whether the process's next reply has come, or can't come any more; blocks for `wait_s` at most."""
         return self._fork is None or self._fork.is_ready(wait_s)
 
     def _answer(self, question: Question) -> bytes:
@@ -290,7 +290,7 @@ class ForkedMask:
         self._asked.append(question)
 
     def _catch_up(self, wait_s: float) -> None:
-        """Take the answers to all questions asked. Raises MaskPending if one does not come in time, and CallFailed."""
+        """Take the process's replies to all questions. Raises MaskPending if one is not there in time, CallFailed."""
         while self._asked:
             assert self._fork is not None  # noqa: S101 - for the type checker
             try:

@@ -53,7 +53,7 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
 
 OBJECT_KEYWORDS = frozenset({"properties", "patternProperties", "additionalProperties", "required", "minProperties"})
 OPENING = frozenset({"additionalProperties", "unevaluatedProperties", "propertyNames"})
-"""Keywords by which a schema says which other keys its objects may have."""
+"""Keywords by which a schema says which keys its objects may have besides those that it lists."""
 
 STRING_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -89,7 +89,7 @@ def enforceable(schema: Any, *, closes: bool = False, comparisons: Comparisons |
     """Return the schema without annotations, in llguidance's form. Raises Unusable with the keyword that can't be
     enforced.
 
-    `closes`: objects have only the keys that the schema lists, unless it says which others there may be.
+    `closes`: allow objects only the keys that their schema lists, unless it says which others they may have.
     `comparisons`: what is left of the answer's budget of comparisons; None: the whole budget.
     """
     comparisons = comparisons or Comparisons()
@@ -114,11 +114,11 @@ class _Reader:
         self._disjoint = Disjoint(root, comparisons)
         self._values = Values(root)
         self._wanted: list[tuple[str, str, bool]] = []
-        """Definitions to read: section, name, and whether their objects are joined with those of other schemas."""
+        """Definitions to read: section, name, and whether another schema applies to the same value (see `_schema`)."""
         self._num_nodes = 0
         self.is_unclear = False
-        """Whether it is unknown which objects may be closed, because one is joined (see `_schema`) with a schema that
-        is not a definition."""
+        """Whether it is unknown which objects may be closed: a `$ref` to something other than a definition applies to
+        the same value as another schema (`joined` in `_schema`)."""
 
     def read(self) -> Any:
         result = self._schema(self._root, "the schema", 0, is_root=True)
@@ -138,7 +138,7 @@ class _Reader:
         return definitions.get(name) if isinstance(definitions, dict) else None
 
     def _schema(self, schema: Any, path: str, depth: int, *, is_root: bool = False, joined: bool = False) -> Any:
-        """Return one schema for llguidance. `joined`: another schema, with its own keys, applies to the same value."""
+        """Return a schema for llguidance. `joined`: another schema, with its own keys, applies to the same value."""
         self._num_nodes += 1
         if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
             raise Unusable(f"the schema is nested more than {MAX_DEPTH} levels deep or has more than {MAX_NODES} parts")
@@ -163,7 +163,7 @@ class _Reader:
         return out
 
     def _joined(self, schema: dict[str, Any], key: str, value: Any, out: dict[str, Any], path: str, depth: int) -> None:
-        """Read a keyword whose schemas (one or all of them) apply to the same value as another schema."""
+        """Read a keyword such as `anyOf` or `$ref`, whose schemas apply to the same value as another schema."""
         if key == "$ref":
             out[key] = value
             self._refer(value, joined=True)
@@ -228,7 +228,7 @@ class _Reader:
         return [self._schema(part, f"{path}, `{key}` {n}", depth + 2, joined=joined) for n, part in enumerate(value)]
 
     def _unique(self, schema: dict[str, Any], out: dict[str, Any], *, is_asked: bool) -> None:
-        """Enforce `uniqueItems` as far as a grammar can: bound the array's length by the number of possible values."""
+        """Enforce `uniqueItems` as far as a grammar can: bound an array's length by the number of its items' values."""
         values = self._values.of(schema.get("items"))
         most = schema.get("maxItems")
         if is_asked and values is not None and not (isinstance(most, int) and most <= len(values)):

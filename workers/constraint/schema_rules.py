@@ -1,4 +1,4 @@
-"""Works out what a grammar can't express of JSON Schema: whether schemas exclude each other, and `uniqueItems`.
+"""Works out what JSON Schema has and a grammar can't express: whether schemas exclude each other, and `uniqueItems`.
 
 A grammar does not remember the items of an array. For `uniqueItems` with at most four possible values of items, all
 arrays without repeats are listed. If there are more values but they are known, an array may have no more items than
@@ -19,9 +19,9 @@ MAX_PAIRS = 2_000
 MAX_HOPS = 16
 MAX_COMPARED = 20_000
 """Maximum number of pairs of schemas compared for one answer, all its tools and parameters together; further pairs
-count as not disjoint. Properties that refer to each other make as many pairs as there are paths through them."""
+count as not excluding each other. Where properties refer to each other, each path through them makes a pair."""
 PER_COMPARISON = 16
-"""Comparing this many values, or names of properties, costs as much as one pair of schemas."""
+"""Number of values, or of property names, whose comparison counts as much as that of one pair of schemas."""
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
@@ -40,11 +40,11 @@ class Disjoint:
         self._root = root
         self._comparisons = comparisons or Comparisons()
         self._targets: dict[str, Any] = {}
-        """Schemas by reference. Each reference is looked up once: it may be as long as the document."""
+        """Schemas by the reference to them. Each reference is looked up once: it may be as long as the document."""
         self._required: dict[int, frozenset[str]] = {}
         self._types: dict[int, frozenset[str]] = {}
         self._values: dict[int, frozenset[str] | None] = {}
-        """Listed values by the schema's `id()`, read once: lists are long, and many references may lead to one."""
+        """Values that a schema lists, by its `id()`. A list is read once: it can be long, and often referred to."""
 
     def all(self, schemas: Any) -> bool:
         """Return whether no value can satisfy two of these schemas."""
@@ -140,7 +140,7 @@ def _type(value: Any) -> str:
 
 
 def _values(schema: dict[str, Any]) -> frozenset[str] | None:
-    """Return the values that a schema lists, as texts that are equal if the values are; None if it lists none."""
+    """Return the values that a schema lists, each as a text: equal values have equal texts. None: it lists none."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return frozenset(map(_text, values)) if isinstance(values, list) else None
 
@@ -201,7 +201,7 @@ class Values:
         """`root` is the document, which must not change."""
         self._root = root
         self._known: dict[int, list[Any] | None] = {}
-        """Listed values by the schema's `id()`."""
+        """Values that a schema lists, by the schema's `id()`; None: it lists none."""
         self._places: dict[str, tuple[str, str] | None] = {}
         """The definition that each reference points to, also read once: a reference may be as long as the document."""
 
@@ -228,8 +228,8 @@ class Values:
         return self._places[reference]
 
     def unique_arrays(self, schema: dict[str, Any]) -> list[list[Any]] | None:
-        """Return all arrays without repeats that the schema of an array allows, the shortest first; None: the schema
-        is not one of arrays with `uniqueItems`, or has too many of them."""
+        """Return all arrays that an array schema with `uniqueItems` allows, the shortest first. Return None for another
+        schema, and for one whose items' values are not listed or more than MAX_ARRANGED."""
         asks = schema.get("uniqueItems") is True and schema.get("type") == "array"
         if not asks or not schema.keys() <= ARRAY_KEYWORDS:
             return None

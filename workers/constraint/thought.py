@@ -29,15 +29,15 @@ class Thought:
     open: str
     close: str
     closing: str = ""
-    """Text that is forced to close the thought, with `close` at its end; empty: `close` itself."""
+    """Text that the model is forced to write to close the thought, ending with `close`. Empty: `close` is forced."""
     ends: tuple[str, ...] = ()
-    """Other marks that end the thought: the marks of calls, for models that call without closing their thought."""
+    """Texts that also end the thought: beginnings of tool calls, for models that call without closing their thought."""
     is_open: bool = False
     """Whether the prompt ends within a thought."""
     budget: int = UNBOUNDED
-    """Maximum number of tokens of a thought; then the thought is closed. -1: no bound."""
+    """Maximum number of tokens of a thought; after them, the closing text is forced. -1: no bound."""
     message: str = ""
-    """Text that is forced before a thought is closed because its budget is used up."""
+    """Text that the model is forced to write before the closing text if the thought's budget is used up."""
     again: bool = False
     """Whether more thoughts can come in the middle of an unconstrained answer; each has the whole budget."""
 
@@ -52,7 +52,7 @@ class Words(Vocabulary, Protocol):
 
 class _Place(Enum):
     BEFORE = auto()
-    """So far, all text can be the beginning of the opening tag."""
+    """No thought yet, but all text so far (if any) can be the beginning of the opening tag."""
     INSIDE = auto()
     AFTER = auto()
 
@@ -83,7 +83,7 @@ class ThoughtMask:
         self._tail = b""
         """The end of the text so far that can belong to a tag."""
         self._tag_only = False
-        """Whether the constraint forbids the text so far, so that the text must become the opening tag."""
+        """Whether no constrained answer can begin with the text so far, so that it must become the opening tag."""
         self._left = 0
         self._forced: deque[int] = deque()
         if thought.is_open:
@@ -245,9 +245,9 @@ def _is_whole(text: bytes) -> bool:
 
 
 def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Answers) -> Thought | None:
-    """Return how the model may think before a call's answer; None: it does not, or the thought's marks are not known.
+    """Return how the model may think before its answer; None: it does not, or the marks of its thoughts are not known.
 
-    Raises CallFailed: INVALID_REQUEST for a budget's message that would end the thought before the message ends.
+    Raises CallFailed: INVALID_REQUEST if the message for a used-up budget would end the thought before its own end.
     """
     family, thinking = answers.family, answers.bounds_of_thought(request)
     marks = family.thought

@@ -21,15 +21,15 @@ from workers.constraint.schema_rules import Comparisons
 from workers.protocol.requests import Constraint, GenerateRequest, Tool
 
 PLAIN_OBJECT = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"})
-"""Keywords of a tool's schema that can be enforced if parameters are written one by one."""
+"""Keywords of a tool's schema that can be enforced in calls that write each parameter between marks of its own."""
 PLAIN_TEXT = frozenset({"type", "enum", "const"})
 """Keywords that can be enforced for a parameter whose value is plain text."""
 
 
 MAX_READ_BYTES = 1 << 20
-"""Maximum of the definitions' bytes times the number of parameters. With more, a strict tool is refused, and another
-tool's JSON parameters are not constrained. All definitions are read for each parameter: 1,000 parameters with tens of
-thousands of definitions would take minutes."""
+"""Maximum product of the number of a tool's parameters and the bytes of its schema's definitions. All definitions are
+read for each parameter: 1,000 parameters with tens of thousands of definitions would take minutes. Beyond the maximum,
+a strict tool is refused; another tool's JSON parameters are not constrained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _parameter(
 
 
 def _check(schema: dict[str, Any], kept: frozenset[str]) -> None:
-    """Raise Unusable if the schema has a keyword, not in `kept`, that can't be enforced in a text that is not JSON."""
+    """Raise Unusable for a keyword not in `kept` and no annotation: it can't be enforced in a call that is not JSON."""
     for key in schema:
         if key not in kept and key not in ANNOTATIONS:
             raise Unusable(f"the keyword `{key}` can't be enforced in this model's form of calls; leave it out")
@@ -217,7 +217,7 @@ class CallForms:
         return f"{rule}: {' '.join(parts) or chr(34) * 2}\n{''.join(rules)}"
 
     def _text(self, text: str) -> str:
-        """Return a text of the syntax as Lark. A control token in it may be written as that token or spelled out."""
+        """Return Lark that matches `text`, part of the syntax. Control tokens in it may be tokens or spelled out."""
         parts = []
         for word in re.split("( {1,2})", text):
             if word in (" ", "  "):
@@ -233,12 +233,12 @@ class CallForms:
 
 
 def _name(tool: Tool, syntax: CallSyntax) -> str:
-    """Return a tool's name as it is written in a call; within quotes it is escaped as JSON."""
+    """Return a tool's name as a call has it: escaped as JSON if the syntax puts it between quotes."""
     return json.dumps(tool.name)[1:-1] if syntax.before.endswith('"') else tool.name
 
 
 def _object_of(tool: Tool, *, closes: bool, comparisons: Comparisons) -> Any:
-    """Return the schema that is enforced for the arguments. Raises Unusable if a strict tool's can't be enforced."""
+    """Return the schema to enforce for a tool's arguments. Raises Unusable if a strict tool's can't be enforced."""
     # By default only the named properties are allowed: models that may add others do so.
     schema = {**ANY_OBJECT, "additionalProperties": False, **(tool.parameters or {})}
     try:

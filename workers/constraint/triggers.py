@@ -24,7 +24,7 @@ class PieceIndex:
     """
 
     def __init__(self, vocab: Vocabulary, controls: Mapping[int, bytes] = NONE) -> None:
-        """`controls`: control tokens that count as texts, with the texts."""
+        """`controls`: control tokens that count as text, each with its text."""
         self.num_tokens = vocab.num_tokens
         self._pieces = [controls.get(token) or vocab.piece(token) for token in range(vocab.num_tokens)]
         order = sorted(range(vocab.num_tokens), key=self._pieces.__getitem__)
@@ -58,7 +58,7 @@ class PieceIndex:
         return np.unique(tokens[places + len(string) < self._ends[tokens]])
 
     def _end(self, beginning: bytes, start: int) -> int:
-        """Return the position after the sorted pieces that begin with `beginning`, searched from `start` on."""
+        """Return the position in `_sorted` after the last piece that begins with `beginning`; search from `start`."""
         low, high = start, len(self._sorted)
         length = len(beginning)
         while low < high:
@@ -83,7 +83,7 @@ class Triggers:
     """
 
     def __init__(self, strings: Sequence[str], pieces: PieceIndex) -> None:
-        """Look up the tokens that overshoot; takes milliseconds, since the pieces are not compared one by one."""
+        """Look up the tokens that overshoot. Takes milliseconds, since not every piece is compared with each string."""
         self.texts = tuple(strings)
         self.strings = tuple(string.encode() for string in strings)
         self.pieces = pieces

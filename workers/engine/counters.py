@@ -48,7 +48,7 @@ class TokenGaps:
     def note(self, sequences: Iterable[Sequence], now: float) -> None:
         """Record that a step which ended at `now` made a further token, not the first, for each of the sequences.
 
-        Calls that run together mostly got their previous token at the same time, so they are counted together.
+        Sequences that got their previous token at the same time, as most do, are counted together if they are in a row.
         """
         last_at, count = now, 0
         for sequence in sequences:

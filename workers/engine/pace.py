@@ -11,10 +11,10 @@ from collections.abc import Callable
 from itertools import accumulate
 
 LONGEST_STEP_S = 2.0
-"""Maximum seconds planned for a step while streams run: chunks are made short enough, down to `least` tokens."""
+"""Maximum seconds planned for a step while streams run: chunks are shortened for it, but not below `least` tokens."""
 
 FIXED_SHARE = 1 / 17
-"""Share of a step's time that its fixed cost takes: chunks are made long enough for that, and no longer.
+"""Share of a step's time that its fixed cost should take. It sets the length of chunks: longer ones lower the share.
 
 A longer chunk makes running streams wait longer, a shorter chunk makes the prompt take longer: a 0.5 B model on one
 core read 3,072 tokens beside three streams in 51 s with steps of 64 rows (longest gap 1.5 s), in 34 s with about 128
@@ -22,23 +22,23 @@ core read 3,072 tokens beside three streams in 51 s with steps of 64 rows (longe
 """
 
 AGAIN_S = 0.02
-"""Maximum seconds that a step spends on recomputing tokens of calls that lost their cells, if other calls run too:
-callers of the former have a part of their answer already.
+"""Maximum seconds that a step spends on recomputing tokens of calls that were preempted within their answer, if other
+calls run too: the callers of the preempted calls have a part of their answer already.
 
 Without this bound, calls that had given their slots to another team recomputed 600 tokens in steps of 0.13 to 0.28 s
 (demo model).
 """
 
 GENTLE_S, GENTLE_TOKENS = 0.045, 64
-"""Maximum seconds that one team's prompts add to a step while another team's answers run (or the step's fixed cost, if
-that is more), and the number of prompt tokens that such a step may compute in any case.
+"""`GENTLE_S`: maximum seconds that a team's prompts add to a step while another team's answers run (or the step's fixed
+cost, if that is more). `GENTLE_TOKENS`: number of prompt tokens that such a step may compute in any case.
 
 Shorter steps waste more of a device than the streams gain. When prompts of 450 uncached tokens were computed in one
 step, with the demo model, streams of other teams waited 0.23 s.
 """
 
 _STEADY_STEPS = 4
-"""Number of recent steps; the smallest of their estimates becomes the length of a chunk.
+"""Number of recent steps of which the estimates are kept; the smallest of these becomes the length of a chunk.
 
 With the newest estimate alone, lengths swing up and down, because each chunk changes the next estimate: a 16k prompt of
 a 2-layer model was read in chunks of 505 and 313 tokens alternately, and streams waited 2.6 s at its end.
@@ -51,7 +51,7 @@ _WEIGHT = 0.3
 """Weight of the newest measurement in a running mean; the measurements before it share the rest."""
 
 _STEADY_DECAY = 0.95
-"""`_DECAY` for the cost that is reported to gateways, which must be steadier: gateways compare workers by it."""
+"""Like `_DECAY`, but for the cost that is reported to gateways: it must be steadier, as they compare workers by it."""
 
 
 class PrefillPace:
@@ -72,12 +72,12 @@ class PrefillPace:
 
     @property
     def again(self) -> int:
-        """Return the maximum tokens that a step recomputes for calls that lost their cells, if other calls run too."""
+        """Return the maximum tokens that a step recomputes for calls preempted in their answer, if other calls run."""
         return max(self._least, min(self.budget, int(AGAIN_S / self.token_s))) if self.token_s else self._least
 
     @property
     def gentle(self) -> int:
-        """Return the maximum prompt tokens of a step while streams of other teams run, however many callers wait."""
+        """Return the maximum prompt tokens of a step while streams of other teams run, however many prompts wait."""
         if not self.token_s:
             return self._most
         # The learned cost of a token alone swings more than its cost together with its part of the fixed cost.
@@ -86,7 +86,7 @@ class PrefillPace:
 
     @property
     def steady_s(self) -> float:
-        """Return the mean seconds per token over more steps, so that a few short prompts don't raise it much."""
+        """Return the mean seconds per token over more steps than `token_s`: a few short prompts don't raise it much."""
         return self._steady_y / self._steady_x if self._steady_x else 0.0
 
     def note(self, num_tokens: int, seconds: float) -> None:
@@ -122,7 +122,7 @@ RECENT_MOVES = 8
 """Number of recent restores; the quickest of them counts as the cost, since others may have been interrupted."""
 
 TRY_AGAIN_S = 10.0
-"""Seconds after the last restore until another is tried although computing was quicker, to measure it anew."""
+"""Seconds after the last restore until another one is made only to measure it anew, although computing was quicker."""
 
 
 class MovePace:
@@ -160,7 +160,7 @@ class MovePace:
 
 
 NUM_ANSWERS = 256
-"""Number of last answers whose lengths are kept."""
+"""Number of latest answers whose lengths are kept."""
 
 QUANTILE = 0.9
 
@@ -169,7 +169,7 @@ FIRST_GUESS_TOKENS = 64
 
 
 class AnswerLengths:
-    """Estimates the length of answers from the last ones. The engine's thread notes lengths; any thread may ask."""
+    """Estimates the length of answers from the latest ones. The engine's thread adds lengths; any thread may ask."""
 
     def __init__(self) -> None:
         self._answers: deque[int] = deque(maxlen=NUM_ANSWERS)

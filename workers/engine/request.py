@@ -19,13 +19,13 @@ from workers.protocol.requests import GenerateRequest, Sampling
 
 
 class TokenMask(Protocol):
-    """Tells which tokens of an answer may come next. Must be quick: the engine's thread asks for every token."""
+    """Tells which tokens of an answer may come next. Must be quick: the engine's thread calls it for each token."""
 
     def permits(self, token: int) -> bool:
         """Return whether `token`, drawn from all tokens, may come next. If not, another is drawn from `allowed`."""
 
     def allowed(self) -> NDArray[np.uint32] | None:
-        """Return words: bit t % 32 of word t // 32 is set if token t may come next; None: all. Valid until `accept`."""
+        """Return the allowed tokens: bit t % 32 of word t // 32 is set for token t; None: all. Valid until `accept`."""
 
     def accept(self, token: int) -> None:
         """Note that `token` is the answer's next token. Raises CallFailed if the mask does not permit it."""
@@ -46,7 +46,7 @@ class EngineRequest:
     key: int
     """Number of the call within this engine; never used twice."""
     asked: GenerateRequest
-    """The caller's request as it came. The engine reads `prompt` and `sampling` in place of what is said there."""
+    """The caller's request as it came; but the engine uses `prompt` and `sampling` below instead of those in it."""
     prompt: Prompt
     sampling: Sampling
     """Sampling parameters; None fields stand for llama-server's defaults."""
@@ -57,7 +57,7 @@ class EngineRequest:
     weight: float = 1.0
     """The team's weight in sharing the slots with other teams."""
     num_public: int = 0
-    """Number of leading tokens from a prompt that the catalog marks shareable; all teams share their KV."""
+    """Number of leading tokens that are from a prompt marked shareable in the catalog: all teams share their KV."""
     deadline: float = math.inf
     """Deadline, `time.monotonic` seconds; orders calls of one priority."""
     written: Mapping[int, bytes] = field(default_factory=dict)
@@ -77,9 +77,9 @@ class CallLeft:
     """How many tokens are still to be computed for a call that has a slot."""
 
     num_prompt: int
-    """Tokens to compute before the next token of its answer."""
+    """Number of tokens to compute before the next token of the call's answer."""
     num_answer: float
-    """Estimated number of tokens that its answer will still get."""
+    """Estimated number of tokens that the call's answer will still get."""
 
 
 @dataclass(frozen=True, slots=True)

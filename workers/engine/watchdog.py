@@ -34,7 +34,7 @@ STUCK_BOUNDS = 2
 """How many times the bound may pass without a look of the watching thread before the timer ends the process."""
 
 FAREWELL_S = 10.0
-"""Seconds for the last log lines, then the process ends without them: a hung thread may hold the log's lock."""
+"""Maximum seconds for the last log lines; then the process ends without them: a hung thread may hold the log's lock."""
 
 STDERR = 2
 

@@ -133,7 +133,7 @@ class BoundedConnection(asyncio.Protocol):
         self._bound_leftovers()
 
     def _bound_leftovers(self) -> None:
-        """Bound how long a closing connection waits for its peer to read. Call it where uvicorn may have closed one."""
+        """Bound how long a closing connection waits for its peer to read. Call it where uvicorn may have closed it."""
         self._unread_timer.closing(self.transport)
 
 

@@ -28,7 +28,7 @@ this number no more are accepted."""
 IDLE_S = 1.0
 """Seconds without a request before a connection counts as idle: a new connection's first request is on its way."""
 BEYOND_S = 0.1
-"""`IDLE_S` of a connection beyond a bound, while other connections wait for its place."""
+"""Seconds before a connection beyond a bound counts as idle (others: `IDLE_S`), while others wait for its place."""
 LOOKED_AT = 256
 """Maximum number of connections, longest idle first, that are searched for one of a certain address."""
 STARVED_S = 0.2
@@ -115,7 +115,7 @@ class LongHeads:
         self._total = 0
 
     def hold(self, connection: Closable, num_bytes: int) -> bool:
-        """Count the connection's head instead of its previous one; return False, and count none, if it has no room."""
+        """Count the connection's new head in place of its last one. If there is no room, count none; return False."""
         self.release(connection)
         if num_bytes <= LONG_HEAD_BYTES:
             return True
@@ -201,7 +201,7 @@ class Connections:
     def came(self, connection: Closable, address: str, descriptor: int) -> Verdict:
         """Count a new connection, close an idle one for it if need be, and return the verdict.
 
-        `descriptor`: its number. The system gives the lowest free one, so a high number shows that few are left.
+        `descriptor`: that of its socket. The system gives the lowest free one, so a high one shows that few are left.
         """
         bounds, beyond, address = self.bounds, False, network_of(address)
         too_many = bounds.most_per_address < bounds.most and self._per_address[address] >= bounds.most_per_address
@@ -234,7 +234,7 @@ class Connections:
         self._heads.ended(connection)
 
     def idle(self, connection: Closable) -> None:
-        """Note that all the connection's requests are answered. Beyond the bound it makes room for the next one now."""
+        """Note that all the connection's requests are answered. One beyond the bound may now be closed to make room."""
         known = self._known.get(connection)
         if known is not None:
             (self._beyond if known.beyond else self._idle)[connection] = monotonic()

@@ -24,19 +24,19 @@ REST_FACTOR = 2.0
 """Length of the pause after requests of unknown callers began, as a multiple of the processor time that they took:
 reading them and writing the answers take about as long again. During the pause others have the loop to themselves."""
 CROWD = 16
-"""Number of waiting requests of one known caller from which on the caller pauses, too, while other callers ask."""
+"""A known caller with at least this many waiting requests must pause, too, while other callers ask."""
 CROWD_REST_FACTOR = 3.0
-"""Length of that pause, as a multiple of the processor time that the caller's requests took in the turn before it.
+"""Length of the pause for a `CROWD`, as a multiple of the processor time of the caller's requests in the turn before.
 
-500 short chats a second, given up again, on one core with Redis and a worker: TTFT of another caller 199 ms at 0, 142
-at 1, 103 at 3.
+500 short chats a second, given up again, on one core with Redis and a worker: TTFT of another caller 199 ms with
+factor 0, 142 with 1, 103 with 3.
 """
 CONTESTED_S = 1.0
-"""Seconds for which callers count as several after two known ones asked in turn."""
+"""Seconds for which several known callers count as asking, after requests of two of them were queued in turn."""
 
 
 class Waiting(Protocol):
-    """A connection that has received a request, or more of its head."""
+    """A connection that has received a request, or further bytes of a request's head."""
 
     def begin(self) -> None:
         """Begin the request, since its turn has come."""
@@ -87,7 +87,7 @@ class Pacer:
         self._rest_until = 0.0
         """time.monotonic() until which unknown callers' requests pause."""
         self._paused: dict[str, float] = {}
-        """Known caller whose requests pause -> time.monotonic() until then."""
+        """Known caller whose requests pause -> time.monotonic() at which the pause ends."""
         self._last_caller = ""
         self._contested_until = 0.0
         """time.monotonic() until which more than one known caller counts as asking."""
@@ -99,9 +99,9 @@ class Pacer:
         self._num_begun = 0
         """Requests that began in this turn of the loop."""
         self._num_known = 0
-        """Requests of known callers that began since one of an unknown caller did."""
+        """Requests of known callers that began after waiting, since one of an unknown caller did."""
         self._num_unknown = 0
-        """Requests of unknown callers that began in this turn."""
+        """Requests of unknown callers that began in this turn after waiting."""
         self._begun_by = Counter[str]()
         """Requests that began in this turn after waiting, by known caller."""
         self._turning = False
@@ -201,7 +201,7 @@ class Pacer:
         self._tasks_at = thread_time()
 
     def _learn(self) -> None:
-        """Halve the number that may begin in a turn if the last one took too long; raise it by one if so many began."""
+        """Halve the maximum of requests per turn if the last turn took too long; raise it by one if it was reached."""
         if self._tasks_at is None:
             return
         took_s = self._spent_s + thread_time() - self._tasks_at
@@ -215,7 +215,7 @@ class Pacer:
             self._most += 1
 
     def _pause_crowds(self, took_s: float) -> None:
-        """Let the known callers pause that have crowds waiting, while others ask. `took_s`: the last turn's time."""
+        """Pause known callers with waiting crowds, while others ask. `took_s`: processor seconds of the last turn."""
         now = monotonic()
         if self._rests and now < self._contested_until:
             for caller, num_begun in self._begun_by.items():

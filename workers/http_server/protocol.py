@@ -26,28 +26,28 @@ HEADER_BYTES = 160
 HEAD_S = 60.0
 """Maximum seconds from the first byte of a head to its last; then the request is refused with 408."""
 BEYOND_HEAD_S = 2.0
-"""`HEAD_S` of a connection beyond a bound, and seconds until its first request must have begun."""
+"""Seconds in place of `HEAD_S` for a connection beyond a bound; its first request must begin within them, too."""
 
 MAX_PIPELINED = 8
-"""Maximum number of requests in a row that a peer may send before the previous answer; then the connection ends."""
+"""Maximum number of requests in a row that a peer may send before the previous one is answered; then it is cut off."""
 MAX_UNREAD_BYTES = 64 << 10
-"""Bytes waiting behind a request that is being answered at which reading stops; the last read may go beyond it."""
+"""Reading stops once this many bytes wait behind a request that is being answered; the last read may go beyond it."""
 CHUNKED_PIECE_BYTES = 4 << 10
 """Bytes of a chunked body that the parser gets at once, since the body's end is not known in advance."""
 CHUNK_BYTES = 64
-"""Bytes that each chunk counts for on top of its own, because short chunks take the most time per byte."""
+"""Bytes that are counted for each chunk on top of its own, because short chunks take the most time per byte."""
 TURN_BYTES = 64 << 10
 """Maximum bytes of chunks, with `CHUNK_BYTES` for each, that are parsed in one iteration of the event loop."""
 UNWANTED_CHUNKS_BYTES = 64 << 10
-"""Maximum bytes of chunks, counted likewise, that are parsed after the answer; then the connection is closed. It is
-enough for a short body that was on its way."""
+"""Maximum bytes of chunks, with `CHUNK_BYTES` for each, that are parsed after the answer; then the connection ends. It
+is enough for a short body that was on its way."""
 
 UNWANTED_BYTES = 16 << 20
 """Maximum bytes of a body that are read after the answer; then the connection is closed. Most clients read an answer
 only when they have sent the whole body."""
 LINGER_S, LINGER_BYTES = 1.0, 4 << 20
-"""Seconds and bytes for which a refused peer's data is still read and thrown away: closing at once would reset the
-connection, and the refusal would be lost."""
+"""A refused peer's data is still read and thrown away, for `LINGER_S` seconds and up to `LINGER_BYTES`: closing at once
+would reset the connection, and the refusal would be lost."""
 
 END_OF_HEAD = b"\r\n\r\n"
 
@@ -88,13 +88,13 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
     _num_ahead = 0
-    """Number of requests in a row that came before the previous one was answered."""
+    """Number of latest requests, in a row, that each came before the one before it was answered."""
     _deaf = False
     """Whether received bytes are thrown away."""
     _num_unwanted = 0
     """Bytes thrown away: of a refused peer, or of a body that is answered already."""
     _num_empty = 0
-    """Bytes of a chunked body since its last content: sizes, extensions, and trailers, which the parser stores."""
+    """Bytes of a chunked body since its last content: chunk sizes, extensions, and trailers (which are stored)."""
     _num_chunks = 0
     """Parts of bodies that the parser has reported."""
     _next_turn: asyncio.Handle | None = None
@@ -133,7 +133,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._bound_leftovers()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return True to keep the transport open until it is closed here; False, within an answer, to close it now."""
+        """End the connection, whose peer sends no more: within an answer at once, by returning False; else soon."""
         if not self._is_free:
             return False
         self._deaf, self._unread = True, b""
@@ -294,7 +294,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._parse()
 
     def _count_chunks(self, num_bytes: int, num_chunks: int) -> int:
-        """Return the bytes that the chunks count for; stop parsing if too many came after the answer."""
+        """Return the bytes of chunks, plus `CHUNK_BYTES` for each; stop parsing if too many came after the answer."""
         counted = num_bytes + num_chunks * CHUNK_BYTES
         if self._is_free and self._in_body and not self._deaf:
             self._num_unwanted += counted
@@ -311,7 +311,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
                 self._num_unwanted += num_bytes
 
     def _end_of_piece(self) -> int:
-        """Return how many unread bytes the parser gets at once: none of a further request, if its start is known."""
+        """Return how many unread bytes to parse next: up to the end of a head or body, if that end is known."""
         if not self._in_body:
             end = self._unread.find(END_OF_HEAD)
             return end + len(END_OF_HEAD) if end >= 0 else len(self._unread)
@@ -411,9 +411,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self._close)
 
     def _should_upgrade(self) -> bool:
-        """Return whether a request begins a WebSocket. With another method than GET it is answered as plain HTTP.
+        """Return whether a request begins a WebSocket. If its method is not GET, it is answered as plain HTTP.
 
-        So is one that comes while an answer is under way: that answer would lose its connection and never end.
+        It is also answered so if an answer is under way, which would otherwise lose its connection and never end.
         """
         return self._is_free and super()._should_upgrade() and self.scope["method"] == "GET"
 

@@ -1,8 +1,8 @@
 """Checks the files of LoRA adapters before llama.cpp sees them, and owns `llama_adapter_lora` pointers.
 
 llama.cpp refuses most bad adapters with a reason, but some end the process: metadata of an unexpected type, weights of
-a shape that only the graph notices, an adapter of the token embeddings on a model whose output uses the same tensor.
-Non-finite weights spoil every call. `inspect`, on any thread, refuses all of these first.
+a shape that fails only in the compute graph, an adapter of the token embeddings on a model whose output uses the same
+tensor. Non-finite weights spoil every call. `inspect`, on any thread, refuses all of these first.
 
 `Adapter.load`, `Adapter.close` and `AppliedAdapters.apply` belong to the context's thread: each model keeps a list of
 its adapters without a lock, and `llama_decode` walks it when it lays out the graph anew.
@@ -63,7 +63,7 @@ class AdapterFile:
     name: str
     """The adapter's name in the file; may be empty."""
     rank: int
-    """Largest rank of its pairs of matrices."""
+    """Largest rank of the adapter's pairs of matrices."""
     stamp: tuple[int, ...]
     """Device, inode, size, and times of modification and change: if one differs, the contents may have changed."""
 
@@ -111,7 +111,7 @@ class Adapter:
         self.pointer = pointer
         self.file = file
         self.num_contexts = 0
-        """Number of contexts that compute with it."""
+        """Number of contexts that compute with the adapter."""
 
     @classmethod
     def load(cls, model: Model, file: AdapterFile) -> Adapter:

@@ -92,7 +92,7 @@ MAX_SEQUENCES = 256
 _REASONS = {1: "no free cells in the KV cache", 2: "aborted", -1: "invalid batch"}
 
 PROMPT_LOGITS = 32
-"""Maximum prompt rows in a step whose logits are computed, besides one row of each sequence; memory is reserved."""
+"""Maximum prompt tokens whose logits a step computes, besides one token of each sequence; memory is reserved."""
 
 
 class Context:
@@ -160,7 +160,7 @@ class Context:
         return int(np.frombuffer(logits, np.float32).argmax())
 
     def is_number(self, row: int, token: int) -> bool:
-        """Return whether a token's logit in a batch row is a number. With NaN in a cell, all of the row's are NaN."""
+        """Return whether a token's logit in a batch row is a number. A NaN in a KV cell makes the whole row NaN."""
         address = self._logits(self.pointer, row)
         return address is not None and not math.isnan(ctypes.c_float.from_address(address + 4 * token).value)
 

@@ -48,7 +48,7 @@ class TensorInfo:
     kind: int
     """ggml's number of the tensor's type."""
     offset: int
-    """Bytes from the beginning of the tensor data."""
+    """Bytes between the beginning of the tensor data and this tensor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _COMPRESSED = ("deepseek4",)
 _PLAIN_ROPE = (c.LLAMA_ROPE_TYPE_NORM, c.LLAMA_ROPE_TYPE_NEOX)
 
 _unfilled_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-"""Called with None and a size, returns bytes that the caller fills before anybody sees them (C API, bytes)."""
+"""A function of Python's C API: called with None and a size, it returns bytes that the caller must fill before use."""
 _unfilled_bytes.argtypes, _unfilled_bytes.restype = (ctypes.c_char_p, ctypes.c_ssize_t), ctypes.py_object
 
 
@@ -31,13 +31,13 @@ class MemoryKind(Enum):
     ATTENTION = "attention"
     """One cell per token: any range can be shared, cut, saved and restored."""
     WINDOW = "window"
-    """Attention over a sliding window: cells behind it are dropped when others need room, so a range can be shared or
-    cut only as far as the window's part is there, or is restored with `load_part`."""
+    """Attention over a sliding window. Cells that left the window are dropped when room is needed. So a range can be
+    shared or cut only if the cells of the window at its end are still there, or are restored with `load_part`."""
     RECURRENT = "recurrent"
     """One state for all tokens: it can be copied, saved and restored whole, never cut."""
     HYBRID = "hybrid"
-    """Layers of attention and recurrent ones. A shared range is right only with `load_part` of a state that was saved
-    at its end: the recurrent part is shared as a whole, and llama.cpp computes on that wrong mix without an error."""
+    """Layers of attention and recurrent layers. `share` takes over the recurrent state whole, whatever the range, and
+    llama.cpp reports no error: call `load_part` after it, with a state that was saved at the end of the range."""
 
     @property
     def by_range(self) -> bool:
@@ -66,7 +66,7 @@ class Memory:
         self._calls = gil_calls()
         model = c.llama_get_model(context)
         self.window: int = c.llama_model_n_swa(model) if kind is not MemoryKind.ATTENTION else 0
-        """Tokens that a layer with a sliding window sees; 0: there is none, or its cells are all kept.
+        """Number of tokens that a layer with a sliding window sees; 0: there is no such layer, or all cells are kept.
 
         With a window, a `decode` must be one micro-batch. llama.cpp finds cells for all micro-batches before it
         computes the first, and to find those of a later one it drops cells that only the earlier ones still see.
@@ -103,8 +103,8 @@ class Memory:
     def cut(self, sequence: int, start: int, end: int) -> bool:
         """Forget a range, up to the end if `end` is -1; return whether this memory can do that.
 
-        A recurrent state can only be cut behind its end; cutting its beginning returns True and does nothing, so cut
-        the tail only. With a sliding window the tail goes, but cells that the window needs then may be gone already.
+        A recurrent state can't be cut: for its tail this returns False, for its beginning True, though nothing changes.
+        So cut the tail only. With a sliding window it goes, but cells that the window then needs may be gone already.
         """
         return bool(self._calls.memory_seq_rm(self._pointer, sequence, start, end))
 
@@ -149,7 +149,7 @@ class Memory:
 
     def save_part(self, sequence: int) -> bytes:
         """Return the part that can't be cut or shared by range: the recurrent state, the cells in the window; all for
-        `ATTENTION`. With the rest still in the cache it brings the sequence back to this length. Raises StateUnusable.
+        `ATTENTION`. While the cache has the rest, `load_part` restores this length from it. Raises StateUnusable.
         """
         return self._save(sequence, _PART)
 
@@ -162,17 +162,17 @@ class Memory:
         self._load(sequence, state, _WHOLE)
 
     def load_part(self, sequence: int, state: bytes) -> None:
-        """Restore the part that `save_part` returned, in place of the sequence's present one; the rest stays.
+        """Replace the sequence's part that can't be cut by one from `save_part`; its other cells stay as they are.
 
-        To continue `target` after `num_tokens` of `source`: `share` that range, then call this. To take a sequence
-        back: call this, then `cut` from `num_tokens`. Raises StateUnusable, with the sequence empty.
+        To continue `target` after `num_tokens` of `source`: `share` these, then call this for `target`. To take a
+        sequence back to `num_tokens`: call this, then `cut` from there. Raises StateUnusable, with the sequence empty.
         """
         self._load(sequence, state, _PART)
 
     def relocate(self, holders: Sequence[int], scratch: int, start: int, end: int) -> int:
         """Move a range's cells to the lowest free ones, for all sequences that hold them; return the bytes moved.
 
-        `scratch` holds nothing. Attention scans the cache up to its highest used cell, holes included, so this makes
+        `scratch` must be empty. Attention scans the cache up to its highest used cell, holes included, so this makes
         steps shorter after other sequences left. `ATTENTION` only, and every holder of the range must be among
         `holders`.
 
@@ -217,11 +217,11 @@ class Memory:
 
 
 def _keys_turn_freely(model: int) -> bool:
-    """Return whether moving one sequence leaves all others' keys as they are.
+    """Return whether shifting positions of one sequence leaves the keys of all other sequences as they are.
 
     llama.cpp rotates the whole cache, by zero where nothing moved. A rotary embedding that scales as well (YaRN, an
     attention factor) then scales every key once more; without a rotary embedding there is nothing to rotate and the
-    positions stay as they were learned; with one in several parts llama.cpp ends the process.
+    positions stay as they were learned; with one of several parts llama.cpp ends the process.
     """
     if c.llama_model_rope_type(model) not in _PLAIN_ROPE:
         return False

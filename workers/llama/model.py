@@ -41,8 +41,8 @@ CACHE_TYPES = {
 }
 
 TRANSLATED = frozenset({"split_mode", "tensor_split", "n_batch", "n_threads", "n_threads_batch", "embeddings"})
-"""Settings not copied unchanged: words that stand for numbers, numbers whose 0 is replaced here, and some that decide
-only together with other facts."""
+"""Settings that are not copied to llama.cpp's parameters unchanged: words that stand for numbers, numbers whose 0 is
+replaced, and settings that decide a parameter only together with other facts."""
 
 EXPERTS = r"ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Pattern of the names of tensors that hold the experts of one layer."""
@@ -73,7 +73,7 @@ class ModelParams:
 
 
 def fill_context(params: Any, settings: LlamaSettings) -> None:
-    """Set all fields of a `llama_context_params` that these settings decide, except its size."""
+    """Set the fields of a `llama_context_params` that the settings alone decide: not its sizes (`n_ctx`, `n_batch`)."""
     _hand_on(settings, params)
     params.n_threads = settings.n_threads or os.cpu_count() or 1
     params.n_threads_batch = settings.n_threads_batch or params.n_threads
@@ -83,14 +83,14 @@ def fill_context(params: Any, settings: LlamaSettings) -> None:
 
 
 def _hand_on(settings: LlamaSettings, params: Any) -> None:
-    """Copy each setting to the parameter of the same name, except those of `TRANSLATED`, which mean something else."""
+    """Copy each setting to llama.cpp's parameter of the same name, unless the setting is listed in `TRANSLATED`."""
     for name, _ in params._fields_:
         if name in LlamaSettings.__struct_fields__ and name not in TRANSLATED:
             setattr(params, name, getattr(settings, name))
 
 
 def _shares(settings: LlamaSettings) -> ctypes.Array[ctypes.c_float]:
-    """Return the shares in an array as long as llama.cpp reads: one per device that it could use, present or not."""
+    """Return `tensor_split` in an array as long as llama.cpp reads: a share per device it could use, present or not."""
     room: int = c.llama_max_devices()
     if len(settings.tensor_split) > room:
         raise ModelError(
@@ -101,7 +101,7 @@ def _shares(settings: LlamaSettings) -> ctypes.Array[ctypes.c_float]:
 
 
 def _overrides(settings: LlamaSettings) -> ctypes.Array[BufferOverride]:
-    """Return the overrides for experts that stay in main memory; an entry without a pattern ends the list."""
+    """Return the overrides that keep experts' tensors in main memory; an entry without a pattern ends the list."""
     layers = [rf"\.{EXPERTS}"] if settings.cpu_moe else [rf"blk\.{n}\.{EXPERTS}" for n in range(settings.n_cpu_moe)]
     main_memory = c._lib.ggml_backend_cpu_buffer_type
     main_memory.restype = ctypes.c_void_p
@@ -164,7 +164,7 @@ _NO_MEMORY = re.compile(r"alloc|out of memory", re.IGNORECASE)
 
 
 class Model:
-    """A model's weights and vocabulary. Any thread may tokenise; close it after every context made from it."""
+    """A model's weights and vocabulary. Any thread may tokenise. Close all contexts made from it first."""
 
     def __init__(self, pointer: int, header: GgufHeader) -> None:
         self.pointer = pointer

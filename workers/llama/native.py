@@ -128,7 +128,7 @@ def native_log() -> NativeLog:
 
 
 def version() -> str:
-    """Return the version of llama.cpp's bindings, for callers."""
+    """Return the version of llama.cpp's Python bindings, as it is told to callers."""
     return f"llama-cpp-python {__version__}"
 
 
@@ -163,7 +163,7 @@ class DecodeFailed(RuntimeError):
 
 
 class StateUnusable(RuntimeError):
-    """A sequence's state could not be saved or restored; a sequence to be restored is empty afterwards."""
+    """A sequence's state could not be saved or restored. If it was to be restored, the sequence is empty afterwards."""
 
 
 class AdapterError(Exception):

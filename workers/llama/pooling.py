@@ -52,7 +52,7 @@ class Pooling(Enum):
 
 
 def is_pooled(model: Model, settings: LlamaSettings) -> bool:
-    """Return whether a model is served for pooled work: as the settings say; if they don't, if it was made for that.
+    """Return whether a model is served for pooled work: if the settings say so, or leave it open and it is made for it.
 
     Raises ModelError if the model can't do what the settings want.
     """
@@ -64,8 +64,8 @@ def is_pooled(model: Model, settings: LlamaSettings) -> bool:
 
 
 def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
-    """Return the pooling that the settings name or, without one, the file; if neither does, rank for a model with a
-    ranking head, mean for other encoders, last for decoders.
+    """Return the pooling that the settings name, or else the one that the file names. If neither names one, it is rank
+    for a model with a ranking head, mean for other encoders, last for decoders.
 
     Raises ModelError for rank without a head.
     """
@@ -101,7 +101,7 @@ class PooledBatch(Batch):
     """The rows of one micro-batch. llama.cpp gives a result for every row."""
 
     def add_input(self, tokens: Tokens, position: int, sequence: int) -> int:
-        """Add a run of an input that starts at `position`; return its first row."""
+        """Add `tokens`, the part of an input that begins at `position` in it. Return the first of their row numbers."""
         start = self.num_tokens
         self.add_prompt(tokens, position, sequence, num_logits=1)
         self._logits_view[start : self.num_tokens] = 1
@@ -117,7 +117,7 @@ class PooledContext:
         """Allocate the compute buffers, and for decoders the KV cache. Raises ModelError, ModelTooLarge.
 
         `n_ctx`: maximum tokens of an input, unless the micro-batch allows less. `kv_tokens`: cells that all inputs in
-        progress share; encoders need none. `num_sequences`: maximum inputs at a time if each sequence costs memory.
+        progress share; encoders need none. `num_sequences`: maximum inputs at a time, used if sequences cost memory.
         """
         log = native_log()
         log.clear()
@@ -149,7 +149,7 @@ class PooledContext:
         self.longest = n_ctx if self.can_split else min(n_ctx, self.n_ubatch)
         """Maximum tokens of one input."""
         self.width: int = 1 if pooling is Pooling.RANK else c.llama_model_n_embd_out(model.pointer)
-        """Numbers in one vector; 1 for rank, since of several scores only the first is a relevance."""
+        """Numbers in one vector; 1 for rank: if a head gives several scores, only the first one is a relevance."""
         self._compute = c.llama_encode if encodes else c.llama_decode
         self._calls = _Bound()
         self._queues = bool(c.llama_supports_gpu_offload())
@@ -234,7 +234,7 @@ _PLACEHOLDER = re.compile(r"\{(query|document)\}")
 
 
 class PooledInputs:
-    """Tokenises inputs, on any thread; valid as long as its model. Returns arrays: lists take ten times the memory."""
+    """Tokenises inputs on any thread, until its model is closed. Returns arrays: lists take ten times the memory."""
 
     def __init__(self, model: Model, pooling: Pooling, tokenizer: Tokenizer) -> None:
         """Raise ModelError for a ranking model whose file does not say how to separate query and document."""

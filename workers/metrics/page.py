@@ -23,10 +23,10 @@ from workers.metrics.types import Family
 SLICE_CHARS = 32 << 10
 """Characters of a slice, written without a pause: some tenths of a millisecond in which no other thread runs."""
 REST_S = 0.0001
-"""Seconds of the pause between slices, in which a waiting thread wakes up; a pause of 0 would be too short for that."""
+"""Seconds to pause between slices, so that a waiting thread can wake up; a pause of 0 would be too short for that."""
 
 GZIP_LEVEL = 1
-"""zlib's level: a twentieth of the bytes remains, for a few milliseconds without the interpreter's lock."""
+"""zlib's level. Compressing a page to a twentieth takes a few milliseconds, in which the interpreter's lock is free."""
 GZIP = 31
 """zlib's `wbits` for gzip's format."""
 
@@ -39,7 +39,7 @@ class Format:
     write: Callable[[Collector], bytes]
     """The library's own writer."""
     total: str
-    """Suffix of a counter's name in the lines of its type and help."""
+    """Suffix that a counter's name has in its lines `# TYPE` and `# HELP`."""
     quote: str
     """How a quotation mark is written in a help text."""
     end: str
@@ -63,12 +63,12 @@ class Page:
         """Unix time, seconds, for llama-server's header that tells scrapers when the counters began at 0."""
         self._writing = asyncio.Lock()
         self._read_at = float("-inf")
-        """time.monotonic() before the metrics in `_bodies` were read."""
+        """time.monotonic() just before the metrics that the pages in `_bodies` show were read."""
         self._bodies: dict[tuple[Format, bool], bytes] = {}
         """(Format, whether gzipped) -> body."""
 
     async def answer(self, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
-        """Return the body and its headers, given these two headers of the scraper's request."""
+        """Return a page's body and headers. `accept`, `accept_encoding`: those headers of the scraper's request."""
         _, chosen = choose_encoder(accept)
         form = OPENMETRICS if chosen.startswith("application/openmetrics-text") else TEXT
         is_zipped = gzip_accepted(accept_encoding)

@@ -68,7 +68,7 @@ class Now:
 
 
 ByLabels = Mapping[tuple[str, ...], float]
-"""Values of the labels after the model's name -> value."""
+"""A metric's value for each series. Key: the values of its labels, except the first one, the model's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Prometheus' counters, gauges and histograms: declared where they are created, in the groups that docs/metrics.md
-lists, with a bound on their series and so cheap that many streams can be counted.
+"""Prometheus' counters, gauges and histograms, with a bound on their series, and cheap enough to count many streams.
+They are declared where they are created, in the groups that docs/metrics.md lists.
 
 They extend those of `prometheus_client` and are used like them. A metric keeps at most `MAX_SERIES` series; `labels` is
 one look-up in a dict if the series exists; values are plain numbers, and a histogram finds a bucket by bisection;

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from workers.engine.request import EngineLoad
 
 PACE_S = 30.0
-"""Seconds after which a finished call counts half in a `Pace`."""
+"""Half-life in a `Pace`, seconds: a call that finished so long ago weighs half of one that has just finished."""
 
 
 class Pace:

@@ -157,7 +157,7 @@ def _check_chain(where: str, alias: str, chain: AliasChain, names: Set[str], ali
 
 
 def _way_back(name: str, alias: str, aliases: Mapping[str, Entry], seen: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the chain of fallbacks from `name` to `alias`, both included; empty: none leads there."""
+    """Return the chain of fallbacks from `name` to `alias`, both included; empty: no chain leads to `alias`."""
     if name == alias:
         return (*seen, name)
     entry = aliases.get(name)

@@ -1,4 +1,4 @@
-"""Names models' files, split models' parts and models of the Hugging Face hub, and records what was fetched from it."""
+"""Names of model files, of a split model's parts and of models on the Hugging Face hub; a record of fetched ones."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def parts(first: Path) -> tuple[Path, ...]:
 
 
 def first_part(path: Path) -> Path:
-    """Return `NAME-00001-of-0000N.gguf` for `NAME.gguf` if only the former exists, so that settings can leave out the
-    part's number. Return other paths unchanged."""
+    """Return `NAME-00001-of-0000N.gguf` for `NAME.gguf` if `NAME.gguf` does not exist but that first part does, so that
+    settings can leave out the part's number. Return other paths unchanged."""
     if path.suffix.lower() != SUFFIX or path.exists():
         return path
     prefix, found = f"{path.stem}-00001-of-", []
@@ -87,7 +87,7 @@ class FetchedModel(msgspec.Struct, frozen=True):
     """A model that was fetched from the hub."""
 
     path: str
-    """Path of its file, or of its first part."""
+    """Path of the model's file, or of the first part of a split one."""
     commit: str
     sha256: dict[str, str]
     """File name of each part -> SHA-256."""
@@ -131,7 +131,7 @@ class Fetched:
         return Path(place)
 
     def commit_of(self, reference: str) -> str:
-        """Return the commit of which a reference's files were fetched; empty: none was fetched, or it is unknown."""
+        """Return the commit from which a reference's files were fetched; empty: none were, or the commit is unknown."""
         if reference not in self._located():
             return ""
         known = self._known().get(reference)

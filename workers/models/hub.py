@@ -52,7 +52,7 @@ COMPANIONS = ("mmproj", "imatrix")
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""An etag that can be a file's name in the cache: a hash from the hub, something similar from mirrors, never a path."""
+"""Etags that can name a file in the cache: never a path. The hub's are hashes, those of mirrors something similar."""
 
 
 class HubError(Exception):

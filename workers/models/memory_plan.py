@@ -42,7 +42,7 @@ class KvPlan:
     n_ctx: int
     kv_tokens: int
     reason: str
-    """Why the plan has fewer cells or a shorter context than asked for; empty: it has not."""
+    """Why the plan has fewer cells or a shorter context than asked for; empty: it has what was asked for."""
 
 
 def share(workers: int) -> float:
@@ -53,10 +53,10 @@ def share(workers: int) -> float:
 def plan_kv(
     *, slots: int, n_ctx: int, kv_tokens: int, bytes_per_token: float, free_bytes: int | None, workers: int
 ) -> KvPlan:
-    """Return the plan. `kv_tokens` 0 asks for slots x n_ctx, reduced to fit a share of `free_bytes` (None: unknown,
-    taken to be enough). `workers`: number of workers that share the machine.
+    """Return the plan. `kv_tokens` 0: slots x n_ctx cells, or fewer if only fewer fit a share of `free_bytes` (None:
+    unknown, taken to be enough). `workers`: number of workers that share the machine.
 
-    A number other than 0 is not reduced to fit the memory: whether it fits shows when it is allocated.
+    Any other `kv_tokens` is not reduced to fit the memory: whether it fits shows when it is allocated.
     """
     wanted = min(kv_tokens or slots * n_ctx, MAX_KV_TOKENS)
     reason = ""
@@ -106,7 +106,7 @@ def kv_shape(header: GgufHeader) -> KvShape | None:
 
 
 def free_for_cache(llama: LlamaSettings) -> int | None:
-    """Return the bytes free for the KV cache; None if a GPU holds it: what is free there shows when it is allocated."""
+    """Return the bytes free for the KV cache; None: a GPU holds it, and only allocating shows what is free there."""
     on_gpu = llama.n_gpu_layers != 0 and any(os.path.exists(device) for device in GPU_DEVICES)
     return None if on_gpu else free_bytes()
 

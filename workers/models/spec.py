@@ -26,8 +26,8 @@ MAX_SHARED_BYTES = 96 << 10
 """Maximum size of a model's shared prompts as JSON. They can be an environment variable: Linux allows it 128 KiB."""
 
 MAX_SLOTS = 254
-"""Maximum number of slots. llama.cpp has 256 sequences: one is kept for moving cells, one for a prompt that no running
-call computes on."""
+"""Maximum number of slots. llama.cpp has 256 sequences: one is used to move cells, and one holds a cached prompt that
+no running call uses."""
 
 MAX_KV_TOKENS = 2**31 - 1
 """Maximum number of KV cells: llama.cpp counts them in 32 bits."""

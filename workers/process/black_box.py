@@ -60,7 +60,7 @@ class BlackBox:
             self._write()
 
     def text(self) -> str:
-        """Return a log line's text about what runs now and for how long. Can be called on any thread."""
+        """Return text for a log line: which requests run now, and for how long. Can be called on any thread."""
         return describe(list(self._running.values()))
 
     def close(self) -> None:

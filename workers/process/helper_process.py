@@ -35,7 +35,7 @@ CHUNK_BYTES = 256 << 10
 Process = subprocess.Popen[bytes]
 
 OUTSIDERS = frozenset({signal.SIGKILL.name, signal.SIGTERM.name, signal.SIGINT.name, signal.SIGHUP.name})
-"""Signals that no crash and no limit of a process causes: another process sends them, or the kernel short of memory."""
+"""Signals sent by another process, or by the kernel when memory is short, but by no crash or limit of a process."""
 
 
 class TookTooLong(Exception):

@@ -24,7 +24,7 @@ UNACKNOWLEDGED_S = 4
 
 
 def tcp_options() -> Mapping[int, int]:
-    """Return those socket options of level IPPROTO_TCP that this system has, as option -> value."""
+    """Return the options for noticing a dead peer that this system has (level IPPROTO_TCP), as option -> value."""
     wanted = {
         "TCP_KEEPIDLE": IDLE_S,
         "TCP_KEEPINTVL": AGAIN_S,
@@ -35,8 +35,8 @@ def tcp_options() -> Mapping[int, int]:
 
 
 def notice_dead_peer(sock: Any) -> None:
-    """Set the options on a socket, or on a transport's view of a socket. Sockets that a listening one accepts inherit
-    them. Sockets of families other than IPv4 and IPv6 are left unchanged."""
+    """Set `tcp_options` and keep-alive on a socket, or on a transport's view of one. The sockets that a listening one
+    accepts inherit them. Sockets of families other than IPv4 and IPv6 are left unchanged."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with suppress(OSError):  # the socket may have been closed meanwhile
@@ -46,7 +46,7 @@ def notice_dead_peer(sock: Any) -> None:
 
 
 def watched_socket(address: tuple[Any, ...]) -> socket.socket:
-    """Return a new socket, with the options, for one of `getaddrinfo`'s addresses (aiohttp's `socket_factory`)."""
+    """Return a new socket that notices a dead peer; `address`: one of `getaddrinfo`'s (aiohttp's `socket_factory`)."""
     family, kind, protocol = address[:3]
     sock = socket.socket(family, kind, protocol)
     notice_dead_peer(sock)
@@ -76,7 +76,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(sock: socket.socket) -> str:
-    """Return the URL at which other machines reach a socket; if it listens on all addresses, with the host's own."""
+    """Return the URL at which other machines reach a socket; if it listens on all addresses, one of the host's."""
     host, port = sock.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         with suppress(OSError):  # if the host can't resolve its own name, the URL keeps an unreachable address

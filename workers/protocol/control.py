@@ -1,11 +1,11 @@
-"""Proves that gateways and workers share a secret, which itself is never sent, and has the bounds of draining.
+"""Proves that gateways and workers share a secret, without sending it; and the limits of how long draining may take.
 
-Each proof is an HMAC-SHA256 under the worker secret. Each use has its own label, so that a stolen proof is good for
-nothing else:
+Each of these is an HMAC-SHA256 under the worker secret. Each use has its own label, so that what is stolen from one is
+good for no other:
 
-    a seal      beside a heartbeat or an entry of news in Redis: a holder of the secret wrote these bytes
-    a token     a gateway shows it to a worker, and `paddock drain` to its target; a worker's is for one process (boot)
-    a proof     a worker's answer to a gateway's challenge, before it is sent a prompt: it runs, and knows the secret
+    a seal      stands beside a heartbeat or `News` in Redis: whoever wrote these bytes holds the secret
+    a token     sent by a gateway to a worker, by `paddock drain` to its target; a worker's is for one process (boot)
+    a proof     a worker's reply to a gateway's challenge, before it gets any prompt: it runs, and knows the secret
 
 `POST /health/drain`, of gateways and of workers, takes a process out of service and answers when nothing runs there.
 `timeout_s` in the query bounds the wait. A gateway also takes `settle_s`: it waits until no new request has come for
@@ -32,7 +32,7 @@ def seal_heartbeat(secret: str, beat: bytes) -> bytes:
 
 
 def seal_news(secret: str, news: bytes) -> bytes:
-    """Return the seal of an encoded entry of news, `SEAL_BYTES` long."""
+    """Return the seal of an encoded `heartbeat.News`, `SEAL_BYTES` long."""
     return _mac(secret, b"paddock news", news)
 
 
@@ -69,16 +69,16 @@ def _mac(secret: str, use: bytes, *parts: bytes) -> bytes:
 
 DRAIN_PATH = "/health/drain"
 LONGEST_S = 86_400.0
-"""Maximum of `timeout_s` and `settle_s`, seconds."""
+"""Maximum of the query parameters `timeout_s` and `settle_s` of a drain request, seconds."""
 
 LEAST_S = 20.0
-"""Minimum seconds that calls get after SIGTERM, however long draining took before it: the chart kills a process 30 s
-after its hook."""
+"""Minimum seconds that calls get after SIGTERM, however long draining took before it. The Helm chart kills a process
+30 s after its preStop hook."""
 
 
 def left_s(bound_s: float, drained_s: float) -> float:
-    """Return the seconds that calls get after SIGTERM: what is left of `bound_s`, but `LEAST_S` at least (or `bound_s`,
-    if that is less). `drained_s`: seconds since draining began, in a hook for example; negative: it begins now."""
+    """Return the seconds that calls get after SIGTERM: `bound_s` less `drained_s`, but at least `LEAST_S` and never
+    more than `bound_s`. `drained_s`: seconds since draining began, as in a preStop hook; negative: it begins now."""
     return min(bound_s, max(LEAST_S, bound_s - max(0.0, drained_s)))
 
 

@@ -110,7 +110,7 @@ def _parse_block(block: bytes) -> Frame | None:
 
 
 def gateway_process(gateway_id: str, start: str) -> str:
-    """Return the name of one process of a gateway: each `start` numbers its calls from 1, so it needs its own name."""
+    """Return the name of one process of a gateway: each process numbers calls from 1, so `start` tells them apart."""
     return f"{gateway_id}.{start}"
 
 
@@ -120,18 +120,18 @@ def gateway_of(process: str) -> str:
 
 
 PART_CHARS = 128 << 10
-"""Maximum size of what one call encodes, in characters of texts and bytes: that takes a millisecond at most."""
+"""Maximum size of a message that is encoded in one go, which takes a millisecond at most; counted as in `is_long`."""
 RUN_ITEMS = 1024
 """Maximum number of items of a long list or object that are copied and measured at once."""
 ITEM_CHARS = 6
-"""Characters that each number, name, text or list of a message counts as, in addition to the length of a text."""
+"""Characters that each value and name in a message counts as when it is measured; a text's own length is added."""
 RUN_NUMBERS = 8192
 """Maximum number of an array's numbers that one call encodes."""
 BASE64_GROUP = 3
 """Bytes in a group of base64. The base64 of two pieces can be joined if the first one is whole groups."""
 
 _PLACE = b"\0"
-"""Placeholder for a long field in a struct's JSON, in which this byte can't occur."""
+"""Byte that stands for a long field until that field is encoded. It can't occur in JSON."""
 _TEXTS = frozenset({str, bytes})
 _SIMPLE = frozenset({str, bytes, int, float, bool, type(None)})
 
@@ -242,7 +242,7 @@ def _struct(message: msgspec.Struct, fields: Mapping[str, Iterator[bytes]]) -> I
 def _in_runs(
     begins: bytes, items: Iterable[Any], encoded: Callable[[Sequence[Any]], Iterator[bytes]], ends: bytes
 ) -> Iterator[bytes]:
-    """Yield a list's or object's JSON, `RUN_ITEMS` items at a time: copying millions of references takes long too."""
+    """Yield a list's or object's JSON, `RUN_ITEMS` items at a time: copying millions at once would take long."""
     yield begins
     left, comma = iter(items), b""
     while run := list(islice(left, RUN_ITEMS)):
@@ -282,7 +282,7 @@ def _halves(run: Sequence[Any], encoded: Callable[[Sequence[Any]], Iterator[byte
 
 
 def _joined(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes, with short parts joined to parts of at least `PART_CHARS`."""
+    """Yield the bytes of `parts` in larger parts: each one but the last has at least `PART_CHARS` bytes."""
     held: list[bytes] = []
     num_bytes = 0
     for part in parts:

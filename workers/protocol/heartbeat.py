@@ -1,5 +1,5 @@
-"""The heartbeat, a worker's record in Redis, written several times within its lifetime (`keys.HEARTBEAT_TTL_S`); and
-news, the worker's changes between two heartbeats.
+"""The heartbeat, a worker's record in Redis, renewed several times within its lifetime (`keys.HEARTBEAT_TTL_S`); and
+news, which tell what changed in the worker between two heartbeats.
 
 All gateways get news as entries of the stream `pd:news`; each worker numbers its own entries. A gateway that misses a
 number, or joins late, reads the worker's record and its heads again (`keys.worker`, `keys.worker_heads`) and continues
@@ -19,7 +19,7 @@ from msgspec import Meta
 from workers.protocol.control import SEAL_BYTES, fits, seal_heartbeat, seal_news
 
 MAX_HEADS = 8192
-"""Maximum number of heads that one worker publishes; heads used longest ago are left out."""
+"""Maximum number of heads (prefix hashes) that one worker publishes; those used longest ago are left out."""
 
 FIELD = "n"
 """The field of an entry of `keys.NEWS` that holds `sealed_news`."""
@@ -36,7 +36,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     slots_busy: int = 0
     waiting: int = 0
-    """Accepted calls that have no slot: not yet, or not at present since they were preempted."""
+    """Accepted calls that have no slot: they got none yet, or lost it when they were preempted."""
     kv_tokens_used: int = 0
     """KV cells of calls that have a slot. Cells of idle prefixes do not count, since new calls can evict them."""
     backlog_tokens: int = 0
@@ -50,15 +50,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     hold_ms: float = 0.0
     """Average time that a call holds its slot."""
     answer_tokens: float = 0.0
-    """Length of an answer that nine in ten answers do not exceed, in tokens."""
+    """Tokens of a long answer: nine in ten of the last answers had no more."""
     bytes_per_token: float = 0.0
-    """Bytes per prompt token of requests in the form that `workers.protocol.prefixes` hashes."""
+    """Average bytes per prompt token; the bytes are those that `workers.protocol.prefixes` hashes of a request."""
     preempted: int = 0
     """Times since the process started that a call lost its KV cells for a while because no free cells were left."""
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry of `keys.NEWS`: the heads that were added and dropped since the last entry, and the present load."""
+    """One entry of `keys.NEWS`: the heads (prefix hashes) added and dropped since the last, and the present load."""
 
     model: str
     worker: str
@@ -68,7 +68,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     load: Load
     draining: bool = False
     added: Annotated[dict[int, int], Meta(max_length=MAX_HEADS)] = {}
-    """Head -> tokens of that prefix that this worker has cached, in its KV cache, in RAM or on disk."""
+    """Hash of a prefix (head) -> how many of its tokens this worker has cached: in its KV cache, in RAM or on disk."""
     dropped: Annotated[tuple[int, ...], Meta(max_length=MAX_HEADS)] = ()
 
 
@@ -96,17 +96,17 @@ def open_news(value: bytes, secret: str) -> News:
 
 
 def pack_heads(version: int, heads: Mapping[int, int]) -> bytes:
-    """Return the value of `keys.worker_heads`: all heads (-> cached tokens) after the news entry `version`."""
+    """Return the value of `keys.worker_heads`: each head and its cached tokens, as of the news entry `version`."""
     return pack_version(version) + b"".join(_HEAD.pack(head, tokens) for head, tokens in heads.items())
 
 
 def pack_version(version: int) -> bytes:
-    """Return the first bytes of the value of `keys.worker_heads`: the number of the last news entry it includes."""
+    """Return the beginning of a value of `keys.worker_heads`: the number of the last news entry that is in it."""
     return _VERSION.pack(version)
 
 
 def unpack_heads(packed: bytes) -> tuple[int, dict[int, int]]:
-    """Return version and heads from a value that `pack_heads` made. Raises struct.error for other bytes."""
+    """Return `version` and `heads` of a value that `pack_heads` made. Raises struct.error for other bytes."""
     (version,) = _VERSION.unpack_from(packed)
     return version, dict(_HEAD.iter_unpack(packed[_VERSION.size :]))
 
@@ -204,8 +204,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 def record_of(beat: Heartbeat, secret: str) -> dict[Any, Any]:
     """Return the fields of `keys.worker`: the heartbeat, its seal, and the values that admission scripts read.
 
-    Those have fields of their own for speed. They are not sealed: they decide how many calls a worker gets, while
-    gateways take the address that calls are sent to from the heartbeat alone.
+    The values for scripts are fields of their own for speed. They are not sealed, as they only decide how many calls a
+    worker gets: the address that gateways send calls to comes from the heartbeat alone.
     """
     encoded = encode_heartbeat(beat)
     return {

@@ -47,8 +47,8 @@ A ticket and the lease that it becomes have one id, made by the gateway; a grant
 There is one Redis user for gateways and one for workers, each with no more rights than it needs. A worker parses models
 and prompts of strangers in C++. If an attacker takes a worker over, its login can't write API keys, read stored
 responses or change queues: it reaches only names that workers and supervisors use for themselves (`_NAMES`).
-Supervisors log in as workers do. The rules are those of Redis 6.2, which can't give the right to read a name without
-that to write it; scripts run with the rights of their caller.
+Supervisors log in as workers do. The rules are those of Redis 6.2, in which the right to read a name comes only with
+the right to write it; scripts run with the rights of their caller.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ _COMMANDS: Mapping[Role, str] = {
 
 
 def user_of(role: Role) -> str:
-    """Return the name of the role's user."""
+    """Return the name of the Redis user that a role logs in as."""
     return f"paddock-{role}"
 
 
@@ -282,7 +282,7 @@ def operator_line(password: str) -> str:
 
 
 def derived_password(secret: str, user: str) -> str:
-    """Return the default password of a user, derived from a secret that all who may log in as this user know."""
+    """Return a Redis user's default password, derived from a secret known to all who may log in as that user."""
     return hmac.digest(secret.encode(), f"paddock redis {user}".encode(), "sha256").hex()
 
 

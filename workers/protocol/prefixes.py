@@ -1,9 +1,9 @@
 """Computes heads, the prefix hashes of requests. Gateways and workers compute them alike, to find shared prefixes.
 
-A request is written out as bytes in one canonical order: first the scope, which decides whose cache it may use, then
-what precedes the conversation (tools, template values), then each message. A head is the hash of all bytes up to a
-certain place, so two requests with one head in common share that whole prefix. Nothing is rendered or tokenised. A
-gateway looks a request's heads up among those that workers publish; what really is cached only the worker finds out.
+A request is written out as bytes in one canonical order: first the scope (team, salt and adapters, within which caches
+are shared), then what precedes the conversation (tools, template values), then each message. A head is the hash of all
+bytes up to a certain place: requests with one head in common share that whole prefix. Nothing is rendered or tokenised.
+A gateway looks a request's heads up among those that workers publish; only the worker knows what really is cached.
 
 Ids of tool calls, earlier thoughts, and blanks in arguments are left out: clients change them when they send a
 conversation back, and most templates do not show them again. A head is an estimate for placement, never a cache key.
@@ -23,20 +23,20 @@ import msgspec
 from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, Prompt, ToolCall
 
 BLOCK_BYTES = 1024
-"""Bytes between two heads within a long text, for the first `HEADS_PER_SIZE` heads: about 256 tokens."""
+"""Bytes from one head to the next within a long text, about 256 tokens; doubled after each `HEADS_PER_SIZE` heads."""
 HEADS_PER_SIZE = 64
-"""Number of heads after which the distance doubles: 64 heads reach 16k tokens, 256 heads 240k."""
+"""Number of heads after which the distance from head to head doubles: 64 heads reach 16k tokens, 256 heads 240k."""
 MAX_HEADS = 256
 LEAST_BYTES = 128
-"""Minimum bytes since the last head for a head to be made at the end of a text."""
+"""At the end of a text a head is made only if at least this many bytes have come since the last head."""
 
 DIGEST_BYTES = 8
 
 FEW_VALUES, VALUE_CHARS = 64, 8
 MAX_READ_CHARS = 64 << 10
-"""A tool call's arguments are parsed up to this length, and up to `FEW_VALUES` values or one per `VALUE_CHARS`, if that
-is more. Others are hashed as they are: parsing a quarter of a megabyte of empty lists holds the interpreter for 10 ms.
-"""
+"""A tool call's arguments are parsed if they are no longer than this and have few values: at most `FEW_VALUES`, or one
+per `VALUE_CHARS` characters if that is more. Others are hashed unparsed, without blanks: parsing a quarter of a
+megabyte of empty lists holds the interpreter for 10 ms."""
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder(float_hook=str).decode
@@ -166,7 +166,7 @@ class Chain:
         """Bytes of the open text since its beginning, or since the last head within it."""
 
     def write(self, text: bytes) -> None:
-        """Add to the open text."""
+        """Add `text` to the end of the text that is still open."""
         view = memoryview(text)
         while len(view) >= (left := self._block_bytes() - self._num_open):
             self._put(view[:left])

@@ -48,7 +48,7 @@ MAX_TEXT_BYTES = 8 << 20
 
 TOKEN_BYTES = 4
 MAX_PIECES = 131_072
-"""Maximum number of tokens of a text `with_pieces`; more are refused: each piece is an object on both sides."""
+"""Maximum number of tokens for which `with_pieces` may ask; more are refused: each piece is an object on both sides."""
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -117,7 +117,7 @@ class Render(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """The team of a request. It is decoded before the rest, which can be long, because teams are served in turn."""
+    """The team alone of a body. It is decoded before the rest of it, which can be long: teams are served in turn."""
 
     tenant: str = ""
 
@@ -273,7 +273,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pinned: bool = False
     """Whether the adapter is loaded at once, and never evicted."""
     sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
-    """SHA-256 that the file must have: the fleet's one for this name. Empty: any."""
+    """SHA-256 that the file must have, as registered in the fleet for this name; empty: any."""
     check: bool = False
     """Only answer whether the adapter would be accepted; change nothing."""
 

@@ -76,7 +76,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dry_multiplier: float | None = None
     """Strength of the penalty on repeating a run of tokens; 0 is off. Default 0."""
     dry_base: float | None = None
-    """The penalty grows by this with each token of the run; below 1 stands for the default, 1.75."""
+    """Factor by which each further token of the run raises the penalty; below 1 stands for the default, 1.75."""
     dry_allowed_length: int | None = None
     """Runs up to this long are not penalised. Default 2."""
     dry_penalty_last_n: int | None = None
@@ -140,7 +140,7 @@ class AdapterUse(msgspec.Struct, frozen=True):
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The form that the answer's text must follow, from its first token or from a trigger on."""
+    """The form that the answer's text must follow: from its first token on, or from the first of `triggers` on."""
 
     kind: Literal["gbnf", "json_schema", "regex", "lark"]
     text: str
@@ -191,15 +191,15 @@ class Infill(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Notice = Literal["progress", "timings", "tokens", "settings", "prompt"]
-"""What a call is sent only on request: the events `Progress`, `TimingsSoFar` and `Tokens`; and, in `Accepted`, the
-settings with the prompt's text. "prompt" has the call refused if that text would be cut (`max_prompt_chars`)."""
+"""What a call gets only if it asks: the events `Progress`, `TimingsSoFar` and `Tokens`; "settings": in `Accepted`, the
+settings with the prompt's text. "prompt": refuse the call if that text would have to be cut (`max_prompt_chars`)."""
 
 MAX_PROMPT_CHARS = 4 << 20
-"""Maximum number of characters of prompts' texts in the settings of all answers to one client's request together."""
+"""Maximum characters of prompts' texts that one client's request gets back, in the settings of all its answers."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request for an answer, in no client's dialect."""
+    """One request for an answer, in the same form whatever the client's dialect."""
 
     messages: tuple[Message, ...] = ()
     prompt: Prompt | None = None
@@ -217,9 +217,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Maximum number of tokens to generate; `None`: until the model ends or the conversation is `n_ctx` tokens long; 0:
     only prefill."""
     max_predict_ms: int = 0
-    """End the answer at the first line end after so many milliseconds from its first token; 0: off (llama-server's)."""
+    """End the answer at the first line end that comes this many ms after its first token; 0: off (llama-server's)."""
     n_indent: int = 0
-    """End the answer before a line, except its first, that begins with fewer blanks; 0: off (llama-server's)."""
+    """End the answer before a line (not its first) that begins with fewer blanks than this; 0: off (llama-server's)."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it."""
     stop_tokens: tuple[int, ...] = ()
@@ -249,10 +249,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The slot that the caller prefers; -1: any."""
     tell: tuple[Notice, ...] = ()
     max_prompt_chars: int = MAX_PROMPT_CHARS
-    """Maximum number of characters of the prompt's text in the settings; a longer text is cut, or with `tell` "prompt"
-    refused."""
+    """Maximum number of characters of the prompt's text in `Accepted`. A longer text is cut; with "prompt" in `tell`,
+    the call is refused."""
     priority: int = 0
-    """Calls of a higher number go first, unlike in clients' requests."""
+    """Calls of a higher number go first; in clients' requests it is the lower number."""
     context_shift: bool = False
     """At the end of the context, drop the older half of the conversation and go on, instead of ending."""
     n_keep: int = 0
@@ -281,8 +281,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Body of the `202` to a `Submit`. It has the settings, which are not sent as an event: a prompt can be megabytes
-    long, and an event that is too long for the stream would end the calls of others."""
+    """Body of the `202` to a `Submit`. The settings are here and not in an event: a prompt can be megabytes long, and
+    an event that is too long for the stream would end the calls of others."""
 
     boot: str
     """Boot id of the worker process."""
@@ -290,7 +290,7 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: str = ""
     """The prompt's text as the model reads it, up to the request's `max_prompt_chars`, for `tell: ["settings"]`."""
     sampling: Sampling | None = None
-    """The values in force, for `tell: ["settings"]`: the caller's, else the model's, else llama-server's; with seed."""
+    """The values in force, for `tell: ["settings"]`: the caller's, else the model's or llama-server's. Has the seed."""
 
 
 class Cancel(msgspec.Struct, frozen=True):

@@ -112,10 +112,10 @@ THOUGHTS_ONLY: tuple[dict[str, Any], ...] = (
     {"edits": [{"type": _CLEAR_THOUGHTS, "keep": "all"}]},
     {"edits": [{"type": _CLEAR_THOUGHTS, "keep": {"type": "thinking_turns", "value": 1}}]},
 )
-"""Values that Claude Code sends. They pass: a model's template chooses in any case which earlier thoughts it sees."""
+"""Accepted values of `context_management`, from Claude Code: a model's template decides anyway which thoughts stay."""
 
 THREAD = "thread"
-"""Parameter that the tool runner of Anthropic's SDK tries first, so that the server keeps the conversation."""
+"""Parameter by which the tool runner of Anthropic's SDK first asks the server to keep the conversation."""
 
 REFUSED = {
     **OTHERS_REFUSED,

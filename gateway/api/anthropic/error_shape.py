@@ -32,13 +32,13 @@ TYPES = {
     502: "overloaded_error",
     503: "overloaded_error",
 }
-"""HTTP status of our error -> Anthropic's type. Retrying helps if a worker was lost (502) or none is there (503)."""
+"""HTTP status of our error -> Anthropic's type. 502 (worker lost) and 503 (no worker) get one that clients retry."""
 
 TOO_LONG = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum, answer included"
 """Anthropic's message for a prompt that is too long; Claude Code uses both numbers to shorten the conversation."""
 
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
-"""Error details by which Anthropic's SDK knows that it must send whole conversations, which it then does."""
+"""Error details from which Anthropic's SDK learns that the server keeps no threads; it then sends all messages."""
 
 
 class AnthropicErrors:

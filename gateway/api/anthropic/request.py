@@ -35,7 +35,7 @@ from workers.protocol.requests import UNBOUNDED, Constraint, GenerateRequest, Me
 THOUGHTS = ("thinking", "redacted_thinking")
 
 BILLING = re.compile(r"\A(x-anthropic-billing-header:.{0,500}?\bcch=)\w{5};")
-"""Start of Claude Code's system prompt, with a stamp that differs in each request: no prefix cache gets past it."""
+"""Start of Claude Code's system prompt. Its stamp (`cch=`) differs in each request, so no cached prefix would fit."""
 NO_STAMP = r"\g<1>fffff;"
 """Replacement for what `BILLING` matches: the same text with a constant stamp."""
 

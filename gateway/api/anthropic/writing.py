@@ -1,4 +1,4 @@
-"""Reads Anthropic's messages by `request`, and writes the answer whole or as a stream of typed events.
+"""Reads Anthropic's messages (module `request`), and writes the answer, whole or as a stream of typed events.
 
 Sources: Anthropic's API reference, "Create a Message" and "Streaming messages".
 """
@@ -231,7 +231,7 @@ class WholeWriter:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Return the arguments as an object: of JSON that was cut off, the part that came; of anything else, empty."""
+    """Parse the arguments. If their JSON was cut off, return the part that came; if it is no object, an empty dict."""
     try:
         value = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:

@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EncodedArray:
-    """A JSON array whose entries are encoded before: encoding them all at an answer's end would take too long."""
+    """A JSON array whose entries were encoded earlier, one by one: encoding all at an answer's end takes too long."""
 
     __slots__ = ("entries",)
 
@@ -129,7 +129,7 @@ async def send_last(send: Send, body: bytes) -> None:
 
 LINGER_S = 5.0
 LINGER_BYTES = 64 << 20
-"""The seconds and bytes for which a refused body is still read and discarded, so that its sender can read the error."""
+"""Up to LINGER_S seconds and LINGER_BYTES of a refused body are read and discarded, so its sender sees the error."""
 
 
 def shape_of(scope: Scope) -> ErrorShape:

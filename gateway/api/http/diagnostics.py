@@ -33,7 +33,7 @@ METHODS = b"GET, POST, DELETE, OPTIONS"
 
 
 def origin_of(scope: Scope) -> bytes:
-    """Return the web page that sent the request, if it may read the answer; empty: it may not, or none did."""
+    """Return the origin of the web page that sent the request; empty if none did, or if it may not read the answer."""
     if scope["path"] in PRIVATE:
         return b""
     found = _header(scope, b"origin")

@@ -18,7 +18,7 @@ END = b"\n\n"
 """The end of an event. Each event is sent as one chunk of the response: some clients take a chunk for an event."""
 
 UNREAD_BYTES = 64 << 10
-"""Bytes of an answer that the server buffers before it waits for the peer. uvicorn waits before a send, not after."""
+"""Bytes of an answer that the server buffers. When there are more, uvicorn holds up the next send, not the last one."""
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"

@@ -1,6 +1,6 @@
-"""uvicorn's WebSocket protocol, with what it lacks: every handshake ends, and messages are bounded.
+"""uvicorn's WebSocket protocol, with what uvicorn lacks: a handshake always ends, and messages are bounded.
 
-`workers.http_server` speaks HTTP. The errors that it answers by itself get their form for a gateway here.
+`workers.http_server` serves HTTP. The errors that it sends on its own get a gateway's form by `refusal_body` here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_FRAGMENTS = 16_384
 """Maximum fragments of one message; more close the connection. Empty ones have no size, but each takes memory."""
 
 PIECE_BYTES = 4 << 10
-"""Bytes parsed at once, or LONG_PIECE_BYTES within a long frame, of which nothing comes out before its end."""
+"""Bytes parsed at once; LONG_PIECE_BYTES within a long frame, since a frame is handled only when it is complete."""
 LONG_PIECE_BYTES = 64 << 10
 
 ERRORS: dict[int, type[PaddockError]] = {
@@ -92,7 +92,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
         self._bound_leftovers()
 
     def make_room(self) -> None:
-        """Close the connection: all unfinished messages together take too much memory, and its message began first."""
+        """Close the connection: all connections' unfinished messages take too much memory, and its own began first."""
         if not self.handshake_complete or self.close_sent or self.transport.is_closing():
             self._close()
             return
@@ -141,7 +141,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def _read(self) -> None:
-        """Parse one piece of the received bytes: all could be tens of thousands of frames, and would block the loop."""
+        """Parse one piece of the received bytes. All at once can be tens of thousands of frames, and block the loop."""
         self._goes_on = False
         if self.transport.is_closing() or self.read_paused:
             return

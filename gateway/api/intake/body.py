@@ -35,10 +35,10 @@ OnPart = Callable[[bytes, int], Awaitable[None]]
 
 MAX_TOKEN = 2**31 - 1
 LONG_BYTES = 64 << 10
-"""Bodies longer than this are decoded field by field; a field longer than this, if an array of arrays, item by item."""
+"""Bytes above which a body is decoded field by field, and a field that is an array of arrays item by item."""
 
 PACKED_BYTES = 256
-"""Items longer than this are decoded as packed token ids, if they are those; shorter ones can be pairs of a bias."""
+"""An item longer than this that has only token ids becomes a packed array; a shorter one can be a `logit_bias` pair."""
 
 _ARRAYS = re.compile(rb"\s*\[\s*\[")
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -198,17 +198,17 @@ MIN_ITEMS = 32_768
 MAX_NUMBERS = 524_288
 """Maximum numbers in a body, or the longest context's tokens if these are more. Decoding a million takes 40 ms."""
 MAX_EXPONENTS = 1_024
-"""Maximum numbers such as 1e-5: one near the limits of floats takes microseconds to parse, 100 times other numbers."""
+"""Maximum numbers with an exponent: one near the limits of floats takes microseconds to parse, 100 times the usual."""
 MAX_DIGITS = 100
 """Maximum digits of a number: parsing an integer takes time that grows with their square. No useful one has more."""
 UNCHECKED_BYTES = 16 << 10
 """Bodies of at most this many bytes are not checked: they can't hold enough to matter."""
 UNCHECKED_FACTOR = 4
-"""Bytes of memory that an unchecked body is assumed to take for each of its bytes, in addition to the following."""
+"""Bytes of memory counted for each byte of an unchecked body; its arrays, objects, strings and numbers count extra."""
 UNCHECKED_ARRAY_BYTES, UNCHECKED_OBJECT_BYTES, UNCHECKED_STRING_BYTES, UNCHECKED_NUMBER_BYTES = 96, 256, 64, 24
-"""Bytes of memory that each takes in an unchecked body: 500 waiting calls of 15 KiB of `[]` held 70 MB."""
+"""Bytes of memory counted for each such value in an unchecked body: 500 waiting calls of 15 KiB of `[]` held 70 MB."""
 SLICE_BYTES = 32 << 10
-"""Bytes checked without a pause. Takes a millisecond or two if all are brackets, a tenth of one for text."""
+"""Bytes checked without a pause: that takes a millisecond or two if all are brackets, 0.1 ms if they are text."""
 
 _STRUCTURE = b"[]{},"
 _BRACKETS = b"[]{}"
@@ -221,15 +221,15 @@ _RUNS = re.compile(rb"[\[\]{}]+")
 
 _NARROW = bytes(range(0xF0))
 _WIDE_ESCAPE = re.compile(rb"\\u[dD][89abAB]")
-"""Both find a character beyond U+FFFF: Python then stores all characters of its string in four bytes each."""
+"""`_NARROW` and this serve to find characters beyond U+FFFF: a string with one has four bytes for every character."""
 _ESCAPE_BYTES = 4
 STRING_BYTES, CONTAINER_BYTES, NUMBER_BYTES = 64, 512, 16
-"""Bytes of memory that each takes in addition to its characters."""
+"""Bytes of memory that a string, an array or object, and a number of a body take, in addition to their characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The amounts that a checked body holds."""
+    """How much a checked body holds: its strings, its numbers and the memory it takes."""
 
     num_strings: int
     """Number of strings, field names included."""
@@ -286,7 +286,7 @@ class ShapeCheck:
         """The last bytes outside of strings, with each digit as 0: a number may go on in the next slice."""
 
     def add(self, piece: bytes) -> None:
-        """Check the next bytes of the body, best those of `slices`. Raises InvalidRequest, ContextOverflow."""
+        """Check the next bytes of the body, best a piece from `slices`. Raises InvalidRequest, ContextOverflow."""
         self._num_bytes += len(piece)
         self._widen(piece)
         if self._escape or b"\\" in piece:
@@ -325,7 +325,7 @@ class ShapeCheck:
 
     @property
     def _num_containers(self) -> int:
-        """Return the number of arrays and objects. As many open as close; in invalid JSON, the larger number counts."""
+        """Return the number of arrays and objects: opening brackets or, if more (in invalid JSON), closing ones."""
         return max(self._num_opened, self._num_closed)
 
     def _widen(self, piece: bytes) -> None:
@@ -351,7 +351,7 @@ class ShapeCheck:
         return piece.replace(b"\\\\", b"").replace(b'\\"', b"")
 
     def _check_numbers(self, outside: bytes) -> None:
-        """Limit each number's digits, and the numbers with an exponent: an `e` after a digit, unlike that of `true`."""
+        """Limit each number's digits, and how many numbers have an exponent: only there does an `e` follow a digit."""
         if not outside:
             return
         digits = self._digits + outside.translate(_DIGITS)
@@ -363,7 +363,7 @@ class ShapeCheck:
         self._digits = digits[-MAX_DIGITS:]
 
     def _check_items(self, skeleton: bytes) -> None:
-        """Limit the items of one array, counted by commas without a bracket between: such long ones are token ids."""
+        """Limit the items of one array, counted as commas without a bracket between: so long an array has token ids."""
         num_commas = skeleton.count(b",")
         self._num_commas += num_commas
         if self._num_in_row + num_commas < self._max_items:

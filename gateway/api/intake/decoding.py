@@ -1,8 +1,8 @@
 """Runs work on large bodies, one piece of work at a time; the teams that wait are served in turn.
 
 Work that is one long call runs on a thread, which shares the interpreter with the event loop. Work that can be cut into
-slices runs on the loop itself, one slice at a time. Either then rests (does nothing) for as long as it worked, however
-many bodies come.
+slices runs on the loop itself, one slice at a time. After a job or a slice, the next of its sort waits as long as that
+one took, LONGEST_REST_S at most, however many bodies come.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.process.limits import give_back_free, started_threads
 
 INLINE_BYTES = 256 << 10
 INLINE_STRINGS, INLINE_NUMBERS = 2_000, 8_000
-"""Bodies of at most so many bytes, strings and numbers are decoded on the loop, in a millisecond or two."""
+"""A body with at most INLINE_BYTES and so many strings and numbers is decoded on the loop, in a millisecond or two."""
 LEAST_REST_S = 0.001
 """Minimum seconds of a rest: timers are no finer. A shorter rest is added to the next."""
 LONGEST_REST_S = 0.25
@@ -45,8 +45,8 @@ _job = _Job()
 def let_loop_run() -> None:
     """Rest for as long as the decoding thread has computed since its last rest; on any other thread, do nothing.
 
-    Call this between parts of a body. The loop has to wait for the interpreter at each of its events, and between two
-    of them the thread takes it back: without rests, a stream stood still for 200 ms beside a body that took 80.
+    Call this between parts of a body. The event loop has to wait for the GIL at each of its events, and between two of
+    them this thread takes it back: without rests, a stream stood still for 200 ms while a body took 80 ms to decode.
     """
     if _job.is_under_way and (took_s := thread_time() - _job.since_s) > REST_AFTER_S:
         sleep(took_s)
@@ -65,7 +65,7 @@ class DecodingThread:
         """Seconds that the last job rested while it was under way."""
 
     async def run(self, team: str, work: Callable[[], ResultT]) -> ResultT:
-        """Run `work` on the thread and return its result. It must not touch anything that the loop may change."""
+        """Run `work` on the thread and return its result. `work` must not touch anything that the loop may change."""
         await self._jobs.take(team)
         loop, began = asyncio.get_running_loop(), monotonic()
         job = loop.run_in_executor(self._thread, self._do, work)
@@ -95,7 +95,7 @@ class DecodingThread:
             _job.is_under_way, self._rested_s = False, _job.rested_s
 
     def tidy(self) -> None:
-        """Give free memory back to the system after TIDY_AFTER_S, once for all calls until then."""
+        """Give free memory back to the system after TIDY_AFTER_S. Calls made until then have no further effect."""
         if self._tidying is None:
             self._tidying = asyncio.get_running_loop().call_later(TIDY_AFTER_S, self._tidy)
 
@@ -105,7 +105,7 @@ class DecodingThread:
 
 
 class _Resting:
-    """Gives turns, one at a time; after each comes a rest that is as long as the turn was."""
+    """Gives turns, one at a time. After each comes a rest as long as the turn, LONGEST_REST_S at most."""
 
     def __init__(self) -> None:
         self._turns = TeamTurns()
@@ -117,7 +117,7 @@ class _Resting:
         await self._turns.take(team)
 
     def give_back(self, team: str, took_s: float) -> None:
-        """Give a turn back after its rest or, if little rest is due, in the event loop's next turn."""
+        """End a turn. The next begins after the rest that is due or, if that is short, when the loop next turns."""
         loop = asyncio.get_running_loop()
         self._owed_s += took_s
         if self._owed_s < LEAST_REST_S:

@@ -34,10 +34,10 @@ RESERVATION = "paddock.reservation"
 """Key of the ASGI scope for the request's `Reservation` in the memory budget."""
 
 SMALL_BODY_BYTES = 256 << 10
-"""Maximum bytes of a body without a prompt, which only names things; a larger one gets BodyTooLarge."""
+"""Maximum bytes of a body that has no prompt and only names things; a larger one gets BodyTooLarge."""
 
 LOADS_AT_ONCE = 2
-"""Maximum long values that are read from Redis for requests at once, one of each team at most; others wait."""
+"""Maximum number of long values read from Redis at once for requests, at most one per team; others wait."""
 
 ReadT = TypeVar("ReadT")
 PartT = TypeVar("PartT")
@@ -86,12 +86,12 @@ class Intake:
     async def small(
         self, principal: Principal, scope: Scope, receive: Receive, read: Callable[[bytes], ReadT]
     ) -> ReadT:
-        """Return what `read` makes of a small body, which counts only until then. Raises as `open_body` and `read`."""
+        """Return what `read` makes of a small body, counting its memory meanwhile. Raises as `open_body` and `read`."""
         async with self.open_body(principal, scope, receive, SMALL_BODY_BYTES) as body:
             return await body.decode(read)
 
     def message(self, principal: Principal, raw: bytes) -> Body:
-        """Return a `Body` of bytes that came as no body (a WebSocket message), or an empty one to count what is loaded.
+        """Return a `Body` for a WebSocket message or, if `raw` is empty, one that counts the memory of what is loaded.
 
         Close it in any case. Raises TakesTooMuch, HeldTooMuch, MemoryFull.
         """
@@ -125,7 +125,7 @@ class Intake:
         return incoming.shape()
 
     def begin_check(self) -> ShapeCheck:
-        """Return a check for a body long enough to need one: making it looks at all workers, perhaps a thousand."""
+        """Return a check for a long body; short ones need none. Making it goes through all workers, perhaps 1000."""
         return ShapeCheck(self._longest_context())
 
     async def check_slice(self, team: str, check: ShapeCheck, piece: bytes) -> None:
@@ -173,7 +173,7 @@ class Body:
         return self._reservation.num_bytes
 
     def close(self) -> None:
-        """Give the memory of the request back: it is over."""
+        """Give the memory of the request back, since the request is over."""
         self._intake.give_back(self._reservation)
 
     def hold(self, num_bytes: int) -> None:

@@ -127,14 +127,14 @@ class Reservation:
 MAX_WHOLE_PROBS = 1 << 20
 """Maximum probabilities in answers that are sent whole at the end, about 70 MB of JSON; more: InvalidRequest."""
 MAX_WAITING_PROBS = 1 << 17
-"""Maximum probabilities in a stream that wait for the text of their tokens; more: InvalidRequest."""
+"""Maximum probabilities that a stream holds until the text of their tokens comes; more: InvalidRequest."""
 
 TOKEN_BYTES = 640
 """Bytes of memory of a token of the answer, in addition to its probabilities: list entries and enclosing objects."""
 PROB_BYTES = 128
-"""Bytes of memory of a probability: while it waits for its text, as JSON, and in the part that is joined to send."""
+"""Bytes of memory of one probability in all its copies: waiting for its text, as JSON, in the part joined to send."""
 PIECE_FACTOR = 5
-"""Further bytes of memory for each byte of its token, which is written both as a number and as text."""
+"""Further bytes of memory for each byte of a token's text: the answer has the byte both as text and as a number."""
 
 Holds = Callable[[int], None]
 """Counts more bytes for a request; negative: fewer. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
@@ -158,8 +158,8 @@ class ProbabilityBudget:
         self._num_bytes = [0] * len(requests)
 
     def count(self, choice: int, events: Sequence[CallEvent], *, written: bool) -> None:
-        """Count the probabilities of these events. `written`: whether the stream has sent all it had of this answer, so
-        that its count begins anew.
+        """Count the probabilities of these events of one answer (`choice`). `written`: whether the stream has sent all
+        that the answer had so far; its count then goes back to 0, unless the end repeats all.
 
         Raises InvalidRequest where they are too many, HeldTooMuch, MemoryFull and TakesTooMuch.
         """
@@ -184,7 +184,7 @@ class ProbabilityBudget:
         self._num_bytes[choice] += num_bytes
 
     def _clear(self, choice: int) -> None:
-        """Count none of one answer's probabilities any more: they have been sent."""
+        """Set the count of one answer's probabilities to 0, as they have been sent."""
         if num_bytes := self._num_bytes[choice]:
             self._num[choice] = self._num_bytes[choice] = 0
             self._holds(-num_bytes)

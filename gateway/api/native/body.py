@@ -45,11 +45,11 @@ CLAMPED: dict[str, tuple[float, float]] = {
     "mirostat": (0, 2),
     "adaptive_target": (-inf, 1),
 }
-"""Parameter -> its limits. As in llama-server, numbers beyond these are set to the limit; beyond others, refused."""
+"""Parameter -> limits. As in llama-server, numbers beyond are set to the limit; for parameters not listed, refused."""
 
 
 def _any_object(schema: Any) -> Any:
-    """Return the schema; an empty one means any object, as in llama-server."""
+    """Return the schema or, for an empty one, that of any object, as llama-server does."""
     return {"type": "object"} if schema == {} else schema
 
 
@@ -59,7 +59,7 @@ class Trigger(Loose):
 
 
 class GenerationBody(SamplingBody, TokenProbsBody, ResponseFormatBody, HintsBody, NoticesBody, LoraBody):
-    """Holds the fields that both bodies have."""
+    """Holds the fields that the bodies of `/completion` and `/infill` have in common."""
 
     @model_validator(mode="before")
     @classmethod

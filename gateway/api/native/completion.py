@@ -152,7 +152,7 @@ class WholeWriter:
             answer.add(event)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the JSON in parts, since the settings in each answer can be long: an object; of several, an array."""
+        """Yield JSON, one answer as an object, several as an array; in parts, since each one's settings can be long."""
         if self._is_single:
             return in_parts(self._answers[0].object())
         return gathered(self._array())
@@ -172,7 +172,7 @@ class _Whole:
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._probabilities: list[bytes] = []
-        """Encoded as they come: encoding all at the end, a hundred for each token, blocked other streams."""
+        """Probabilities, encoded as they come: encoding all at the end (up to 100 per token) blocked other streams."""
         self._num_in_text = 0
         """Number of probabilities whose tokens have become text."""
         self._end: Finished | None = None

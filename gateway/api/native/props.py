@@ -27,7 +27,7 @@ MODALITIES = {"vision": "image", "video": "video", "audio": "audio"}
 
 @dataclass(frozen=True, slots=True)
 class EnabledRoutes:
-    """Holds for each route that an operator can switch off whether it is served."""
+    """Which routes are served, of those that an operator can switch off."""
 
     slots: bool = True
     metrics: bool = True
@@ -71,7 +71,7 @@ class ModelRoutes:
         await self._set_loaded(False, principal, scope, receive, send)
 
     async def _set_loaded(self, load: bool, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell the supervisors, and answer before they start or stop workers: `GET /models` shows their progress."""
+        """Ask the supervisors to start or stop workers, and answer at once; `GET /models` shows the progress."""
         document = await self._reader.document(principal, scope, receive)
         call = self._reader.call(principal, document, scope, strict=True)
         runs = any(not beat.draining for beat in self._queries.workers(call.model))

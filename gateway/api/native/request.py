@@ -1,4 +1,4 @@
-"""Reads the bodies of `/completion` and `/infill` into canonical requests. A prompt may be an object with its text.
+"""Reads bodies of `/completion` and `/infill` into canonical requests. A prompt may be `{"prompt_string": its text}`.
 
 Source of the prompts' forms: "POST /completion" in tools/server/README.md of llama.cpp.
 """
@@ -150,7 +150,7 @@ def _word(number: int, trigger: Trigger) -> str:
 
 
 def _notices(body: GenerationBody) -> tuple[Notice, ...]:
-    """Return the notices for the answer. As in llama-server, streams have tokens, and the last object the settings."""
+    """Return what to tell beside the text: as in llama-server, tokens in a stream, and settings in the last object."""
     notices = read_notices(body, stream=body.stream)
     if body.stream and "tokens" not in notices:
         notices = (*notices, "tokens")

@@ -150,7 +150,7 @@ def _tokens_of(raw: bytes, scope: Scope) -> tuple[str, tuple[int, ...]]:
 
 
 async def decoded_reply(body: HeldBody, reply: bytes, decode: Callable[[bytes], ReplyT]) -> ReplyT:
-    """Return a worker's answer, counted as held memory, a long one decoded on a thread: it can far exceed the query.
+    """Decode a worker's answer, on a thread if it is long. Its memory is counted, as it can far exceed the query's.
 
     Raises InternalError, HeldTooMuch, MemoryFull, TakesTooMuch.
     """

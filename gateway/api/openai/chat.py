@@ -107,12 +107,12 @@ class _ChunkChoice:
         """Whether the next text makes a plain chunk, which has no usage, probabilities, tokens or timings."""
         self._logprobs_head = b'},"logprobs":{"content":'
         self._call = -1
-        """Number of the tool call that the head and tail below are encoded for; -1: none."""
+        """Number of the tool call for which `_arguments_head` and `_arguments_tail` are encoded; -1: none."""
         self._arguments_head, self._arguments_tail = b"", b""
         self.frame()
 
     def frame(self) -> None:
-        """Encode what frequent chunks have in common. Call it again when the head has changed."""
+        """Encode what frequent chunks have in common. Call it again after `ChunkEncoder.sign`: it changes that part."""
         self._text_head, self._text_tail = self._frame_delta(b'{"content":', b"}")
         self._thought_head, _ = self._frame_delta(b'{"reasoning_content":', b"}")
         _, self._logprobs_tail = self._head.framed(b"", b',"refusal":null},"finish_reason":null}')

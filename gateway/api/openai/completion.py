@@ -42,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 class Echo:
     """Holds the prompt that `echo` puts before an answer: text as it was sent, or the text a worker makes of tokens.
 
-    If the prompt's probabilities are wanted, it is written when those of all its tokens are known.
+    If the prompt's probabilities are wanted, the prompt is written when those of all its tokens have come.
     """
 
     def __init__(self, asked: CompletionRequest, number: int) -> None:
@@ -64,7 +64,7 @@ class Echo:
         return self._text if self._by_worker and not self.has_probs else ""
 
     def probs(self, event: PromptLogprobs, probs: Probabilities) -> str:
-        """Add to `probs`; return the prompt if it has the probabilities of all its tokens, otherwise an empty text."""
+        """Add an event to `probs`; return the prompt if it brings the prompt's last probabilities, else empty text."""
         return self._text if probs.add_prompt(event, self._num_tokens, self._text) else ""
 
 
@@ -92,7 +92,7 @@ class Probabilities:
         (self._legacy if self.is_legacy else self._modern).add(event)
 
     def add_prompt(self, event: PromptLogprobs, num_tokens: int, text: str) -> bool:
-        """Add the next tokens of the prompt `text`, which has `num_tokens`; return whether it is complete now.
+        """Add the next of the `num_tokens` tokens of the prompt `text`; return whether all of them have come now.
 
         Only OpenAI's older shape has a place for a prompt's probabilities.
         """
@@ -103,7 +103,7 @@ class Probabilities:
         return True
 
     def take(self) -> dict[str, Any]:
-        """Return the probabilities of all tokens held, and hold none."""
+        """Return the probabilities held, and hold them no longer."""
         return self._legacy.take() if self.is_legacy else logprobs_object(self._modern.take())
 
 
@@ -116,7 +116,7 @@ class WholeProbabilities:
         self._modern: list[bytes] = []
 
     def add_waiting(self) -> None:
-        """Collect the probabilities that `Probabilities` holds. Call it when their text has come."""
+        """Collect the probabilities that `Probabilities` holds. Call it when the text of their tokens has come."""
         if self._probs.is_legacy:
             self._legacy.append(self._probs.take())
         else:
@@ -261,7 +261,7 @@ class _ChunkChoice:
         self.frame()
 
     def frame(self) -> None:
-        """Encode what plain chunks have in common. Call it again when the head has changed."""
+        """Encode what plain chunks have in common. Call it again after `ChunkEncoder.sign`: it changes that part."""
         self._text_head, self._text_tail = self._head.framed(
             b'{"index":%d,"text":' % self._number, b',"logprobs":null,"finish_reason":null}'
         )

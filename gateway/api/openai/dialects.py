@@ -1,4 +1,4 @@
-"""Joins the readers and writers of `POST /v1/chat/completions`, its `/input_tokens`, and `POST /v1/completions`.
+"""Joins readers and writers of `/v1/chat/completions`, `/v1/chat/completions/input_tokens` and `/v1/completions`.
 
 Source of `input_tokens`: "Token Counting" in tools/server/README.md of llama.cpp.
 """

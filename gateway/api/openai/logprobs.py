@@ -47,7 +47,7 @@ class LogprobsCollector:
         self._waiting.append(event)
 
     def take(self) -> list[Likely]:
-        """Return the entries of all tokens held, and hold none."""
+        """Return the entries of the tokens held, and hold them no longer."""
         waiting, self._waiting = self._waiting, []
         return (
             [_sampled_entry(event) for event in waiting]
@@ -127,7 +127,7 @@ class LegacyCollector:
         self._told["token_logprobs"][0], self._told["top_logprobs"][0] = None, msgspec.Raw(b"null")
 
     def take(self) -> LegacyLogprobs:
-        """Return the lists of all tokens held, and hold none."""
+        """Return the lists of the tokens held, and hold them no longer."""
         told, self._told = self._told, empty_lists()
         return told
 

@@ -30,7 +30,7 @@ class Models:
         self._desired = desired
 
     async def show_merged(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with a list of one card per model, which has the model's aliases, as llama-server does."""
+        """Answer with one card per model, which lists the model's aliases, as llama-server does."""
         permitted = self._permitted(principal)
         cards = await self._cards(self._without_aliases(permitted), permitted)
         await send_json(send, {"object": "list", "data": cards}, request_log_of(scope))
@@ -53,12 +53,12 @@ class Models:
         return self._names.permitted(principal, served, snapshot.adapters)
 
     def _is_alias(self, name: str) -> bool:
-        """Return whether a name stands for one model, as its own name or an alias; chains and adapters do not."""
+        """Return whether a name is a model's own or an alias of one; chains (of several models) or adapters are not."""
         snapshot = self._fleet.snapshot
         return not (self._names.is_chain(name) or self._names.is_adapter(name, snapshot.models, snapshot.adapters))
 
     def _without_aliases(self, permitted: Mapping[str, str]) -> dict[str, str]:
-        """Return one name per model, its own or else the first alias in `permitted`; also all chains and adapters."""
+        """Return `permitted` with one name per model (own or first alias), all adapters and names of several models."""
         shown: dict[str, str] = {}
         for name, model in permitted.items():
             if self._is_alias(name) and (name == model or model not in shown):
@@ -66,7 +66,7 @@ class Models:
         return {name: model for name, model in permitted.items() if not self._is_alias(name) or shown[model] == name}
 
     async def _cards(self, named: Mapping[str, str], permitted: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return a card for each name of `named` (name -> model). A chain's card shows its first model with a worker.
+        """Return a card per name in `named` (name -> model). A name of several models shows the first with a worker.
 
         `permitted`: name -> model for all names that the key may use.
         """

@@ -105,8 +105,8 @@ MAX_CHOICES = 128
 """Maximum number of answers to one request, over all its prompts; more are refused."""
 
 MAX_PROMPT_PROBS = 1 << 17
-"""Maximum number of probabilities that one request gets for its prompts' tokens, those of the likeliest tokens in place
-of each included. One takes some hundred bytes. Workers refuse prompts that need more."""
+"""Maximum number of probabilities that one request gets for its prompts: of each prompt token, and of the likeliest
+tokens in its place. One takes some hundred bytes. Workers refuse prompts that need more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from workers.protocol.requests import GenerateRequest
 
 
 class StreamUsage:
-    """Counts the usage of a stream: by the events of its answers, and exactly for each answer that has ended."""
+    """Counts a stream's tokens: of a running answer from its events, of an ended one exactly, from its last event."""
 
     def __init__(self, options: StreamUsageOptions, num_answers: int, num_prompts: int) -> None:
         self.always = options.always
@@ -89,7 +89,7 @@ class WholeChoices(Generic[ChoiceT]):
     """Collects all answers to one request from the events, each in a collector (`Choice`) of its own."""
 
     def __init__(self, make: Callable[[int], ChoiceT], number: int) -> None:
-        """`number`: of answers. `make(i)` makes the collector of answer `i` at its first event: a hundred may wait."""
+        """`number`: answers in all. `make(i)` makes answer `i`'s collector at its first event: 100 may be waiting."""
         self._make = make
         self._number = number
         self._made: dict[int, ChoiceT] = {}
@@ -114,7 +114,7 @@ class WholeChoices(Generic[ChoiceT]):
         return ends
 
     def written(self, id_: str, kind: str, model: str, usage: dict[str, Any], fingerprint: str) -> Iterator[bytes]:
-        """Yield the answer's JSON in parts; of several answers, each also has its own `timings`.
+        """Yield the response's JSON in parts. If it has several answers, each of them has `timings` of its own, too.
 
         `kind`: value of `object`. `fingerprint`: value of `system_fingerprint`; empty: not known, no such field.
         """
@@ -209,7 +209,7 @@ class ChunkEncoder:
     def end(self, number: int, event: Finished, verbose: Verbose) -> bytes:
         """Note the end of an answer; return the JSON of the fields that follow the choice in its last chunk.
 
-        These have the answer's timings; for a single answer, the chunk of usage has them instead if there is one.
+        The answer's `timings` are among them, unless it is the only answer and a usage chunk follows, which has them.
         """
         usage = self._usage
         usage.ended(number, event)
@@ -250,7 +250,7 @@ RESPONSES: ErrorShape = OpenAiErrors("input")
 def error_body(error: PaddockError, names: Mapping[str, str] | None = None) -> bytes:
     """Return `{"error": {...}}`. `names`: a worker's name for a parameter -> the route's name.
 
-    For a prompt that is too long, it has llama-server's `n_prompt_tokens` and `n_ctx`, which its web page shows.
+    If a prompt is too long, the error has `n_prompt_tokens` and `n_ctx`, which the web page of llama-server shows.
     """
     param = (names or {}).get(error.param or "", error.param)
     inner: dict[str, Any] = {"message": error.message, "type": error.type, "param": param, "code": error.code}

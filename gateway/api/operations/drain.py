@@ -31,10 +31,10 @@ from workers.protocol.control import DRAIN_PATH, LONGEST_S, seconds_of
 log = logging.getLogger(__name__)
 
 UNCOUNTED = PROBED | {DRAIN_PATH}
-"""Paths whose requests a drain does not wait for: probes and scrapers send them until the process ends."""
+"""Paths whose requests a drain does not wait for, since probes and scrapers use them until the process ends."""
 
 SETTLE_S = 5.0
-"""Seconds without a new request that a drain waits for: balancers see `/ready` fail some seconds after each other."""
+"""Seconds without a new request after which a drain may end: some balancers see `/ready` fail seconds after others."""
 LOOK_S = 0.05
 FIRST_REQUEST_S = 1.0
 """Seconds that a WebSocket opened during a drain has to send a first request before it is closed."""
@@ -119,7 +119,7 @@ class DrainRoute:
         return True
 
     def _num_calls(self) -> int:
-        """Return the number of calls, including those without an open request, whose answers can be read later."""
+        """Return the number of open requests or, if greater, of running calls: a call can outlive its request."""
         return max(self._in_flight.num_open, self._pipeline.num_calls)
 
 

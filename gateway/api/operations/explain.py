@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 def workers_object(explanation: Explanation, most: int) -> Json:
-    """Return how workers rank. `most`: maximum workers listed, of the suitable ones and of the others each."""
+    """Return how workers rank: at most `most` of the suitable workers, best first, and at most `most` of the others."""
     return {
         "num_workers": len(explanation.ranked) + len(explanation.left_out),
         "workers": [_worker(placed) for placed in explanation.ranked[:most]],
@@ -112,8 +112,8 @@ def circuits_object(workers: Sequence[Heartbeat], views: Mapping[str, CircuitSta
 
 
 def gateways_object(beats: Mapping[str, float], now: float) -> list[Json]:
-    """Return the seconds since each gateway was seen. `beats`: its id -> Unix time of its last beat, by Redis's clock;
-    `now`: by this gateway's, which can differ."""
+    """Return for each gateway the seconds since it was seen. `beats`: id of a gateway -> Unix time of its last beat, by
+    Redis's clock. `now`: Unix time by this gateway's clock, which can differ."""
     return [{"gateway": id, "seen_s_ago": _seconds(max(0.0, now - at))} for id, at in sorted(beats.items())]
 
 
@@ -122,7 +122,7 @@ def _seconds(seconds: float | None) -> float | None:
 
 
 MAX_WORKERS = 64
-"""Maximum workers listed: so many of the best suitable ones, and so many of the others."""
+"""Maximum number of suitable workers that an answer lists, the best first, and maximum number of the others."""
 
 
 class Explainer(Protocol):
@@ -188,7 +188,7 @@ class ExplainRoute:
         return call, placement_request_of(replace_struct(request, adapters=uses), team, contents)
 
     async def _add_line(self, told: dict[str, Any]) -> None:
-        """Add leases, queue and gateways, as Redis has them; null while it is away, as the rest is useful then too."""
+        """Add what Redis knows: leases, queue, gateways. While Redis is away, queue and gateways are null."""
         workers = [worker["worker"] for worker in told["workers"]]
         try:
             line = await self._queues.inspect(told["model"], workers, MOST_URGENT)

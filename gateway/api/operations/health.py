@@ -57,7 +57,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 REDIS_PATIENCE_S = 1.0
 FRESH_S = 0.1
-"""Seconds for which a result from Redis is used again: anybody may ask, and each query takes a Redis connection."""
+"""Seconds for which a result from Redis is used again: anybody may request `/ready`, and a query takes a connection."""
 
 MAX_NAMES_TOLD = 20
 
@@ -73,7 +73,7 @@ async def version(principal: Principal, scope: Scope, receive: Receive, send: Se
 
 
 class AdmissionState(Protocol):
-    """The part of admission that `Ready` asks."""
+    """What `Ready` needs to know from the admission."""
 
     @property
     def can_place_degraded(self) -> bool: ...
@@ -84,16 +84,16 @@ class AdmissionState(Protocol):
 
 
 class UnloadedModels(Protocol):
-    """The part of `DesiredModels` that `Ready` asks."""
+    """What `Ready` needs to know from `DesiredModels`."""
 
     async def unloaded(self, models: Sequence[str]) -> frozenset[str]: ...
 
 
 class Ready:
-    """Answers whether calls would be served. All of this must hold: a worker is there, or the catalog names models,
-    whose calls wait for a worker; each model that is meant to have workers has had one, unless it was unloaded or
-    `FirstWorkers` waits no longer; this process was not asked to drain or to stop; Redis takes writes, or this gateway
-    can place calls on its share of the slots (`degraded`)."""
+    """Answers whether calls would be served. All of this must hold: there is a worker, or the catalog names models
+    (their calls wait for a worker); each model that should have workers has had one, or was unloaded, or has been
+    waited for long enough (`FirstWorkers`); this process was not asked to drain or stop; Redis takes writes, or this
+    gateway can place calls on its own share of the slots (`degraded`)."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class Targets:
     def __init__(self, fleet: FleetView) -> None:
         self._fleet = fleet
         self._told: tuple[object, bytes] = (None, b"")
-        """A snapshot's workers and the answer for them, made once: anybody may ask, and the fleet can be large."""
+        """The fleet's workers, and the answer that lists them, kept since anybody may ask and fleets can be large."""
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         workers = self._fleet.snapshot.workers

@@ -23,12 +23,12 @@ TAG = "<"
 
 
 MAX_UNKNOWN = 1000
-"""Maximum unknown fields of one object. More are refused by a single error: one for each takes a microsecond."""
+"""Maximum unknown fields of one object. If it has more, one error stands for all, as each error takes a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Also:
-    """Holds synonyms of a parameter, under which clients of other programs send it: `Annotated[..., Also("a")]`."""
+    """Holds a parameter's synonyms, the names that other programs' clients use for it: `Annotated[..., Also("a")]`."""
 
     names: tuple[str, ...]
 
@@ -55,8 +55,8 @@ def _names_of(kind: type[BaseModel]) -> frozenset[str]:
 class Body(BaseModel):
     """A request's body whose values are not converted: "1" is not accepted as a number, nor 1 as a boolean.
 
-    Unknown fields are errors. If the validation's context is an `Ignored` without `refuses`, they are noted there and
-    left out instead.
+    Unknown fields are errors, unless the context of the validation is an `Ignored` whose `refuses` is false: then they
+    are noted in that `Ignored` and left out.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -84,7 +84,7 @@ class Loose(BaseModel):
 
 
 class Entry(Loose):
-    """An object of which a body can have thousands, each with hundreds of parts: validating it lets other threads run.
+    """The base of objects of which a body can have thousands, each with hundreds of parts.
 
     pydantic validates a whole body in one call (on a thread if it is large) and does not release the GIL: 28,000 tool
     calls blocked every stream for 90 ms. The validator below, called for each object, pauses so that other threads run.
@@ -135,7 +135,7 @@ _WORDS: dict[bool | None, str] = {True: "true", False: "false", None: "null"}
 
 
 def translate_error(error: ValidationError) -> InvalidRequest:
-    """Return the error for the first problem; except for an unknown parameter, it says how many more there are."""
+    """Return the error for the first problem. It gives the number of the others, except for an unknown parameter."""
     details = error.errors(include_url=False)
     first = details[0]
     steps = (str(step)[:MAX_PATH_CHARS] for step in first["loc"])

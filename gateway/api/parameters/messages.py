@@ -115,7 +115,7 @@ class ConversationBody(Body):
 MEDIA = frozenset({"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "input_video", "file"})
 
 PART_END = "\n"
-"""Separator between the text parts of a message, as in llama-server for templates that take no parts."""
+"""Separator that joins the text parts of a message. llama-server uses it too if a template takes only plain text."""
 
 
 def read_messages(messages: Sequence[MessageBody]) -> tuple[Message, ...]:
@@ -125,7 +125,7 @@ def read_messages(messages: Sequence[MessageBody]) -> tuple[Message, ...]:
 
 
 def _message(message: MessageBody, number: int, called: dict[str, str]) -> Message:
-    """Return the canonical message. `called`: function called in the older form -> id of its last call; updated."""
+    """Return the canonical message. `called` (updated): function called in the older form -> id of its last call."""
     path = f"messages.{number}"
     if message.audio is not None:
         raise NotSupported(f"`{path}.audio` is not supported: the models here read text. Leave it out.", param=path)
@@ -167,7 +167,7 @@ def _function_result(message: MessageBody, path: str, call_id: str) -> Message:
 
 
 def read_text(content: Content | None, path: str) -> str | None:
-    """Return the content as text, in which text parts are lines, as for llama-server.
+    """Return the content as one text. Text parts are joined by line breaks, as in llama-server.
 
     Raises NotSupported for media, UnsupportedParameter for unknown types of parts, InvalidRequest for a missing text.
     """
@@ -197,7 +197,7 @@ def _tool_call(call: ToolCallBody, path: str) -> ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """Holds the tools that an answer can call, and what the caller demands of its calls."""
+    """Holds the tools that an answer can call, and what the caller demands of the answer's tool calls."""
 
     tools: tuple[Tool, ...]
     forced: tuple[str, ...]
@@ -209,7 +209,7 @@ class Toolbox:
 
 
 def read_tools(body: ConversationBody) -> Toolbox:
-    """Return the tools and what the body demands of calls. Raises InvalidRequest or UnsupportedParameter."""
+    """Return the tools, and what the body demands of tool calls. Raises InvalidRequest or UnsupportedParameter."""
     old = bool(body.functions) or body.function_call not in (None, *_OLD_WORDS)
     if old and body.tools:
         message = "`functions` and `function_call` are the older form of `tools`. Send `tools` and `tool_choice` alone."

@@ -49,7 +49,7 @@ class HintsBody(Body):
 
 
 def add_hints(request: GenerateRequest, body: HintsBody) -> GenerateRequest:
-    """Return the request with the hints of `body`. Raises InvalidRequest if `min_tokens` exceeds its `max_tokens`."""
+    """Return the request with the hints of `body`. Raises InvalidRequest if `min_tokens` is above `max_tokens`."""
     if request.max_tokens is not None and body.min_tokens > request.max_tokens:
         message = f"`min_tokens` is {body.min_tokens}, and the answer may have {request.max_tokens}. Send less."
         raise InvalidRequest(message, param="min_tokens")
@@ -120,7 +120,7 @@ class NoticesBody(ProgressBody):
 
 
 def read_notices(body: NoticesBody, *, stream: bool, verbose: bool = False) -> tuple[Notice, ...]:
-    """Return the notices (`GenerateRequest.tell`) that a body asks for; `verbose` adds the settings."""
+    """Return what a body asks to be sent beside the answer (`GenerateRequest.tell`); `verbose` adds the settings."""
     notices: list[Notice] = ["settings"] if verbose else []
     notices += read_progress_notices(body, stream=stream)
     if body.return_tokens:
@@ -129,13 +129,13 @@ def read_notices(body: NoticesBody, *, stream: bool, verbose: bool = False) -> t
 
 
 def read_progress_notices(body: ProgressBody, *, stream: bool) -> tuple[Notice, ...]:
-    """Return the notices of progress that a body asks for; none without `stream`: whole answers come at the end."""
+    """Return which of progress and timings a body asks for; none without `stream`, as nothing is sent early."""
     wanted: list[tuple[bool, Notice]] = [(body.return_progress, "progress"), (body.timings_per_token, "timings")]
     return tuple(notice for is_wanted, notice in wanted if is_wanted and stream)
 
 
 def share_prompt_chars(requests: Sequence[GenerateRequest]) -> tuple[GenerateRequest, ...]:
-    """Divide MAX_PROMPT_CHARS, the characters of prompts that one request can get back, among its answers."""
+    """Divide MAX_PROMPT_CHARS, the limit on prompt text sent back to one client, equally among its `requests`."""
     most = MAX_PROMPT_CHARS // max(1, len(requests))
     return tuple(replace(one, max_prompt_chars=most) if "settings" in one.tell else one for one in requests)
 

@@ -55,7 +55,7 @@ def _one(value: Any, path: str) -> Prompt:
 
 
 def read_tokens(items: Sequence[Any], path: str) -> Sequence[int | str]:
-    """Return a prompt of tokens as an array of ints, a mixture as a tuple of its items. Raises InvalidRequest."""
+    """Return the items: an array of ints if all are tokens, else a tuple of tokens and texts. Raises InvalidRequest."""
     ids = packed(items)
     let_loop_run()
     if ids is not None:

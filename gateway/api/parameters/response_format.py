@@ -75,7 +75,7 @@ class ResponseFormatBody(GrammarBody):
 MAX_SCHEMA_DEPTH = 100
 
 MAX_CHOICES_CHARS = 256 << 10
-"""Maximum characters of all texts in a list of choices; more are refused. Workers take no longer grammars."""
+"""Maximum characters of all texts in a list of choices; more are refused. Workers refuse a grammar longer than this."""
 
 LARK_MARK = "%llguidance"
 """The start of a `grammar` in Lark; all others are GBNF. As in llama.cpp."""
@@ -89,7 +89,7 @@ def read_constraint(body: ResponseFormatBody) -> Constraint | None:
 
 
 def one_constraint(own: Constraint | None, body: GrammarBody) -> Constraint | None:
-    """Return the form that a body sets, or None. `own`: of its dialect's parameter. Raises InvalidRequest for two."""
+    """Return `own` (from the dialect's parameter) or the form in `body`, or None. Raises InvalidRequest for several."""
     forms = [form for form in (own, *_extensions(body)) if form is not None]
     if len(forms) > 1:
         first, second = forms[0].param, forms[1].param
@@ -111,12 +111,12 @@ def drop_beside_tools(form: Constraint | None, forced: Sequence[str], ignored: I
 
 
 def to_json(value: Any) -> str:
-    """Return a decoded part of a body as JSON. `json.dumps` takes ten times as long: 0.2 s for 8 MiB of numbers."""
+    """Return a part of a decoded body as JSON. `json.dumps` takes 0.2 s for 8 MiB of numbers, ten times as long."""
     return msgspec.json.encode(value).decode()
 
 
 def is_too_deep(schema: Any) -> bool:
-    """Return whether a schema is nested more than MAX_SCHEMA_DEPTH levels deep; workers take no deeper ones."""
+    """Return whether a schema is nested more than MAX_SCHEMA_DEPTH levels deep; workers refuse such a schema."""
     try:
         text = msgspec.json.encode(schema)
     except RecursionError:

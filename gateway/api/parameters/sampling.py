@@ -77,18 +77,18 @@ class SamplingBody(Body):
 
 
 NUM_SEEDS = 2**32 - 1
-"""Number of seeds that can be drawn, from 0 on. llama.cpp reads this number itself as "draw a seed"."""
+"""Number of seeds that can be drawn: 0 to NUM_SEEDS - 1. The seed NUM_SEEDS itself tells llama.cpp to draw one."""
 
 MAX_BIAS = 100
 LEAST_BIAS = 1e-45
-"""Biases nearer to 0 are set to 0, as they are in a worker's 32-bit floats: parsing such numbers can be slow."""
+"""A bias nearer to 0 than this is set to 0, as in a worker's 32-bit floats: parsing such numbers can be slow."""
 MAX_BIAS_CHARS = 512
 MAX_ALL_BIAS_CHARS = 16_384
-"""Maximum characters of all texts with a bias; more are refused. A worker tokenises each text."""
+"""Maximum characters, in all, of the texts in `logit_bias`; more are refused. A worker tokenises each text."""
 
 MAX_ALL_BREAKER_CHARS = 128
-"""Maximum characters of all breakers; more are refused. A worker searches the vocabulary for each breaker: 10 ms for
-150,000 tokens."""
+"""Maximum characters of all `dry_sequence_breakers`; more are refused. A worker searches its vocabulary for each one:
+10 ms for 150,000 tokens."""
 
 INITIALS: dict[str, SamplerName] = {
     "e": "penalties",
@@ -149,7 +149,7 @@ def _stages(asked: str | list[str]) -> tuple[SamplerName, ...]:
 
 
 def _breakers(asked: list[str]) -> tuple[str, ...]:
-    """Return the breakers without repeats. Raises InvalidRequest if they have too many characters together."""
+    """Return `dry_sequence_breakers` without repeats. Raises InvalidRequest if they have too many characters in all."""
     num_chars = sum(map(len, set(asked)))
     if num_chars > MAX_ALL_BREAKER_CHARS:
         message = f"`dry_sequence_breakers` have {num_chars} characters. Send at most {MAX_ALL_BREAKER_CHARS} in all."

@@ -74,7 +74,7 @@ class ChatThinkingBody(ThinkingBody):
 
 @dataclass(frozen=True, slots=True)
 class OtherWords:
-    """Holds settings sent under other APIs' names. They count where those of OpenAI and llama-server are not sent."""
+    """Holds settings of thinking under other APIs' names. Those under OpenAI's or llama-server's names come first."""
 
     effort: str | None = None
     enabled: bool | None = None
@@ -82,7 +82,7 @@ class OtherWords:
 
 
 def other_words(body: ChatThinkingBody) -> OtherWords:
-    """Return the settings in `reasoning` and `think`. As in those APIs, an effort or a budget turns thinking on."""
+    """Return the settings in `reasoning` and `think`. As in OpenRouter and Ollama, an effort or budget turns it on."""
     routed, think = body.reasoning or RoutedReasoning(), body.think
     effort = routed.effort or (think if isinstance(think, str) else None)
     enabled = routed.enabled

@@ -1,4 +1,4 @@
-"""Reads a JSON object into the model of a body: resolves synonyms, and ignores or refuses parameters not read.
+"""Reads a JSON object into the model of a body: resolves synonyms, and ignores or refuses what Paddock does not read.
 
 A parameter that changes nothing here is ignored: it is noted, and a header of the answer names it. Others are refused
 with a remedy, except with a value that asks for nothing (`harmless`): many clients send every parameter they know.
@@ -30,7 +30,7 @@ class Refusal:
     remedy: str
     harmless: tuple[Any, ...] = ()
     is_hint: bool = False
-    """Whether the answer means the same without it: then it is ignored, unless unknown parameters are refused."""
+    """Whether the answer means the same without the parameter: it is ignored, unless unknown parameters are refused."""
 
 
 def read_body(
@@ -80,8 +80,8 @@ def sift(
 def _rename_synonyms(kind: type[BaseModel], kept: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
     """Rename synonyms to the body's own names. If both are sent, the own name counts, then synonyms in their order.
 
-    llama-server does the same. A synonym with another value is noted in `ignored`; with `refuses` it raises
-    UnsupportedParameter.
+    llama-server does the same. A synonym whose value is not the one that counts is noted in `ignored` or, if
+    `ignored.refuses`, raises UnsupportedParameter.
     """
     for name, others in synonyms_of(kind).items():
         for other in others:

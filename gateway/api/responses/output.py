@@ -32,11 +32,11 @@ from workers.protocol.events import (
 )
 
 INLINE_PROBS = 1_024
-"""Maximum number of probabilities (some 80 KB) of a message whose final events are written in one piece."""
+"""If a message has more probabilities than this (some 80 KB), its final events are written in parts."""
 MAX_BRIEF_PROBS = 16_384
-"""Maximum number of probabilities of a message that must be one piece: in stored responses, in streams that may be read
-again, and in a WebSocket's messages. If there are more, all of them are left out: they would be megabytes, and writing,
-sending or decoding them would hold up every stream."""
+"""Maximum number of a message's probabilities where the message has to be in one piece: in stored responses, in streams
+that may be read again, and on a WebSocket. If it has more, all of them are left out: they would be megabytes, and
+writing, sending or decoding them would hold up every stream."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -191,7 +191,7 @@ class Output:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there are probabilities of tokens whose text has not come yet."""
+        """Whether there are probabilities of tokens whose text is still to come."""
         return bool(self._waiting)
 
     def _open_text_item(self, kind: str) -> Message | Thought:

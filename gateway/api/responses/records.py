@@ -18,7 +18,7 @@ LONG_BYTES = 256 << 10
 """A record with an encoded input of more bytes than this is encoded on a thread: 32 MiB take 20 ms."""
 
 PIECE_BYTES = 64 << 10
-"""Maximum bytes of a record to decode in one call: at most 2,000 parts of items, which take a millisecond."""
+"""Maximum bytes of a record that one call decodes: they hold at most 2,000 parts of items, which take a millisecond."""
 
 _PLACE = b"\0"
 """Stands for an encoded input until `encode_record` inserts it: JSON never has this byte."""
@@ -26,9 +26,9 @@ _PLACE = b"\0"
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response: dict[str, Any]
-    """The response as its caller got it, or would get it if they retrieved it now."""
+    """The response object that its caller got, or would get by retrieving it now."""
     input: tuple[Item, ...]
-    """The input of this response alone; references are replaced by the items that they stand for."""
+    """The input of this response, without the conversation before it. Item references are replaced by the items."""
     chain: tuple[str, ...] = ()
     """Ids of the responses before this one in its conversation, oldest first."""
     is_background: bool = False
@@ -77,8 +77,8 @@ _decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 def decode_record(raw: bytes) -> Record:
     """Decode a stored record. Raises msgspec.DecodeError.
 
-    A long record is decoded a piece at a time, and the event loop may run between the pieces. By references, a record
-    can get half a million parts: decoding them in one call would hold up every stream for half a second.
+    A long record is decoded in pieces, and the event loop may run between them. If a request refers to items of stored
+    responses, its record can have half a million parts: decoding all in one call would hold up every stream for 0.5 s.
     """
     if len(raw) <= PIECE_BYTES:
         return _decode_short(raw)

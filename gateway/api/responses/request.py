@@ -40,8 +40,8 @@ LONGEST_INPUT = 32 << 20
 _encode = msgspec.json.Encoder().encode
 
 LONG_CHARS = 64 << 10
-"""Instructions of more characters than this, or an input of more bytes, are encoded only once, though they are sent and
-stored several times."""
+"""Instructions of more characters than this are encoded to JSON only once, and so is an input of more bytes: they are
+sent or stored several times."""
 
 MAX_REPEATED_BYTES = 1 << 20
 """Maximum bytes of the request's fields that the response repeats; more are refused (TakesTooMuch). Every event with
@@ -129,7 +129,7 @@ class Resolved:
     before: tuple[Item, ...]
     own: tuple[Item, ...]
     num_own: int
-    """Bytes of `own`; an item counts each time that it is referred to."""
+    """Bytes of `own`, the request's own items. An item counts each time that it is referred to."""
     num_bytes: int
     """Bytes of `own` and `before`."""
 

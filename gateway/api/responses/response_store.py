@@ -24,16 +24,16 @@ from gateway.telemetry.request_log import RequestLog
 log = logging.getLogger(__name__)
 
 CHAIN_FACTOR = 2
-"""Maximum bytes of stored responses that a request may continue, as a multiple of `max_body_bytes`; more than one,
-since each response repeats its instructions and tools."""
+"""A request may continue stored responses of at most this many times `max_body_bytes` in all. It is more than 1, since
+each response repeats its instructions and tools."""
 MAX_RECORDS = 2_000
 """Maximum number of responses that one request may continue or refer to; more are refused (TakesTooMuch)."""
 HELD_PER_BYTE = 3
 """Bytes of memory that a decoded response takes, per byte of its stored record."""
 ITEM_BYTES = 256
-"""Cost of processing an item apart from its text, as the bytes of text that take as long to process."""
+"""Time to process an item apart from its text, given as the bytes of text that take as long to process."""
 PART_BYTES = 32
-"""Cost of decoding one number or name, as the bytes of text that take as long to decode."""
+"""Time to decode one number or name, given as the bytes of text that take as long to decode."""
 PATIENCE_S = 60.0
 RETRY_S = 0.2
 
@@ -57,7 +57,7 @@ class ResponseStore:
 
     async def complete(self, draft: Draft, body: Body) -> ResponseRequest:
         """Return the request together with the conversation before it. The conversation's size is checked before it is
-        loaded, and again before its items are joined: a few bytes may refer to one long item thousands of times.
+        loaded, and again before its items are joined: a short request may refer to one long item thousands of times.
 
         Raises what `Draft.resolved` and `Resolved.complete` raise, HeldTooMuch, MemoryFull, StoreUnavailable.
         """
@@ -81,7 +81,7 @@ class ResponseStore:
         return found[id_]
 
     async def keep(self, team: str, record: NewRecord, *, again: bool = False) -> bool:
-        """Store a record, and return whether it is stored now. `again`: replace the record, unless it was deleted."""
+        """Store a record, and return whether it was stored. `again`: replace the earlier one, unless it was deleted."""
         id_, encoded = str(record.response["id"]), await written(record)
         return await self._store.keep(team, id_, encoded, record.chain, again=again)
 
@@ -91,7 +91,7 @@ class ResponseStore:
             raise not_found(id_)
 
     async def conclude(self, writer: StreamWriter | WholeWriter, failure: PaddockError | None) -> None:
-        """Store an answer that has ended, if its request asks for that. If storing fails, it is delivered anyway."""
+        """Store an answer that has ended, if its request asks for that. The client gets it even if storing fails."""
         if not isinstance(writer, EventWriter | output.WholeWriter):
             raise TypeError(f"no writer of responses: {writer!r}")
         asked, team = writer.snapshot.asked, writer.snapshot.call.principal.team
@@ -126,8 +126,8 @@ class ResponseStore:
     async def _load(
         self, body: Body, ids: Sequence[str], num_before: int, *, alone: bool = False
     ) -> tuple[dict[str, Record], int]:
-        """Return id -> record, and the bytes of all records that this request has loaded: `num_before` bytes earlier,
-        the rest now.
+        """Return id -> record for `ids`, and the bytes of all records that this request has loaded, including the
+        `num_before` bytes that it had loaded before.
 
         `alone`: the request loads only one record, which may have any size.
         """
@@ -151,7 +151,7 @@ class ResponseStore:
 
 
 def _decoding_cost(num_bytes: int, records: Sequence[bytes | None]) -> int:
-    """Return the cost of decoding these records, in bytes of plain text. `num_bytes`: the bytes of the records."""
+    """Return the bytes of plain text that take as long to decode as the records. `num_bytes`: bytes of the records."""
     if num_bytes > INLINE_BYTES:
         return num_bytes
     return max(num_bytes, PART_BYTES * sum(raw.count(b",") for raw in records if raw is not None))

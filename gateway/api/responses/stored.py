@@ -118,12 +118,12 @@ class StoredResponses:
         return await _write(body, _page(items, query.get("after"), limit))
 
     def _open(self, principal: Principal, scope: Scope) -> tuple[RequestLog, Body, str]:
-        """Return the request log, a body that counts the memory of what is loaded (close it), and the response's id."""
+        """Return the request log, a body that counts the memory of loaded records (close it), and the response's id."""
         return request_log_of(scope), self._intake.message(principal, b""), str(scope["path_params"]["response_id"])
 
 
 async def _write(body: Body, document: dict[str, Any]) -> bytes:
-    """Encode a document as JSON, on a thread if it is long. So only the bytes need be in memory while they are sent."""
+    """Encode a document as JSON, on a thread if it is long. The caller can then free the document before sending."""
     return await body.run_aside(body.num_bytes, partial(_encode, document))
 
 

@@ -72,7 +72,7 @@ def arguments_of(text: str) -> str:
 
 
 def input_of(arguments: str) -> str:
-    """Return the input of a custom tool's call; arguments that can't be parsed, as when cut off, stay as they are.
+    """Return the input of a custom tool's call. Arguments that can't be parsed (cut off, say) are returned unchanged.
 
     Half a surrogate pair stays an escape (`\\ud83d`), since UTF-8 has no form for it.
     """

@@ -38,7 +38,7 @@ class Ask:
 
 
 def exact(text: str) -> str:
-    """Return `text` for a field of `CallSyntax`, with each space doubled so that it stands for one space."""
+    """Return `text` as `CallSyntax` writes it: each space is doubled, since a single one means optional whitespace."""
     return text.replace(" ", "  ")
 
 
@@ -47,25 +47,25 @@ class CallSyntax:
     """How a family writes calls, for grammars. In the texts, " " stands for optional whitespace, "  " for a space."""
 
     before: str
-    """Text of a call before the tool's name."""
+    """Text of each call before the tool's name."""
     middle: str
     """Text between the tool's name and the arguments."""
     after: str
     lead: str = ""
-    """Optional text before all other parts."""
+    """Text that may stand, or be missing, at the very beginning of an answer or of its calls."""
     answer: str = ""
-    """Text before an answer that is not a call."""
+    """Text that the model writes first if it answers the user instead of calling a tool."""
     open: str = ""
-    """Text before the first call."""
+    """Text before the first of the calls, once per answer."""
     between: str = " "
     close: str = ""
-    """Text after the last call."""
+    """Text after the last of the calls, once per answer."""
     triggers: tuple[str, ...] = ()
-    """Texts that can begin the first call; a grammar for calls that the model may or may not make begins at one of
-    them. None: such a grammar is not possible."""
+    """Texts that can begin the first call. If the model is free to call or not, a grammar applies from such a text on.
+    No texts: only calls that the request forces can be kept to a grammar."""
     parameter: tuple[str, tuple[str, ...], str] | None = None
-    """For arguments that are not JSON: the text before a parameter's name; the texts between name and value (for text,
-    and for JSON if that differs); the text after the value."""
+    """The marks of a parameter, in families that do not write arguments as one JSON object: the text before its name,
+    the text between name and value (two if JSON values have another one than strings), and the text after its value."""
 
 
 def list_syntax(
@@ -90,7 +90,7 @@ class Family:
     name: str
     parse: Callable[[Family, Ask], Parser]
     syntax: CallSyntax
-    """Syntax of calls for grammars. If grammars can't express the family's own, another one that its parser reads."""
+    """Syntax of calls for grammars: the family's own; if grammars can't express that, another that its parser reads."""
     marks: tuple[tuple[str, ...], ...] = ()
     """Sets of texts: a chat template belongs to this family if it contains all texts of one set."""
     controls: tuple[str, ...] = ()

@@ -51,12 +51,12 @@ class HarmonyReader(Reader):
                 return
 
     def _header(self, mark: str) -> Steps[str | None]:
-        """Read the header before a message; return the header, which is now the head; None: there is no header."""
+        """Read the header of a message, which stays held back, and return it; None if there is no whole header."""
         found = yield from self._up_to(_MESSAGE)
         return None if found is None else mark + found[0]
 
     def _reject_header(self, mark: str) -> None:
-        """Pass on the head as text. If the token limit cut it off, turn it into a call or drop it as syntax."""
+        """Pass on as text what looked like a header. If the token limit cut it off, make it a call or drop it."""
         recipient = _RECIPIENT.search(mark + (self._short or ""))
         name = self._likely(recipient.group(1)) if recipient is not None else ""
         is_known = self._is_name(name, known=True)
@@ -68,7 +68,7 @@ class HarmonyReader(Reader):
             self._reject()
 
     def _read(self, header: str) -> Steps[None]:
-        """Read one message, whose header is now the head."""
+        """Read one message, whose header was read before and is still held back."""
         channel = _CHANNEL.search(header)
         recipient = _RECIPIENT.search(header)
         if recipient is not None and self._is_name(recipient.group(1), known=True):

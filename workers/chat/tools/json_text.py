@@ -45,7 +45,7 @@ _ENDS = (COMMA, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY)
 
 
 class JsonText:
-    """Reads one JSON value: call `feed` until `is_done` or `is_broken`. Text that `feed` leaves is not part of it."""
+    """Reads one JSON value: call `feed` until `is_done` or `is_broken`. Text left unread is not part of it."""
 
     __slots__ = ("_in_key", "_is_call", "_names", "_quote", "_stack", "_want", "held", "is_broken", "is_done")
 
@@ -63,7 +63,7 @@ class JsonText:
         """Quote that opened the present string; empty outside strings."""
         self._in_key = False
         self.held = ""
-        """Whitespace held back, perhaps with a comma, which is dropped if nothing follows it."""
+        """Whitespace held back, perhaps with a comma; the comma is dropped if a closing bracket follows."""
 
     def feed(self, text: str, start: int, *, ended: bool) -> tuple[str, int]:
         """Read `text` from `start` on; return the output and the position reached. `ended`: nothing follows `text`."""
@@ -175,7 +175,7 @@ class JsonText:
         return start + 1
 
     def _lead(self, out: list[str]) -> None:
-        """Put out the text held back before the next part, with a comma if the model left the comma out."""
+        """Output what is held back (`held`) before the next part; add a comma if the model left it out."""
         if self._want == COMMA:
             self.held = "," + self.held
             self._want = NEXT_KEY if self._stack[-1] == "}" else NEXT_VALUE

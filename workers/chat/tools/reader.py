@@ -22,8 +22,8 @@ SPACE = " \t\r\n"
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 MIN_MARK_CHARS = 4
-"""Minimum length of an unfinished mark at the end of a cut-off answer for it to count as a call. A shorter one counts
-only if the request forces a call; otherwise it is text."""
+"""Minimum length from which an unfinished mark at the end of a cut-off answer counts as a call. A shorter one, or one
+that begins with a letter, is text unless the request forces a call."""
 _OTHER_KEYS = ("type", "id", "tool_call_id")
 
 
@@ -31,21 +31,21 @@ class Gap(Enum):
     """The meaning of whitespace at the current position of the answer."""
 
     NONE = 0
-    """Whitespace is text."""
+    """No gap: whitespace is text of the answer."""
     START = 1
-    """Whitespace is text, unless a call or a thought follows."""
+    """At the start of the answer: whitespace is text, unless a call or a thought follows."""
     CALL = 2
-    """Whitespace is text only if text follows."""
+    """After a call: whitespace is text only if text follows."""
     THOUGHT = 3
-    """Whitespace is dropped."""
+    """After a thought that comes out by itself: whitespace is dropped."""
 
 
 class Reader(Scanner):
-    """The parser of one answer. Families' subclasses add `_call`. `openers` are marks that can begin a call anywhere,
-    `bare` marks can do so only at the start of the answer or after a thought or call.
+    """The parser of one answer. Families' subclasses add `_call`. The marks in `openers` can begin a call anywhere; the
+    marks in `bare` can do so only at the start of the answer, or after a thought or call.
 
-    If the token limit cuts an answer off in the head of a call, the call still comes out: with the beginning of its
-    name, or with the whole name if only one tool's name begins like this.
+    If the token limit cuts an answer off at the beginning of a call, the call still comes out: with the part of its
+    name that was written, or with the whole name if only one tool's name begins like this.
     """
 
     openers: tuple[str, ...] = ()
@@ -73,11 +73,11 @@ class Reader(Scanner):
         """Whitespace before a mark; it is text if the mark turns out to be text."""
         self._cut_off = False
         self._name = ""
-        """The likely name of the call in the head (`_likely`); empty if nothing of it is known."""
+        """Likely name of the call that is being read (see `_likely`); empty if nothing of its name is known."""
         self._written = ""
-        """Name of the call in the head, as far as the model wrote it."""
+        """Name of the call that is being read, as far as the model has written it."""
         self._early = ""
-        """Arguments of the call in the head that came before its name."""
+        """Arguments of the call that is being read, if the model wrote them before the call's name."""
         self._pieces: list[Piece] = []
         self._reasons: str | None = None
         """Whitespace held back because the thought may end with it; None before the thought's first word."""
@@ -90,8 +90,8 @@ class Reader(Scanner):
         return pieces
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        """Return the pieces held back. If the answer ends in a call before its arguments, this is text; but if the
-        answer was cut off there, it is a call without arguments."""
+        """Return the pieces held back. A call whose arguments have not begun when the answer ends comes out as text,
+        but as a call without arguments if the answer was cut off there."""
         self._ended, self._cut_off = True, cut_off
         next(self._steps, None)
         pieces, self._pieces = self._pieces, []
@@ -139,7 +139,7 @@ class Reader(Scanner):
         return True
 
     def _call(self, mark: str) -> Steps[bool]:
-        """Read the calls that `mark` opens; return False if there are none. At first, `mark` is the head."""
+        """Read the calls that `mark` opens (it has been read and is held back); return False if there are none."""
         yield from ()
         return False
 
@@ -165,7 +165,7 @@ class Reader(Scanner):
         return None
 
     def _until(self, tags: Tags, *, thinking: bool = False) -> Steps[str | None]:
-        """Pass on the text before the next mark; return the mark, which is now the head, or None if the answer ends."""
+        """Pass on the text before the next mark; return the mark, which stays held back. None: the answer ended."""
         say = self._reason if thinking else self._say
         while True:
             if self._in_gap:
@@ -261,7 +261,7 @@ class Reader(Scanner):
                 self._put(ReasoningPiece(whole))
 
     def _begin(self, name: str, id: str = "") -> None:
-        """Pass on the beginning of a call: its name. Whatever text follows, this can't be undone."""
+        """Pass on the beginning of a call: id and name. Whatever text follows, this can't be undone."""
         if self.num_calls and self._ask.one_call:
             self.is_over = True
         if not self.is_over:
@@ -277,7 +277,7 @@ class Reader(Scanner):
 
     @property
     def _is_cut(self) -> bool:
-        """Whether the answer was cut off where more text was needed to decide what the head is."""
+        """Whether the answer was cut off before it was clear if the text held back is a call."""
         return self._cut_off and self._short is not None
 
     @property
@@ -295,7 +295,7 @@ class Reader(Scanner):
         return mark not in self.bare or bool(self._ask.forced) or self._is_name(self._written, known=True)
 
     def _note_name(self, name: str | None) -> None:
-        """Note the name in a call's head; None: the name is incomplete or missing."""
+        """Note the name of the call that is being read; None: the name is incomplete or missing."""
         self._written = (self._short or "" if name is None else name).strip()
         self._name = self._likely(self._written) if name is None else self._written
 
@@ -306,8 +306,8 @@ class Reader(Scanner):
         return fitting[0] if len(fitting) == 1 else begun
 
     def _begin_cut(self, name: str) -> None:
-        """Turn the rest of a cut-off answer into a call, none of it into text. Without a `name`, the first call gets
-        the name of the only tool; otherwise the rest is dropped."""
+        """Turn the rest of a cut-off answer into a call, so that none of it comes out as text. If `name` is empty, the
+        answer's first call gets the name of the only tool; if there is no such name, the rest is dropped."""
         self._text, self._at = "", 0
         name = name or ("" if self.num_calls else self._likely(""))
         if self._is_name(name):
@@ -329,12 +329,12 @@ class Reader(Scanner):
         return f"call_{secrets.token_hex(12)}"
 
     def _drop(self) -> None:
-        """Drop the head, because it was syntax."""
+        """Drop the text held back, because it was syntax."""
         self._space = ""
         self._text, self._at = self._text[self._at :], 0
 
     def _reject(self, *, thought: bool = False) -> None:
-        """Pass on the head as text, or as part of a thought; the text after the head is read anew."""
+        """Pass on the text held back, as text of the answer or of a thought; go on with the text after it."""
         head, self._at = self._at, 0
         (self._reason if thought else self._say)(self._space + self._text[:head])
         self._text, self._space = self._text[head:], ""
@@ -365,9 +365,9 @@ class Reader(Scanner):
             self._text = ""
 
     def _value(self, *, is_syntax: bool = False) -> Steps[str]:
-        """Return a whole JSON value from the head of a call; text after the value stays unread. Raises HeadTooLong.
+        """Read a whole JSON value and return it; text after it stays unread. Raises HeadTooLong.
 
-        `is_syntax`: the call has begun already, and the value is dropped.
+        `is_syntax`: the value is dropped, because it is no part of the call, whose name has been passed on already.
         """
         value, parts = JsonText(), []
         while True:
@@ -393,8 +393,8 @@ class Reader(Scanner):
     def _json_call(self, *, known: bool = False) -> Steps[bool]:
         """Read an object with name and arguments, in any order; drop other members. Return False if it is no call.
 
-        `known`: the object must name one of the request's tools, and have no members that calls do not have: nothing
-        else distinguishes it from other JSON.
+        `known`: the object counts only if it names one of the request's tools and has no members except those of calls,
+        since nothing else distinguishes it from other JSON.
         """
         if not (yield from self._mark("{")):
             return False
@@ -469,8 +469,8 @@ class Reader(Scanner):
 
 
 def _object_in_string(value: str) -> str | None:
-    """Return the object inside a JSON string, in which some models write arguments, as OpenAI's API does. None: the
-    value is no string with an object in it."""
+    """Return the object that is written inside a JSON string: some models write arguments so, as OpenAI's API does.
+    None: the value is no string with an object in it."""
     held = _held(value)
     try:
         return held if isinstance(json.loads(held), dict) else None

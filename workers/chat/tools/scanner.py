@@ -69,8 +69,8 @@ MAX_SPACE_CHARS = 4096
 """Maximum number of whitespace characters to skip: with each new token, all of them are searched again."""
 
 MAX_HELD_CHARS = 64 << 10
-"""Maximum length of a call's head, which is text if it gets longer, and of a value that is held back until it is
-complete, which is passed on in portions if it gets longer. What is held back is sent as one event."""
+"""Maximum characters that are held back, and later sent as one event. A longer beginning of a call is passed on as
+text. A longer value, held back until it would be complete, is passed on in portions."""
 
 NOT_SPACE = re.compile(r"[^ \t\r\n]")
 _STRING_END = re.compile(r'["\\]')
@@ -86,12 +86,12 @@ class Scanner:
 
     def __init__(self) -> None:
         self._text = ""
-        """Text received but not yet parsed; the part before `_at` is the head of a call."""
+        """Text received but not passed on yet; the part before `_at` has been read as the beginning of a call."""
         self._at = 0
         self._ended = False
         """Whether no more text will come."""
         self._short: str | None = None
-        """The part that a step has read of a text that the answer's end cut short; None: no text was cut short."""
+        """Set if the answer ended where a step needed more text: the part of a name or string read so far, or ""."""
 
     def _skip_space(self) -> Steps[bool]:
         """Skip whitespace; return whether other text follows. False after more than MAX_SPACE_CHARS."""

@@ -148,7 +148,7 @@ class KimiReader(Reader):
         return True
 
     def _own(self, id: str) -> str:
-        """Return the id; empty, so that a new id is made, if an earlier call of this answer has the same id."""
+        """Return the call's id; empty if an earlier call of this answer has the same id: then a new one is made."""
         if id in self._ids:
             return ""
         self._ids.add(id)
@@ -220,7 +220,7 @@ class Recipients:
         return line if line in self._lines else None
 
     def may_begin(self, text: str, start: int) -> bool:
-        """Return whether more text can turn the text from `start` on into such a line."""
+        """Return whether more text can turn the text from `start` on into a line that names a recipient."""
         rest = text[start : start + self._longest + 1]
         return any(line.startswith(rest) for line in self._lines)
 
@@ -265,8 +265,8 @@ class RecipientReader(Reader):
                 return
 
     def _reject_recipient(self) -> None:
-        """Pass on a head that names no recipient as text. If the token limit cut it off, turn it into a call or drop it
-        instead."""
+        """Pass on as text what should name a recipient, but does not. If the token limit cut a name off, turn what
+        there is of it into a call, or drop it."""
         if not self._is_cut:
             self._reject()
             return

@@ -130,7 +130,7 @@ class TypedText:
         return repaired if self._is_json else '"' + encode_basestring(text)[1:-1]
 
     def _may_be(self, repaired: str) -> bool:
-        """Return whether to pass the value on as this JSON: if `kinds` have the JSON's type, or have no "string"."""
+        """Return whether to pass the value on as this JSON: its type is one of `kinds`, or no string is allowed."""
         return "string" not in self._kinds or _fits(repaired, self._kinds - {"string"})
 
 

@@ -55,10 +55,10 @@ class AdapterMemory:
         return len(entries) <= self.max_adapters and (not self.max_bytes or size <= self.max_bytes)
 
     def load(self, entry: Entry, keep: Collection[Entry]) -> None:
-        """Copy the weights into memory; frees adapters that are not in `keep` to make room. Raises AdapterError.
+        """Copy an adapter's weights into memory; free others that are not in `keep` to make room. Raises AdapterError.
 
-        Frees adapters without calls first, the one used longest ago before the others; then those with waiting calls;
-        last those of them that are being unloaded: their file may have changed. `keep` and `entry` must fit together.
+        Adapters without calls are freed first, the one used longest ago before the others; then those with waiting
+        calls, those being unloaded after the rest: their file may have changed. `keep` and `entry` must fit together.
         """
         evictable = sorted((one for one in self.resident if one not in keep), key=_worth)
         while evictable and not self.fits([*self.resident, entry]):

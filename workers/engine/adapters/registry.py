@@ -38,10 +38,10 @@ Post = Callable[[Callable[[], None]], None]
 
 MAX_SCALE = 16.0
 """Largest absolute scale. A scale of a million makes infinities in the KV cache; attention without flash attention
-multiplies others' cells by zero instead of skipping them, so every call on the worker would get NaN (measured)."""
+multiplies other calls' cells by zero instead of skipping them, so every call on the worker would get NaN (measured)."""
 
 MAX_SET = 8
-"""Maximum adapters of one call; each adds its own products to every layer."""
+"""Maximum adapters of one call; each adds matrix products of its own to every layer."""
 
 MAX_NAMES = 4096
 MAX_INSPECTED = 64
@@ -61,7 +61,7 @@ class AdapterRegistry:
 
     At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory. The adapter used longest ago
     makes room; adapters that running calls use and pinned adapters stay. A call that finds no room waits until other
-    calls end, or lose their slots to its team (`workers.engine.step.scheduler`).
+    calls end, or must give their slots to its team (`workers.engine.step.scheduler`).
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class AdapterRegistry:
         self._is_awaited = False
         """Whether a call waits for room in memory. Later calls that need room too do not overtake it."""
         self._awaited_since = math.inf
-        """When that call began to wait, `time.monotonic` seconds."""
+        """When the call that waits for room in memory began to wait, `time.monotonic` seconds; infinite: none waits."""
         self._coming: frozenset[Entry] = frozenset()
         """Adapters of a call that is loading them over several rounds; the loaded ones stay in memory meanwhile."""
         self._is_coming_asked = False
-        """Whether that call asked again in this round; if not, it no longer waits for the adapters of `_coming`."""
+        """Whether the call that loads `_coming` asked for it again in this round; if not, it no longer waits for it."""
         self._load_left_s = LOAD_STEP_S
         """Seconds of this round that are left for loading adapters."""
 
@@ -165,7 +165,7 @@ class AdapterRegistry:
 
     @property
     def load_s(self) -> Distribution:
-        """Return the seconds that each load of an adapter into memory took."""
+        """Return a histogram of the seconds that each load of an adapter into memory took."""
         return self._memory.load_s
 
     @property
@@ -190,8 +190,8 @@ class AdapterRegistry:
         return max(0, places)
 
     def resolve(self, uses: tuple[AdapterUse, ...]) -> AdapterSet:
-        """Return the adapters that a call names; the caller must `release` them once, and until then they stay usable.
-        Raises CallFailed: INVALID_REQUEST, or BUSY if pinned adapters never leave room for these."""
+        """Return the adapters that a call names. They stay usable until `release`, which the caller must call once.
+        Raises CallFailed: INVALID_REQUEST, or BUSY if pinned adapters leave no room for them."""
         if not uses:
             return NO_ADAPTERS
         if len({use.name for use in uses}) < len(uses) or len(uses) > MAX_SET:
@@ -238,7 +238,7 @@ class AdapterRegistry:
         """Load the weights of a resolved set and keep them while its call runs. Return False if there is no room now,
         or this round has no time to load all of them.
 
-        To be called for waiting calls in their order. Raises CallFailed if a file is gone or has changed, or pinned
+        Call it for the waiting calls, in their order. Raises CallFailed if a file is gone or has changed, or pinned
         adapters leave no room any more.
         """
         wanted = adapters.entries
@@ -281,7 +281,7 @@ class AdapterRegistry:
             raise IntegrityError(f"{len(resident)} adapters are in memory, {self.max_adapters} may be")
 
     def close(self) -> None:
-        """Free all adapters. To be called after the engine's last call, and before the context is closed."""
+        """Free all adapters. Call it after the engine's last call, and before the context is closed."""
         with self._lock:
             self._entries.clear()
             self._leaving.clear()
@@ -334,7 +334,7 @@ class AdapterRegistry:
         return True
 
     def _load(self, entry: Entry, keep: frozenset[Entry]) -> bool:
-        """Load an adapter if this round has time left; return whether it had. Raises CallFailed."""
+        """Load an adapter if this round has time left for loading; return whether it was loaded. Raises CallFailed."""
         if self._load_left_s <= 0:
             return False
         began = time.perf_counter()
@@ -382,7 +382,7 @@ class AdapterRegistry:
 
     @property
     def _in_use(self) -> frozenset[Entry]:
-        """Return the adapters of the calls that last ran, without adapters that no call names any more."""
+        """Return those adapters of `_held` (of the calls with a slot) that an unfinished call still uses."""
         return frozenset(entry for entry in self._held if entry.num_calls)
 
     def _all(self) -> Iterable[Entry]:
@@ -393,7 +393,7 @@ class AdapterRegistry:
         self._leaving.append(entry)
 
     def _as_fixed(self, known: Entry, file: AdapterFile) -> AdapterInfo:
-        """Return the answer to registering a fixed name again. Raises CallFailed if the contents differ."""
+        """Return what `register` returns for a fixed name that is known. Raises CallFailed if the contents differ."""
         if file.digest != known.file.digest:
             raise _refused(
                 f"adapter {known.name!r} stands in this worker's settings with other contents (SHA-256 "

@@ -2,15 +2,15 @@
 decisions are pure.
 
 Calls with the same adapters and scales (`AdapterSet`) are a group. Teams take turns, and a team's turn goes to its
-group that has waited longest: however many groups a team makes, only its own calls wait longer. All calls of a group
-are computed in its turn, of whichever team; this counts as the turn of every team whose next group it was.
+group that has waited longest: a team that makes many groups delays only its own calls. The turn of a group computes
+its calls of all teams, and counts as the turn of each team that would have chosen this group next.
 
-A switch makes llama.cpp lay out its graphs anew, so a turn lasts several steps if a switch costs much beside a step.
-One caller with an adapter of their own does not halve the pace of fifteen others: a group's turn grows with its share
-of the callers. Both effects are bounded, in steps and in time.
+Switching adapters makes llama.cpp lay out its graphs anew, so a turn has several steps if a switch is slow compared to
+a step. One caller with an adapter of their own does not halve the pace of fifteen others: a group's turn grows with its
+share of the callers. Both effects are bounded, in steps and in time.
 
-One run each on one core, one caller, rank 8 or 16 on seven matrices of each layer: a switch adds 0.8 to 1.0 ms with the
-demo model (steps of 0.25 ms), 4.2 to 4.4 ms with a 0.5 B model (steps of 23 ms). With eight callers it is in the noise.
+Measured once each on one core, one caller, rank 8 or 16 on seven matrices of each layer: a switch adds 0.8 to 1.0 ms to
+a step of the demo model (0.25 ms), 4.2 to 4.4 ms to one of a 0.5 B model (23 ms). With eight callers: in the noise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.llama.adapters import Adapter, AdapterFile
 from workers.protocol.queries import AdapterInfo, AdapterState
 
 SHARE = 0.1
-"""Share of a turn's time that its switch may take: turns have enough steps for that, up to `MOST_STEPS`."""
+"""Share of a turn's time that switching adapters may take: a turn gets enough steps for that, up to `MOST_STEPS`."""
 
 FEWEST_STEPS = 2
 """Minimum steps of a turn: the first includes the switch, the second shows how long a step takes without it."""
@@ -33,14 +33,14 @@ MOST_STEPS = 16
 """Maximum steps of a turn while other groups wait; of k groups of one team, none waits longer than k - 1 such turns."""
 
 WAIT_S = 0.25
-"""Maximum seconds that a group waits while each other group of its team has a turn. These turns share the time equally;
-each has at least one step."""
+"""Maximum seconds that a group waits until all other groups of its team have had a turn. Each turn gets an equal part
+of this time, and at least one step."""
 
 TEAM_WAIT_S = 0.06
-"""`WAIT_S` if groups of other teams wait: a turn ends before the step that would make them wait longer."""
+"""Maximum seconds that a group of another team waits for its turn: a turn ends before a step that would exceed this."""
 
 _WEIGHT = 0.3
-"""Weight of the newest measurement in a running mean; the measurements before it share the rest."""
+"""Weight of the newest measurement in a running mean; the mean of those before it has the remaining weight."""
 
 K = TypeVar("K")
 
@@ -221,7 +221,7 @@ class AdapterSet:
     """The adapters of one call with their scales. Two sets are equal if they have the same effect."""
 
     key: bytes
-    """Hashes of the adapters' contents with their scales, sorted; empty: no adapter. Calls are grouped by it."""
+    """Hashes of the adapters' contents with their scales, sorted; empty: no adapter. Calls are grouped by this key."""
     uses: tuple[tuple[Entry, float], ...] = field(compare=False, repr=False)
     """Adapters with their scales, in the order of the key; no scale is zero."""
     entries: frozenset[Entry] = field(init=False, compare=False, repr=False)

@@ -15,7 +15,7 @@ from workers.engine.cache.prefix_tree import Block, Node
 from workers.engine.cache.prompt import Path, Prompt, Scope, Tokens
 
 Steps = list[tuple[Node, int]]
-"""The nodes along a path, each with the position up to which it agrees with the path."""
+"""The nodes along a path, each with the position up to which the node's tokens are the same as the path's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The part of a path that is in the KV cache or saved."""
+    """The part of a conversation's path, from its first token on, that is in the KV cache or saved."""
 
     num_held: int
-    """Number of tokens at the beginning that are in the KV cache."""
+    """Number of the path's first tokens that are in the KV cache."""
     holder: int
-    """A sequence that holds the cells of these tokens; -1: there are no such tokens."""
+    """Id of a sequence that holds the cells of the first `num_held` tokens; -1: `num_held` is 0."""
     restores: tuple[Restore, ...]
-    """Saved parts that follow those tokens without a gap."""
+    """Saved parts that follow the first `num_held` tokens without a gap."""
 
     @property
     def num_known(self) -> int:
@@ -45,18 +45,18 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A length at which a path can be continued from saved state."""
+    """A number of tokens after which a conversation can be continued from a saved state."""
 
     end: int
-    """Number of tokens at the beginning that need not be computed."""
+    """Number of the conversation's first tokens that need not be computed."""
     holder: int
-    """A sequence that holds the cells of those tokens; -1: `block` has the state of all those tokens."""
+    """Id of a sequence that holds the cells of the first `end` tokens; -1: `block` has their whole state."""
     block: Block | None
     """The saved state; None: there is no checkpoint, and `end` is 0."""
 
 
 def checkpoints_along(steps: Steps) -> Iterator[Checkpoint]:
-    """Yield the checkpoints along the steps, for memory that can continue a path only from a checkpoint."""
+    """Yield the checkpoints along the steps of a walk, for memory that can continue only from a checkpoint."""
     for number, (node, end) in enumerate(steps):
         for block in node.blocks:
             whole = block.start < block.end
@@ -66,8 +66,8 @@ def checkpoints_along(steps: Steps) -> Iterator[Checkpoint]:
 
 
 def restores_along(steps: Steps, position: int) -> Iterator[Restore]:
-    """Yield the parts to restore from `position` on, up to the first gap, along the steps of a walk. Each is taken from
-    the block that reaches furthest."""
+    """Yield the saved parts to restore along the steps of a walk, from `position` up to the first gap. Each part comes
+    from the block that reaches furthest."""
     for here, (node, end) in enumerate(steps):
         if end <= position:
             continue
@@ -86,7 +86,7 @@ def restores_along(steps: Steps, position: int) -> Iterator[Restore]:
 
 
 def _reach(block: Block, steps: Steps, here: int) -> int:
-    """Return the position up to which the block's tokens agree with the path's, along the steps."""
+    """Return the position up to which the block's tokens are the same as the path's, along the steps from `here` on."""
     reach = 0
     for number in range(here, len(steps)):
         node, end = steps[number]
@@ -114,29 +114,29 @@ class CachedSequence:
     def __init__(
         self, key: int, prompt: Prompt, scope: Scope, n_ctx: int, *, cache_prompt: bool = True, num_public: int = 0
     ) -> None:
-        """`cache_prompt`: whether other calls may share its cells. `num_public`: first tokens that all teams share."""
+        """`cache_prompt`: other calls may share this one's cells. `num_public`: first tokens that all teams share."""
         self.key, self.prompt, self.scope = key, prompt, scope
         self.num_prompt, self.num_public, self.cache_prompt = len(prompt), num_public, cache_prompt
         self.id = NOWHERE
         """Sequence id in the KV cache; `NOWHERE` while the call waits."""
         self.num_cells = 0
-        """Number of tokens at the beginning that are in the KV cache."""
+        """Number of the conversation's first tokens that are in the KV cache."""
         self.position_lag = self.num_prompt - prompt.position(self.num_prompt)
-        """Number of the prompt's cells minus its positions: the answer's token in cell n has position n minus this."""
+        """How many more cells than positions the prompt has: the answer's token in cell n has position n minus this."""
         self.restores: deque[Restore] = deque()
         """Saved blocks to restore before anything is computed."""
         self.num_restored = self.num_fetched = 0
         """Tokens restored from RAM for this call so far, and tokens fetched from disk to RAM for it."""
         self.fetching = self.fetched = False
-        """Whether the call waits for blocks from disk, and whether the disk was asked for its blocks."""
+        """Whether the call waits for blocks from disk, and whether the disk was asked for the call's blocks yet."""
         self.stops: set[int] = set()
         """Lengths of the prompt at which its state is to be saved: a chunk must end at each of them."""
         self.shifted = False
         """Whether the context was shifted. If so, no call may share the cells: they depend on dropped tokens."""
         self._own = "" if cache_prompt else token_hex(16)
-        """Name by which this call alone finds its cells: without `cache_prompt` or after a shift. Empty: others may."""
+        """Name that hides the cells from other calls: without `cache_prompt`, or after a shift. Empty: not hidden."""
         self._num_unturned = 0
-        """Number of cells at the last shift; their keys are rotated in the next step."""
+        """Number of cells that the last context shift left; their keys are rotated in the step after that shift."""
         self._base: Tokens = prompt.ids()
         self._since: list[int] = []
         self._n_ctx = n_ctx
@@ -153,7 +153,7 @@ class CachedSequence:
 
     @property
     def can_be_kept(self) -> bool:
-        """Return whether the cells may be saved: not before the step after a shift, which rotates their keys."""
+        """Return whether the cells may be saved: after a context shift only once a step has rotated their keys."""
         return self.num_cells > self._num_unturned
 
     @property

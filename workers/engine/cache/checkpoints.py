@@ -20,15 +20,15 @@ from workers.llama.memory import MemoryKind
 from workers.llama.native import StateUnusable
 
 MIN_STOP_TOKENS = 32
-"""A common prefix gets a checkpoint at its end if the last one is at least so many tokens before it: each checkpoint
-cuts a prompt and copies a state."""
+"""Minimum number of tokens from the last checkpoint to the end of a prefix that prompts share, for a checkpoint there:
+each checkpoint cuts a prompt in two and copies a state."""
 
 FORK_SHARE = 1 / 16
 """Maximum share of the RAM tier for the whole state of a prefix that prompts share; larger ones are not saved."""
 
 
 class CheckpointCache(PrefixCache):
-    """A prefix cache with checkpoints. Belongs to the engine's thread. If a load fails, the tokens are computed."""
+    """A prefix cache with checkpoints, for the engine's thread. If a state can't be loaded, its tokens are computed."""
 
     needs_stops = True
     can_pack = False
@@ -84,7 +84,7 @@ class CheckpointCache(PrefixCache):
         return sequence.id == NOWHERE or num_cells >= sequence.num_cells
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
-        """Yield one copy of the conversation's whole state at the greatest length that can be continued, if any."""
+        """Yield one copy of a whole state of the conversation, the longest from which it can be continued, if any."""
         if start:
             return
         if (id_ := self._idle_at(path, end)) is not None:
@@ -119,7 +119,7 @@ class CheckpointCache(PrefixCache):
         return found if found.holder != NOWHERE or self._pace.restore_pays else nothing
 
     def _give_way(self, sequence: CachedSequence, found: Checkpoint) -> None:
-        """Evict idle prefixes with tokens that the sequence computes anew, since the index has each token only once."""
+        """Evict idle prefixes that have tokens which the sequence computes anew: the index has each token only once."""
         path = sequence.path()
         for id_ in [id_ for id_ in self._idle if id_ != found.holder]:
             if self.index.held_in(id_, path) > found.end:
@@ -149,8 +149,8 @@ class CheckpointCache(PrefixCache):
         return True
 
     def _settle(self, id_: int, sequence: CachedSequence) -> bool:
-        """Enter a sequence that ended into the index. Return False if other sequences computed some of its tokens too:
-        in such memory their cells can't replace its own."""
+        """Enter into the index a sequence whose call has ended. Return False if other sequences computed some of the
+        same tokens: in this kind of memory, their cells can't replace its own."""
         if self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
         self._mark(id_, sequence)
@@ -195,7 +195,7 @@ class CheckpointCache(PrefixCache):
         return () if saved else ((0, end),)
 
     def _save_until(self, id_: int, until: float) -> bool:
-        """Save the whole state if RAM can hold it, since it can't be cut. Return True: there was time."""
+        """Save the whole state at once, since it can't be cut into parts, if RAM can hold it. Always return True."""
         for start, end in self._unsaved(id_):
             if self._memory.state_size(id_) <= self.ram.max_bytes:
                 self._save(id_, start, end)

@@ -31,14 +31,14 @@ costs saving and restoring (a few us per token). After this many steps keeping i
 """
 
 CHEAP_CELLS = 256
-"""Idle cells up to this number cost almost nothing: llama.cpp rounds the cells it scans up to a multiple of it."""
+"""Number of idle cells that cost almost nothing: llama.cpp rounds the cells that it scans up to a multiple of this."""
 
 IDLE_STEPS_WITHOUT_RAM = 8192
-"""`IDLE_STEPS` without a RAM tier: a prefix that leaves the KV cache must be computed anew."""
+"""Steps of other calls for which an idle prefix stays if there is no RAM tier: once gone, it must be computed anew."""
 
 
 PACK_CELLS = 512
-"""Fewest free cells below cells in use for packing to pay; they must outnumber the cells in use, too."""
+"""Minimum of free cells below the highest cell in use for packing to pay; they must also outnumber those in use."""
 
 PACK_TOKENS = 1024
 """Most tokens that packing moves at once: about 2 ms with a 0.5 B model."""
@@ -47,7 +47,7 @@ PACK_BYTES = 16 << 20
 """Most bytes that packing moves at once: 1,024 tokens of an 8 B model are 128 MiB, and took 46 ms."""
 
 TELL_S = 10.0
-"""Minimum seconds between two log lines about prefixes that are lost."""
+"""Minimum seconds between two log lines about prefixes that could not be saved for want of memory."""
 
 UNSAVED = (MemoryError, StateUnusable)
 """Errors raised by saving if there is no memory for the copy, here or within llama.cpp; the cells stay as they were."""
@@ -104,13 +104,13 @@ class PrefixCache:
         """Most bytes that a saved token has taken so far."""
         self._step = 0
         self._most_used = 0
-        """Most cells in use at once since the last packing: no cell in use lies much higher."""
+        """Most cells in use at once since the last packing. The highest cell in use is at about this number."""
         self._packing: Iterator[None] | None = None
         self._told_at = -TELL_S
 
     @property
     def num_used(self) -> int:
-        """Return how many cells hold a token or are kept free for the context shift of full conversations."""
+        """Return how many cells hold a token, or are kept free for the context shift of conversations that are full."""
         index = self.index
         own = sum(one.num_cells - index.held_by(id_) for id_, one in self._live.items())
         return index.num_cells + own + self._num_to_part()
@@ -138,13 +138,13 @@ class PrefixCache:
         return tails + sum(len(node.tokens) for node in nodes.values() if not node.holders & live)
 
     def lookup(self, sequence: CachedSequence) -> Match:
-        """Return the longest known prefix of the sequence's tokens; newest tokens of running calls are searched too."""
+        """Return the longest known prefix of the sequence's tokens; search the newest tokens of running calls too."""
         self._enter_live(sequence)
         return self._match(sequence)
 
     def enter(self, sequence: CachedSequence) -> None:
-        """Give the sequence an id and share the cached cells of its prefix with it. Then its `restores` has the
-        blocks to restore after these."""
+        """Give the sequence an id and share the cached cells of its prefix with it. Put the saved blocks that continue
+        this prefix into its `restores`."""
         match = self.lookup(sequence)
         sequence.id = self._new_id(match.holder)
         sequence.num_cells = 0
@@ -202,10 +202,10 @@ class PrefixCache:
 
     def shift(self, sequence: CachedSequence, start: int, end: int, until: float) -> bool:
         """Shift the context: drop tokens [start, end). Return False if there is no room: the call must end then.
-        If True and the sequence still `is_full`, time was up, and the next step must call this again.
+        If time was up, return True with the sequence still `is_full`: the next step must call this again.
 
-        The cells' positions move for every sequence that holds them, so this sequence's shared cells are copied first,
-        the last ones before those at the beginning: meanwhile it shares only a beginning with others.
+        A shift moves cells for every sequence that holds them, so the cells that this one shares are copied first. The
+        last ones are copied before the first, so that the cells still shared are always those at the beginning.
         """
         id_, num_cells = sequence.id, sequence.num_cells
         first_moved = 0 if start else end  # dropped cells need no copy if nothing before them stays
@@ -244,20 +244,20 @@ class PrefixCache:
         return True
 
     def tidy(self, step: int, seconds: float) -> None:
-        """Move prefixes that have been idle for long to RAM, and pack cells, for about `seconds`, in every step."""
+        """Move prefixes that have been idle for long to RAM, and pack cells; in every step, for about `seconds`."""
         self._step = step
         if self._idle or self._packing:
             self._tidy_until(time.perf_counter() + seconds)
 
     def take_in(self, path: Path, block: Block) -> None:
-        """Put a saved block of the path into RAM; this process or another has saved it earlier."""
+        """Put a block of the path, saved earlier by this process or another, into RAM."""
         if self.ram.max_bytes:
             self.ram.add(block, self.index.put(path, block, self._spared))
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
         """Yield copies of the path's cells [start, end), a bounded number in each block. Stop at the first cell that is
-        not cached, or whose block there is no room to cut. Calls may come and go between two copies. Raises
-        StateUnusable."""
+        not cached, or that would have to be cut out of a saved block while no cells are free for that. Calls may begin
+        and end between two copies. Raises StateUnusable."""
         num_releases, match, parts = -1, Match(0, NOWHERE, ()), iter(tuple[Restore, ...]())
         while start < end:
             if self.index.num_releases != num_releases:
@@ -275,11 +275,11 @@ class PrefixCache:
             start = block.end
 
     def state_size(self, path: Path, end: int) -> int:
-        """Return the bytes of the copy of a whole state that `copies` will make; 0: it copies parts, or has a copy."""
+        """Return the bytes of the whole state that `copies` would save; 0: it saves parts, or yields a saved state."""
         return 0
 
     def erase(self, path: Path) -> None:
-        """Free the cells and saved blocks of this conversation alone; cells that others use or share stay."""
+        """Free the cells and saved blocks that only this conversation has; cells that others use or share stay."""
         own = [id_ for id_ in self._idle if self.index.held_in(id_, path) == self.index.held_by(id_) > path.num_public]
         for id_ in own:
             self._free(id_)
@@ -309,7 +309,7 @@ class PrefixCache:
                     return
 
     def forget_all(self) -> None:
-        """Free every prefix, in RAM too, and overwrite every cell. To be called only while no call runs."""
+        """Free every prefix, in RAM too, and overwrite every cell. Call it only while no call runs."""
         for id_ in list(self._idle):
             self._free(id_)
         for block in self.ram.blocks:
@@ -359,7 +359,7 @@ class PrefixCache:
     def _pack(self) -> Iterator[None]:
         """Move the cells of running calls down into free cells that others left, a part at a time.
 
-        Attention scans up to the highest cell in use, whatever is free below.
+        Attention scans all cells up to the highest one in use, free ones too.
         """
         seen: set[int] = set()
         for id_ in list(self._live):
@@ -389,13 +389,13 @@ class PrefixCache:
         self._most_used = self.num_used
 
     def _has_own(self, id_: int, sequence: CachedSequence, start: int, end: int) -> bool:
-        """Return whether the call still has this id, and its cells [start, end) are not in the index, so not shared."""
+        """Return whether the call still has this id and its cells [start, end) are unshared (not in the index)."""
         if self._live.get(id_) is not sequence or sequence.shifted:
             return False
         return self.index.held_by(id_) <= start < end <= sequence.num_cells
 
     def _move_down(self, holders: list[int], start: int, end: int) -> bool:
-        """Move a range of cells down; return False if there is no memory for that. The cells stay then: only slower."""
+        """Move cells down. Return False if there is no memory for that: they stay, and attention is only slower."""
         try:
             num_bytes = self._memory.relocate(holders, self._scratch, start, end)
         except MemoryError:
@@ -408,7 +408,7 @@ class PrefixCache:
 
     @property
     def _num_packed_at_once(self) -> int:
-        """Return how many tokens packing moves at once: few until the bytes of a token are known."""
+        """Return how many tokens packing moves at once: few until it is known how many bytes a token takes."""
         num_tokens = int(PACK_BYTES / self._token_bytes) if self._token_bytes else BLOCK_TOKENS
         return max(BLOCK_TOKENS, min(PACK_TOKENS, num_tokens))
 
@@ -420,7 +420,7 @@ class PrefixCache:
                 self.index.extend(id_, one.path(), one.num_cells)
 
     def _match(self, sequence: CachedSequence) -> Match:
-        """Return the longest known prefix, without the last token: it must be computed, as its logits are needed."""
+        """Return the longest known prefix, never with the last token: this must be computed, for its logits."""
         match = self.index.match(sequence.path(), sequence.num_known - 1)
         return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())
 
@@ -432,9 +432,9 @@ class PrefixCache:
         return self._free_ids.pop()
 
     def _thin_out(self) -> None:
-        """Free idle prefixes that are saved in RAM, so that the cells of a call that begins lie low.
+        """Free idle prefixes that are saved in RAM, so that a call that begins gets cells with low numbers.
 
-        Attention scans up to the highest cell in use, for as long as the call runs, whatever is free below.
+        Attention scans all cells up to the highest one in use, free ones too, for as long as the call runs.
         """
         num_idle = self.num_idle if self._idle else 0
         for id_ in list(self._idle):
@@ -445,9 +445,9 @@ class PrefixCache:
                 self._free(id_)
 
     def _settle(self, id_: int, sequence: CachedSequence) -> bool:
-        """Enter all cells of a sequence that ended into the index; return whether they can be kept.
+        """Enter into the index all cells of a sequence whose call has ended; return whether they can be kept.
 
-        If other sequences computed some of its tokens too, their cells replace its own.
+        Where other sequences computed the same tokens, their cells replace those of this sequence.
         """
         path = sequence.path()
         while (known := self.index.extend(id_, path, sequence.num_cells)) < sequence.num_cells:
@@ -462,7 +462,7 @@ class PrefixCache:
         return self.index.held_by(id_) - self.index.num_exclusive(id_)
 
     def _num_to_part(self) -> int:
-        """Return how many cells must be copied until no full conversation shares cells; one holder keeps its own."""
+        """Return how many cells to copy until no full conversation shares any; one holder of a cell can keep it."""
         full = {id_ for id_, one in self._live.items() if one.is_full}
         nodes = {id(node): node for id_ in full for node in self.index.nodes_of(id_)}
         return sum(len(node.tokens) * min(len(node.holders & full), len(node.holders) - 1) for node in nodes.values())
@@ -488,7 +488,7 @@ class PrefixCache:
         return {block for node in nodes for block in node.blocks if block.nodes <= nodes}
 
     def _drop_covered(self, by: int) -> None:
-        """Free the ids of idle prefixes whose cells the sequence `by` holds too."""
+        """Free the ids of idle prefixes all of whose cells the sequence `by` holds too."""
         for id_ in [id_ for id_ in self._idle if id_ != by and self.index.ends_above(id_, by)]:
             self._free(id_)
 
@@ -564,7 +564,7 @@ class PrefixCache:
             self._memory.remove(self._scratch)
 
     def cut_out(self, block: Block, start: int, end: int) -> Block | None:
-        """Return a part of a saved block; None: no cells are free to load it into. Raises StateUnusable."""
+        """Return a part of a saved block; None: no cells are free to load the block into. Raises StateUnusable."""
         if (start, end) == (block.start, block.end):
             return Block(start, end, block.state)
         if not self.make_room(block.end - block.start):

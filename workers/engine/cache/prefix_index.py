@@ -46,11 +46,11 @@ class PrefixIndex:
         self.num_losses = 0
         """Number of times that cached or saved tokens may have been lost."""
         self.num_releases = 0
-        """Calls of `release` so far. After another one, a sequence id from `match` may belong to another sequence."""
+        """Number of calls of `release` so far. After another call, an id that `match` returned may be reused."""
         self._leaf: dict[int, Node] = {}
 
     def match(self, path: Path, limit: int, start: int = 0) -> Match:
-        """Return how far the path's first `limit` tokens are in cells or saved, without saved parts before `start`."""
+        """Return what part of the path's first `limit` tokens is in cells or, from `start` on, in saved blocks."""
         steps = list(walk(self.root, path, limit))
         num_held, holder = 0, -1
         for node, end in steps:
@@ -71,7 +71,7 @@ class PrefixIndex:
         return best
 
     def stops(self, path: Path, limit: int) -> tuple[int, ...]:
-        """Return the lengths at which a checkpoint lets the path be continued, ascending."""
+        """Return the lengths at which the path can be continued from a checkpoint, in ascending order."""
         return tuple(sorted({found.end for found in checkpoints_along(list(walk(self.root, path, limit)))}))
 
     def num_common(self, path: Path, limit: int) -> int:
@@ -79,7 +79,7 @@ class PrefixIndex:
         return max((end for _, end in walk(self.root, path, limit)), default=0)
 
     def held_by(self, sequence: int) -> int:
-        """Return how many tokens of the sequence are in the index."""
+        """Return how many of the sequence's tokens are in the index."""
         leaf = self._leaf.get(sequence)
         return leaf.end if leaf is not None else 0
 
@@ -108,7 +108,7 @@ class PrefixIndex:
         return self._hold(sequence, path, end, shared=False)
 
     def release(self, sequence: int, start: int = 0) -> int:
-        """Remove the sequence's cells from `start` on from the index; return how many no other sequence held."""
+        """Remove the sequence's cells, the first `start` excepted, from the index; return how many only it held."""
         num_freed = 0
         self.num_releases += 1
         node: Node | None = self._leaf.pop(sequence, None)
@@ -133,7 +133,7 @@ class PrefixIndex:
         return num_freed
 
     def num_exclusive(self, sequence: int) -> int:
-        """Return how many of the sequence's cells no other sequence holds: they would be free without this one."""
+        """Return how many cells only this sequence holds: they would be free without it."""
         return sum(len(node.tokens) for node in self.nodes_of(sequence) if len(node.holders) == 1)
 
     def ends_above(self, sequence: int, other: int) -> bool:
@@ -180,7 +180,7 @@ class PrefixIndex:
         return self._drop_needless(block, spared)
 
     def own_blocks(self, path: Path) -> list[Block]:
-        """Return the path's saved blocks whose tokens no other path shares, no sequence holds, and are not public."""
+        """Return the path's saved blocks whose tokens are not public, not in another path, and held by no sequence."""
         found: dict[Block, None] = {}
         below: Node | None = None
         for node, end in reversed(list(walk(self.root, path, len(path.tokens)))):
@@ -209,7 +209,7 @@ class PrefixIndex:
         return []
 
     def check(self) -> None:
-        """Raise ValueError if the tree contradicts itself."""
+        """Raise ValueError if nodes, holders, blocks and counts of the tree contradict each other."""
         held = 0
         seen: dict[int, int] = {}
         for node in self._all():

@@ -17,19 +17,19 @@ import numpy as np
 from workers.engine.cache.prompt import BLOCK_TOKENS, Path, Scope, Tokens, common, links
 
 MAX_FORKS = 256
-"""Maximum forks on one path from the root that saved blocks keep in the tree: a lookup takes 5 us for each. Blocks that
-would keep more are dropped (`is_crowded`)."""
+"""Maximum number of forks on one path from the root, since a lookup takes 5 us for each. A saved block that would keep
+more forks in the tree is dropped (`is_crowded`)."""
 
 MANY_PATHS = 8
-"""Maximum children of a fork that counts as crowded: at a fork with more, another child makes no lookup longer."""
+"""Maximum children of a fork that can make a block crowded. Where there are more, one more makes no lookup longer."""
 
 
 @dataclass(eq=False, slots=True)
 class Block:
     """The saved state of the cells [start, end) of a path; `nodes` are the nodes with these tokens.
 
-    An empty block (`start` = `end`) is a checkpoint: the part of a memory's state at that length that can't be shared
-    by ranges of tokens.
+    An empty block (`start` = `end`) is a checkpoint: of the state after `end` tokens, it has the part that can't be
+    shared by ranges of tokens.
     """
 
     start: int
@@ -65,9 +65,9 @@ class Node:
         self.blocks: list[Block] = []
         """Blocks, sorted by start."""
         self.longest = 0
-        """Number of tokens of its longest block."""
+        """Number of tokens of the longest block that was ever attached; none in `blocks` is longer."""
         self.digests: list[bytes] = []
-        """Digests for the names of its blocks on disk: links of the digest chain (`digest_at`), as far as computed."""
+        """Digests that name the node's blocks on disk: links of the digest chain (`digest_at`), as far as computed."""
         self.num_forks = 0
         """Maximum number of forks on any path down from this node; a fork at the node's own end counts."""
 
@@ -100,7 +100,7 @@ class Node:
 
     @property
     def continuation(self) -> Node | None:
-        """Return the only child if it can join this node: no holder, scope or checkpoint ends between them. Or None."""
+        """Return the only child if no holder, scope or checkpoint ends between it and this node: they can join."""
         if self.parent is None or len(self.children) != 1 or self.is_marked:
             return None
         (child,) = self.children.values()
@@ -126,7 +126,7 @@ class Node:
 
 
 def walk(root: Node, path: Path, limit: int) -> Iterator[tuple[Node, int]]:
-    """Yield the nodes along the path, each with the position up to which it agrees with the path."""
+    """Yield the nodes along the path, each with the position up to which its tokens are the same as the path's."""
     node, position = root, 0
     limit = min(limit, len(path.tokens))
     while position < limit:
@@ -141,7 +141,7 @@ def walk(root: Node, path: Path, limit: int) -> Iterator[tuple[Node, int]]:
 
 
 def child_along(node: Node, path: Path, position: int, end: int) -> Node | None:
-    """Return the child of `node` along the path, split so that it agrees with the path and does not go beyond `end`."""
+    """Return the child of `node` along the path, split where it leaves the path or passes `end`; None: it has none."""
     child = node.children.get((path.scope_at(position), int(path.tokens[position])))
     if child is None:
         return None
@@ -150,8 +150,8 @@ def child_along(node: Node, path: Path, position: int, end: int) -> Node | None:
 
 
 def onwards(node: Node, path: Path, end: int) -> Node:
-    """Return the child of `node` along the path, made if there is none and split where it leaves the path. It may go
-    beyond `end`."""
+    """Return the child of `node` along the path. It is made if there is none, and split where it leaves the path; it
+    may go beyond `end`."""
     position = node.end
     child = node.children.get((path.scope_at(position), int(path.tokens[position])))
     if child is None:
@@ -247,7 +247,7 @@ def recount(node: Node) -> None:
 
 
 def is_crowded(block: Block) -> bool:
-    """Return whether the block keeps a fork (not of public tokens) on a path that has more forks than `MAX_FORKS`."""
+    """Return whether the block keeps a fork (not of public tokens) on a path that then has over `MAX_FORKS` forks."""
     node = max(block.nodes, key=lambda node: node.end).parent
     while node is not None and len(node.children) < 2:
         node = node.parent
@@ -264,7 +264,7 @@ def num_forks_below(node: Node) -> int:
 
 
 def is_fork(block: Block) -> bool:
-    """Return whether paths fork where the block ends."""
+    """Return whether several paths go on, with different tokens, where the block ends."""
     last = max(block.nodes, key=lambda node: node.end)
     return last.end == block.end and len(last.children) > 1
 
@@ -286,7 +286,7 @@ def digest_at(node: Node, end: int) -> bytes:
 
 
 def _chained(node: Node, end: int, digest: bytes) -> bytes:
-    """Compute the node's digests up to `end` and return the last one. `digest`: the last one before the node."""
+    """Compute the node's digests up to `end` and return the last one. `digest`: the last digest before the node."""
     first, last = node.start // BLOCK_TOKENS, end // BLOCK_TOKENS
     known = first + len(node.digests)
     if known < last and node.scope is not None:

@@ -48,7 +48,7 @@ class Scope:
 
 
 class TokenArray(Protocol):
-    """The part of a one-dimensional `numpy.int32` array that names are made from."""
+    """The methods of a one-dimensional `numpy.int32` array that are needed to make names from its tokens."""
 
     def __len__(self) -> int: ...
     def tobytes(self) -> bytes: ...
@@ -56,14 +56,14 @@ class TokenArray(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """Names one block of a conversation, or its whole state at `end`."""
+    """The name of one saved block of a conversation, or of its whole state after `end` tokens."""
 
     tenant: str | None
     digest: bytes
     start: int
     end: int
     stem: bytes = b""
-    """For a whole state: digest of its full blocks, without the unfinished one at its end. Empty: for a block."""
+    """For a whole state: digest of scope and tokens up to the end of its last full block. For a block: empty."""
 
 
 def chain(
@@ -96,7 +96,7 @@ class StateNames:
         )
 
     def stem(self, end: int) -> tuple[str | None, bytes]:
-        """Return the team (None: public) of a state of length `end`, and the stem of all states ending in its block."""
+        """Return team (None: public) and stem of a state of length `end`. A team's states in one block share a stem."""
         number = end // BLOCK_TOKENS
         return _stem(self._scope, self._num_public, end, self._digests[number - 1] if number else b"")
 
@@ -129,8 +129,8 @@ def links(
 ) -> Iterator[bytes]:
     """Yield a chain of digests: for every `step` bytes of `data`, the digest of these bytes and the previous digest.
 
-    The first `num_open` digests of the chain depend on `public_seed` alone, the others on `seed` too. `first`: number
-    of digests before the data; `digest`: the last of these.
+    The first `num_open` digests of the chain depend on `public_seed`, not on `seed`; all others depend on `seed`.
+    `first`: number of digests that the chain has before `data`; `digest`: the last of those.
     """
     if not first:
         digest = public_seed if num_open else seed
@@ -142,7 +142,7 @@ def links(
 
 
 def _stem(scope: Scope, num_public: int, end: int, digest: bytes) -> tuple[str | None, bytes]:
-    """Return the team and the stem. `digest`: that of the last whole block before `end`; empty: there is none."""
+    """Return a whole state's team and stem (see `BlockName`). `digest`: of its last full block; empty: it has none."""
     if end <= num_public:
         return None, digest or scope.public.seed
     if not digest or end // BLOCK_TOKENS > num_public // BLOCK_TOKENS:
@@ -160,7 +160,7 @@ def _linked(data: bytes | memoryview, key: bytes) -> bytes:
 
 
 def _scope_digest(*parts: bytes) -> bytes:
-    """Return a digest of the parts, each with its length, so that they can't run into each other."""
+    """Return a digest of the parts, each with its length, so that the same bytes in other parts have another digest."""
     whole = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"paddock cache")
     for part in parts:
         whole.update(len(part).to_bytes(8, "little"))
@@ -176,15 +176,15 @@ class Media:
     """An image or a sound in a prompt: its cells have no tokens. A shared prefix contains all of its cells or none."""
 
     start: int
-    """Number of its first cell."""
+    """Number of the first cell of the image or sound."""
     num_cells: int
     num_positions: int
-    """How many positions the model counts for it: as many as its cells, or fewer if positions have several parts."""
+    """How many positions the model counts for the media: as many as cells, or fewer if positions have several parts."""
     digest: bytes
-    """Hash of its contents: conversations share its cells only if they have the same hash."""
+    """Hash of the media's contents: conversations share cells of media only if the hash is the same."""
 
     def ids(self) -> Tokens:
-        """Return numbers that stand for its cells in place of tokens: below 0, as no token is, made from its hash."""
+        """Return numbers below 0, as no token is, that stand for the media's cells; they are made from its hash."""
         drawn = hashlib.shake_256(self.digest).digest(4 * self.num_cells)
         return np.frombuffer(drawn, dtype="<i4").astype(np.int32) | np.int32(-(1 << 31))
 
@@ -227,7 +227,7 @@ class Path:
         return self.scope.public if position < self.num_public else self.scope
 
     def run_end(self, position: int) -> int:
-        """Return where the run of tokens with the same scope as the one at `position` ends."""
+        """Return the end of the run of tokens around `position` that have the same scope."""
         return min(self.num_public, len(self.tokens)) if position < self.num_public else len(self.tokens)
 
 

@@ -10,10 +10,10 @@ from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block, is_crowded
 
 LOW_WATER = 0.9
-"""Share of `max_bytes` below which a full store does not shrink when it makes room for the next blocks."""
+"""Share of `max_bytes` that a full store keeps at least when it makes room for the next blocks."""
 
 MAX_DROP_BYTES = 64 << 20
-"""Maximum bytes of room made at once: all calls wait while the system takes memory back, 65 ms for a GiB, and 0.1 s for
+"""Maximum bytes freed at once: all calls wait while the system takes memory back, 65 ms for a GiB, and 0.1 s for
 1.6 GiB."""
 
 
@@ -64,11 +64,11 @@ class RamStore:
 
     @property
     def low_water(self) -> int:
-        """Return how many bytes the store keeps at least, of the blocks used last, when it makes room for others."""
+        """Return how many bytes the store keeps at least when it makes room: those of the blocks used last."""
         return int(self.max_bytes * LOW_WATER)
 
     def touch(self, *blocks: Block) -> None:
-        """Mark blocks as used now. Of these, ends of prefixes are dropped first: a beginning serves more prompts."""
+        """Mark blocks as used now. Of one prefix, the last blocks are dropped first: fewer prompts begin with them."""
         now = time.monotonic()
         for block in sorted(blocks, key=lambda block: -block.start):
             block.touched = now
@@ -76,7 +76,7 @@ class RamStore:
                 self._blocks.move_to_end(block)
 
     def check(self) -> None:
-        """Raise ValueError if the counts or the index contradict the blocks."""
+        """Raise ValueError if the counted bytes or the index do not agree with the blocks in the store."""
         if self.num_bytes != sum(len(block.state) for block in self._blocks) or self.num_bytes > self.max_bytes:
             raise ValueError(f"{self.num_bytes} bytes counted in RAM, at most {self.max_bytes}")
         if any(not block.nodes or any(block not in node.blocks for node in block.nodes) for block in self._blocks):

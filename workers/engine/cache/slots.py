@@ -1,4 +1,4 @@
-"""The contents of slots: the conversation that last ended in each, which can be copied out, restored and erased.
+"""The contents of slots: for each slot the conversation that last ended there, to be copied out, restored and erased.
 
 The work is done on the engine's thread in pieces between two steps, so that running streams do not wait for it.
 """
@@ -115,7 +115,7 @@ class SlotContents:
         self._held: dict[int, SlotConversation] = {}
         self._jobs: deque[Callable[[], bool]] = deque()
         self._reading = False
-        """Whether the first job waits for the disk; all other jobs wait for the first."""
+        """Whether the first job in `_jobs` waits for the disk; the others wait until it is done."""
         self.closed: Failure | None = None
         """Why new work is refused; None: it is accepted."""
 

@@ -28,11 +28,11 @@ _BLOCK = struct.Struct("<IIQ")
 
 
 class ConversationUnusable(ValueError):
-    """A conversation can't be saved or restored; the message is for the caller."""
+    """Raised if a conversation can't be saved or restored; the message is for the caller."""
 
 
 class ConversationOverBound(Exception):
-    """A conversation would take more room than its team, or all teams, have left; the message is for the caller."""
+    """Raised if a conversation needs more room than its team or all teams have left; the message is for the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ConversationFiles:
         self._folder.close()
 
     def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> int:
-        """Return the maximum bytes that a file called `name` may have. A file that it replaces does not count.
+        """Return the maximum bytes that a file called `name` may have. A file that it replaces is not counted.
 
         Raises ConversationOverBound if a bound forbids a file of `num_bytes`. Workers that save into one folder at the
         same moment can each exceed a bound by one file.
@@ -101,7 +101,7 @@ class ConversationFiles:
         return num_bytes
 
     def write(self, name: str, scope: Scope, fingerprint: bytes, saved: SavedConversation) -> int:
-        """Write or replace a file; return its bytes. Raises ConversationUnusable, ConversationOverBound."""
+        """Write or replace a file; return its size in bytes. Raises ConversationUnusable, ConversationOverBound."""
         check_name(name)
         counts = _COUNTS.pack(len(saved.tokens), saved.num_public, len(saved.blocks))
         table = b"".join(_BLOCK.pack(block.start, block.end, len(block.state)) for block in saved.blocks)
@@ -161,7 +161,7 @@ def _label(scope: Scope, fingerprint: bytes, num_tokens: int) -> Label:
 
 
 def _contents(file: SealedReader, length: int, max_tokens: int) -> SavedConversation:
-    """Return what a file holds. Its lengths, not verified yet, are checked against its size before more is read."""
+    """Return the conversation in a file. The lengths in it, unverified yet, are checked against its size before use."""
     num_tokens, num_public, num_blocks = _COUNTS.unpack(_bounded(file, _COUNTS.size, length))
     left = length - _COUNTS.size
     if num_tokens > max_tokens:

@@ -37,7 +37,7 @@ SAMPLE_BYTES = 16 << 10
 """Bytes of each sample of a file for `system_fingerprint`, which must be known at once."""
 
 FRESH_NS = 2_000_000_000
-"""Nanoseconds after a change in which a file can change again without its times showing it; no hash is remembered."""
+"""Nanoseconds after a file's change in which another may not show in its times: a hash made then is not remembered."""
 
 MOST_REMEMBERED = 64
 """Maximum number of files whose hashes are remembered; the oldest are forgotten."""
@@ -83,7 +83,7 @@ def context_facts(header: GgufHeader, settings: LlamaSettings, *, build: str, n_
 
 
 def fingerprint(model: bytes, facts: dict[str, object]) -> bytes:
-    """Return 32 bytes for a model's hash and `context_facts`."""
+    """Return the fingerprint of KV: 32 bytes made from the model's hash and the facts of `context_facts`."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(b"paddock kv 1\x00" + model + text.encode()).digest()
 
@@ -124,7 +124,7 @@ class ModelHashes:
     def digest(
         self, paths: Sequence[Path], *, loaded_at: float = float("inf"), stop: Callable[[], bool] = lambda: False
     ) -> bytes | None:
-        """Return the hash of all parts together; None if `stop` returned True. Blocks while it reads unknown files.
+        """Return the hash of all files together; None: `stop` returned True. Blocks to read files of unknown hash.
 
         `loaded_at`: `time.time` seconds when llama.cpp began to read them. Raises ModelChanged, OSError.
         """
@@ -159,7 +159,7 @@ class ModelHashes:
             return {}
 
     def _remember(self, path: Path, state: FileState, digest: str) -> None:
-        """Remember a hash. If two workers do so at once, one hash is lost and computed again at the next start."""
+        """Remember a hash. If two workers remember one at once, one is lost, and computed again at the next start."""
         known = self._remembered()
         known.pop(f"{path}", None)
         kept = dict([*known.items()][1 - MOST_REMEMBERED :])
@@ -210,7 +210,7 @@ class KvIdentity:
         self._found: bytes | None = None
 
     def fingerprint(self, stop: Callable[[], bool] = lambda: False) -> bytes | None:
-        """Return 32 bytes; None if `stop` returned True. May block to read the model. Raises ModelChanged, OSError."""
+        """Return the fingerprint; None: `stop` returned True. May read all the model. Raises ModelChanged, OSError."""
         with self._lock:
             if self._found is None:
                 model = self._hashes.digest(parts_of(self._header), loaded_at=self._loaded_at, stop=stop)

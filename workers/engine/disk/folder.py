@@ -121,7 +121,7 @@ class CacheFolder:
             return 0
 
     def sync(self, leaf: Leaf) -> None:
-        """Make the names in a leaf survive a power cut."""
+        """Write the file names in a leaf folder through to the disk, so that they survive a power cut."""
         with suppress(FileNotFoundError), self.opened(*leaf.parts) as folder:
             sync_folder(folder)
 
@@ -166,7 +166,7 @@ class CacheFolder:
         return found
 
     def files(self, *names: str) -> dict[str, int]:
-        """Return the bytes of each plain file in a folder, by name. Removes unfinished files of a killed process."""
+        """Return the size of each plain file in a folder, by name. Removes unfinished files of a killed process."""
         found, now = {}, time.time()
         with suppress(FileNotFoundError), self.opened(*names) as folder:
             for name, status in _stats(folder):
@@ -189,7 +189,7 @@ class CacheFolder:
     def erase_folder(self, *names: str) -> int:
         """Remove one folder with all that is in it; return how many files there were, 0 if there is no such folder.
 
-        Also removes what an erasure that was killed has left beside it.
+        Also removes, and counts, what earlier erasures that were killed have left beside it.
         """
         count = 0
         with suppress(FileNotFoundError), self.opened(*names[:-1]) as above:
@@ -251,7 +251,7 @@ def open_private(path: Path) -> int:
 
 
 def sync_folder(folder: int) -> None:
-    """Make the names in an open folder survive a power cut. Raises OSError."""
+    """Write the file names in an open folder through to the disk, so that they survive a power cut. Raises OSError."""
     try:
         os.fsync(folder)
     except OSError as error:
@@ -301,15 +301,15 @@ def _count(folder: int, name: str) -> int:
 
 
 LOW_WATER = 0.9
-"""Share of its cap to which a full store shrinks, so that it rarely has to search for the oldest files."""
+"""Share of `max_bytes` to which a full folder shrinks, so that its oldest files rarely have to be searched for."""
 
 REFRESH_S = 60.0
 REFRESH_SHARE = 0.01
-"""Minimum seconds between two scans, and the maximum share of the thread's time that all scans together take."""
+"""`REFRESH_S`: minimum seconds between two scans. `REFRESH_SHARE`: maximum share of the thread's time for all scans."""
 
 HURRIED_S = 0.5
 HURRIED_SHARE = 0.1
-"""The same for scans after a worker marked its end (`mark_left`): the files that it wrote may be wanted at once."""
+"""`REFRESH_S` and `REFRESH_SHARE` after a worker marked its end (`mark_left`): its files may be wanted at once."""
 
 
 class DiskIndex:
@@ -343,7 +343,7 @@ class DiskIndex:
         return place in self._entries
 
     def size(self, place: Place) -> int:
-        """Return the bytes of the file; 0 if it is not known."""
+        """Return the size of a file in bytes; 0 if the index does not know the file."""
         entry = self._entries.get(place)
         return 0 if entry is None else entry.size
 
@@ -361,7 +361,7 @@ class DiskIndex:
             self._written_since[place] = entry
 
     def forget(self, place: Place) -> None:
-        """Remove from the index a file that is gone."""
+        """Remove a file that no longer exists from the index."""
         entry = self._entries.pop(place, None)
         if entry is not None:
             self.num_bytes -= entry.size
@@ -387,7 +387,7 @@ class DiskIndex:
             self.next_hurried_at = now + max(HURRIED_S, (now - started) / HURRIED_SHARE)
 
     def shrink(self) -> int:
-        """Remove the least recently used files down to `LOW_WATER`; return how many. Call it right after a scan."""
+        """Remove the least recently used files down to `LOW_WATER`; return their number. Call it right after a scan."""
         entries = list(self._entries.values())
         # numpy's sort releases the interpreter lock, list.sort does not.
         order = np.argsort(np.fromiter((entry.used_at for entry in entries), np.float64, len(entries)), kind="stable")

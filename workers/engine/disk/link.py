@@ -45,7 +45,7 @@ class DiskLink:
         self._post = post
 
     def evicted(self, block: Block) -> None:
-        """Queue a block that leaves RAM to be written. If the tier has no room, it counts and logs that."""
+        """Queue a block for writing, as it leaves RAM. If the queue is full, the tier drops, counts and logs it."""
         name = self._name(block)
         if name is not None:
             self._tier.put(name, block.state)
@@ -86,7 +86,7 @@ class DiskLink:
         return self._tier.wait_room(len(block.state), 0.0) and self._tier.put(name, block.state)
 
     def tell(self) -> None:
-        """Make other workers scan, from now on, whenever the queue has been written: this worker is about to end."""
+        """Make other workers look for new files each time the queue is written out, as this worker is about to end."""
         self._tier.tell()
 
     def write(self, block: Block, until: float) -> bool:
@@ -134,9 +134,9 @@ class DiskLink:
     def _take_in(
         self, sequence: CachedSequence, cache: PrefixCache, num_asked: int, rest: list[BlockName], blocks: list[Block]
     ) -> None:
-        """Put some fetched blocks into RAM, the others after the next step; then fetch `rest`, if no block is missing.
+        """Put some fetched blocks into RAM, the others after the next step; then fetch `rest`, if no block was missing.
 
-        The last block is put first: it makes the index node for all of them, and if RAM gets full, the beginning stays.
+        Goes from the last block to the first: the last makes the index node for all, and a full RAM keeps the first.
         """
         path = sequence.path()
         for _ in range(min(len(blocks), MAX_TAKEN_IN)):
@@ -169,7 +169,7 @@ class DiskLink:
         return names[: self._tier.num_known(names)]
 
     def _longest_state(self, path: Path, known: int, limit: int) -> list[BlockName]:
-        """Return the name of the longest state on disk, if any. Tries all lengths only in blocks where a state ends."""
+        """Return the name of the path's longest state on disk, or nothing. Skips token blocks in which none ends."""
         names = StateNames(path.tokens[:limit], path.scope, path.num_public)
         end = limit
         while end > known:
@@ -185,8 +185,8 @@ class DiskLink:
         return []
 
     def _name(self, block: Block) -> BlockName | None:
-        """Return a block's name on disk; None: only one call may use the block, or nobody would find it on disk (it is
-        not whole, is a checkpoint without cells, or is no longer in the index)."""
+        """Return a block's name on disk. None: only one call may use it, or no lookup would find it there (it is not
+        whole, is a checkpoint that needs cells in the KV cache as well, or is no longer in the index)."""
         if not block.nodes or (self._by_range and not _is_whole(block)) or block.start == block.end:
             return None
         node, end = max(block.nodes, key=lambda node: node.end), block.end

@@ -60,7 +60,7 @@ class Label:
     """Digest of the inputs that the contents are computed from, 32 bytes."""
     start: int
     end: int
-    """Tokens [start, end)."""
+    """The file holds tokens [start, end) of the conversation."""
 
     def header(self, length: int) -> bytes:
         return HEADER.pack(MAGIC, FORMAT, self.kind, 0, self.fingerprint, self.digest, self.start, self.end, length)
@@ -227,15 +227,15 @@ def _write_all(file: int, parts: Sequence[bytes], stop: Callable[[], bool]) -> i
 FOLDER_HEX = 16
 NAME_HEX = 40
 STEM_HEX = 16
-"""Hex digits of the mark, which the name of a whole state has after `NAME_HEX` digits like those of a block."""
+"""Number of hex digits of a stem's mark (`CacheKeys`). They end a whole state's file name, after `NAME_HEX` others."""
 
 
 class CacheKeys:
     """Derives a key for each use from the secret, and makes names that nobody without the secret can make or guess.
 
     A file's name is an HMAC of what its KV was computed from (`workers.engine.cache.prompt`), so a folder's listing
-    tells nothing about prompts or teams. The name of a whole state ends in a mark of its whole blocks (the stem),
-    masked with the key, so that one lookup per block of a prompt shows whether a state ends in it.
+    tells nothing about prompts or teams. A state's stem is the digest of its whole blocks. The name of a whole state
+    ends in a masked mark of its stem: so one lookup per block of a prompt shows whether any state ends in that block.
     """
 
     __slots__ = ("_folders", "_masks", "_names", "_stems", "seal")
@@ -257,16 +257,16 @@ class CacheKeys:
         return hmac.digest(self._folders, text, "sha256").hex()[:FOLDER_HEX]
 
     def file_name(self, fingerprint: bytes, digest: bytes, stem: bytes = b"") -> str:
-        """Return the name of a block's file, or of a whole state's, which has a `stem`."""
+        """Return the name of a block's file, or of a whole state's with the `stem` (digest of its whole blocks)."""
         name = hmac.digest(self._names, fingerprint + digest, "sha256").hex()[:NAME_HEX]
         return name + self._masked(name, self.stem_mark(fingerprint, stem)) if stem else name
 
     def stem_mark(self, fingerprint: bytes, stem: bytes) -> str:
-        """Return the mark of a stem, which `mark_of` finds in the names of all states with this stem."""
+        """Return a stem's mark. `mark_of` returns the same mark for the file name of every state with this stem."""
         return hmac.digest(self._stems, fingerprint + stem, "sha256").hex()[:STEM_HEX]
 
     def mark_of(self, name: str) -> str:
-        """Return the mark in a whole state's file name. To those without the key, names of one mark look unrelated."""
+        """Return the stem's mark, which a whole state's file name has in a form that is masked with the key."""
         return self._masked(name[:NAME_HEX], name[NAME_HEX:])
 
     def _masked(self, name: str, mark: str) -> str:

@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 Stop = Callable[[], bool]
 Identify = Callable[[Stop], bytes | None]
-"""Function that returns the fingerprint (32 bytes) and may take a minute; None: none, or its `Stop` returned True."""
+"""Function that returns the fingerprint (32 bytes), perhaps after a minute, or None: there is none, or it must stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class DiskStats:
     num_dropped: int = 0
     """Times that a block was not taken or not written: the queue was full, it was too large, or the tier was closed."""
     num_refused: int = 0
-    """Files that were removed because they could not be trusted."""
+    """Files that could not be trusted; each is removed if that is possible."""
     num_failed: int = 0
     """Files that could not be read or written because of an OSError."""
     num_evicted: int = 0
     queued_bytes: int = 0
     read_bytes_per_s: float = 0.0
-    """Rate of reading, with the check of the seal; 0: not measured yet."""
+    """Rate of reading, including the check of the seal; 0: not measured yet."""
     write_bytes_per_s: float = 0.0
-    """Rate of writing, with the making of the seal; 0: not measured yet."""
+    """Rate of writing, including the making of the seal; 0: not measured yet."""
 
 
 NO_DISK = DiskStats()
@@ -115,7 +115,7 @@ class DiskTier:
         self._fingerprint = b""
         self._tenants: dict[str | None, str] = {}
         self._stems: set[tuple[str, str]] = set()
-        """The team's folder and the name's mark (`CacheKeys.mark_of`) of each whole state on disk. Some may be gone."""
+        """The team's folder and the stem's mark (`CacheKeys.mark_of`) of each whole state on disk. Some may be gone."""
         self._changed = threading.Condition()
         self._puts: deque[BlockName] = deque()
         self._fetches: deque[_Fetch] = deque()
@@ -129,7 +129,7 @@ class DiskTier:
         self._written = self._read = self._dropped = self._refused = self._failed = self._evicted = 0
         self._complained: dict[str, float] = {}
         self._left_at = 0
-        """`CacheFolder.left_at` before the last scan."""
+        """What `CacheFolder.left_at` returned just before the last scan; another value means that a new scan is due."""
         self._tells = False
         self._look_at = 0.0
         """Time of the next check of `CacheFolder.left_at`, `time.monotonic` seconds."""
@@ -143,7 +143,7 @@ class DiskTier:
 
     @property
     def closed(self) -> bool:
-        """Return whether the tier has stopped: it was asked to, or the model can't be identified (the log says why)."""
+        """Return whether the tier has stopped: it was asked to, can't identify the model, or failed (see the log)."""
         return self._ended
 
     @property
@@ -191,7 +191,7 @@ class DiskTier:
         return True
 
     def wait_room(self, num_bytes: int, deadline_s: float) -> bool:
-        """Wait up to `deadline_s` seconds until `num_bytes` fit in the queue or the tier closes; return whether so."""
+        """Wait for room for `num_bytes`, or the tier to close; return False if neither came in `deadline_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closing or self._fits(num_bytes), deadline_s)
 
@@ -204,7 +204,7 @@ class DiskTier:
         return next((count for count, name in enumerate(names) if not self.has(name)), len(names))
 
     def has_states(self, tenant: str | None, stem: bytes) -> bool:
-        """Return whether a whole state with this stem may be on disk (`has` shows which). Takes microseconds."""
+        """Tell in microseconds whether there may be states whose whole blocks have digest `stem`; `has` shows which."""
         if any(name.stem == stem for name in list(self._pending)):
             return True
         return self.ready and (self._folder_of(tenant), self._keys.stem_mark(self._fingerprint, stem)) in self._stems
@@ -232,11 +232,11 @@ class DiskTier:
         return True
 
     def tell(self) -> None:
-        """Make other workers scan, from now on, whenever the queue has been written: this worker is about to end."""
+        """Make other workers look for new files each time the queue is written out, as this worker is about to end."""
         self._tells = True
 
     def discard(self, name: BlockName) -> None:
-        """Remove the file of a block that llama.cpp could not load. Blocks while one file is unlinked."""
+        """Remove the file of a block that llama.cpp could not load. The caller waits until the file is unlinked."""
         if self.ready:
             place = self._place(name)
             self._folder.remove(place)

@@ -82,7 +82,7 @@ class Progress(Protocol):
 
     @property
     def offset(self) -> int:
-        """Return how many of its tokens are computed; if any, it holds a sequence, and cells for its whole length."""
+        """Return how many tokens of input `index` are computed; if any, a sequence and cells for all of it are held."""
 
     @property
     def served(self) -> int:
@@ -108,7 +108,7 @@ class Part(Generic[J]):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The room that is free for one micro-batch."""
+    """What is free for one micro-batch: tokens, sequences and KV cells."""
 
     num_tokens: int
     num_sequences: int
@@ -155,7 +155,7 @@ class Job:
         self.offset = 0
         self.served = 0
         self.sequence = NO_SEQUENCE
-        """Sequence id of an input that is computed in parts; other inputs hold one for a step only."""
+        """Id of the sequence of an input that is computed in parts. Other inputs hold a sequence for one step only."""
         self.results: list[Vectors] = []
         self._parts: list[Vectors] = []
         """Vectors of the parts of input `index`, as far as its pooling needs them."""
@@ -189,8 +189,8 @@ class Job:
 def plan_batch(jobs: Iterable[J], room: Room) -> list[Part[J]]:
     """Return the parts of the next micro-batch, at most one of each input. `jobs` are in order of arrival.
 
-    When the job whose turn it is finds no cells or sequence for its next input, no job behind it begins an input:
-    otherwise, short inputs could keep a long one out for ever.
+    If no sequence, or too few cells, are free for the next input of the job whose turn it is, no job after it begins an
+    input: otherwise, short inputs could keep a long one out for ever.
     """
     parts: list[Part[J]] = []
     num_tokens, num_sequences, num_cells = room.num_tokens, room.num_sequences, room.num_cells

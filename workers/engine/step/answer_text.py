@@ -18,7 +18,7 @@ class AnswerText:
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self._stops = _stops_of(stops) if any(stops) else None
         self._place = 0
-        """State of `_Stops` after all text so far."""
+        """The place in the automaton `_Stops` after all text so far."""
         self._bytes = b""
         self._held = ""
         self.stop: str | None = None
@@ -32,7 +32,7 @@ class AnswerText:
         return text if self._stops is None or not text else self._release(text, self._stops)
 
     def finish(self) -> str:
-        """Return the text that was held back, after the last token."""
+        """Return the text that is still held back. Call it after the last token."""
         text = utf_8_decode(self._bytes, "replace", True)[0] if self._bytes else ""
         self._bytes = b""
         if self._stops is None:
@@ -63,19 +63,19 @@ class AnswerText:
 
 
 class _Stops:
-    """The stop strings as an Aho-Corasick automaton, in which the cost of a character does not depend on the number of
-    stop strings or on the text held back. Immutable. A state (`place`) is the number of a beginning of a stop string:
-    the longest one in which the text so far ends; 0 is the empty one."""
+    """The stop strings as an Aho-Corasick automaton: the cost of a character does not depend on the number of stop
+    strings or on the text held back. Immutable. Each state (`place`) stands for a prefix of a stop string: the longest
+    prefix with which the text so far ends. Place 0 stands for the empty prefix."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        """By place: next character -> place of the beginning that is longer by this character."""
+        """For each place: next character -> the place whose prefix is longer by this character."""
         self._shorter = [0]
-        """By place: place of the longest shorter beginning in which this beginning ends."""
+        """For each place: the place of the longest shorter prefix with which the place's own prefix ends."""
         self.lengths = [0]
-        """By place: length of the beginning in characters."""
+        """For each place: the length of its prefix in characters."""
         self.met: list[str] = [""]
-        """By place: the longest stop string in which this beginning ends; empty: none."""
+        """For each place: the longest stop string with which its prefix ends; empty: none."""
         for stop in stops:
             self._add(stop)
         self.firsts = frozenset(self._next[0])
@@ -102,7 +102,7 @@ class _Stops:
         self.met[place] = stop
 
     def _join(self) -> None:
-        """Fill in `_shorter` and `met`, shorter beginnings first."""
+        """Fill in `_shorter` and `met`, those of shorter prefixes first."""
         places = list(self._next[0].values())
         for place in places:
             for character, longer in self._next[place].items():

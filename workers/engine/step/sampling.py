@@ -61,7 +61,7 @@ class LogSoftmax:
         return _bounded(float(self._row[chosen]) - highest - log_sum), likeliest
 
     def _likeliest(self, tops: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-        """Return the `count` likeliest tokens, best first. All are in the `count` blocks with the highest maxima."""
+        """Return the `count` likeliest tokens, best first: they are in the `count` blocks with the highest `tops`."""
         if count <= 0:
             return np.empty(0, np.intp)
         if count >= len(tops):
@@ -85,8 +85,8 @@ class SamplerTools:
         self.softmax = LogSoftmax(vocab.num_tokens)
 
     def sampler(self, request: EngineRequest, chain: SamplerChain) -> TokenSampler | None:
-        """Return the call's sampler; None: `chain` alone is enough. `chain` must be made with `masked` for a mask or
-        `min_tokens`."""
+        """Return the call's sampler; None: `chain` alone is enough. For a call with a mask or `min_tokens`, `chain`
+        must be made with `masked`."""
         is_free = request.mask is None and not request.asked.min_tokens
         if is_free and not request.asked.n_probs and not chain.slow and not request.has_hooks:
             return None
@@ -99,7 +99,7 @@ class SamplerTools:
 
 @dataclass(slots=True)
 class Draw:
-    """A token that was drawn, and which questions about it the call's mask has answered."""
+    """A token that was drawn, and whether the call's mask has permitted and accepted it yet."""
 
     logits: Logits
     """Logits of the row, from which probabilities are computed."""
@@ -142,18 +142,18 @@ class TokenSampler:
         self._num_top = max(request.asked.n_probs, 0)
         self._post = self._wants_probs and request.asked.post_sampling_probs
         self._draw: Draw | None = None
-        """The drawn token about which the mask has not answered yet; None: there is none."""
+        """The drawn token on which the mask has not decided yet; None: there is none."""
 
     @property
     def drawn(self) -> int:
-        """Return the drawn token about which the mask has not answered yet; 0 if there is none."""
+        """Return the drawn token on which the mask has not decided yet; 0 if there is none."""
         return self._draw.token if self._draw is not None else 0
 
     def pick(self, context: Context, row: int, events: list[CallEvent]) -> int:
         """Draw a token from the logits of batch row `row`, and have the chain and the mask accept it.
 
         Adds a `Logprobs` event to `events` if the call wants it. Raises CallFailed if no token is allowed; MaskPending
-        if the mask has not answered yet: call `resume` later to continue with the drawn token.
+        if the mask needs more time to decide on the token: call `resume` later to continue with the same token.
         """
         candidates = self._tools.candidates
         if self._is_free and not self._post and not self._chain.slow:
@@ -168,11 +168,11 @@ class TokenSampler:
         return self.resume(events)
 
     def of_prompt(self, context: Context, rows: Sequence[tuple[int, int]]) -> list[TokenProbs]:
-        """Return the probability of each (row, token) of `rows` by that row's logits, before any sampler."""
+        """Return, for each (row, token) of `rows`, the token's probability by the row's logits, before any sampler."""
         return [self._probs(token, self._tools.candidates.logits(context.pointer, row)) for row, token in rows]
 
     def without_probability(self, token: int) -> TokenProbs:
-        """Return the entry of a prompt's first token, which has no probability."""
+        """Return the entry to report for a prompt's first token, which has no probability."""
         return TokenLogprob(token, self._tools.vocab.special_piece(token), 0.0), ()
 
     def resume(self, events: list[CallEvent]) -> int:
@@ -192,7 +192,7 @@ class TokenSampler:
         return draw.token
 
     def _ask_mask(self, draw: Draw) -> None:
-        """Ask the mask as llama-server does: the token was drawn from all; if it is not allowed, draw one that is."""
+        """Have the mask check the token, which was drawn from all; if refused, draw an allowed one, as llama-server."""
         mask = self._mask
         if mask is None:
             return
@@ -251,16 +251,16 @@ SHARE_S = 0.03
 """Maximum seconds of one step for all slow calls together; a single slow call is allowed more."""
 
 MAX_DRAW_S = 0.1
-"""Seconds for drawing a token beyond which a call runs up a debt, while other calls run."""
+"""Seconds for drawing a token beyond which a call runs up a debt (`SamplingCost.debt_s`)."""
 MAX_DEBT_S = 1.0
-"""Maximum debt of a call: seconds beyond `MAX_DRAW_S` per token, over all of its tokens."""
+"""Maximum debt of a call, in seconds. If it is exceeded while other calls run, the call is ended."""
 
 FIRST_TOKENS = 512
 """A call with at most this many prompt tokens left may draw its first token in the next step."""
 
 PASSED_S, PASSED_TOKENS = 0.05, 64
-"""If a call's first token needs at most `PASSED_TOKENS` more prompt tokens, slow calls that decode are left out of the
-step, unless their newest token is `PASSED_S` seconds old."""
+"""If some call has at most `PASSED_TOKENS` prompt tokens left before its first token, slow calls that decode skip the
+step, unless their newest token is at least `PASSED_S` seconds old."""
 
 WEIGHT = 0.2
 """Weight of the newest token in `SamplingCost.mean_s`."""
@@ -306,22 +306,22 @@ class Drawer(Protocol):
 
     @property
     def num_predicted(self) -> int:
-        """Return the number of tokens of its answer so far."""
+        """Return the number of tokens of the call's answer so far."""
         ...
 
     @property
     def num_prompt_left(self) -> int:
-        """Return the number of its prompt's tokens that are not computed yet."""
+        """Return how many tokens must be computed before the call's next token can be drawn; 0: it decodes."""
         ...
 
     @property
     def token_at(self) -> float:
-        """Return when its newest token was computed, in seconds of any clock; 0: it has none."""
+        """Return when the call's newest token was computed, in seconds of any clock; 0: it has none."""
         ...
 
     @property
     def started_at(self) -> float:
-        """Return when it got its slot, by the same clock."""
+        """Return when the call started in its first slot, by the clock of `token_at`; 0: not yet."""
         ...
 
 
@@ -329,11 +329,11 @@ S = TypeVar("S", bound=Drawer)
 
 
 def within_share(ready: Sequence[S], now: float) -> list[S]:
-    """Return the calls that take part in the next step: all quick ones, and slow ones. `now`: by `token_at`'s clock.
+    """Return the calls for the next step: all quick ones, and some slow ones. `now`: by the clock of `token_at`.
 
     Slow calls, including those about to draw their first token, are chosen in order of how long they have waited, at
     least one, and more while their mean times fit `SHARE_S`. But if the step can bring some call's first token, slow
-    calls that decode are left out as `PASSED_S` says.
+    calls that decode are left out unless they have waited for `PASSED_S`.
     """
     slow = [one for one in ready if not one.cost.is_quick and one.num_prompt_left <= FIRST_TOKENS]
     if not slow:

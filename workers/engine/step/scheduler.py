@@ -30,13 +30,13 @@ MIN_WAIT_TOKENS = 16
 """Minimum number of tokens for which a call waits for another call's prefix; fewer are computed sooner."""
 
 SPARE_CELLS = 3
-"""Number of free cells kept for the empty rows of a padded step."""
+"""Number of free cells kept for the empty rows with which a step may be padded (`BatchLayouts`)."""
 
 CALM_STEPS = 64
 """Maximum number of steps in a row that repeat the last plan, without checking whether anything has to be decided."""
 
 LATELY_S = 0.25
-"""Seconds after an answer's end in which its team is likely to ask again, and would wait for the running step."""
+"""Seconds after an answer's end for which steps stay as short as if it still ran: its team will likely ask again."""
 
 
 class Scheduler:
@@ -77,7 +77,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether a step can do something: calls run, or wait for more than the disk."""
+        """Return whether a step can do something: a call runs, or waits with no fetch from disk under way for it."""
         return bool(self.running) or any(not sequence.fetching for sequence in self.waiting)
 
     def calm_plan(self) -> Plan[Sequence] | None:
@@ -114,7 +114,7 @@ class Scheduler:
             self._cache.erase(sequence.path())
 
     def admit(self, events: list[CallEvent], may_enter: Callable[[Sequence], bool]) -> None:
-        """Give slots to waiting calls that fit, preempting other teams' calls if they have more than their share.
+        """Give slots to waiting calls that fit, preempting calls of other teams that have more than their share.
 
         `may_enter` returns whether nothing else keeps a call from entering, such as a prefix still to come from disk.
         """
@@ -147,7 +147,7 @@ class Scheduler:
                 sequence.start(sequence.slot, time.perf_counter(), events)
 
     def plan(self, chosen: Callable[[list[Sequence]], list[Sequence]]) -> Plan[Sequence]:
-        """Plan the next step, with room for all of it. `chosen` returns those ready calls that can share a batch."""
+        """Plan the next step and free the cells it needs. `chosen` returns those ready calls that can share a batch."""
         now, may_pass = time.perf_counter(), True
         while True:
             ready = chosen([sequence for sequence in self.running if sequence.ready])
@@ -171,7 +171,7 @@ class Scheduler:
             self._preempt()
 
     def _beside(self, ready: list[Sequence], now: float) -> Beside:
-        """Return the bounds on a step's prompt tokens: lower if other teams' answers wait for it, or may soon."""
+        """Return the bounds on a step's prompt tokens: lower if other teams' answers wait for the step, or soon may."""
         pace = self._pace
         streams = [one.team for one in self.running if one.decoding]
         reading = {one.team for one in ready if one.num_prompt_left and not one.is_back}
@@ -190,7 +190,7 @@ class Scheduler:
             raise ValueError("a waiting call holds a slot or cells")
 
     def _free_slot(self, wanted: int) -> int:
-        """Take a free slot, `wanted` if it is free. Calls wait for no certain slot: each can use all cached prompts."""
+        """Take a free slot: `wanted` if it is free, else another, as a call in any slot can use all cached prompts."""
         if wanted not in self._free_slots:
             return self._free_slots.pop()
         self._free_slots.remove(wanted)
@@ -198,7 +198,7 @@ class Scheduler:
 
     @property
     def _is_shared(self) -> bool:
-        """Return whether a call waits while another team has calls here."""
+        """Return whether a call waits, and not all calls, running and waiting, are of one team."""
         return bool(self.waiting) and is_shared(self.running, self.waiting)
 
     def _giving_way(self, newcomer: Sequence, running: list[Sequence], now: float) -> Sequence | None:
@@ -222,8 +222,8 @@ class Scheduler:
         return leaving is not None
 
     def _has_adapters(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
-        """Load a call's adapters; return whether they are in memory. `roomless`: earlier calls for whose adapters there
-        was no room; this call is added if there is none for it either."""
+        """Load a call's adapters; return whether they are in memory. `roomless`: earlier calls whose adapters found no
+        room. This call is added if its adapters find none either (unless its team is wide: `_wide_teams`)."""
         try:
             return self._adapters.enter(sequence.adapter_set) or self._make_adapter_room(sequence, roomless, now)
         except CallFailed as failed:
@@ -231,12 +231,12 @@ class Scheduler:
             return False
 
     def _make_adapter_room(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
-        """Preempt other teams' calls to make room for a call's adapters; return whether these are loaded now. Raises
-        CallFailed.
+        """Preempt other teams' calls to make room for a call's adapters; return whether the adapters are loaded now.
+        Raises CallFailed.
 
-        A team's share counts its calls with adapters only. A call does not overtake `roomless` calls of its own team or
-        of a team that has less. It overtakes others, or else a call that waits for its own team would block all. A team
-        that uses more adapters than its even part gets no room from teams that do not (see `_wide_teams`).
+        Only calls with adapters count for a team's share here. A call does not overtake a call of `roomless` that is of
+        its own team, or of a team with a smaller share. It overtakes others, or else one that waits for calls of its
+        own team to end would block all. A wide team (see `_wide_teams`) gets no room from teams that are not wide.
         """
         users = [one for one in self.running if one.adapter_set.uses]
         wide = self._wide_teams([*users, sequence])
@@ -260,8 +260,8 @@ class Scheduler:
         return self._adapters.enter_beside(sequence.adapter_set, (one.adapter_set for one in self.running))
 
     def _wide_teams(self, users: Iterable[Sequence]) -> set[str]:
-        """Return the teams whose calls use more than one adapter, and more than the team's even part of those that fit;
-        none if `users` are of one team."""
+        """Return the wide teams: each uses more than one adapter, and more than `max_adapters` divided by the number of
+        teams. Returns none if `users` are of one team."""
         own: dict[str, set[object]] = {}
         for one in users:
             own.setdefault(one.team, set()).update(one.adapter_set.entries)
@@ -275,8 +275,8 @@ class Scheduler:
         now: float,
         is_enough: Callable[[list[Sequence], list[Sequence]], bool],
     ) -> list[Sequence] | None:
-        """Return the calls of `running` to preempt for a call, as many as it takes until `is_enough(staying, leaving)`;
-        None: there are not enough that can be preempted for it."""
+        """Return the calls of `running` to preempt for a call: one more is taken until `is_enough(staying, leaving)`.
+        None: too few can be preempted for it."""
         leaving: list[Sequence] = []
         staying = running.copy()
         while not is_enough(staying, leaving):

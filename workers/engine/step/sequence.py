@@ -33,7 +33,7 @@ from workers.protocol.events import (
 
 
 class Pending:
-    """The outcome of `pick` while the call's mask has not answered about the drawn token: there is no token yet."""
+    """The outcome of `pick` while the call's mask has not decided yet whether the drawn token is allowed."""
 
 
 PENDING = Pending()
@@ -92,28 +92,28 @@ class Sequence(CachedSequence):
         self.waits_since = 0.0
         """When the call began to wait for a slot."""
         self.waits_for: Sequence | None = None
-        """The call that computes a prefix of this one's prompt; this one waits until it has `waits_until` tokens."""
+        """The call that is computing a prefix for which this call waits; None: it waits for no prefix."""
         self.waits_until = self.num_cached = self.num_preempted = 0
-        """`num_cached`: prompt tokens that did not have to be computed. `num_preempted`: times that the call lost its
-        slot and cells, for lack of cells or to another team's call."""
+        """`waits_until`: tokens that `waits_for` must have computed. `num_cached`: prompt tokens found in the cache.
+        `num_preempted`: times that the call lost its slot and cells, for lack of cells or to another team's call."""
         self.decoding = False
         """Whether all of the call's tokens except the newest are in the cache."""
         self.draft: tuple[int, ...] = ()
         """Guessed tokens after the newest one: the next step computes them too, and keeps those that are drawn."""
         self.row = self.token = 0
-        """The row of the batch from whose logits the next token is drawn, and the newest token."""
+        """`row`: the row of the batch from whose logits the next token is drawn. `token`: the newest token."""
         self.started_at = self.first_token_at = self.token_at = 0.0
-        """`token_at`: when the `llama_decode` ended from whose logits the newest token was drawn."""
+        """`token_at`: end of the `llama_decode` that computed the logits from which the newest token was drawn."""
         self.chain, self.sampler, self.cost = chain, sampler, SamplingCost(chain.draw_s)
         self.pending: Callable[[float], bool] | None = None
-        """Waits at most so many seconds for the mask's answer about the drawn token, and returns whether it has come;
-        None: no answer is awaited."""
+        """Waits at most the given seconds until the mask can decide on the drawn token; returns whether it can now.
+        None: no decision is awaited."""
         self.limit = _limit(request, n_ctx)
         """Maximum number of the answer's tokens."""
         self.num_predicted = self._num_untold = 0
-        """Tokens of the answer, and how many of them no `Text` event has counted yet."""
+        """`num_predicted`: tokens of the answer so far. `_num_untold`: those that no `Text` event has counted yet."""
         self._num_prompt_told = 0 if asked.prompt_probs else self.num_prompt
-        """Number of prompt tokens, from the first, whose probabilities are reported already or not wanted."""
+        """Number of leading prompt tokens whose probabilities are already reported; all of them if none are wanted."""
         self._ruled_out = chain.ruled_out
         self._ends = vocab.eog.union(asked.stop_tokens) if asked.stop_tokens else vocab.eog
         self._mask = request.mask
@@ -135,7 +135,7 @@ class Sequence(CachedSequence):
 
     @property
     def tells_prompt(self) -> bool:
-        """Return whether the logits of all tokens are wanted that the next step computes of the prompt."""
+        """Return whether prompt tokens' probabilities are still to be reported: a step then needs all their logits."""
         return self._num_prompt_told < self.num_prompt
 
     @property
@@ -163,9 +163,9 @@ class Sequence(CachedSequence):
             events.append(Progress(self.key, self.num_prompt, self.num_cached, self.num_cells, time_ms))
 
     def tell_prompt(self, context: Context, events: list[CallEvent]) -> Failure | None:
-        """Emit the probabilities of the prompt tokens that follow the newest chunk's tokens, whose last row is `row`.
+        """Emit the probability of each prompt token that follows a token of the newest chunk, from the chunk's logits.
 
-        Return why that failed; None: it did not. Tokens that are computed again are reported only once.
+        Return why it failed, or None. `row`: the chunk's last row. A token computed again is not reported again.
         """
         assert self.sampler is not None  # noqa: S101 - for the type checker
         known = min(self.num_cells + 1, self.num_prompt)
@@ -185,7 +185,7 @@ class Sequence(CachedSequence):
         return None
 
     def pick(self, context: Context, events: list[CallEvent]) -> Outcome:
-        """Draw the next token from the logits of `row`; return why the call ends with it or waits, or None."""
+        """Draw the next token from the logits of `row`; return why the call ends or waits for its mask, else None."""
         if self.sampler is not None:
             return self._pick_with(self.sampler, context, events)
         if self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
@@ -241,7 +241,7 @@ class Sequence(CachedSequence):
         return Finished(self.key, reason, usage, self.timings(now), self._text.stop, truncated, self.num_preempted)
 
     def resume(self, events: list[CallEvent]) -> Outcome:
-        """Continue `pick` with the drawn token, about which the mask may have answered."""
+        """Continue `pick` with the drawn token, in case the mask can decide on it now; return what `pick` would."""
         assert self.sampler is not None  # noqa: S101 - for the type checker
         try:
             token = self.sampler.resume(events)

@@ -1,9 +1,9 @@
 """Shares an engine's slots among teams: decides which call gives its slot to another team's call. Pure decisions.
 
-Each team with calls is owed a share of the slots by its weight. Gateways ensure that when they place calls, this module
-while calls run: a call of a team that has less than its share takes the slot of a call of a team that has more, after
-that call has had its slice (`SLICE_TOKENS`, `SLICE_S`). The preempted call waits, its cells kept, and continues later
-where it was. While all calls are of one team, none is preempted for another.
+Each team with calls is owed a share of the slots by its weight. Gateways keep to the shares when they place calls, and
+this module does so while calls run: a call of a team that has less than its share takes the slot of a call of a team
+that has more, once that call has had its slice (`SLICE_TOKENS`, `SLICE_S`). The preempted call waits, its cells kept,
+and continues later where it was. While all calls are of one team, none is preempted for another.
 
 Which call is preempted is decided by attained service (Nuyens, Wierman, "The foreground-background queue", 2008): of
 the team that has most, the call with the longest answer.
@@ -21,9 +21,9 @@ SLICE_TOKENS = 64
 SLICE_S = 1.0
 """Maximum seconds of an answer in a slice."""
 FIRST_SLICE = 0.1
-"""Part of a slice that is enough if the other team has no slot, since its first token waits for the slot."""
+"""Part of its slice after which a call gives way to a team without a slot, as that team's first token waits for one."""
 RETURN_SHARE = 0.2
-"""Maximum part of a slice's time that the return of a preempted call takes; if it takes more, slices are longer."""
+"""Maximum part of a slice's time for bringing a preempted call back; if that takes more, its slice gets longer."""
 LONGEST_SLICE_S = 10.0
 MIN_OVERDRAFT = 8
 """Minimum number of calls that an engine takes beyond its slots, so that teams can share these."""
@@ -36,7 +36,7 @@ class Sharer(Protocol):
     def team(self) -> str: ...
     @property
     def weight(self) -> float:
-        """Return the weight of its team."""
+        """Return the weight of the call's team."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Sharer(Protocol):
 
     @property
     def num_predicted(self) -> int:
-        """Return the number of tokens of its answer so far."""
+        """Return the number of tokens of the call's answer so far."""
         ...
 
 
@@ -65,13 +65,13 @@ class TimeSlice:
     entered_at: float = 0.0
     """When the call got the slot."""
     resumed_at: float = 0.0
-    """When its answer began or continued; 0: its prompt is being computed."""
+    """When the call's answer began or continued in this slot; 0: the prompt is still being computed."""
     return_s: float = 0.0
-    """Seconds from getting the slot to the next token, if the call had been preempted within its answer."""
+    """Seconds from getting the slot to the next token, if the call had been preempted within its answer; else 0."""
     num_before: int = 0
-    """Number of tokens of its answer when it got the slot."""
+    """Number of tokens that the call's answer had when the call got the slot."""
     num_cut: int = 0
-    """Times in a row that it was preempted before its answer began or continued."""
+    """Times in a row that the call was preempted before its answer began or continued."""
 
     def enter(self, now: float, num_predicted: int) -> None:
         self.entered_at, self.resumed_at, self.num_before = now, 0.0, num_predicted
@@ -84,7 +84,7 @@ class TimeSlice:
     def is_over(self, now: float, num_predicted: int, *, keeps_prompt: bool, part: float = 1.0) -> bool:
         """Return whether the call has had its slice, or `part` of it, and can be preempted.
 
-        `keeps_prompt`: what is computed of its prompt is kept when it is preempted.
+        `keeps_prompt`: whether what is computed of the prompt is kept when the call is preempted.
         """
         if not self.resumed_at:
             # The slice doubles each time: so even if all of the prompt is lost each time, the call gets to its answer,
@@ -113,7 +113,7 @@ def next_in(waiting: Collection[S], running: Collection[Sharer]) -> S:
     """Return the waiting call that is admitted next.
 
     Each team's first call in order is a candidate. Teams without a slot go first, of these the one whose call has
-    waited longest; then the most urgent priority class, and within a class the team that has least for its weight.
+    waited longest; then the most urgent priority class, and within it the team with the fewest slots for its weight.
     """
     held = _held(running)
 
@@ -130,8 +130,8 @@ def next_in(waiting: Collection[S], running: Collection[Sharer]) -> S:
 def gives_way(running: Collection[S], newcomer: Sharer, has_had_slice: Callable[[S], bool]) -> S | None:
     """Return the call whose slot the newcomer takes; None: no call has to give it a slot, or none has had its slice.
 
-    A team without a slot gets one from any other team. A team that has slots gets more only from calls no more urgent
-    than the newcomer, and only of teams that have more for their weight than its own will have then.
+    A team without a slot gets one from any other team. A team that has slots gets more only from calls that are no more
+    urgent than the newcomer, of teams with more slots for their weight than the newcomer's will have with one more.
     """
     held = _held(running)
     mine = held.get(newcomer.team, 0.0)
@@ -150,13 +150,13 @@ def gives_way(running: Collection[S], newcomer: Sharer, has_had_slice: Callable[
 
 def goes_before(waiting: Sharer, newcomer: Sharer, running: Iterable[Sharer]) -> bool:
     """Return whether a waiting call that found no room comes before a newcomer: it is of the newcomer's team, or of a
-    team that has less for its weight."""
+    team with fewer slots for its weight."""
     held = _held(running)
     return waiting.team == newcomer.team or held.get(waiting.team, 0.0) < held.get(newcomer.team, 0.0)
 
 
 def last_of(holders: Collection[S]) -> S:
-    """Return the call to preempt when cells run out: the last in order, of the team that has most for its weight."""
+    """Return the call to preempt when cells run out: the last in order of the team with most slots for its weight."""
     held = _held(holders)
     return max(holders, key=lambda one: (held[one.team], one.order))
 

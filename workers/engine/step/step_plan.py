@@ -20,15 +20,15 @@ class Progress(Protocol):
 
     @property
     def num_prompt_left(self) -> int:
-        """Return how many tokens must be computed before the next can be drawn; 0: the sequence is decoding."""
+        """Return how many tokens must be computed before the next token can be drawn; 0: the sequence is decoding."""
 
     @property
     def num_next(self) -> int:
-        """Return the maximum number of these tokens for the next step; at least 1 if there are any."""
+        """Return how many of the `num_prompt_left` tokens the next step may compute; at least 1 if there are any."""
 
     @property
     def draft(self) -> tuple[int, ...]:
-        """Return guesses of the tokens after its newest one; it has room for them, and its memory can be truncated."""
+        """Return guessed tokens after the newest one. The sequence has room for them and can drop wrong ones again."""
 
     @property
     def is_back(self) -> bool:
@@ -94,7 +94,7 @@ def num_rows(parts: Iterable[Decode[S] | Chunk[S]]) -> int:
 
 
 def in_parts(plan: Plan[S], most_rows: int, *, alike: bool) -> Iterator[Plan[S]]:
-    """Cut a plan into plans of at most `most_rows` rows, in its order. No chunk or draft may be longer than that.
+    """Cut a plan into plans of at most `most_rows` rows, in the same order. No single chunk or `Decode` may have more.
 
     `alike`: all sequences within one of these plans must have the same number of rows.
     """
@@ -131,11 +131,11 @@ class Beside:
     """Bounds on the prompt tokens of a step for which streams wait (`workers.engine.pace`)."""
 
     prompts: int
-    """Maximum number of prompt tokens of calls without a token yet, if one such call waits (see `plan_step`)."""
+    """Maximum prompt tokens of calls that wait for their first token; `plan_step` raises it if several calls do."""
     again: int
-    """Maximum number of tokens of calls that are back, if there are other calls."""
+    """Tokens to recompute for calls preempted within their answer, if others run; `plan_step` may raise this number."""
     most: int
-    """Maximum number of prompt tokens of calls without a token yet, however many wait."""
+    """Maximum number of prompt tokens of calls that wait for their first token, however many such calls there are."""
     streams: int = 0
     """Number of streams that wait for the step, including those that take no part in it."""
 
@@ -144,8 +144,8 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
     """Return the next step's plan. `sequences` are in the order in which they are served. `room`: free KV cells;
     decoding sequences always fit (the engine makes sure of that), prompts get the rest.
 
-    With f calls that wait for their first token, and s streams, `beside.prompts` is multiplied by (s + f - 1) / s, up
-    to `beside.most`: so each caller's wait counts the same, and a burst of calls is computed in few full steps.
+    If f calls wait for their first token beside s streams, `beside.prompts` is multiplied by (s + f - 1) / s, but not
+    beyond `beside.most`: so each caller's wait counts the same, and a burst of calls is computed in few full steps.
     """
     decode: list[Decode[S]] = []
     firsts: list[S] = []
@@ -180,8 +180,8 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
 
 
 def _whole_tiles(back: list[S], num_again: int, num_before: int) -> int:
-    """Return `num_again`, raised so that it fills the last tile of 64 rows of the step, or to all tokens of the calls
-    `back` if otherwise less than a tile would be left."""
+    """Return `num_again`, raised to fill the step's last tile of 64 rows. If that would leave less than a tile of the
+    tokens of the calls `back`, return the number of all these tokens."""
     tile = ROWS_MULTIPLES[0]
     num_again += -(num_before + num_again) % tile
     num_left = sum(sequence.num_prompt_left for sequence in back)
@@ -198,8 +198,8 @@ def _even(budget: int, num_decode: int, limits: Limits) -> int:
 
 
 def share_out(waiting: list[S], budget: int) -> list[Chunk[S]]:
-    """Return chunks within a budget of tokens: half for the first in order, half for the shortest others, what is left
-    for the first. So a long prompt does not delay short ones after it, and keeps at least half of its speed."""
+    """Return chunks within a token budget: half for the first in order, half for the shortest others. The first also
+    gets what these leave. So a long prompt does not delay short ones after it, and keeps at least half of its speed."""
     first, *others = waiting
     reserved = min(first.num_next, (budget + 1) // 2 if others else budget)
     left = budget - reserved
@@ -221,19 +221,19 @@ def _length(sequence: Progress) -> int:
 MULTIPLE = 4
 
 MOST_SINGLE = 6
-"""Maximum number of rows for which `SINGLY` is tried, since each single row reads all weights again."""
+"""Maximum number of rows for which computing them one by one (`Layout.SINGLY`) is tried: each row reads all weights."""
 
 MOST_PADDED = 32
-"""Maximum number of rows of a step without prompts that is padded."""
+"""Maximum number of rows of a step without prompts that may be padded with empty rows."""
 
 MOST_PADDED_PROMPT = 256
-"""Maximum number of rows of a step with prompts that is padded; in longer steps the gain is not worth three cells."""
+"""Maximum number of rows of a step with prompts that may be padded; above it, the gain is not worth three cells."""
 
 TRIES = 2
 """Number of times that each layout is tried before the layouts are compared."""
 
 TRY_AGAIN_STEPS = 256
-"""Steps of one number of rows after which a slower layout is tried again, since all times grow with the contexts."""
+"""Steps with equally many rows after which one layout, in turn, is tried again: all times grow with the contexts."""
 
 _WEIGHT = 0.3
 """Weight of the newest measurement in a running mean; the measurements before it share the rest."""

@@ -36,16 +36,16 @@ log = logging.getLogger("paddock.engine")
 MIN_PREFILL = 32
 
 CLEAN_WAIT_S = 1.0
-"""Seconds in which no call enters after a call's logits were not numbers (NaN).
+"""Seconds during which no call gets a slot after a call's logits were not numbers (NaN).
 
 If that call's cells spoil other calls, these soon end too, and the cache is cleared as soon as none runs. If not (flash
 attention), new calls have no reason to wait longer.
 """
 
 PROBE_EVERY_S, STEP_BYTES = 0.02, 16 << 20
-"""Seconds between two checks whether memory can still be allocated, and the bytes that llama.cpp may want in a step."""
+"""`PROBE_EVERY_S`: seconds between two checks whether `STEP_BYTES`, which a step may need, can still be allocated."""
 PENDING_S = 0.005
-"""Maximum seconds that a step with nothing to compute waits for a call's mask; a new call can be delayed as long."""
+"""Maximum seconds that a step with nothing to compute waits for a call's mask; a new call can be delayed by that."""
 
 KEPT_SHARE = 7 / 8
 """Maximum share of the context that `n_keep` keeps: each context shift makes llama.cpp rotate the keys of all cells, so
@@ -109,11 +109,11 @@ class Stepper:
         self._gaps = TokenGaps()
         self._decoded_at = self._probe_at = 0.0
         self._pending: list[Sequence] = []
-        """Calls whose token is drawn and whose mask had not answered yet."""
+        """Calls whose token is drawn, but whose mask could not decide on it yet when it was last asked."""
         self._drain_writer: DrainWriter | None = None
         self._spoiled = False
         self._spoiled_at = 0.0
-        """When logits were not numbers, so that the cache must be cleared; `time.monotonic` seconds."""
+        """When a call's logits were not numbers, after which the cache must be cleared; `time.monotonic` seconds."""
 
     @property
     def num_running(self) -> int:
@@ -122,7 +122,7 @@ class Stepper:
 
     @property
     def calls_left(self) -> tuple[tuple[CallLeft, ...], int]:
-        """Return the tokens left of each call with a slot, and the prompt tokens left of all calls. For any thread."""
+        """Return what is left to compute for each call with a slot, and all prompt tokens left. For any thread."""
         lengths, calls = self.lengths, self._scheduler.running[:]
         running = tuple(CallLeft(one.num_prompt_left, lengths.left(one.num_predicted, one.limit)) for one in calls)
         waiting = sum(one.num_prompt_left for one in self._scheduler.waiting[:])
@@ -276,7 +276,7 @@ class Stepper:
             self._fail(sequence, failure)
 
     def _clean(self) -> None:
-        """Clear the cache: without flash attention, a cell that is not a number spoils all sequences, even if free."""
+        """Clear the cache: without flash attention, a cell with a NaN spoils all sequences, even a free cell."""
         log.error("a call ended because its logits were not numbers; all cached prompts are forgotten")
         self._cache.forget_all()
         self._spoiled = False
@@ -354,15 +354,15 @@ class Stepper:
         self._num_switches += switched
 
     def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return the calls whose adapters have their turn, but at most one that wants its prompt's logits: there is
-        memory for one."""
+        """Return the calls whose adapters have their turn, but at most one that wants its prompt's probabilities:
+        there is memory for the logits of one."""
         ready = chosen(self._adapter_turns, ready, time.perf_counter())
         later = [one for one in ready if one.tells_prompt][1:]
         return [one for one in ready if one not in later] if later else ready
 
     def _shift_full(self) -> None:
-        """Drop the older half of full conversations, except what `n_keep` keeps, in this step or a later one. A
-        conversation for whose shift there is no room ends."""
+        """Drop the older half of each conversation that fills its context, except what `n_keep` keeps, now or in a
+        later step. End a conversation if there is no room to shift it."""
         until = time.perf_counter() + MOVE_S
         for sequence in [one for one in self._scheduler.running if one.is_full]:
             num_kept = sequence.num_prompt if sequence.request.asked.n_keep < 0 else sequence.request.asked.n_keep
@@ -394,7 +394,7 @@ class Stepper:
         self._end(ended)
 
     def _resume(self) -> None:
-        """Continue with the drawn tokens of calls whose masks have answered by now."""
+        """Continue with the drawn tokens of calls whose masks can decide on them now."""
         waiting, self._pending = self._pending, []
         ended: list[tuple[Sequence, Outcome]] = []
         for sequence in waiting:
@@ -435,7 +435,7 @@ class Stepper:
         return outcome
 
     def _first(self, sequence: Sequence) -> Outcome:
-        """Draw the next token of a call after a chunk that completes its prompt, or its tokens after a preemption."""
+        """Draw the next token of a call whose prompt is computed now, or all its tokens again after a preemption."""
         outcome: Outcome = FinishReason.LENGTH
         if sequence.limit:
             if sequence.token_at:
@@ -449,7 +449,7 @@ class Stepper:
         return outcome
 
     def _end(self, ended: Iterable[tuple[Sequence, Outcome]]) -> None:
-        """End the calls that are over, and remember those whose masks have to be asked again."""
+        """End the calls that are over, and remember those whose mask could not decide on the drawn token yet."""
         for sequence, outcome in ended:
             if isinstance(outcome, Pending):
                 self._pending.append(sequence)

@@ -27,7 +27,7 @@ class Indent:
     def __init__(self, least: int) -> None:
         self._least = least
         self._seen: int | None = None
-        """Blanks at the beginning of the current line so far; None: it is the first line, or has other text already."""
+        """Number of blanks that begin the current line; None: it is the first line, or other text has followed them."""
 
     def end_in(self, text: str) -> int | None:
         """Return the position in `text`, the next piece of the answer, where the answer ends; None: it does not end."""
@@ -85,7 +85,7 @@ class TokenHooks:
         return reason
 
     def _is_cut(self, indent: Indent, events: list[CallEvent], place: int) -> bool:
-        """Return whether the answer ends within its new text; if so, cut off the text after its end."""
+        """Return whether a line of the new text ends the answer; if so, cut off the text from there on."""
         event = events[place]
         end = indent.end_in(event.text) if isinstance(event, Text) else None
         if end is None or not isinstance(event, Text):

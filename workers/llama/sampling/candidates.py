@@ -1,7 +1,7 @@
 """The tokens that a sampler chain chooses from, in memory of our own, filled from all or some of a row's logits.
 
-If all tokens may come, llama.cpp fills such an array itself (`Context.sample`). Ours is for tasks that it does too
-slowly: leaving tokens out beforehand, or reading the probabilities afterwards.
+If every token is allowed, llama.cpp fills such an array itself (`Context.sample`). Ours is for tasks that llama.cpp
+does too slowly: leaving tokens out beforehand, or reading the probabilities afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Words = NDArray[np.uint32]
 """A set of tokens: bit t % 32 of word t // 32 is set if token t is in it."""
 
 MAX_SPARSE_WORDS = 512
-"""Maximum words that are unpacked one by one; for more, unpacking all of them is faster."""
+"""Maximum number of a set's 32-bit words that are unpacked singly; if more have bits set, unpacking all is faster."""
 
 MOST = 0.75
 """If at least this share of tokens is allowed, it is faster to take all and overwrite those left out."""
@@ -30,7 +30,7 @@ _BIT = np.arange(32, dtype=np.uint32)
 
 
 def all_tokens(num_tokens: int) -> Words:
-    """Return the set of all tokens, without bits beyond them."""
+    """Return the set of all `num_tokens` tokens; the last word's bits beyond them are 0."""
     words = np.full((num_tokens + 31) // 32, 0xFFFFFFFF, dtype=np.uint32)
     if num_tokens % 32:
         words[-1] = (1 << num_tokens % 32) - 1
@@ -51,7 +51,7 @@ class Candidates:
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
         self.size = 0
-        """Number of candidates: after `fill` all that may come, after `choose` those that the chain left."""
+        """Number of candidates: after `fill` the tokens that are allowed, after `choose` those that the chain left."""
         self._data = np.zeros(num_tokens, _TOKEN_DATA)
         self._id, self._logit, self._p = self._data["id"], self._data["logit"], self._data["p"]
         self._tokens = np.arange(num_tokens, dtype=np.int32)
@@ -112,7 +112,7 @@ class Candidates:
         return int(self._id[self._chosen])
 
     def accept(self, chain: int, token: int) -> None:
-        """Let the chain remember that `token` came."""
+        """Tell the chain that `token` is part of the answer, so that its stages can allow for it."""
         self._accept(chain, token)
 
     def probability(self) -> float:
@@ -151,7 +151,7 @@ class Candidates:
         return self.size
 
     def _fill_all_but(self, logits: Logits, allowed: NDArray[np.bool_], size: int) -> int:
-        """Fill in the allowed tokens: the last ones take the places of those left out, and all others keep theirs."""
+        """Take the allowed tokens: those beyond the first `size` places move to the places of tokens left out there."""
         self._fill_all(logits)
         holes = np.flatnonzero(~allowed[:size])
         last = np.flatnonzero(allowed[size:]) + size

@@ -33,8 +33,8 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 Candidates = NDArray[np.void]
 
 AT_ONCE = 4096
-"""Maximum tokens that llama.cpp checks at once. It decodes all of them first, and keeps lists of those still possible:
-100 MiB for 150,000 tokens, in every process that follows a grammar."""
+"""Maximum tokens that are given to llama.cpp to check at once. It decodes all it is given first, and keeps lists of
+those still possible: 150,000 tokens would take 100 MiB in every process that follows a grammar."""
 
 
 class _Tables:
@@ -78,7 +78,7 @@ class GbnfGrammars:
 
 
 class GbnfGrammar:
-    """A compiled grammar in its first state. Immutable: `mask` may be called from several threads."""
+    """A compiled grammar, at the start of an answer. Immutable: `mask` may be called from several threads."""
 
     def __init__(self, pointer: int, vocab: Vocab, tables: _Tables, names_tokens: bool) -> None:
         self._pointer = pointer
@@ -91,7 +91,7 @@ class GbnfGrammar:
         return GbnfMask(c.llama_sampler_clone(self._pointer), self._vocab, self._tables, self._names_tokens)
 
     def mask_after(self, begun: bytes) -> GbnfMask | None:
-        """Return a mask for what follows `begun`; None: no answer begins with `begun`."""
+        """Return a mask for what follows `begun`; None: the grammar permits no answer that begins with `begun`."""
         mask = self.mask()
         for token in self._vocab.tokenize(begun.decode(), add_special=False, parse_special=True):
             if not mask.permits(token):
@@ -100,7 +100,7 @@ class GbnfGrammar:
         return mask
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first of `beginnings` that no answer begins with; None: there is none."""
+        """Return the first of `beginnings` with which the grammar lets no answer begin; None: it permits them all."""
         return next((begun for begun in beginnings if self.mask_after(begun) is None), None)
 
 
@@ -173,7 +173,7 @@ class GbnfMask:
         return self._passing(np.concatenate([tables.ends, *groups]))
 
     def _open_bytes(self) -> list[int]:
-        """Return the bytes that may come next, among those that are a token of one byte."""
+        """Return which bytes may come next. Only bytes that are a whole token by themselves are tried."""
         probes = self._tables.probes.copy()
         self._apply(probes)
         passes = probes["logit"] == 0.0
@@ -206,7 +206,7 @@ def _array(candidates: Candidates) -> Any:
 
 @functools.cache
 def _apply_held() -> Callable[[int, Any], None]:
-    """Return `llama_sampler_apply` that keeps the interpreter lock: right for one candidate, wrong for many."""
+    """Return a `llama_sampler_apply` that does not release the interpreter lock: for one candidate, not for many."""
     function = ctypes.PyDLL(c._lib._name).llama_sampler_apply
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     function.restype = None

@@ -2,9 +2,9 @@
 
     python -m workers.llama.sampling.grammar_forks MODEL.gguf
 
-Standard input is a socket over which two descriptors come for each new process: over the first the new process
-gets the questions of `workers.constraint.forks`; when the second is closed, it ends. A question that takes too much
-processor time ends its process. How a process ended is sent over its second descriptor.
+Standard input is a socket that brings two descriptors for each process to fork. Over the first, that process gets the
+questions of `workers.constraint.forks`. When the worker closes the second, the process ends; a question that takes too
+much processor time ends it too. Over the second, the worker is told how the process ended.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from workers.protocol.events import CallFailed
 
 EXERCISE_S = 0.1
 WALK_STEPS = 200
-"""Seconds for which a grammar is tried with random answers, and the maximum tokens of each."""
+"""Seconds for which a grammar is tried with random answers, and the maximum tokens of each such answer."""
 
 STEP_S = 0.25
-"""Maximum processor seconds of a question while an answer follows a grammar; a mask of 150,000 tokens takes a fifth."""
+"""Maximum processor seconds of a question in the middle of an answer; a mask of 150,000 tokens takes a fifth of it."""
 
 TRIAL_CPU_S = 2.0
-"""Maximum processor seconds of a question that compiles a grammar, tries it or begins an answer."""
+"""Maximum processor seconds of one question that asks to compile a grammar, to try it, or to begin an answer by it."""
 
 BASE_CPU_S, TOKEN_CPU_S = 1.5, 0.06
 """Maximum processor seconds of a whole answer: a base, and more for each of its tokens."""
 
 EXTRA_BYTES = 256 << 20
-"""Maximum bytes of memory beyond the vocabulary's, which stops a grammar that grows without end."""
+"""Maximum bytes of memory beyond what the vocabulary takes, so that a grammar that grows without end is stopped."""
 
 NICENESS = 5
 """Niceness of a forked process, so that the worker's own threads go first."""
@@ -147,7 +147,7 @@ class Forked:
         return b""
 
     def _begin(self, tokens: list[int]) -> bytes:
-        """Return two bytes: whether an answer may begin with these tokens, and whether only its end can follow."""
+        """Return two bytes: whether an answer may begin with these tokens, and whether it must end after them."""
         assert self._grammar is not None  # noqa: S101 - for the type checker
         mask = self._mask = self._grammar.mask()
         self._num_tokens = len(tokens)
@@ -179,7 +179,7 @@ class Children:
         self._lives[pid] = life
 
     def wait(self, control: socket.socket) -> None:
-        """Wait until `control` has something to read; meanwhile send how processes ended."""
+        """Wait until `control` has something to read; meanwhile tell the worker how processes ended."""
         events = select.poll()
         for one in (control.fileno(), self._wakes):
             events.register(one, select.POLLIN)
@@ -270,7 +270,7 @@ def _serve(grammars: GbnfGrammars, words: LLTokenizer, control: socket.socket, e
 
 
 def walk(mask: GbnfMask, chance: random.Random, end: float) -> None:
-    """Try a grammar with one answer of random permitted tokens, until `end` at most. Raises CallFailed, Unusable."""
+    """Try a grammar with an answer of random permitted tokens; stop at the time `end`. Raises CallFailed, Unusable."""
     for _ in range(WALK_STEPS):
         start = time.process_time()
         bits = mask.allowed()

@@ -93,8 +93,8 @@ class DryStages:
 
 
 def check_breakers(vocab: Vocab, settings: Settings) -> None:
-    """Raise CallFailed if a caller's own breakers, added up, occur in more tokens than the vocabulary has: llama.cpp
-    keeps each token for each breaker in it. Sixteen single letters took 19 MiB a call, and 42 ms to free."""
+    """Raise CallFailed if a caller's own breakers occur in more tokens, added up, than the vocabulary has. For each
+    breaker llama.cpp stores every token that has it: sixteen single letters took 19 MiB a call, and 42 ms to free."""
     own = set(settings.dry_sequence_breakers) - USUAL
     num_tokens = sum(vocab.num_met_by(breaker.encode("utf-8", "replace")) for breaker in own if breaker)
     if num_tokens > vocab.num_tokens:
@@ -163,7 +163,7 @@ class SamplerChain:
         """Whether drawing takes so long that other threads should run meanwhile."""
         simple = self.greedy and PENALTIES.isdisjoint(stages) and all(bias == -math.inf for bias in biases.values())
         self.ruled_out: frozenset[int] | None = frozenset(biases) if simple else None
-        """If the likeliest token is not in this set, the chain draws it; otherwise, or if None, run the chain."""
+        """If the likeliest token is not in this set, take it: the chain would, too. Otherwise, or if None, run it."""
         self.biases: Biases | None = None
         """With `masked`: the biases to add to the logits beforehand."""
         self.permitted: Words | None = None

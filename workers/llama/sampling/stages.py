@@ -33,21 +33,21 @@ FEW = 4096
 """Maximum candidates that can be sorted so quickly that other calls do not notice."""
 
 FAR, FAR_BROKEN = 4096, 512
-"""Numbers of tokens beyond which it takes DRY milliseconds to look back over them: with the default breakers, and with
-a caller's own, for which each token is compared with up to 112 others."""
+"""Numbers of recent tokens; to look back over more takes DRY milliseconds. The first is for the default breakers, the
+second for a caller's own breakers, with which each token is compared with up to 112 others."""
 
 PENALTY_S, PASS_S, SORT_S, FAR_S = 1e-8, 3e-8, 1e-7, 7e-7
-"""Maximum seconds in a draw: of penalties, of all other stages together, and of sorting, for each token of the
-vocabulary; of DRY that looks far, for each token it looks back over. Measured with vocabularies of 152k and 262k tokens
-and a context of 32k."""
+"""Maximum seconds that a draw takes for each token of the vocabulary: for penalties; for all other stages together; or
+for sorting. `FAR_S`: for each recent token, if DRY looks back over many. Measured with vocabularies of 152k and 262k
+tokens and a context of 32k."""
 
 COLDEST = 1e-20
-"""Lowest temperature: below it, logits divided by it could overflow; the limit is greedy anyway."""
+"""A temperature up to this counts as 0, which is greedy: logits divided by so small a number could overflow."""
 
 DEFAULT_DRY_BASE = 1.75
 
 MAX_SEED = 0xFFFFFFFE
-"""Maximum seed. llama.cpp takes the next number as "choose one"; a caller who asks for that number gets this one."""
+"""Maximum seed. To llama.cpp the next higher number means "choose one"; a caller who asks for that one gets this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,14 +34,14 @@ from workers.process.parent_death import end_with_parent
 SENTENCEPIECE, BYTE_PAIRS = 1, 2
 
 OF_CHARACTERS = frozenset({"whitespace", "gemma4", "granite-embed-multi-311m", "sarvam-moe"})
-"""Pre-tokenizers of byte pairs that work on characters, not on bytes."""
+"""Names of the byte-pair pre-tokenizers that work on characters, not on bytes."""
 
 COUNTED = (
     bytes(range(0x21, 0x7F)),
     string.ascii_letters.encode(),
     string.digits.encode(),
 )
-"""Sets of characters, each counted by itself: few tokens have many letters, but some consist of a hundred signs."""
+"""Sets of characters, each counted separately: some tokens are a hundred punctuation marks, few have many letters."""
 
 EVERY_BYTE = bytes(range(256))
 
@@ -64,7 +64,7 @@ class TokenFloor:
         longest_first = sorted(texts, key=len, reverse=True)
         known = {text for text in longest_first if len(text) == 1}
         self._most: list[tuple[bytes, int]] = []
-        """For each set of `COUNTED`: the bytes that are not counted, and the maximum of counted ones in a token."""
+        """For each set of `COUNTED`: the bytes not counted, and the most bytes of the set that one token has."""
         for characters in COUNTED:
             kept = {character for character in characters if bytes((character,)) in known}
             others = bytes(set(EVERY_BYTE) - kept)
@@ -97,14 +97,14 @@ ORDER, REPLY = struct.Struct("=ii"), struct.Struct("=i")
 
 TEXT, TOKENS = struct.Struct("=QiqBB"), struct.Struct("=qB")
 """Format of a text's header: bytes, seconds of processor time, maximum tokens (or `ANY`), `add_special`,
-`parse_special`. Format of the reply: number of tokens that follow, whether the process must be replaced. A number below
-0 means that the text has more tokens than the maximum, at least so many without the sign, and that none follow."""
+`parse_special`. Format of the reply: number of tokens that follow, whether the process must be replaced. A number
+-n means that the text has at least n tokens, which is more than the maximum, and that no tokens follow."""
 
 ANY = -1
 
 NOT_BEGUN, BROKEN = 75, 1
-"""Exit codes of a process that could not get what it needs to take texts, and of one that broke down over a text or
-whose worker has gone."""
+"""Exit codes of a process. `NOT_BEGUN`: it could not get what it needs to take texts. `BROKEN`: it broke down over a
+text, or its worker has gone."""
 
 STACK_BYTES = 192 << 20
 """Stack for the recursion of std::regex: 320 bytes for each character of a run, measured over all of llama.cpp's
@@ -114,12 +114,12 @@ EXTRA_BYTES = 384 << 20
 """Maximum bytes of memory beyond what the process has when it begins to take texts."""
 
 GROWN_BYTES = 48 << 20
-"""Bytes by which a process may grow before it is replaced after a text, which frees the memory."""
+"""Bytes by which a process may grow. One that grew more is replaced after its text, which frees the memory."""
 
 SOCKET_BYTES = 1 << 20
 
 NICENESS = 5
-"""Niceness of the processes: if both want a processor, the engine's steps go before a text."""
+"""Niceness of the tokenising processes: when processors are short, the engine's steps go first."""
 
 
 def main(path: Path, descriptor: int) -> None:
@@ -157,15 +157,15 @@ def _obey(orders: socket.socket, vocab: Vocab, floor: TokenFloor, children: set[
 
 
 def _ended(pid: int) -> int:
-    """End a child, if it has not ended, and return its exit code. Until `waitpid`, its process id is not reused."""
+    """Kill a child if it still runs, and return its exit code. Before `waitpid` no other process can get its id."""
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
 
 
 def _child(vocab: Vocab, floor: TokenFloor, orders: socket.socket, descriptor: int) -> None:
-    """Take texts in a child process. Never returns. The socket stays open until the end: when the worker sees it close,
-    the exit code is settled, and a signal that comes then changes nothing."""
+    """Take texts in a child process. Never returns. The socket stays open until the process exits, so when the worker
+    sees it close, the exit code is final: killing the process (`END`) after that does not change the code."""
     code = NOT_BEGUN
     try:
         end_with_parent()

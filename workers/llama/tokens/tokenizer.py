@@ -63,7 +63,7 @@ class GuardedTokenizer:
     """Tokenises callers' texts with a model's vocabulary. May be used from several threads."""
 
     def __init__(self, vocab: Vocab, processes: TokenProcesses) -> None:
-        """`processes`: the processes of the same model."""
+        """`processes`: those that tokenise long texts, of the same model."""
         self._vocab = vocab
         self._processes = processes
 
@@ -101,7 +101,7 @@ class TokenProcesses:
     """The processes for long texts, which start when this is made. May be used from several threads."""
 
     def __init__(self, model: Path, *, number: int = NUM_PROCESSES, start_s: float = START_S) -> None:
-        """`model`: the GGUF file. `number`: texts that are tokenised at once."""
+        """`model`: the GGUF file. `number`: how many texts can be tokenised at the same time."""
         self._keeper = _Keeper(model, start_s)
         self._seats: queue.LifoQueue[_Seat] = queue.LifoQueue()
         for _ in range(number):
@@ -184,7 +184,7 @@ class _Seat:
         return tokens
 
     def begin(self) -> socket.socket:
-        """Return the socket of the process, forked if there is none. Raises NotStarted."""
+        """Return the socket of this place's process; fork one if there is none. Raises NotStarted."""
         if self._texts is None:
             self._texts, self._pid = self._keeper.fork()
         return self._texts

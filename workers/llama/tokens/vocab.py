@@ -29,7 +29,7 @@ _BETWEEN = b"\xff\xfe"
 
 
 class Vocab:
-    """A vocabulary, valid as long as its model; `pointer` is a `llama_vocab *`."""
+    """A vocabulary, usable until its model is closed; `pointer` is a `llama_vocab *`."""
 
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer
@@ -72,7 +72,7 @@ class Vocab:
         return known
 
     def special_piece(self, token: int) -> bytes:
-        """Return the bytes of a token as `piece` does, but control tokens written out, as in a template."""
+        """Return the bytes of a token as `piece` does; for a control token, its name as written in a template."""
         piece = self.piece(token)
         if piece:
             return piece
@@ -82,7 +82,7 @@ class Vocab:
         return known
 
     def num_met_by(self, text: bytes) -> int:
-        """Return about how many tokens contain the text or end with a beginning of it: those that DRY keeps for it."""
+        """Return about how many tokens contain the text or end with its first bytes: DRY stores these for a breaker."""
         beginnings = (text[:length] + _BETWEEN for length in range(1, len(text)))
         return self._all_pieces.count(text) + sum(map(self._all_pieces.count, beginnings))
 

@@ -96,7 +96,7 @@ class Connection:
         self._gone = False
         """Whether the client has gone."""
         self._was_long = False
-        """Whether the timer was last set to the end of `life_s`, not of `idle_s`."""
+        """Whether the timer was last set to go off at the end of `life_s`, rather than of `idle_s`."""
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 

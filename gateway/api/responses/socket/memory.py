@@ -12,7 +12,7 @@ from gateway.api.responses.response_store import RecordStore
 MAX_CONVERSATIONS = 100
 """Maximum number of conversations that one connection remembers; then the least recently continued one is forgotten."""
 MAX_TEAMS_SHARE = 4
-"""All teams together may use this many times the bytes that one team may."""
+"""Maximum bytes of all teams together, as a multiple of the maximum bytes of one team."""
 
 Conversation = tuple["Memory", str]
 """A conversation: the memory that has it, and the id of its last response."""
@@ -78,7 +78,7 @@ class _Remembered:
 
     record: bytes
     before: str | None
-    """Id of the latest earlier response of its conversation that is remembered too; None: there is none."""
+    """Of the earlier responses of its conversation that are remembered, the id of the latest; None: there is none."""
     num_users: int = 0
 
 
@@ -96,8 +96,8 @@ class Memory:
         self._records: dict[tuple[str, str], _Remembered] = {}
         """(Team, id) -> record. A key may move to another team while its connection is open."""
         self._conversations: dict[str, tuple[str, str]] = {}
-        """Id of a conversation's last response -> its team, and id of its last response that is remembered here.
-        The most recently continued conversation comes last."""
+        """Id of a conversation's last response, even if it is stored -> the conversation's team, and the id of its last
+        remembered response. The most recently continued conversation comes last."""
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
         return await self._store.keep(team, id, record, before, again=again)
@@ -139,7 +139,7 @@ class Memory:
         self._memories.keep_bounds(team)
 
     def forget(self, id_: str) -> None:
-        """Forget the conversation that ends with this response; responses that other conversations continue stay.
+        """Forget the conversation that ends with this response. Responses that other conversations share are kept.
 
         The time grows only with the number of responses forgotten: thousands of conversations may have to go at once.
         """

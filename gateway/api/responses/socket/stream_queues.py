@@ -114,7 +114,7 @@ def _end(stream_id: str) -> bytes:
 
 
 MAX_STREAMS = 16
-"""Maximum number of streams of one connection with messages to answer; messages of others are refused (StreamLimit)."""
+"""Maximum number of a connection's streams that have messages to answer; a message of one more gets StreamLimit."""
 MAX_MESSAGES = 32
 """Maximum number of messages of one connection that wait or are being answered; more are refused (StreamLimit)."""
 
