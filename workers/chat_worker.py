@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,6 @@ from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
-from workers.llama.gguf import GgufHeader
 from workers.llama.model import Devices, Model, ModelTooLarge
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.models.memory_plan import free_bytes, free_for_cache, kv_shape, plan_kv
@@ -59,15 +57,13 @@ HASHES_FILE = "model-hashes.json"
 """File in the state folder that keeps the SHA-256 of model files, so that each file is hashed only once."""
 
 
-def kv_identity(
-    settings: WorkerSettings, header: GgufHeader, llama: LlamaSettings, *, n_ctx: int, loaded_at: float | None = None
-) -> KvIdentity:
+def kv_identity(settings: WorkerSettings, model: Model, llama: LlamaSettings, *, n_ctx: int) -> KvIdentity:
     """Return what identifies the KV that a context computes: KV on disk is used only if it has the same identity.
 
-    `n_ctx`: number of KV cells in the context. `loaded_at`: `time.time()` before the model was loaded; None: now.
+    `n_ctx`: number of KV cells in the context.
     """
     hashes = ModelHashes(settings.state_dir / HASHES_FILE)
-    return KvIdentity(header, llama, hashes, n_ctx=n_ctx, loaded_at=time.time() if loaded_at is None else loaded_at)
+    return KvIdentity(model.header, llama, hashes, n_ctx=n_ctx, loaded_at=model.loaded_at)
 
 
 def open_tier(settings: WorkerSettings, identity: KvIdentity) -> DiskTier | None:
@@ -226,7 +222,6 @@ def open_chat_worker(
     Raises ModelError, ModelTooLarge, AdapterError, TemplateUnusable, TemplateFileUnusable, FamilyUnknown,
     CacheFolderUnusable, SettingUnusable.
     """
-    loaded_at = time.time()
     renderer = opened.enter_context(open_renderer(model, spec.chat_template, prompts_at_once()))
     answers = Answers(family_of("\n".join(renderer.sources.values()), spec.tool_family), model.vocab, spec)
     logger.info("answers are read as those of the family %s", answers.family.name)
@@ -245,7 +240,7 @@ def open_chat_worker(
         infill=infill_prompts(model.vocab, spec.llama, n_ctx=n_ctx),
         defaults=spec,
     )
-    identity = kv_identity(settings, model.header, spec.llama, n_ctx=context.kv_tokens, loaded_at=loaded_at)
+    identity = kv_identity(settings, model, spec.llama, n_ctx=context.kv_tokens)
     adapters = opened.enter_context(
         contextlib.closing(
             AdapterRegistry(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)

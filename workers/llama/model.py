@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -166,9 +167,11 @@ _NO_MEMORY = re.compile(r"alloc|out of memory", re.IGNORECASE)
 class Model:
     """A model's weights and vocabulary. Any thread may tokenise. Close all contexts made from it first."""
 
-    def __init__(self, pointer: int, header: GgufHeader) -> None:
+    def __init__(self, pointer: int, header: GgufHeader, loaded_at: float) -> None:
         self.pointer = pointer
         self.header = header
+        self.loaded_at = loaded_at
+        """time.time() before the file was read: the weights are those that the file had then."""
         self.path = header.path
         self.vocab = Vocab(c.llama_model_get_vocab(pointer))
         self.name = header.text("general.name") or header.path.stem
@@ -192,6 +195,7 @@ class Model:
     @classmethod
     def load(cls, path: Path, settings: LlamaSettings) -> Model:
         """Load the weights; takes as long as reading the file. Raises ModelError, ModelTooLarge."""
+        loaded_at = time.time()
         header = read_header(path)
         log = native_log()
         log.clear()
@@ -203,7 +207,7 @@ class Model:
         if not has_vocab or (c.llama_model_has_decoder(pointer) and c.llama_model_has_encoder(pointer)):
             c.llama_model_free(pointer)
             raise ModelError(f"{path}: not a model that works by itself; give a decoder-only or an encoder-only one")
-        return cls(pointer, header)
+        return cls(pointer, header, loaded_at)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> list[int]:
         """Return the tokens of a text, as `Vocab.tokenize` does."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from llama_cpp import llama_cpp as c
 
 from tests.unit.workers.engine.disk_support import TEAM, fetched, store, until
 from workers.chat_worker import HASHES_FILE, cache_keys, kv_identity, open_slot_files, open_tier
 from workers.engine.cache.prompt import block_names
 from workers.engine.cache.slots import SavedBlock, SavedConversation
 from workers.engine.disk.conversation_file import ConversationUnusable
+from workers.engine.disk.fingerprint import ModelChanged
 from workers.engine.disk.folder import CacheFolderUnusable
 from workers.engine.disk.sealed import CacheKeys
 from workers.engine.disk.tier import DiskTier
@@ -43,7 +47,7 @@ def settings(tmp_path: Path) -> WorkerSettings:
 def worker(settings: WorkerSettings, llama: LlamaSettings = PLAIN) -> Iterator[tuple[Context, DiskTier]]:
     """A model, a context and a tier that is ready."""
     with Model.load(DEMO, llama) as model, Context(model, llama, slots=3, kv_tokens=512) as context:
-        tier = open_tier(settings, kv_identity(settings, model.header, llama, n_ctx=context.kv_tokens))
+        tier = open_tier(settings, kv_identity(settings, model, llama, n_ctx=context.kv_tokens))
         assert tier is not None
         until(lambda: tier.ready)
         try:
@@ -118,11 +122,30 @@ def test_the_model_is_hashed_once(settings: WorkerSettings) -> None:
     assert str(DEMO) in (settings.state_dir / HASHES_FILE).read_text()
 
 
+def test_a_file_that_was_replaced_while_it_was_loaded_has_no_identity(settings: WorkerSettings, tmp_path: Path) -> None:
+    """Else what the old weights computed would be kept as the new ones'."""
+    path = tmp_path / "model.gguf"
+    shutil.copy(DEMO, path)
+    time.sleep(0.05)
+    load_file = c.llama_model_load_from_file
+
+    def load_slowly(*given: Any) -> Any:
+        pointer = load_file(*given)
+        Path(shutil.copy(DEMO, tmp_path / "new.gguf")).replace(path)
+        return pointer
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(c, "llama_model_load_from_file", load_slowly)
+        model = Model.load(path, PLAIN)
+    with model, pytest.raises(ModelChanged, match="changed after it was loaded"):
+        kv_identity(settings, model, PLAIN, n_ctx=512).fingerprint()
+
+
 def test_a_conversation_is_restored_from_its_file(settings: WorkerSettings) -> None:
     files = open_slot_files(settings)
     assert files is not None
     with Model.load(DEMO, PLAIN) as model:
-        identity = kv_identity(settings, model.header, PLAIN, n_ctx=512)
+        identity = kv_identity(settings, model, PLAIN, n_ctx=512)
         fingerprint = identity.fingerprint()
         assert fingerprint is not None
         assert fingerprint == identity.fingerprint()
@@ -146,7 +169,7 @@ def test_a_conversation_is_restored_from_its_file(settings: WorkerSettings) -> N
 def test_what_is_not_configured_is_not_opened(tmp_path: Path) -> None:
     settings = WorkerSettings(worker_secret="hush", state_dir=tmp_path)
     with Model.load(DEMO, PLAIN) as model:
-        assert open_tier(settings, kv_identity(settings, model.header, PLAIN, n_ctx=512)) is None
+        assert open_tier(settings, kv_identity(settings, model, PLAIN, n_ctx=512)) is None
         assert open_slot_files(settings) is None
         open_to_all = tmp_path / "open"
         open_to_all.mkdir()
@@ -154,7 +177,7 @@ def test_what_is_not_configured_is_not_opened(tmp_path: Path) -> None:
         own = {"cache_dir": open_to_all, "slot_save_dir": open_to_all, "cache_secret": "sealed"}
         wrong = WorkerSettings(worker_secret="hush", **own)  # type: ignore[arg-type]
         with pytest.raises(CacheFolderUnusable, match=r"^cache_dir: .*open: other users"):
-            open_tier(wrong, kv_identity(wrong, model.header, PLAIN, n_ctx=512))
+            open_tier(wrong, kv_identity(wrong, model, PLAIN, n_ctx=512))
         with pytest.raises(CacheFolderUnusable, match=r"^slot_save_dir: .*open: other users"):
             open_slot_files(wrong)
     assert list(tmp_path.iterdir()) == [open_to_all]
