@@ -17,7 +17,7 @@ CACHE_SECRET = "cache-secret"  # noqa: S105
 def made_once(path: Path) -> str:
     """Return the secret in the file; if there is no file, make it with mode 0600. Raises OSError.
 
-    Processes that start at once get the same secret: the file is complete when it appears, and the first one stays.
+    Processes that start at the same time get the same secret: the file appears complete, and is never replaced.
     """
     while not (found := read(path)):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

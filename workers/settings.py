@@ -139,16 +139,16 @@ SPEC_FIELDS = {
     field.name: field
     for field in sorted(structs.fields(ModelSpec), key=lambda field: field.name in ChatDefaults.__struct_fields__)
 }
-"""Name -> field of `ModelSpec`, the chat defaults last. The settings made of these fields are declared only there."""
+"""Name -> field of `ModelSpec`, the chat defaults last. Settings are made of these and declared nowhere else."""
 
 NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "gpus", "tags"})
-"""Fields that are settings under other names (`alias`, `model`), for supervisors only, or for catalogs only."""
+"""Fields that are no settings of a model: `alias` or `model` sets them, or only supervisors or catalogs have them."""
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
 
 def with_spec_fields(*names: str) -> Callable[[type[Settings]], type[Settings]]:
-    """Return a decorator that adds a setting for each of these fields of `ModelSpec`, to a settings class.
+    """Return a decorator that adds to a settings class one setting for each field of `ModelSpec` in `names`.
 
     Settings for lists and objects take JSON text.
     """
@@ -188,7 +188,7 @@ class ModelSettings(PaddockSettings):
     @field_validator("thinking", mode="before", check_fields=False)
     @classmethod
     def _word_of_yaml(cls, value: Any) -> Any:
-        """Return the mode as a word: YAML takes a bare `on` for true, and a chart writes that as text."""
+        """Return the thinking mode as a word: YAML reads a bare `on` as true, and a Helm chart makes that a text."""
         return {True: "on", "true": "on", False: "off", "false": "off"}.get(value, value)
 
     def entry(self, **more: object) -> dict[str, object]:

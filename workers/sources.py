@@ -74,7 +74,7 @@ class FlagParser(ArgumentParser):
 
 
 def sections(settings_class: type[BaseSettings]) -> list[tuple[str, list[str]]]:
-    """Return the fields by the class that declares them, as (first line of its docstring, field names).
+    """Group a class's fields by the class that declares them; return pairs (first line of its docstring, field names).
 
     The most general class comes last.
     """
@@ -240,7 +240,7 @@ def _flags(settings_class: type[BaseSettings], args: Sequence[str], prog: str) -
 
 
 def environment_of(settings: BaseSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return a child process's environment: `inherited`, and a variable for each field that `settings` was given."""
+    """Return a child process's environment: `inherited`, and variables for the fields of `settings` set explicitly."""
     values = {variable(name): getattr(settings, name) for name in settings.model_fields_set}
     kept = {name: value for name, value in inherited.items() if name not in values}
     return kept | {name: str(value) for name, value in values.items() if value not in (None, "")}
@@ -292,7 +292,7 @@ def _unknown_variables(known: Collection[str]) -> Iterator[str]:
 
 
 def _is_service_link(name: str) -> bool:
-    """Return whether Kubernetes made the variable, for a Service in the pod's namespace named `paddock...`."""
+    """Return whether Kubernetes made the variable, as it does for Services (`paddock...`) in the pod's namespace."""
     return re.search(r"_(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$", name) is not None
 
 

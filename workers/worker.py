@@ -46,11 +46,11 @@ from workers.settings import SettingUnusable, WorkerSettings
 from workers.tracing.tracer import Tracer, TracingUnusable, tracing
 
 SWITCH_INTERVAL_S = 0.0005
-"""Seconds that the engine's thread waits before the event loop must yield the interpreter's lock to it. Measurements:
-docs/performance.md."""
+"""Value for `sys.setswitchinterval`: seconds after which the event loop must hand the interpreter's lock to the
+engine's waiting thread. Measurements: docs/performance.md."""
 
 DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Error numbers of a disk that takes no more writes. The worker serves all the same, without its black box."""
+"""Error numbers of a disk that takes no writes. The worker serves all the same, but keeps no record of its requests."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ ASIDE = 8
 
 
 def main(settings: WorkerSettings) -> int:
-    """Set limits and malloc's settings for the whole process, then call `run`. The process must be the worker's own."""
+    """Set limits and malloc's settings for the whole process, which must be only the worker's; then call `run`."""
     isolate(core_dumps=settings.core_dumps)
     keep_little()
     return run(settings)
@@ -150,7 +150,7 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
 
 
 def kept_box(settings: WorkerSettings) -> BlackBox:
-    """Open the record of running requests, and log what a worker that died left in it. Raises SettingUnusable."""
+    """Open the file that lists running requests; log those that a dead worker left in it. Raises SettingUnusable."""
     path = settings.black_box
     try:
         left = take(path) if path else None

@@ -20,8 +20,7 @@ log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 0.05
 ADAPTERS_S = 10.0
-"""Maximum seconds that a call waits for a worker with its adapter. Then the call is sent anyway, and it fails there.
-"""
+"""Maximum seconds that a call waits for a worker with its adapter. Then the call is sent anyway, and it fails there."""
 BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
 """Failures that are the worker's fault: enough of them in a row open its circuit, and then all calls avoid it."""
 

@@ -42,7 +42,6 @@ ANNOTATIONS = frozenset(
 HARMLESS: Mapping[str, tuple[object, ...]] = {
     "unevaluatedProperties": (True,),
     "unevaluatedItems": (True,),
-    "propertyNames": (True, {}),
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
     "dependencies": ({},),

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as c
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from workers.llama.memory import Memory, kind_of
 from workers.llama.model import CACHE_TYPES, FLASH_ATTN, Model, fill_context
-from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, gil_calls, native_log
+from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, NativeOwner, gil_calls, native_log
 from workers.models.spec import LlamaSettings
 
 Tokens = NDArray[np.int32]
@@ -95,7 +94,7 @@ PROMPT_LOGITS = 32
 """Maximum prompt tokens whose logits a step computes, besides one token of each sequence; memory is reserved."""
 
 
-class Context:
+class Context(NativeOwner):
     """A context for `slots` calls over `kv_tokens` shared cells. Close it before its model."""
 
     def __init__(self, model: Model, settings: LlamaSettings, *, slots: int, kv_tokens: int) -> None:
@@ -179,14 +178,6 @@ class Context:
         if self.pointer:
             c.llama_free(self.pointer)
             self.pointer = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _refusal(model: Model, kv_tokens: int, reason: str) -> ModelError:

@@ -149,8 +149,7 @@ class Memory:
 
     def save_part(self, sequence: int) -> bytes:
         """Return the part that can't be cut or shared by range: the recurrent state, the cells in the window; all for
-        `ATTENTION`. While the cache has the rest, `load_part` restores this length from it. Raises StateUnusable.
-        """
+        `ATTENTION`. While the cache has the rest, `load_part` restores this length from it. Raises StateUnusable."""
         return self._save(sequence, _PART)
 
     def load(self, sequence: int, state: bytes) -> None:

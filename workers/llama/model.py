@@ -13,13 +13,12 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from llama_cpp import llama_cpp as c
 
 from workers.llama.gguf import GgufHeader, read_header
-from workers.llama.native import ModelError, ModelTooLarge, native_log
+from workers.llama.native import ModelError, ModelTooLarge, NativeOwner, native_log
 from workers.llama.tokens.vocab import Vocab
 from workers.models.spec import LlamaSettings
 from workers.protocol.heartbeat import DeviceMemory, ModelFacts
@@ -164,7 +163,7 @@ _ENCODERS = ("gemma-embedding",)
 _NO_MEMORY = re.compile(r"alloc|out of memory", re.IGNORECASE)
 
 
-class Model:
+class Model(NativeOwner):
     """A model's weights and vocabulary. Any thread may tokenise. Close all contexts made from it first."""
 
     def __init__(self, pointer: int, header: GgufHeader, loaded_at: float) -> None:
@@ -236,14 +235,6 @@ class Model:
         if self.pointer:
             c.llama_model_free(self.pointer)
             self.pointer = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _is_encoder(pointer: int, header: GgufHeader, architecture: str) -> bool:

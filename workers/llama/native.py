@@ -21,11 +21,13 @@ import hashlib
 import logging
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from llama_cpp import __version__
 from llama_cpp import llama_cpp as c
@@ -38,6 +40,22 @@ _EXPECTED = (
     "possible training context overflow",
     "model default pooling_type",  # the settings ask for another pooling
 )
+
+
+class NativeOwner(ABC):
+    """The owner of something that llama.cpp allocated: a `with` block frees it at its end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free it. Calling it again does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from enum import Enum
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as c
@@ -27,7 +26,7 @@ from workers.chat.prompts import Tokenizer
 from workers.llama.context import MAX_SEQUENCES, Batch, Tokens
 from workers.llama.memory import Memory, kind_of
 from workers.llama.model import Model, fill_context
-from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, native_log
+from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, NativeOwner, native_log
 from workers.llama.tokens.vocab import NO_TOKEN
 from workers.models.spec import LlamaSettings
 
@@ -108,7 +107,7 @@ class PooledBatch(Batch):
         return start
 
 
-class PooledContext:
+class PooledContext(NativeOwner):
     """A context for pooled work. Close it before its model."""
 
     def __init__(
@@ -201,14 +200,6 @@ class PooledContext:
         values = (ctypes.c_float * (num_rows * self.width)).from_address(address)
         vectors: Vectors = np.frombuffer(memoryview(values), dtype=np.float32).reshape(num_rows, self.width).copy()
         return vectors
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Bound:

@@ -44,10 +44,10 @@ FRESH_S = 0.5
 """Minimum seconds between two readings of the table of slots, whatever goes wrong."""
 
 ROUNDS = 3
-"""Maximum number of times that a command is sent, without the one to which an ASK error leads."""
+"""Maximum number of times that a command is sent. If Redis then answers ASK, it is sent once more, to another node."""
 
 NODE_CONNECTIONS = 4096
-"""Connections to a node at which redis-py raises an error. Never reached, since `max_under_way` is less."""
+"""redis-py's limit of connections to one node. It would raise an error beyond it, but `max_under_way` is far less."""
 
 AWAY = (ConnectionError, TimeoutError, OSError)
 
@@ -122,9 +122,9 @@ class ClusterClient(RedisCluster):
         return answer
 
     async def send(self, commands: Sequence[Command], *, redirect: bool = True) -> list[Any]:
-        """Return one answer or exception per command; commands of one slot run in order. `redirect`: a command for a
-        slot that has moved is sent to the slot's new node; if False, the error is the answer to it and to the commands
-        of that slot after it."""
+        """Return one answer or exception per command; commands of one slot run in order. `redirect`: a command whose
+        slot has moved is sent again, to the slot's new node. If False, that command and the later ones of its slot get
+        the server's errors as their answers."""
         answers: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
         async with self.bounded():
@@ -158,8 +158,8 @@ class ClusterClient(RedisCluster):
 
     @asynccontextmanager
     async def bounded(self) -> AsyncIterator[None]:
-        """Run a block as one command: with at most `max_under_way` at once, and TimeoutError after twice `timeout_s`.
-        It raises RedisErrors and OSErrors only."""
+        """Run a `with` block as one command: at most `max_under_way` such blocks run at once, others wait. Raises
+        TimeoutError after twice `timeout_s`, and nothing but RedisErrors and OSErrors."""
         try:
             async with asyncio.timeout(self._bound_s), self._under_way:
                 yield
@@ -304,7 +304,7 @@ class _Pipeline(ClusterPipeline):
 
 
 class _PubSub(ClusterPubSub):
-    """A subscription on any one node: what is published on one node reaches all nodes."""
+    """A subscription at one node, no matter which: what is published at any node reaches all nodes."""
 
     def __init__(self, client: ClusterClient, *args: Any, **options: Any) -> None:
         super().__init__(client, *args, **options)

@@ -37,10 +37,10 @@ from workers.redis.trouble import Gate
 from workers.redis.url import Login, RedisUrl, Tls, checked
 
 MAX_CONNECTIONS = 100
-"""Maximum number of connections of one client to its server (of a Cluster's client: commands at once); more commands
-wait for a free one."""
+"""Maximum number of connections of one client to its server; for a Cluster's client, of commands that run at once. More
+commands wait for their turn."""
 UNBOUNDED = 2**31
-"""The bound given to redis-py's pool, which would raise at it; so it is never reached."""
+"""redis-py's own limit of a pool, set too high to be reached: `_Pool` has a limit at which commands wait instead."""
 
 SENTINEL_TIMEOUT_S = 0.5
 """Maximum seconds to wait for one Sentinel. Sentinels are asked one after the other; the first answer counts."""
@@ -109,7 +109,7 @@ def _behind_sentinels(place: RedisUrl, options: dict[str, Any]) -> redis.asyncio
 
 
 def _noticing(place: RedisUrl) -> dict[str, Any]:
-    """Return the options that end a connection, even a silent subscription, when its server's machine is gone."""
+    """Return options (TCP keep-alive) by which even a silent subscription notices that its server's machine is gone."""
     if place.kind == "socket":
         return {}
     return {"socket_keepalive": True, "socket_keepalive_options": dict(tcp_options())}
@@ -131,9 +131,9 @@ def _tls_options(tls: Tls | None) -> dict[str, Any]:
 
 
 class _Checked(AbstractConnection):
-    """A connection that ends with a ConnectionError in two cases: its server is no master any more and refuses a write
-    (the next connection finds the new master), or it sends bytes that are no valid answer, for which redis-py raises
-    ValueError and the like."""
+    """A connection that closes with a ConnectionError in two cases. Its server is a replica by now and refuses a write:
+    the next connection finds the new master. Or its server sends bytes that are no valid answer: redis-py alone would
+    raise ValueError or the like."""
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:
@@ -183,7 +183,7 @@ class _Sentinels(Sentinel):
 class _Pool(ConnectionPool):
     """A pool of `MAX_CONNECTIONS` connections behind a gate. Commands wait for a free connection in order of arrival.
 
-    redis-py's pool would raise an error for too many connections instead, which is taken for a Redis that is down.
+    redis-py's own pool raises an error when no connection is free; callers would take that for a Redis that is down.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -35,11 +35,11 @@ REMEDIES: Final = {
 """Error code -> its remedy, for an operator."""
 
 _CODE = re.compile(r"(?:^|[-\s])(" + "|".join(REMEDIES) + r")(?=\s)")
-"""Finds a code at the beginning of an error, or after the words that some versions put before it in scripts' errors."""
+"""Finds an error's code: at its beginning, or after words that some Redis versions put before an error in a script."""
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of an error reply, such as `BUSY`; empty if REMEDIES has no such code, or it is no reply."""
+    """Return the code of an error that Redis replied, such as `BUSY`; empty for other errors and unknown codes."""
     if not isinstance(error, RedisError):
         return ""
     status = getattr(error, "status_code", None)
@@ -50,7 +50,7 @@ def code_of(error: BaseException) -> str:
 
 
 def is_of_one_name(error: BaseException) -> bool:
-    """Return whether the server works and refuses only this request, because of what is stored under the name in it."""
+    """Return whether Redis works and refuses only this command, because of what is stored under the name it uses."""
     return isinstance(error, ResponseError) and code_of(error) in ("", "WRONGTYPE")
 
 
@@ -67,11 +67,11 @@ def remedy_for(error: BaseException) -> str:
 
 FIRST_S = 0.02
 LONGEST_S = 0.5
-"""Minimum seconds that a gate is closed after a first failure, and maximum seconds that it is closed at a time."""
+"""`FIRST_S`: minimum seconds that a gate is closed after the first failure. `LONGEST_S`: maximum after any failure."""
 
 
 class Gate:
-    """Limits attempts to connect. Each failure closes the gate for twice as long as the last, less a random part."""
+    """Limits attempts to connect. It closes after a failure, each time for twice as long, less a random part."""
 
     def __init__(self, first_s: float = FIRST_S, longest_s: float = LONGEST_S) -> None:
         self._first_s = first_s
@@ -81,8 +81,8 @@ class Gate:
         self._why = ""
 
     def enter(self) -> None:
-        """Raise ConnectionError while the gate is closed. After a failure, each call that passes closes the gate again,
-        so that one attempt is made at a time."""
+        """Raise ConnectionError while the gate is closed. Once it has opened after a failure, the first caller to pass
+        closes it again, so that one attempt is made at a time."""
         if not self._failures:
             return
         now = time.monotonic()

@@ -118,8 +118,8 @@ def parse(url: str) -> RedisUrl:
 
 
 def checked(url: str) -> RedisUrl:
-    """Return what `parse` returns, after checking that the files named in the URL can be read: an error of the first
-    connection would not say which file can't. Raises BadRedisUrl."""
+    """Return what `parse` returns, after checking that the files named in the URL can be read: the error of a failed
+    connection would not name the unreadable file. Raises BadRedisUrl."""
     place = parse(url)
     for option, path in (place.tls.files if place.tls else {}).items():
         try:

@@ -1,1 +1,1 @@
-"""The ASGI side of one worker: submit, cancel, the event stream, heartbeat, metrics. The engine behind it is a port."""
+"""One worker as an ASGI server: submit, cancel, event stream, heartbeat, metrics. It knows the engine by Protocols."""

@@ -19,15 +19,15 @@ from workers.process.limits import can_take
 from workers.protocol.events import Failure, FailureCode
 
 PROBE_BYTES = 64 << 20
-"""Bytes that must be free before a worker that ran out of memory gets calls again: a call may need as much at once for
-its prompt in several forms, on top of the memory taken at the start."""
+"""Bytes that must be free before a worker that ran out of memory gets calls again. One call may need that much at once
+to hold its prompt in several forms, on top of the memory that the worker took when it started."""
 LOOK_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Return whether the error means that memory has run out: for Python, a fork or a new thread."""
+    """Return whether the error means that memory has run out: in Python itself, at a fork or for a new thread."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(is_shortage, error.exceptions))
     if isinstance(error, OSError):
@@ -36,8 +36,8 @@ def is_shortage(error: BaseException | None) -> bool:
 
 
 class Shortage:
-    """Notes that a worker has too little memory, so that gateways send it no calls until it has enough again. For one
-    event loop."""
+    """Notes that a worker has too little memory, so that gateways send it no calls until it has enough again. Use it on
+    one event loop."""
 
     def __init__(self, can_take: Callable[[int], bool] = can_take) -> None:
         self._can_take = can_take
@@ -46,11 +46,11 @@ class Shortage:
         self._look_at = 0.0
 
     def listen(self, begins: Callable[[], None]) -> None:
-        """Have `begins` called at the beginning of each shortage."""
+        """Call `begins` each time the worker starts to run short of memory."""
         self._listeners.append(begins)
 
     def note(self) -> Failure:
-        """Note that an allocation has failed; return the failure for its call."""
+        """Note that an allocation has failed; return the failure for the call that needed it."""
         self._look_at = time.monotonic() + LOOK_S
         if not self._short:
             self._short = True

@@ -44,10 +44,10 @@ FLUSH_S = 2.0
 """Maximum seconds for sending the last events; then the connections are closed."""
 
 KEEP_ALIVE_S = 90
-"""Seconds that idle HTTP connections are kept: longer than clients keep them, so that none closes during a request."""
+"""Seconds that idle HTTP connections stay open: longer than clients use them, so that no request meets a closed one."""
 
 RESERVED_PATHS = frozenset(path.encode() for path in (HEALTH_PATH, READY_PATH, METRICS_PATH))
-"""Paths that are answered when there is no room for other requests."""
+"""Paths that are answered even when all connections for other requests are taken."""
 
 logger = logging.getLogger(__name__)
 
@@ -86,13 +86,13 @@ class WorkerIdentity:
     worker: str
     model: str
     address: str
-    """URL for gateways; empty: made from the socket."""
+    """URL at which gateways reach the worker; empty: made from the listening socket's address."""
     secret: str
     redis_url: str
     facts: ModelFacts
     version: str
     fingerprint: str = ""
-    """As in `Heartbeat`."""
+    """Hash of the model's file and the build of llama.cpp, as in `Heartbeat`; empty: unknown."""
     drain_s: float = 20.0
     gateway_grace_s: float = 5.0
     redis_wait_s: float = 60.0
@@ -119,7 +119,7 @@ class Served:
     announced: Callable[[Heartbeat], Heartbeat]
     """Adds to a heartbeat what only this kind of worker reports."""
     retire: Callable[[], None]
-    """Begins to write the cache to disk for other workers, while the last calls run: the process is about to end."""
+    """Called when the worker starts to drain: begins to write the cache to disk for other workers. Calls go on."""
 
 
 def metrics_of(
@@ -170,14 +170,14 @@ class WorkerServer:
         hung_s: Callable[[], float] = float,
         http: type[HttpProtocol] = HttpProtocol,
     ) -> None:
-        """`hung_s`: as for `Probes`."""
+        """`hung_s` returns the seconds that the engine's step has run beyond its bound; 0 while it has not."""
         self._identity = identity
         self._sock = sock
         self._life = life
         self._served = served
         self._engine, self._calls = served.engine, served.calls
         self.address = identity.address or address_of(sock)
-        """Base URL for gateways."""
+        """Base URL at which gateways reach the worker."""
         self._redis = connect(identity.redis_url)
         self._registration = Registration(self._redis, identity.secret, self._heartbeat, served.adverts)
         life.shortage.listen(self._registration.hurry)

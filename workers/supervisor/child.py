@@ -24,7 +24,7 @@ STABLE_S = 60.0
 LINE_LIMIT = 1 << 20
 
 SHORTAGES = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of a system that can't start a process for the moment, short of memory, processes or descriptors."""
+"""Error numbers that mean a process can't be started just now: memory, processes or file descriptors are short."""
 
 ENDED_AS_ASKED = frozenset({Exit.OK, Exit.DRAIN_CUT})
 
@@ -35,7 +35,7 @@ class NotStarted(Exception):
 
 @dataclass(slots=True)
 class Backoff:
-    """Computes the wait before the next start: it doubles each time, and is reset by a process that ran `stable_s`."""
+    """Computes the wait before the next start. It doubles each time; a process that ran `stable_s` resets it."""
 
     first_s: float = FIRST_DELAY_S
     longest_s: float = LONGEST_DELAY_S
@@ -77,10 +77,10 @@ class Child:
         final: Collection[int] = FINAL,
         backoff: Backoff | None = None,
     ) -> None:
-        """`on_death(code, is_final)` is called when the process ends unasked; `is_final`: it is not restarted.
+        """`on_death(code, is_final)` is called when the process ends unasked; `is_final`: it will not be restarted.
 
-        It is not restarted after a code in `final`. But if it has run for a stable minute before, such a code means a
-        passing trouble (short memory, a full disk), and it is restarted, except after `ENDED_AS_ASKED`.
+        A process that ended with a code in `final` is not restarted. But if an earlier one has run for a minute, the
+        code means trouble that passes (short memory, a full disk). Then it is restarted, save after `ENDED_AS_ASKED`.
         """
         self.name = recipe.name
         self.starts = 0
@@ -94,7 +94,7 @@ class Child:
         self._final = final
         self._backoff = backoff or Backoff()
         self._can_run = False
-        """Whether a process of this recipe has run for a stable minute."""
+        """Whether a process of this recipe ran for a minute and then ended with a code that is not final."""
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._idle = asyncio.Event()
@@ -153,7 +153,7 @@ class Child:
                 await self._stopping.wait()
 
     async def _live(self) -> int:
-        """Run one process to its end; return its exit code. Raises NotStarted; OSError if the first can't be run."""
+        """Run one process to its end; return its exit code. Raises NotStarted; OSError if the first never can start."""
         try:
             process, read_end = await self._born()
         except RuntimeError as error:  # no thread could be started to wait for the process
@@ -259,7 +259,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 class WorkerSlot:
-    """The place of one worker on this machine, which is empty while its model is unloaded. `keep` runs until `stop` is
+    """One worker's place on this machine; it is empty while the worker's model is unloaded. `keep` runs until `stop` is
     called, or until the worker's exit code forbids to restart it."""
 
     def __init__(self, make: Callable[[], Child]) -> None:
@@ -268,7 +268,7 @@ class WorkerSlot:
         self._child: Child | None = None
         self._wanted = True
         self._sent_away = False
-        """Whether the child was stopped because no worker is wanted, and is not gone yet."""
+        """Whether the child was told to stop because no worker is wanted here, and has not ended yet."""
         self._stopping = False
         self._go = asyncio.Event()
         self._go.set()

@@ -1,4 +1,4 @@
-"""Tells the fleet through Redis that a worker is gone, before its heartbeat expires, and which models are kept here."""
+"""Tells the fleet through Redis which models this machine keeps, and of a dead worker before its record expires."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Fleet:
             await asyncio.sleep(POLL_S)
 
     async def present(self, workers: Mapping[str, str]) -> list[str]:
-        """Return the ids of those of the workers (id -> model) that have a record; none if Redis does not answer."""
+        """Return the ids of those `workers` (id -> model) that Redis has a record of; none if it does not answer."""
         try:
             return [
                 worker_id
@@ -68,8 +68,8 @@ class Fleet:
             return []
 
     async def unloaded(self, models: Sequence[str], *, forget: bool) -> frozenset[str] | None:
-        """Renew this machine's marks that it keeps workers of `models`, and return those of them that an admin has
-        unloaded; None: Redis does not answer. `forget`: delete the notes of unloaded models, so that all are wanted."""
+        """Return those of `models` that an admin has unloaded; None: Redis does not answer. Also renew the marks there
+        that this machine keeps workers of `models`. `forget`: count all as loaded, and delete what says otherwise."""
         names = [keys.unloaded(model) for model in models]
         try:
             async with asyncio.timeout(2 * TIMEOUT_S), self._client.pipeline(transaction=False) as pipeline:

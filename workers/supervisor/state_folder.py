@@ -1,4 +1,4 @@
-"""Makes and locks the state folder, which is private to its user, used by one supervisor at a time, and has secrets."""
+"""Makes and locks the state folder, which is private to its user, serves one supervisor at a time and holds secrets."""
 
 from __future__ import annotations
 

@@ -70,16 +70,16 @@ def environment_of(device: str | None) -> dict[str, str]:
 
 
 KILL_MARGIN_S = 5.0
-"""Seconds beyond its own drain time after which a worker that is being stopped is killed."""
+"""Seconds from the end of a stopping worker's time to drain until it is killed."""
 
 OF_MODELS = ModelSettings.model_fields.keys() - PaddockSettings.model_fields.keys()
 
 KEPT_BACK = frozenset(map(sources.variable, {"api_key", "api_keys", "gateway_secret", "worker_redis_url", *OF_MODELS}))
-"""Variables that workers don't inherit: only gateways need the callers' keys, and the model is in the spec file."""
+"""Variables that workers don't inherit: those that only gateways need, and the model's, which is in its spec file."""
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Microseconds of CPU that this control group may use in a period (or `max`), and the period. Source: Linux, cgroup-v2,
-cpu.max."""
+"""File with the microseconds of CPU that this control group may use in a period (or `max`), and the period. Source:
+Linux, cgroup-v2, cpu.max."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class PlannedWorker:
     """Name for log lines: `worker-0`."""
     worker_id: str
     model: ModelSpec
-    """The model as the worker's process gets it, with a number of threads."""
+    """The model's spec as the worker's process gets it, with the number of threads filled in."""
     device: str | None
     """The worker's GPUs, separated by commas; None: this machine has none."""
     neighbours: int
@@ -182,7 +182,7 @@ class Supervisor:
         return {name: slot.pid for name, slot in self._slots.items()}
 
     async def keep(self) -> int:
-        """Keep the workers running; return OK, or the first exit code after which a worker was not restarted."""
+        """Keep the workers running; return OK, or the exit code of the first one that was not restarted."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
@@ -207,8 +207,8 @@ class Supervisor:
         return Child(recipe, output, on_death=partial(self._bury, worker))
 
     async def _listen(self) -> None:
-        """Stop workers whose model is unloaded, and start them again when it is loaded. At its start a supervisor loads
-        all models."""
+        """Stop workers whose model an admin unloads, and start them again when it is loaded. All models count as loaded
+        when a supervisor starts."""
         this = asyncio.current_task()
         models = sorted(set(self._models.values()))
         begun = False
@@ -260,7 +260,7 @@ def write_specs(workers: Iterable[PlannedWorker], settings: SupervisorSettings) 
 
 
 def recipe(worker: PlannedWorker, settings: SupervisorSettings, environment: Mapping[str, str]) -> Recipe:
-    """Return the command of a worker. All of its settings are in its environment, but its model (`spec_file_of`)."""
+    """Return a worker's command. Its environment has all settings except the model's: they are in its spec file."""
     handed_on = {name: getattr(settings, name) for name in EveryWorkerSettings.model_fields if name not in OF_MODELS}
     told = WorkerSettings.model_construct(
         **handed_on

@@ -1,5 +1,5 @@
-"""The tracer, which is given each finished call (a journey): it records nothing, or its thread makes spans of the calls
-and sends them to the configured endpoint, the collector.
+"""The tracer, which is given each finished call (a journey). One tracer records nothing; the other has a thread that
+makes spans of the calls and sends them to the configured endpoint, the collector.
 
 `tell` appends to a queue. If that is full, or the collector does not take the spans, traces are lost and a log line
 says so; no call ever waits or fails because of tracing. Without an endpoint OpenTelemetry's libraries are not loaded
@@ -47,7 +47,7 @@ class Journey(Protocol):
 
 class Tracer(Protocol):
     def inside(self, caller: TraceContext | None) -> TraceContext | None:
-        """Return the context of a new span, for a journey given to `tell` later; None: the span is not recorded.
+        """Return the context of a new span, whose journey is later given to `tell`. None: the span is not recorded.
 
         `caller`: the span around the new one; None: the new span begins a trace.
         """
@@ -87,10 +87,10 @@ class Exporter(Protocol):
 
 
 class BackgroundTracer:
-    """Samples the traces that begin in this process, and sends journeys from its thread, within `running`."""
+    """Records a share of the traces that begin in this process. The thread that `running` starts sends journeys."""
 
     def __init__(self, exporter: Exporter, share: float = 1.0, every_s: float = EVERY_S) -> None:
-        """`share`: share of the traces that begin here which are recorded; of others, their callers decide.
+        """`share`: fraction recorded of the traces that begin here; of other traces, whoever began them decides.
 
         `every_s`: seconds after which journeys are sent although they are fewer than `BATCH`.
         """
@@ -221,7 +221,7 @@ def tracing(
 def _exporter(
     url: str, setting: str, headers: str, resource: Mapping[str, str], version: str, environment: Mapping[str, str]
 ) -> Any:
-    """Return the exporter; None: its library is missing, and only a standard OTEL_ variable asked for it."""
+    """Return the exporter; None: its library is missing, and the endpoint comes only from a standard OTEL_ variable."""
     _check(url, setting)
     told = headers or next((environment[name] for name in STANDARD_HEADERS if environment.get(name)), "")
     given = _pairs("otlp_headers", told)

@@ -9,12 +9,10 @@ import functools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from llama_cpp import llama_cpp as c
 
-from workers.llama.native import ModelError, gil_calls, native_log
+from workers.llama.native import ModelError, NativeOwner, gil_calls, native_log
 
 NO_TOKEN = -1
 
@@ -128,7 +126,7 @@ class Vocab:
 MAX_TEXT = 256
 
 
-class VocabFile:
+class VocabFile(NativeOwner):
     """The vocabulary of a file; `vocab` is valid until `close`."""
 
     def __init__(self, pointer: int) -> None:
@@ -157,11 +155,3 @@ class VocabFile:
         if self._pointer:
             c.llama_model_free(self._pointer)
             self._pointer = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,5 +1,5 @@
-"""Puts the engine's events into each gateway's ring in the form that the gateway reads: under its own numbers of the
-calls, with tool calls and thoughts parsed out of the text.
+"""Puts the engine's events into each gateway's ring in the form that the gateway reads: each call under the number that
+the gateway gave it, with tool calls and thoughts parsed out of the text.
 
 Runs on the event loop. `deliver` is called once per engine step; the loop does no other work per token.
 """
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class Delivery:
-    """Takes the engine's steps out of the mailbox, from its construction on, and delivers their events."""
+    """Opens the mailbox on construction; then takes each engine step out of it and delivers the step's events."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Delivery:
         self._metrics.time_to_first_token.observe(record.first_token_at - record.began_at)
 
     def _file(self, event: CallEvent, call: LiveCall, step: int, frame: list[CallEvent]) -> None:
-        """Pass on an event that comes once per call."""
+        """Pass on an event that comes once per call: `Started`, `Finished` or `Failed`."""
         listing, record = call.listing, call.record
         match event:
             case Started():
@@ -183,7 +183,7 @@ class Delivery:
             self._hub.publish(book, self._sayable(book, step, frame, error))
 
     def _sayable(self, book: GatewayBook, step: int, frame: list[CallEvent], failure: Exception) -> list[CallEvent]:
-        """Return the frame without the events of calls that have an event which can't be encoded, and end these calls.
+        """End the calls of which some event can't be encoded; return the frame with their ends, not their events.
 
         Raises `failure` if every event can be encoded: then no call is at fault.
         """
@@ -208,9 +208,9 @@ class Delivery:
         return sayable
 
     def _break_off(self, call: LiveCall, step: int, frame: list[CallEvent], error: Exception) -> None:
-        """End one call whose answer can't be passed on. Raises `error` if it means a lack of memory: no call's fault.
+        """End one call whose answer can't be passed on. Raises `error` if it is a lack of memory: no call's fault.
 
-        A call that has ended already gets no second end.
+        A call that has ended already gets no second end event.
         """
         if is_shortage(error):
             raise error
@@ -224,7 +224,7 @@ class Delivery:
 
 
 def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) -> None:
-    """Append parsed text as events; the first event counts all tokens whose text the parser had held back."""
+    """Append parsed text as events. The first one carries the number of tokens whose text was held back until now."""
     number, adverts = call.listing.number, call.adverts
     for piece in pieces:
         num_tokens, call.held_tokens = call.held_tokens, 0
@@ -239,6 +239,6 @@ def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) 
 
 
 def _log_broken(whose: str, error: Exception) -> None:
-    """Log where an answer broke off, without the error's message, which may quote the answer."""
+    """Log an error's type and traceback, but not its message, which may quote the answer that can't be passed on."""
     where = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s ends, its answer can't be passed on: %s at\n%s", whose, type(error).__name__, where)

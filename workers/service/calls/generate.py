@@ -33,15 +33,15 @@ from workers.service.lifecycle import Lifecycle
 from workers.service.registration.prefix_adverts import CallAdverts, PrefixAdverts
 
 TOOL_BYTES = 4 << 10
-"""Assumed size of a tool's schema, bytes; measuring all of them would hold up the event loop."""
+"""Bytes that the schema of each tool is assumed to have; measuring the schemas would hold up the event loop."""
 
 MAX_EARLY_CANCELS = 1024
 
 QUICK_LAST_N = 1024
-"""Maximum `repeat_last_n`, tokens, whose sampler is made on the event loop: in a fraction of a millisecond."""
+"""Largest `repeat_last_n`, in tokens, for which the event loop builds the sampler: in a fraction of a millisecond."""
 
 QUICK_STOP_CHARS = 256
-"""Maximum characters of stop strings whose tree (`workers.engine.step.answer_text`) is made as quickly, on the loop."""
+"""Largest length of all stop strings together, in characters, for which the event loop builds their search tree."""
 
 Result = TypeVar("Result")
 
@@ -54,15 +54,15 @@ class Constraints(Protocol):
         """Number of forms asked for so far, by outcome (`workers.metrics.readings.FORM_OUTCOMES`)."""
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> TokenMask | None:
-        """Return the mask that keeps an answer to its form, and the `thought` before it to its bound; None: no mask is
-        needed.
+        """Return the mask that makes an answer follow its form, and limits the `thought` before it to its budget of
+        tokens. None: no mask is needed.
 
         May block for seconds. Raises CallFailed.
         """
 
 
 class GenerateCalls:
-    """Takes calls until the worker drains, and ends them."""
+    """Takes the calls for generated text until the worker drains, and cancels or ends them."""
 
     def __init__(
         self,
@@ -94,18 +94,18 @@ class GenerateCalls:
         self._adverts = adverts
         self._adapter_hashes = adapter_hashes
         self._forms = form_lane()
-        """Threads on which forms are compiled, and samplers made that take longer than an instant."""
+        """Threads that compile forms, and that build samplers which take longer than an instant."""
         self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
         self._keys = itertools.count(1)
         self._early_cancels: dict[tuple[str, int], None] = {}
-        """Cancels that overtook their submit, oldest first."""
+        """(gateway, call number) of cancels that arrived before the submit of their call, oldest first."""
 
     @property
     def num_calls(self) -> int:
         return len(self._calls)
 
     async def submit(self, submit: Submit) -> Begun:
-        """Take one call. Raises CallFailed. Idempotent while the call lives: a repeated submit gets the same result."""
+        """Take one call. Raises CallFailed. While the call lives, a repeated submit of it gets the same result."""
         listing = self._hub.find(submit.gateway, submit.call)
         if listing is not None:
             outcome = await asyncio.shield(self._calls[listing.key].outcome)
@@ -121,7 +121,7 @@ class GenerateCalls:
         return outcome
 
     def cancel(self, cancel: Cancel) -> None:
-        """End calls at once, without another event. Remember unknown numbers, whose submits may still be under way."""
+        """End calls at once, without another event. Remember numbers of unknown calls: their submits may come later."""
         for number in cancel.calls:
             listing = self._hub.find(cancel.gateway, number)
             if listing is not None:
@@ -188,7 +188,7 @@ class GenerateCalls:
         )
 
     async def _hand_over(self, call: LiveCall, request: EngineRequest, submit: Submit) -> None:
-        """Submit to the engine, on a thread if the sampler or the stop strings take long. Raises CallFailed."""
+        """Give the call to the engine, on a thread if its sampler or stop strings take long. Raises CallFailed."""
         num_stop_chars = sum(map(len, request.asked.stop))
         if num_stop_chars <= QUICK_STOP_CHARS and not takes_long(request.sampling):
             self._engine.submit(request)
@@ -199,7 +199,7 @@ class GenerateCalls:
             raise CallFailed(_cancelled(submit.call))
 
     def _submit_aside(self, request: EngineRequest) -> None:
-        """Submit from a thread; cancel the call if it was given up meanwhile. Raises CallFailed."""
+        """Give a call to the engine, on a thread; cancel it there if it was given up meanwhile. Raises CallFailed."""
         self._engine.submit(request)
         if request.key not in self._calls:
             self._engine.cancel(request.key)
@@ -218,8 +218,8 @@ class GenerateCalls:
     def _with_settings(
         self, begun: Begun, prompt: Sequence[int], request: GenerateRequest, sampling: Sampling
     ) -> Begun:
-        """Return `begun` with the prompt's text and the sampling parameters in effect. End tokens that the call ignores
-        appear as logit biases, as in llama-server.
+        """Return `begun` with the prompt's text and the sampling parameters in effect. If the call ignores the model's
+        end tokens, these appear as logit biases, as in llama-server.
 
         Raises CallFailed if the caller asks for the whole prompt and its text is longer than `max_prompt_chars`.
         """
@@ -236,14 +236,14 @@ class GenerateCalls:
         return begun._replace(prompt=text[:most], sampling=ran)
 
     async def _prompt(self, call: LiveCall, submit: Submit) -> tuple[Sequence[int], int, Chain]:
-        """Return the prompt's tokens, how many of them all teams share, and its prefix hashes. Raises CallFailed."""
+        """Return the prompt's tokens, how many of the first ones all teams share, and its hashes. Raises CallFailed."""
         if is_quick(submit.request):
             return self._tokens(submit)
         work = self._lane.run(submit.tenant, text_chars(submit.request), self._tokens, submit)
         return await self._prepared(call, submit, work)
 
     async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
-        """Return the result of a lane's work for the call. Raises CallFailed once nobody wants the call any more."""
+        """Await work that a lane does for the call; return its result. Raises CallFailed if the call is given up."""
         if call.listing.key not in self._calls:  # its caller left between two jobs
             work.close()
             raise CallFailed(_cancelled(submit.call))
@@ -273,7 +273,7 @@ class GenerateCalls:
         return tokens, num_public, chain_of(request, submit.tenant, self._adapter_hashes())
 
     def _sampling(self, asked: Sampling) -> Sampling:
-        """Return the caller's parameters, or the model's defaults where it sets none; the engine adds the rest."""
+        """Return the caller's parameters, and the model's defaults for unset ones; the engine fills in the rest."""
         if not self._defaults:
             return asked
         set_ = {name: value for name, value in asdict(asked).items() if value is not None}

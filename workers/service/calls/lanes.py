@@ -29,14 +29,14 @@ class LaneBounds:
     jobs_per_team: int = 128
     jobs: int = 512
     bytes_per_team: int = 64 << 20
-    """Bytes of memory that a team's waiting jobs keep, as their callers state them (`num_bytes` of `FairLane.run`)."""
+    """Maximum memory of a team's waiting jobs, in bytes, as callers state it (`num_bytes` of `FairLane.run`)."""
     bytes: int = 256 << 20
     wait_s: float = 30.0
 
 
 FORMS_AT_ONCE = 3
-"""Number of threads on which forms (schemas, grammars) are compiled. A team whose forms take seconds leaves one thread
-for all others."""
+"""Number of threads on which forms (schemas, grammars) are compiled. One team gets at most two of them at a time, so
+that others need not wait for its slow forms."""
 
 FEWEST_AT_ONCE, MOST_AT_ONCE = 2, 8
 
@@ -61,11 +61,11 @@ class _Team:
 
 
 class FairLane:
-    """Runs jobs on threads of its own, teams in turn. Use it on one event loop."""
+    """Runs jobs on threads of its own, and takes the teams in turn. Use it on one event loop."""
 
     def __init__(self, doing: str, *, at_once: int, bounds: LaneBounds | None = None) -> None:
         """`doing`: what the jobs do, for messages to callers (`tokenising`). `at_once`: number of threads. If there are
-        several, one team can't have them all, so that others need not wait for its slowest job."""
+        several, a team can't have all of them, so that other teams need not wait for its slowest job."""
         self._doing = doing
         self._at_once = at_once
         self._per_team = max(1, at_once - 1)
@@ -142,7 +142,7 @@ class FairLane:
             raise
 
     def _check(self, team: str, num_bytes: int) -> None:
-        """Raise CallFailed if too much waits already for the job to wait as well."""
+        """Raise CallFailed if so much waits already that this job may not wait as well."""
         bounds, own = self._bounds, self._line.get(team) or _Team()
         if len(own.waiting) >= bounds.jobs_per_team:
             raise _busy(f"{bounds.jobs_per_team} requests of your team wait for {self._doing} on this worker already")

@@ -17,7 +17,7 @@ from workers.service.registration.prefix_adverts import CallAdverts
 
 
 class Engine(Protocol):
-    """The part of an engine that calls need. Its events, with the request's key as `call`, go to `Delivery`."""
+    """The part of an engine that calls need. Its events go to `Delivery`; their `call` is the key of the request."""
 
     @property
     def n_ctx(self) -> int:
@@ -34,7 +34,7 @@ class Engine(Protocol):
 
 
 class Begun(NamedTuple):
-    """The result of a submit that the engine took, for the reply (`workers.protocol.requests.Accepted`)."""
+    """Facts about a call that the engine has taken; the reply to its submit has them (`protocol.requests.Accepted`)."""
 
     num_prompt_tokens: int
     prompt: str = ""
@@ -70,7 +70,7 @@ class LiveCalls:
         """Set while there is no call."""
         self.idle.set()
         self.rates = Rates()
-        """Averages over the calls, for predictions."""
+        """Averages over past calls, from which gateways predict how long a call would wait."""
         self._engine = engine
         self._records = records
         self._calls: dict[int, LiveCall] = {}

@@ -31,7 +31,7 @@ from workers.service.lifecycle import Lifecycle
 from workers.service.registration.heartbeat import Rates
 
 MAX_QUERY_CHARS = 8 << 20
-"""Maximum characters of a query times its documents; more are refused. The query is tokenised with each document."""
+"""Maximum of a query's characters times its number of documents, since the query is tokenised with each of them."""
 
 
 class Inputs(Protocol):
@@ -94,10 +94,10 @@ class PooledAnswer:
     head: PoolResult
     """The result without the vectors."""
     vectors: tuple[Vectors, ...]
-    """Vectors of each input, [rows, width]."""
+    """For each input, its vectors: an array of shape [rows, width]."""
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the `PoolResult` as JSON in parts: 32 MiB in one piece blocked the event loop for 66 ms."""
+        """Yield the `PoolResult` as JSON in parts: encoding 32 MiB in one piece blocked the event loop for 66 ms."""
         buffers = (np.ascontiguousarray(one, dtype="<f4").reshape(-1).view(np.uint8).data for one in self.vectors)
         return struct_parts(self.head, {"vectors": base64_parts(buffers)})
 
@@ -126,14 +126,14 @@ class PooledCalls:
     ) -> None:
         """`outcomes` must be where `engine` reports its outcomes. `lane`: threads on which long inputs are tokenised.
 
-        `width`: numbers of one vector. `longest`: maximum tokens of one input that the engine takes.
+        `width`: how many numbers a vector has. `longest`: maximum tokens of one input that the engine takes.
         """
         self.kind: PoolKind = kind_of(pooling)
         self.idle = asyncio.Event()
         """Set while there is no call."""
         self.idle.set()
         self.rates = Rates()
-        """Averages over the calls, for predictions."""
+        """Averages over past calls, from which gateways predict how long a call would wait."""
         self._outcomes = outcomes
         self._engine = engine
         self._inputs = inputs
@@ -217,8 +217,8 @@ class PooledCalls:
         return await self._lane.run(request.tenant, 0, self._tokenized, key, request)
 
     def _tokenized(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
-        """Return the tokens of each input. Stop after an input that is too long: the engine refuses the call for that,
-        and a query of megabytes would be tokenised again with each document. Stop also once nobody waits."""
+        """Return the tokens of each input. Stop after an input that is too long, since the engine will refuse the call:
+        a query of megabytes would be tokenised in vain with each further document. Stop also if the call is over."""
         tokens: list[Sequence[int]] = []
         patience = Patience(_num_chars(request))
         for one in request.inputs:
@@ -236,7 +236,7 @@ class PooledCalls:
         return tokens
 
     def _in_turn(self, parts: Sequence[int | str]) -> Sequence[int]:
-        """Return the tokens of an input of texts and token ids. Only a text at its beginning gets special tokens."""
+        """Return the tokens of an input of texts and token ids. Only a text that comes first gets special tokens."""
         if str not in set(map(type, parts)):
             ids = cast("Sequence[int]", parts)
             try:
@@ -262,7 +262,7 @@ def no_pooled_work() -> Failure:
 
 
 def other_kind(kind: PoolKind) -> Failure:
-    """Return the refusal that a worker which does only `kind` gives to any other work."""
+    """Return the refusal of any other work, for a worker that does only `kind`."""
     match kind:
         case "embed":
             message = "this model is served for embeddings only; ask another model, or serve it without `embeddings`"
@@ -280,7 +280,7 @@ def _num_chars(request: PoolRequest) -> int:
 
 
 def _num_parts(request: PoolRequest) -> int:
-    """Return the number of token ids and texts in all inputs that are lists of these."""
+    """Return the number of elements (token ids and texts) of those inputs that are lists; plain texts add none."""
     return sum(len(one) for one in request.inputs if not isinstance(one, str))
 
 

@@ -16,9 +16,9 @@ The first frames of a connection depend on its `Last-Event-ID` (WHATWG HTML, "Se
     none, and nothing was ever dropped        -                        every frame
     none, and something was dropped           `alive`                  every frame still in the ring
 
-`alive` lists the calls whose missing events all follow: those that run or wait, and those that have ended inside the
-ring. A call that lost an event to the overrun is cancelled and not listed, so that no answer ever has a silent gap. The
-same happens in the middle of a live stream when its connection falls behind by more than the ring.
+`alive` lists the calls whose events are all in the ring or yet to come: those that run or wait, and ended ones that the
+ring still holds as a whole. A call that lost an event to the overrun is cancelled and not listed, so that no answer has
+a silent gap. The same happens in the middle of a live stream when its connection falls behind by more than the ring.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from workers.protocol.framing import ALIVE_EVENT, encode_frame, event_id, parse_
 
 RING_FRAMES = 8192
 RING_BYTES = 4 << 20
-"""Maximum bytes of a ring; above it the oldest frames are dropped. It holds about ten seconds of sixteen streams at
-1.4 ms per step, twice the default `gateway_grace_s`."""
+"""Maximum bytes of a ring; above it the oldest frames are dropped. Sixteen calls that stream at 1.4 ms per step fill it
+in about ten seconds, twice the default `gateway_grace_s`."""
 
 MAX_PART_BYTES = 256 << 10
-"""Maximum bytes of one frame's data; a step with more is split into several frames.
+"""Maximum bytes of one frame's data. A step with more is split into several frames, but a single event never is.
 
-A value and its comma take at least two bytes, so a frame has no more values than a gateway reads from one (131,072).
+A JSON value and its comma take at least two bytes, so such a frame has at most 131,072 values: gateways allow that.
 """
 
 KEPT_S = 60.0
 """Seconds for which a new frame stays in the ring although a connection has taken it: ten times as long as a gateway
-takes to notice a dead connection and come back. One that is back later starts with `alive` and loses what it missed."""
+takes to notice a dead connection and come back. A gateway that is back later gets `alive` and loses what it missed."""
 
 SWEEP_S = 5.0
 
@@ -70,7 +70,7 @@ class GatewayBook:
 
     gateway_id: str
     floor: int
-    """Newest step that is not in the ring any more, or had passed when this book was opened."""
+    """Newest step whose frame was dropped from the ring; before the first drop, the step when this book was opened."""
     lossy: bool
     """Whether a frame was dropped that this gateway may not have seen."""
     frames: deque[tuple[int, bytes]] = field(default_factory=deque)
@@ -82,7 +82,7 @@ class GatewayBook:
     expiry: asyncio.TimerHandle | None = None
 
     def drop(self) -> None:
-        """Drop the oldest frame, and the ends of calls that are in no frame any more."""
+        """Drop the oldest frame, and forget the ended calls whose last event was in it."""
         self.floor, dropped = self.frames.popleft()
         self.num_bytes -= len(dropped)
         self.lossy = True
@@ -172,8 +172,8 @@ class EventHub:
         sweep_s: float = SWEEP_S,
     ) -> None:
         """`on_lost(key)` is called for each call that the hub gives up: its gateway stayed away past the grace period,
-        or lost events of it to an overrun. `kept_s`: seconds that frames which a connection has taken stay; `sweep_s`:
-        seconds between two sweeps."""
+        or the ring overran and dropped some of its events. `kept_s`: seconds for which a new frame stays in the ring
+        although it has been taken. `sweep_s`: seconds between two sweeps, which drop such frames later."""
         self.boot = boot
         self._grace_s = grace_s
         self._on_lost = on_lost
@@ -181,12 +181,12 @@ class EventHub:
         self._ring_bytes = ring_bytes
         self._books: dict[str, GatewayBook] = {}
         self._forgotten: dict[str, None] = {}
-        """Ids of gateways whose book was closed, oldest first. A gateway that returns late is told of its losses."""
+        """Ids of gateways whose book was closed, oldest first. One that returns is told by `alive` what it lost."""
         self._step = 0
         self._closed = False
         self._kept_s, self._sweep_s = kept_s, sweep_s
         self._passed: deque[tuple[float, int]] = deque()
-        """(time.monotonic(), newest step by then) of the last sweeps."""
+        """For each sweep of the last `kept_s` seconds: its time.monotonic(), and the newest step at that time."""
         self._sweep_at = 0.0
 
     def enter(self, gateway_id: str, number: int, key: int) -> Listing:
@@ -220,7 +220,7 @@ class EventHub:
     def publish(self, book: GatewayBook, events: list[CallEvent]) -> None:
         """Put a gateway's events of this step into its ring, and wake its connection.
 
-        If they take several frames, each further frame counts as a step of its own.
+        If the events take several frames, each further frame counts as a step of its own.
         """
         parts = _encoded(events)
         for number, part in enumerate(parts):
@@ -249,7 +249,7 @@ class EventHub:
         return book.feed
 
     def detach(self, feed: Feed) -> None:
-        """Note that a connection is gone; unless it was superseded, the gateway's grace period begins."""
+        """Note that a connection is gone. Unless a newer one replaced it, the gateway's grace period begins."""
         feed.close()
         book = feed.book
         if book.feed is feed:
@@ -268,7 +268,7 @@ class EventHub:
             self.detach(book.feed)
 
     def alive_frame(self, book: GatewayBook) -> bytes:
-        """Return the `alive` frame for a connection that is at the book's floor; give up calls that lost events."""
+        """Return the `alive` frame for a connection that starts at the book's floor; give up calls with lost events."""
         for listing in [listing for listing in book.calls.values() if 0 < listing.first_step <= book.floor]:
             del book.calls[listing.number]
             self._on_lost(listing.key)
@@ -292,7 +292,7 @@ class EventHub:
         return all(book.feed is None or book.feed.caught_up for book in self._books.values())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a book contradicts itself."""
+        """Raise AssertionError if what is kept for a gateway disagrees, such as the frames and their byte count."""
         for gateway_id, book in self._books.items():
             steps = [step for step, _ in book.frames]
             if steps != sorted(set(steps)) or (steps and steps[0] <= book.floor):
@@ -303,7 +303,7 @@ class EventHub:
                 raise AssertionError(f"{gateway_id}: neither connected nor in its grace period")
 
     def _sweep(self, now: float) -> None:
-        """Drop frames that connections took long ago; those not taken yet, and those for absent gateways, stay."""
+        """Drop frames that connections took long ago. Frames not taken yet, and frames for absent gateways, stay."""
         self._sweep_at = now + self._sweep_s
         self._passed.append((now, self._step))
         while self._passed and self._passed[0][0] <= now - self._kept_s:
@@ -346,7 +346,7 @@ class EventHub:
 
 
 def _encoded(events: list[CallEvent]) -> list[bytes]:
-    """Encode the events, halving them into parts until each has MAX_PART_BYTES at most, or one event."""
+    """Encode events in parts, halved again and again until each part has MAX_PART_BYTES at most, or is one event."""
     data = encode_step(events)
     if len(data) <= MAX_PART_BYTES or len(events) == 1:
         return [data]
@@ -358,7 +358,7 @@ Deliver = Callable[[int, list[CallEvent]], None]
 
 
 class Mailbox:
-    """Hands steps from the engine's thread to the event loop: one wake-up at a time, however far behind the loop is.
+    """Hands steps from the engine's thread to the event loop, which is woken once for all steps that are queued.
 
     `put` is for the engine's thread; once the mailbox is open, the loop delivers all queued steps.
     """
@@ -372,7 +372,7 @@ class Mailbox:
         self._deliver: Deliver
 
     def open(self, deliver: Deliver) -> None:
-        """Start delivery: call `deliver` with the steps queued so far, and later with those that come. On the loop."""
+        """Start delivery, on the event loop: call `deliver` with the steps queued so far, and with later ones."""
         self._deliver = deliver
         self.flush()
 
@@ -384,7 +384,7 @@ class Mailbox:
             self._wake()
 
     def flush(self) -> None:
-        """Deliver all queued steps; on the loop."""
+        """Deliver all queued steps. Call it on the event loop."""
         self._scheduled = False  # first, so that a step put from here on wakes the loop again
         steps = self._steps
         if not steps:

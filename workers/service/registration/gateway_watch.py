@@ -21,11 +21,11 @@ from workers.redis.trouble import NO_ANSWER
 logger = logging.getLogger(__name__)
 
 MISSED = 2
-"""Number of checks in a row that find no heartbeat before a gateway is doubted; it beats as often as it is checked."""
+"""Checks in a row without a heartbeat after which a gateway is taken for dead; a live one sends one per interval."""
 
 
 class GatewayWatch:
-    """Watches the gateways of one worker, by `run`, in a task beside the worker's registration."""
+    """Watches the gateways of one worker. Its `run` is a task beside that of the worker's registration."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class GatewayWatch:
         *,
         interval_s: float = keys.GATEWAY_INTERVAL_S,
     ) -> None:
-        """`gateways` returns the ids of the processes to watch; `doubt` is called with one whose heartbeats stopped."""
+        """`gateways` returns the ids of the processes to watch; `doubt` is called with the id of one gone silent."""
         self._redis = redis
         self._gateways = gateways
         self._doubt = doubt
         self._interval_s = interval_s
         self._seen: set[str] = set()
-        """Ids of the gateway processes whose heartbeat was there at some check, and which are not doubted."""
+        """Ids of the gateway processes whose heartbeat some check has found, and that were not taken for dead since."""
         self._missed: Counter[str] = Counter()
 
     async def run(self) -> None:

@@ -1,5 +1,5 @@
-"""Registers a worker in Redis: its heartbeat, the prefix hashes (heads) of its cache, and news of both. Also keeps the
-averages by which gateways predict how long a call would wait.
+"""Registers a worker in Redis: writes its heartbeat, the prefix hashes (heads) of its cache, and news: entries that
+tell changes of load and heads. Also keeps the averages by which gateways predict how long a call would wait.
 
 Serving does not depend on Redis: while Redis is away the worker goes on, and it is back in the fleet with the first
 beat (one writing of the heartbeat) that gets through.
@@ -29,10 +29,10 @@ REDIS_TIMEOUT_S = 1.0
 """Maximum seconds for connecting, and for one answer; below a heartbeat's lifetime, so that a slow Redis is noticed."""
 
 NEWS_RATE = 2000.0
-"""Maximum news entries per second of all workers of a model together: the more workers, the less often each writes."""
+"""Maximum entries of news per second by all workers of a model: the more workers, the less often each one writes."""
 
 HEADS_INTERVAL_S = 2.0
-"""Minimum seconds between two writings of all heads; in between, news carry the changes."""
+"""Minimum seconds between two writings of all heads; in between, entries of news tell the changes."""
 
 HEADS_RATE = 20e6
 """Maximum bytes of heads per second that all workers of a model write together: more workers write less often."""
@@ -56,14 +56,14 @@ class Adverts(Protocol):
 class Registration:
     """Keeps one worker's record in Redis alive, and writes its news. `read` returns the heartbeat without blocking.
 
-    The record is written before the entry of news, so that a gateway that misses the entry finds a record that is no
-    older. The next record and heads make up for an entry that could not be sent: gateways notice the missing number.
+    The record is written before the entry of news: a gateway that misses the entry finds a record no older.
+    Entries are numbered, so gateways notice if one could not be sent; the next record and heads make up for it.
     """
 
     def __init__(
         self, redis: Redis, secret: str, read: Callable[[], Heartbeat], adverts: Adverts | None = None
     ) -> None:
-        """`secret`: key of the seals. `adverts`: None for a worker that caches no conversations."""
+        """`secret` seals heartbeats and news. `adverts`: None for a worker that caches no conversations."""
         self._redis = redis
         self._secret = secret
         self._read = read
@@ -73,9 +73,9 @@ class Registration:
         """The state last announced to the fleet: whether the worker drains, and its adapters; None: none so far."""
         self._version = 0
         self._told: tuple[Load, bool] | None = None
-        """Load, and whether the worker drains, in the last entry of news."""
+        """The load, and whether the worker drains, as told in the last entry of news."""
         self._heads_changed = True
-        """Whether heads changed since all were last written; if not, only their version number is written."""
+        """Whether heads changed since all of them were last written; if not, only their version number is renewed."""
         self._heads_bytes = 0
         self._beat_at = self._news_at = self._heads_at = 0.0
         """time.monotonic() at which the next beat, news and heads are due."""
@@ -119,7 +119,7 @@ class Registration:
                 continue
 
     async def _clear(self) -> None:
-        """Delete values of a wrong type under this worker's own names, so that the next beat can be written."""
+        """Delete what has a wrong type under this worker's own names in Redis, so that the next beat can be written."""
         mine = self._read()
         record, heads = keys.worker(mine.model, mine.worker), keys.worker_heads(mine.model, mine.worker)
         with contextlib.suppress(*NO_ANSWER):
@@ -177,8 +177,8 @@ class Registration:
         )
 
     async def _write(self, beat: Heartbeat, *, with_heads: bool) -> None:
-        """Write the record, and renew the heads' lifetime. Write all heads if `with_heads`, or their version if none
-        has changed."""
+        """Write the record, and renew the lifetime of the heads. Write all heads if `with_heads`. Otherwise, if none
+        has changed, write only their version number."""
         name, heads = keys.worker(beat.model, beat.worker), keys.worker_heads(beat.model, beat.worker)
         ttl_ms, record = int(keys.HEARTBEAT_TTL_S * 1000), record_of(beat, self._secret)
         async with self._redis.pipeline(transaction=True) as pipe:
@@ -205,7 +205,7 @@ class Registration:
             self._heads_changed, self._heads_at, self._told = True, 0.0, None
 
     async def _spread(self, beat: Heartbeat, news: News | None, *, registers: bool) -> None:
-        """Write to the names that all models share: the list of models, the news, the fleet's channel."""
+        """Write to the names in Redis that all models share: the list of models, the news, the fleet's channel."""
         async with self._redis.pipeline(transaction=False) as pipe:
             if registers:
                 pipe.sadd(keys.MODELS, beat.model)
@@ -230,10 +230,10 @@ class Registration:
 
 
 _WEIGHT = 0.1
-"""Weight of the newest call in an average, against all calls before it."""
+"""Weight of the newest call in an average; all calls before it have the rest."""
 
 _GAP_WEIGHT = 0.3
-"""Weight of the gaps between tokens since the last look in their average, against all gaps before."""
+"""Weight, in the average gap between two tokens, of the gaps since the last `_look`; all gaps before have the rest."""
 
 
 class Rates:
@@ -245,10 +245,10 @@ class Rates:
         self._hold_s = 0.0
         self._decode_s = 0.0
         self._gaps = (0, 0.0)
-        """Number and sum (seconds) of the gaps between tokens, at the last look."""
+        """Number and sum (seconds) of all gaps between tokens that the engine had counted at the last `_look`."""
 
     def accepted(self, num_bytes: int, num_tokens: int) -> None:
-        """Count a prompt. `num_bytes`: bytes of its conversation as the prefix hashes count them."""
+        """Count a prompt. `num_bytes`: length of its conversation, written out as for the prefix hashes."""
         keep = 1 - _WEIGHT
         self._num_bytes = self._num_bytes * keep + num_bytes
         self._num_tokens = self._num_tokens * keep + num_tokens
@@ -282,7 +282,7 @@ class Rates:
             self._gaps = count, total
 
     def _free_in_s(self, engine: EngineLoad) -> float:
-        """Predict the seconds until a slot comes free; prompts are computed one by one, answers at the same time."""
+        """Predict the seconds until a slot comes free, if prompts are computed one by one and answers side by side."""
         if engine.slots_busy < engine.slots or not engine.running:
             return 0.0
         prompts = accumulate(call.num_prompt for call in engine.running)
@@ -293,5 +293,5 @@ class Rates:
 
 
 def _rounded(value: float) -> float:
-    """Round the value to three significant digits, so that noise makes no news."""
+    """Round the value to three significant digits, so that tiny changes of it cause no entry of news."""
     return float(f"{value:.3g}")

@@ -1,9 +1,9 @@
 """Keeps the prefix hashes (heads, see `workers.protocol.prefixes`) of the conversations cached here, for the gateways.
 
-A request's heads are entered when its call starts, and the answer's when it ends, for the conversation's next request.
-The number of tokens before a head (its place) is known where a request or answer ended, and estimated by bytes in
-between. The engine reports what is left of each conversation; heads whose prefix is gone are dropped. Use it on one
-event loop.
+A request's heads are entered when its call starts. Those of the answer are added when the call ends, since the next
+request of the conversation will begin with it. The number of tokens before a head (its place) is known where a request
+or answer ended; elsewhere it is estimated from bytes. The engine reports what is left of each conversation; heads whose
+prefix is gone are dropped. Use it on one event loop.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from workers.protocol.prefixes import Chain, Prefix, prefix_after
 from workers.protocol.requests import GenerateRequest, ToolCall
 
 LEAST_SHARE = 0.5
-"""A head is kept if at least this share of the tokens between the last kept head and this one is cached."""
+"""A head is kept only if at least this share of the tokens between the kept head before it and itself is cached."""
 
 NEWS_SHARE = 1 / 16
-"""A head's number of cached tokens is sent again when it has changed by more than this share."""
+"""A head's number of cached tokens is told again when it differs by more than this share from the number last told."""
 
 
 class CacheReport(Protocol):
@@ -42,7 +42,7 @@ class CacheReport(Protocol):
 class _Conversation:
     key: int
     heads: list[int]
-    """Heads, shallow to deep; some may be owned by another conversation by now, or dropped."""
+    """Heads, shortest prefix first. By now some may be dropped, or belong to a conversation that used them later."""
     places: list[int]
     """Number of tokens before each head."""
     num_own: int = 0
@@ -52,7 +52,7 @@ class _Conversation:
 @dataclass(slots=True, eq=False)
 class _Head:
     owner: _Conversation
-    """The conversation that used the head last; all conversations with this head have the same tokens before it."""
+    """The conversation that used the head last. In all conversations that have the head, the same tokens precede it."""
     place: int
     is_exact: bool
     num_cached: int
@@ -62,11 +62,11 @@ class PrefixAdverts:
     """Keeps up to `max_heads` heads of this worker; above that, those used longest ago are dropped."""
 
     def __init__(self, report: CacheReport, max_heads: int = MAX_HEADS) -> None:
-        """`report` gives what is left of each conversation; until it does, all of the conversation counts as cached."""
+        """`report` tells what is left of each conversation; one without a report so far counts as wholly cached."""
         self.max_heads = max_heads
         self._report = report
         self._heads: OrderedDict[int, _Head] = OrderedDict()
-        """Heads in the order of their last use, the oldest first; of one conversation's heads the deepest first."""
+        """Heads, those used longest ago first. Of heads used together, the one with the longest prefix comes first."""
         self._conversations: dict[int, _Conversation] = {}
         self._changed: set[int] = set()
         self._published: dict[int, int] = {}
@@ -77,7 +77,7 @@ class PrefixAdverts:
         return self._published
 
     def take(self) -> tuple[dict[int, int], tuple[int, ...]]:
-        """Return what is new since the last call: added or changed heads -> cached tokens, and dropped heads."""
+        """Return what is new since the last `take`: added or changed heads -> cached tokens, and dropped heads."""
         gone = [found.key for found in self._report.take() if not self._hear(found)]
         if gone:
             self._report.forget(gone)
@@ -97,8 +97,8 @@ class PrefixAdverts:
     def enter(self, key: int, prefix: Prefix, points: Sequence[tuple[int, int]], *, guessed: bool = False) -> None:
         """Enter a conversation, or add to the one that has this key. `prefix`: the conversation's heads up to now.
 
-        `points`: pairs (bytes, tokens before them) that are known, ascending; the last is the conversation's end.
-        `guessed`: the last point is an estimate, which later calls must not build on.
+        `points`: pairs (first bytes of the conversation, tokens in them), ascending; the last is all of it.
+        `guessed`: the last pair is an estimate, on which later calls must not build.
         """
         exact = {at for at, _ in (points[:-1] if guessed else points)}
         heads, places = list(prefix.digests), self._places(prefix, points)
@@ -128,7 +128,7 @@ class PrefixAdverts:
             raise AssertionError(f"{len(self._heads)} heads, {self.max_heads} may be")
 
     def _hear(self, found: Found) -> bool:
-        """Take a report of what is left of a conversation; return False if no more reports on it are wanted."""
+        """Take a report of what is left of a conversation; return False if no more reports on that one are wanted."""
         conversation = self._conversations.get(found.key)
         if conversation is None:
             return False
@@ -215,11 +215,11 @@ class CallAdverts:
         self._num_tokens = num_tokens
         self._pieces: list[Piece] = []
         self.add: Callable[[Piece], None] = self._pieces.append
-        """Adds a piece of the answer; a token takes 50 ns."""
+        """Adds a piece of the answer. It is the list's own `append`, so that it takes only 50 ns per token."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the request's conversation."""
+        """Bytes of the request's conversation, written out as for its heads."""
         return self._prefix.num_bytes
 
     def started(self) -> None:
@@ -247,7 +247,7 @@ def _calls(pieces: Iterable[Piece]) -> tuple[ToolCall, ...]:
 
 
 def _merged(known: _Conversation, heads: list[int], places: list[int]) -> tuple[list[int], list[int]]:
-    """Return the heads and places of a conversation, old and new merged; it may have ended differently before."""
+    """Merge a conversation's new heads and places with its old ones, which may come from another continuation of it."""
     new = set(heads)
     left = [(place, head) for head, place in zip(known.heads, known.places, strict=True) if head not in new]
     if not left:
@@ -257,7 +257,7 @@ def _merged(known: _Conversation, heads: list[int], places: list[int]) -> tuple[
 
 
 def _cached(found: Found | None, place: int) -> int:
-    """Return how many of the first `place` tokens are cached. `found` None: all of them, since no report says less."""
+    """Return how many of the first `place` tokens are cached. `found` None: no report yet, so all count as cached."""
     if found is None:
         return place
     if found.stops is None:

@@ -28,13 +28,13 @@ from workers.service.routes.bodies import answer, decoded, read_body, refusal
 MAX_BODY_BYTES = 64 << 10
 
 LOOK_S = 0.02
-"""Seconds between two checks whether an unloaded adapter is freed, while the answer waits for that."""
+"""Seconds between two checks whether an unloaded adapter is freed; the response to the unload waits for that."""
 
 logger = logging.getLogger(__name__)
 
 
 class Adapters(Protocol):
-    """The part of `AdapterRegistry` that the routes need. Everything but `infos` may block."""
+    """The part of `AdapterRegistry` that the routes need. `register`, `inspect` and `unload` may block."""
 
     def register(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo: ...
     def inspect(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo: ...
@@ -79,7 +79,7 @@ class AdapterRoutes:
         return {info.name: info.sha256 for info in self._adapters.infos() if info.state is not AdapterState.LEAVING}
 
     def announced(self, beat: Heartbeat) -> Heartbeat:
-        """Return the heartbeat with the state of the adapters."""
+        """Return `beat` with the state of this worker's adapters filled in."""
         hashes = self.hashes()
         return structs.replace(
             beat,
@@ -103,7 +103,7 @@ class AdapterRoutes:
         return answer(self._outward(await self._left(info, wait_s)))
 
     async def _left(self, info: AdapterInfo, wait_s: float) -> AdapterInfo:
-        """Return the state of an unloaded adapter, once it is freed or after `wait_s`."""
+        """Wait until an unloaded adapter is freed, but at most `wait_s` seconds; return its state then."""
         until = time.monotonic() + wait_s
         while True:
             left = [

@@ -1,7 +1,7 @@
 """The ASGI application of one worker: `/v1/submit`, `/v1/cancel`, `/v1/events`, `/v1/pool`, `/metrics`, its probes and
 routes that only some workers have.
 
-Every request of the worker protocol must carry a token: a gateway's for this process, or one that can only drain it.
+Requests below `/v1/` must carry the gateways' token for this process; draining takes a token that allows only that.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class WorkerAccess:
         return not path.startswith(DRAIN_PATH) or control.fits(authorization, self._drain)
 
     def proof(self, challenge: str) -> str:
-        """Return the proof to a gateway that this worker knows the secret."""
+        """Return the worker's answer to a gateway's challenge, which proves that the worker knows the secret."""
         return control.proof(self._secret, self._worker, self._boot, challenge)
 
 
@@ -84,10 +84,10 @@ MAX_CANCEL_BYTES = 1 << 20
 
 WRITE_BYTES = 128 << 10
 STALL_S = 30.0
-"""Maximum seconds of one write; then its connection counts as dead, and the gateway's grace period begins."""
+"""Maximum seconds of one write. A connection that takes longer counts as dead: the gateway's grace period begins."""
 
 LOOK_S = 0.25
-"""Seconds between two checks for silence and stalls."""
+"""Seconds between two checks whether an event stream has been silent too long, or a write to it hangs."""
 
 MAX_GATEWAY_ID_CHARS = 128
 
@@ -172,7 +172,7 @@ class PoolRoutes:
         ]
 
     async def cancel(self, request: Request) -> Response:
-        """Answer 204, since none of the calls runs here."""
+        """Answer 204: no call that could be cancelled by its number runs on such a worker."""
         return Response(status_code=204)
 
     async def pool(self, request: Request) -> Response:
@@ -223,7 +223,7 @@ class Stalled(Exception):
 
 
 class Pump:
-    """Writes a feed's frames to the connection. `watch` looks for silence and stalls, so that no write sets a timer."""
+    """Writes a feed's frames to the connection. `watch` looks for silence and for stalls: no write needs a timer."""
 
     def __init__(self, feed: Feed, send: Send) -> None:
         self._feed = feed

@@ -24,13 +24,13 @@ MAX_REFUSED_BYTES = 64 << 20
 
 INLINE_BYTES = 256 << 10
 INLINE_COMMAS = 8_000
-"""Bodies of up to so many bytes and commas (about as many as numbers and names) are decoded on the event loop, in a
-millisecond or two; others on a thread."""
+"""A body of at most `INLINE_BYTES` with at most `INLINE_COMMAS` commas (about one per number or name) is decoded on the
+event loop, in a millisecond or two; others on a thread."""
 
 encode = msgspec.json.Encoder().encode
 
 CODES = {401: FailureCode.UNAUTHORIZED, 503: FailureCode.BUSY}
-"""HTTP status -> failure code, for the answers that the server gives itself."""
+"""HTTP status -> failure code, for errors that the HTTP server answers without calling the application."""
 
 
 class PeerGone(Exception):
@@ -119,7 +119,7 @@ def refusal(failure: Failure) -> Response:
 
 
 def refusal_body(refused: Refusal) -> bytes:
-    """Return the body of a refusal that the HTTP server sends itself: a `Failure`."""
+    """Return the body, a `Failure`, of an error that the HTTP server answers without calling the application."""
     return encode(Failure(CODES.get(refused.status, FailureCode.INVALID_REQUEST), refused.message))
 
 

@@ -46,7 +46,7 @@ ENGINE_S = 60.0
 """Maximum seconds to wait for the engine, which works on slots between its steps; then the request fails as BUSY."""
 
 FILE_OVERHEAD = 16 << 20
-"""Maximum bytes of a file on top of its states, for tokens and names."""
+"""Maximum bytes that the file of a saved conversation has beside the KV states: its tokens and names."""
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Adapters(Protocol):
 
 
 class SlotKeeper:
-    """Moves conversations between an engine's slots and a folder of files. `act` blocks. All can raise CallFailed."""
+    """Moves conversations between an engine's slots and a folder of files. `act` blocks, and can raise CallFailed."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class SlotKeeper:
         n_ctx: int,
         max_bytes: int,
     ) -> None:
-        """`files` None: nothing is saved or restored. `fingerprint` returns that of the context's KV; None: unknown.
+        """`files` None: nothing is saved or restored. `fingerprint` returns the KV's fingerprint, or None: unknown.
 
-        `max_bytes`: maximum bytes of the states of a conversation that is restored.
+        `max_bytes`: maximum bytes of the KV states of a conversation that is restored.
         """
         self._contents = contents
         self._files = files
@@ -168,8 +168,8 @@ class SlotKeeper:
 
 
 MAX_ACTIONS_PER_TEAM = 2
-"""Maximum number of a team's running and waiting actions; more are refused as BUSY. Files are long, and one team's must
-not hold up all others'."""
+"""Maximum number of a team's running and waiting actions; more are refused as BUSY. Files are long: one team's must not
+keep all other teams waiting."""
 
 
 class SlotRoutes:
@@ -181,7 +181,7 @@ class SlotRoutes:
         self._teams: Counter[str] = Counter()
         """Team -> its running and waiting actions."""
         self._looking: asyncio.Future[list[SlotInfo]] | None = None
-        """The engine's answer that is under way, shared by all requests for the list that come meanwhile."""
+        """The list of slots that the engine was last asked for. Requests that come before its answer share it."""
 
     def routes(self) -> list[Route]:
         return [
