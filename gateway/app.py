@@ -80,14 +80,14 @@ from workers.protocol.heartbeat import Heartbeat
 from workers.tracing.tracer import OFF, Tracer
 
 LONGEST_CONTEXT = 1 << 20
-"""Tokens that the fleet's longest context is taken to have while a model has no worker, and so an unknown context."""
+"""Assumed longest context of the fleet, in tokens, while some model has no worker and its context is not known."""
 LEAST_CALL_MEMORY = 160 << 20
-"""Minimum, in bytes, of the default limit on the memory of all requests; `max_body_bytes` can only make it larger."""
+"""Minimum, in bytes, of the default limit on the memory of all requests. A large `max_body_bytes` raises that limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """One gateway. `asgi` answers requests only while the block `running()` runs."""
+    """One gateway. `asgi` answers requests only inside an `async with running()` block."""
 
     asgi: ASGIApp
     resolver: CallResolver
@@ -108,7 +108,7 @@ class App:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the background parts while the block runs; a part that fails ends the block."""
+        """Run the background parts while the caller's `async with` block runs; a part that fails ends the block."""
         start = Outage("not all of Redis can be read at the start", "serving what is known", "")
         for refresh in (self.fleet.refresh, self.desired_adapters.refresh, self.key_store.refresh):
             with start.survive():  # each part goes on trying by itself

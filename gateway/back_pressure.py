@@ -199,7 +199,7 @@ def too_many_readers(limit: int) -> TooManyRequests:
 
 
 def too_many_readers_of_team(limit: int) -> TooManyRequests:
-    """Return the error for a team with `limit` connections that read streams, without each stream's first reader."""
+    """Return the error for a team with `limit` connections that read streams, not counting the first reader of each."""
     return TooManyRequests(
         f"{limit} connections of this key's team read streams at this gateway that others of the team's read as well, "
         "and no more may at a time. Close one of them, or read it again when one has ended.",

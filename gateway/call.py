@@ -88,7 +88,7 @@ class Call:
         return replace(self, queue_deadline=queue_deadline, start_deadline=start_deadline)
 
     def on_model(self, model: str) -> Call:
-        """Return the call for `model`, one of its fallbacks; only the fallbacks after it remain."""
+        """Return the call for `model`, one of its fallbacks. Of the fallbacks, only those after `model` remain."""
         later = self.fallbacks[self.fallbacks.index(model) + 1 :]
         return replace(self, model=model, fallbacks=later, meant_for=self.meant_for or self.model)
 
@@ -125,8 +125,8 @@ class Cutoff:
         """The block ends by itself at `deadline`, a time.monotonic(). `limit` names the limit in the error message."""
         self._when = asyncio.get_running_loop().time() + deadline - time.monotonic()
         self._timeout: asyncio.Timeout | None = None
-        """Set only while the block runs. It refers to the task, and so to the task's exception and frames: kept longer,
-        it would be a cycle, and a call that was cut off would stay in memory until the garbage collector runs."""
+        """Set only while the block runs. It refers to the task, whose exception and frames refer to this object. If it
+        were kept longer, this cycle would hold a cut-off call in memory until the garbage collector runs."""
         self._limit = limit
         self._error: PaddockError | None = None
 

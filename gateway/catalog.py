@@ -98,11 +98,11 @@ OPENING_CHARS = 1024
 """Characters of an infill's prefix that identify its conversation: while a text is edited, its beginning stays."""
 
 WHOLE_CHARS, END_CHARS = 64 << 10, 128
-"""The texts that open a conversation are hashed whole while they have at most WHOLE_CHARS characters together. Of each
-text from there on, only the first and last END_CHARS and the length are hashed: hashing 8 MiB, or as many tokens, would
-hold the event loop for tens of milliseconds."""
+"""The first texts of a conversation are hashed whole, up to WHOLE_CHARS characters together. Of the text that exceeds
+this and of each later one, only the length and END_CHARS at either end are hashed: hashing 8 MiB, or as many tokens,
+would hold up the event loop for tens of milliseconds."""
 WHOLE_ITEMS, END_ITEMS = 4096, 256
-"""Only the first WHOLE_ITEMS messages are hashed; of a prompt of more items, END_ITEMS at each end and the number."""
+"""At most WHOLE_ITEMS messages are hashed; of a prompt that is a longer array, its length and END_ITEMS at each end."""
 
 _END = b"\x00"
 
@@ -110,7 +110,7 @@ _END = b"\x00"
 def rank_targets(targets: Sequence[Target], conversation: str) -> tuple[str, ...]:
     """Return the names of the models in the order to try them for this conversation; models of weight 0 are left out.
 
-    `conversation`: its hash; empty: the models are sorted by weight, the greatest first.
+    `conversation`: the conversation's hash; empty: the models are sorted by weight, the greatest first.
     """
     if conversation:
         ranked = sorted(targets, key=lambda target: -_draw(target, conversation))
@@ -322,10 +322,10 @@ def _check_known(name: str, names: Mapping[str, str], *, complete: bool) -> None
 
 
 def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, strict: bool) -> str:
-    """Return the name of the only model that can do the job; if there is none, of the only model at all; else empty.
+    """Return the name of the only model that can do the job, else of the only model that there is, else an empty one.
 
     The only model is returned even if it can't do the job, so that the error can say so. `job` None: the call only asks
-    about a model, and the only one that can chat is preferred.
+    about a model, and the only one that can chat is preferred. `strict`: the job does not count.
     """
     models = frozenset(usable.values())
     found = "" if strict else only_model(capable_models(job or "chat", models, workers), workers)

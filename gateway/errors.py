@@ -47,7 +47,7 @@ from __future__ import annotations
 
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 512
-"""Maximum characters of an error's message (MAX_MESSAGE_CHARS) and of its `param`; longer ones are cut, since they
+"""Maximum characters of an error's `param`; MAX_MESSAGE_CHARS is that of its message. Longer texts are cut, since they
 repeat what a caller sent, perhaps megabytes."""
 
 
@@ -133,7 +133,7 @@ class BodyTooSlow(InvalidRequest):
 
 
 class PreviousNotFound(InvalidRequest):
-    """The response to continue does not exist. A 400, no 404, as at OpenAI: the request asks for a new response."""
+    """The response to continue does not exist. Status 400, as at OpenAI, since the request asks for a new response."""
 
     code = "previous_response_not_found"
 
@@ -214,7 +214,7 @@ class QueueFull(PaddockError):
 
 
 class TooManyStreams(QueueFull):
-    """A team has too many streams that go on without their connections."""
+    """A team has too many streams that outlive their connections."""
 
     code = "too_many_streams"
 
@@ -258,7 +258,7 @@ class RequestTimeout(Unavailable):
 
 
 class NoWorker(Unavailable):
-    """The model has no worker, which is no fault in itself, and this request does not wait for one to start."""
+    """The model has no worker. That is no fault in itself, but this request does not wait for a worker to start."""
 
     code = "no_worker"
 

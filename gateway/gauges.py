@@ -13,9 +13,9 @@ LAG_INTERVAL_S = 0.1
 
 
 async def measure_lag(observe: Callable[[float], None]) -> None:
-    """Call `observe` every LAG_INTERVAL_S with the seconds that a timer was late, until cancelled.
+    """Call `observe` every LAG_INTERVAL_S with the number of seconds by which a timer was late, until cancelled.
 
-    All streams wait for whatever holds the event loop up.
+    Whatever keeps the event loop from running the timer in time delays all streams, too.
     """
     loop = asyncio.get_running_loop()
     while True:

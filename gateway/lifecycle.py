@@ -51,10 +51,10 @@ KEEP_ALIVE_S = 75
 """Seconds for which idle connections stay open. Balancers close theirs earlier (60 s: nginx, ALB), as they should: if
 the gateway closed one first, a request on its way would fail."""
 GC_THRESHOLDS = 5_000, 3, 50
-"""Arguments of `gc.set_threshold`: number of new objects after which the youngest generation is collected, which takes
-0.3 ms (4 ms if all live on); then, number of collections of one generation after which the next older one is collected.
-Streams leave no garbage to collect; a caller that disconnects leaves 150 objects, 19 KiB. With 10, Python's default, in
-place of 3, one team's waiting calls grew the second generation to 100,000 objects, which took 54 ms to collect."""
+"""Arguments of `gc.set_threshold`. After 5,000 new objects, the youngest generation is collected, which takes 0.3 ms (4
+ms if all live on); after 3 such collections, the second generation; after 50 of the second, the oldest. Streams leave
+no garbage to collect; a caller that disconnects leaves 150 objects, 19 KiB. With 10, Python's default, in place of 3,
+one team's waiting calls grew the second generation to 100,000 objects, which took 54 ms to collect."""
 
 
 LARGE_BLOCK_BYTES = 256 << 10
@@ -90,7 +90,7 @@ def run(settings: GatewaySettings) -> int:
 
 @contextlib.contextmanager
 def _tracing(settings: GatewaySettings) -> Iterator[Tracer]:
-    """Yield the tracer. The `with` block must not end before the last span has. Raises CannotStart."""
+    """Yield the tracer. Leave the `with` block only after the last span has ended. Raises CannotStart."""
     name = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
     resource = {"service.name": "paddock-gateway", "service.version": __version__, "service.instance.id": name}
     asked = (settings.otlp_endpoint, settings.otlp_headers, settings.trace_share)

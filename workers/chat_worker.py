@@ -96,11 +96,11 @@ def open_slot_files(settings: WorkerSettings) -> ConversationFiles | None:
 
 
 def cache_keys(settings: WorkerSettings) -> CacheKeys:
-    """Return the keys that name and seal files, made from the setting `cache_secret`. If that is empty, a secret is
-    made once and kept in the state folder.
+    """Return the keys that name and seal cache files. They are derived from the setting `cache_secret`; if it is empty,
+    from a secret that is made once and kept in the state folder.
 
-    The workers' secret is not used: whoever learned it could write files that are parsed in C++, and a change of it
-    would make all files unreadable. Raises CacheFolderUnusable where no secret can be made.
+    They are not derived from the workers' secret: whoever learned that could write files that are parsed in C++, and
+    all files would be unreadable once it changes. Raises CacheFolderUnusable where no secret can be made.
     """
     path = settings.state_dir / secret_file.CACHE_SECRET
     try:
@@ -280,7 +280,7 @@ def make_context(model: Model, spec: ModelSpec, *, workers: int) -> tuple[Contex
 
     `workers`: number of workers that share the machine.
 
-    A KV cache that does not fit is halved until it does, unless `kv_tokens` is set; one conversation always has room.
+    Unless `kv_tokens` is set, a KV cache that is too large is halved until it fits, down to one conversation's size.
     """
     llama, trained = spec.llama, model.facts.n_ctx_train
     asked = spec.ctx or trained

@@ -112,8 +112,8 @@ def open_pooled_worker(
 
 
 def make_pooled_context(model: Model, spec: ModelSpec, pooling: Pooling, *, workers: int) -> PooledContext:
-    """Make the context for pooled work. Raises ModelError, ModelTooLarge. Encoders have no KV cache. A decoder's holds
-    two of the longest inputs unless `kv_tokens` is set: short inputs need not wait for a long one, read in parts."""
+    """Make the context for pooled work. Raises ModelError, ModelTooLarge. Encoders have no KV cache. A decoder's cache
+    has room for two of the longest inputs, unless `kv_tokens` is set: a long one is read in parts, others meanwhile."""
     llama, trained = spec.llama, model.facts.n_ctx_train
     n_ctx = spec.ctx or trained
     if n_ctx > trained:

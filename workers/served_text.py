@@ -29,8 +29,8 @@ class TemplateFileUnusable(ValueError):
 
 
 def open_renderer(model: Model, override: str, number: int) -> Renderer:
-    """Open the renderer of chat templates. `override` is the setting `chat_template`: a file's path, the name of a
-    built-in template, or a template. If it is empty, the model's own templates are used. `number`: its processes.
+    """Open the renderer of chat templates, with `number` processes. `override` is the setting `chat_template`: a file's
+    path, the name of a built-in template, or a template. If it is empty, the model's own templates are used.
 
     Raises TemplateFileUnusable, TemplateUnusable.
     """

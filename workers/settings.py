@@ -142,7 +142,7 @@ SPEC_FIELDS = {
 """Name -> field of `ModelSpec`, the chat defaults last. Settings are made of these and declared nowhere else."""
 
 NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "gpus", "tags"})
-"""Fields that are no settings of a model: `alias` or `model` sets them, or only supervisors or catalogs have them."""
+"""Fields of `ModelSpec` that `ModelSettings` lacks: `alias` and `model` set some, supervisors or catalogs the rest."""
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 

@@ -32,7 +32,7 @@ class UnknownFlag(ValueError):
 
 
 def flag(name: str) -> str:
-    """Return the flag of a setting's name."""
+    """Return the command-line flag of the setting with this name."""
     return "--" + name.replace("_", "-")
 
 
@@ -240,7 +240,7 @@ def _flags(settings_class: type[BaseSettings], args: Sequence[str], prog: str) -
 
 
 def environment_of(settings: BaseSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return a child process's environment: `inherited`, and variables for the fields of `settings` set explicitly."""
+    """Return a child process's environment: `inherited`, and a variable for each explicitly set field of `settings`."""
     values = {variable(name): getattr(settings, name) for name in settings.model_fields_set}
     kept = {name: value for name, value in inherited.items() if name not in values}
     return kept | {name: str(value) for name, value in values.items() if value not in (None, "")}

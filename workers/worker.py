@@ -59,7 +59,7 @@ ASIDE = 8
 
 
 def main(settings: WorkerSettings) -> int:
-    """Set limits and malloc's settings for the whole process, which must be only the worker's; then call `run`."""
+    """Set limits and malloc's settings of this process, which must run nothing but the worker; then call `run`."""
     isolate(core_dumps=settings.core_dumps)
     keep_little()
     return run(settings)

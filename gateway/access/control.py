@@ -21,7 +21,7 @@ from gateway.errors import PermissionDenied
 from gateway.telemetry.request_log import RequestLog
 
 COUNTED = "paddock.counted_key"
-"""Entry of the ASGI scope that holds the id of the API key for which the request is counted."""
+"""Key of the ASGI scope. Its value is the id of the API key for which the request is counted as under way."""
 
 NOBODY = Principal("", "", frozenset(), admin=False)
 """The caller of a request that needs no API key."""
@@ -102,8 +102,8 @@ class AccessControl:
         return self._keys.authenticate(scope["headers"])
 
     async def identify(self, scope: Scope, request_log: RequestLog, access: Access) -> Principal:
-        """Identify a request's caller, name them in its log, wait until it may begin, and return them. Call `end` in
-        any case.
+        """Return the request's caller, once the caller is noted in the request's log and the request may begin. Call
+        `end` in any case.
 
         Raises AuthenticationFailed, PermissionDenied, TooManyRequests.
         """

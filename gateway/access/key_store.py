@@ -20,7 +20,7 @@ REREAD_S = 3.0
 LONGEST_BYTES = 1 << 20
 """Maximum bytes of a key's record; of a longer value only the beginning is read, so that its key is not valid."""
 AT_ONCE = 64
-"""Records to read before checking whether the event loop needs a turn."""
+"""Number of records to handle before checking whether the event loop needs a turn."""
 NO_BOUND = 1 << 40
 """Means "no limit" on how many records and bytes one call reads: only gateways and operators write records."""
 

@@ -33,7 +33,7 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     """SHA-256 of the key's UTF-8 bytes, lower-case hexadecimal. Keys are long and random: they need no salt."""
     team: Annotated[str, Meta(min_length=1, max_length=64)] = DEFAULT_TEAM
-    """The team (tenant) of the key: only its own calls share cached prompts. Also a label of metrics."""
+    """The team (tenant) of the key. Cached prompts are shared only within a team. Also a label of metrics."""
     aliases: tuple[str, ...] | None = None
     """Model names that the key may use; null: all."""
     admin: bool = False
@@ -42,7 +42,7 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     as weight 1. Each call has the weight of its own key."""
 
     min_priority: Annotated[int, Meta(ge=MOST_URGENT_PRIORITY, le=-MOST_URGENT_PRIORITY)] = 0
-    """Lowest (most urgent) `priority` number of the key's calls; lower ones count as this. Admin keys may use any."""
+    """Lowest (most urgent) `priority` number of the key's calls; a lower one is raised to it. Admin keys use any."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Maximum tokens of one answer, and the default if the request names no limit; null: the model's context."""
     answer_timeout_s: Annotated[float, Meta(gt=0)] | None = None

@@ -71,7 +71,7 @@ def visible_adapters(known: Sequence[str], principal: Principal) -> list[str]:
 
 
 def find_adapter(wanted: str, known: Sequence[str], principal: Principal) -> str:
-    """Return the adapter of this name or number. Raises InvalidRequest, which lists the adapters of the key."""
+    """Return the adapter of this name or number. Raises InvalidRequest, which lists the adapters the key may use."""
     if wanted in known:
         return wanted
     if wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < len(known):
@@ -82,7 +82,7 @@ def find_adapter(wanted: str, known: Sequence[str], principal: Principal) -> str
 
 
 def _permit(use: AdapterUse, known: Sequence[str], principal: Principal) -> AdapterUse:
-    """Return the use with the adapter's name in place of a number. Raises InvalidRequest for an unknown adapter.
+    """Return `use`, with its adapter's number replaced by the name. Raises InvalidRequest for an unknown adapter.
 
     Raises PermissionDenied if the key may not use the adapter, unless its scale is 0, which turns the adapter off.
     """

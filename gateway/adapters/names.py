@@ -1,4 +1,4 @@
-"""Finds a model's LoRA adapters, the hash of each file, and the adapters that can be called as `model`. Does no I/O.
+"""Finds a model's LoRA adapters, their files' hashes, and those that a request may name as its `model`. Does no I/O.
 
 The sources are the workers' heartbeats and the registered adapters. A name stands for the same file in the whole fleet:
 a worker with another file of this name does not have the adapter.
@@ -41,7 +41,7 @@ def known_adapters(workers: Iterable[Heartbeat], registered: Contents = NOTHING)
 
 
 def callable_adapters(models: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Return adapter -> its model for the adapters that can be called as `model`: those whose name only one model has.
+    """Return adapter -> its model, for adapters that a request may name as `model`: only one model has that name.
 
     `models`: model -> names of its adapters.
     """

@@ -45,8 +45,8 @@ class AdapterReconciler:
         self._desired = desired
         self._soon = asyncio.Event()
         self._resting: dict[tuple[str, str, str], float] = {}
-        """(Worker's boot id, adapter, task) -> time.monotonic() before which the task is not tried again. Tasks: to
-        load the file with this SHA-256; "", to remove the adapter; "adopt", to register it."""
+        """(Worker's boot id, adapter, task) -> time.monotonic() before which the task is not tried again. A task is
+        the SHA-256 of a file to load, "" for an adapter to remove, or "adopt" for one to register."""
         self._fixed: dict[str, frozenset[str]] = {}
         """Worker's boot id -> adapters from its settings; no entry until the worker was asked for its adapters."""
 

@@ -1,4 +1,4 @@
-"""Registers LoRA adapters with all workers of a model, or with none, and removes adapters.
+"""Registers LoRA adapters with every worker of a model or, if one refuses, with none; and removes adapters.
 
 Redis stores the registrations. Workers load the adapters at once; workers that can't be reached now or start later are
 made to load them by `gateway.adapters.reconciler`.

@@ -42,13 +42,13 @@ MISSED_S = 1.5 * keys.GATEWAY_INTERVAL_S
 
 @dataclass(frozen=True, slots=True)
 class HeldSlot:
-    """A slot that a call holds until the block ends or until `give_back`."""
+    """A slot that a call holds until the block of `Admission.slot` ends or `give_back` is called."""
 
     lease: Lease
     ranking: Ranking
-    """The ranking of workers by which the call was placed the last time."""
+    """The latest ranking of workers, by which the call was placed."""
     weight: float
-    """Weight of the call's team in fair shares."""
+    """Weight of the call's key in the fair shares of teams."""
     release: Callable[[Lease, float | None], None]
 
     def give_back(self, took: float | None = None) -> None:
@@ -219,7 +219,7 @@ class Admission:
             held.give_back()
 
     def _give_back(self, lease: Lease, share: float | None) -> None:
-        """Give a slot back once. `share`: tokens to charge the call for, divided by its weight; None: as predicted."""
+        """Give a slot back once. `share`: tokens to charge, divided by the call's weight; None: the predicted share."""
         lease = self._queue.held.get(lease.id, lease)  # it may have got its fencing token since
         if not self._queue.remove_lease(lease, time.monotonic()):
             return
@@ -280,8 +280,8 @@ class Admission:
             self._degraded.offer(model)
 
     async def _request_slot(self, waiter: Waiter, queue_position: QueuePosition) -> Lease | None:
-        """Return a slot that is free now, or None once the call is queued, in Redis or, while Redis is away, here.
-        Raises QueueFull, StoreUnavailable."""
+        """Return a slot that Redis gives at once; None if the call must go on with `_wait`, queued in Redis or, while
+        Redis is away, in this process. Raises QueueFull, StoreUnavailable."""
         self._queue.note_preferred(waiter)  # so that calls that are ranked meanwhile count it
         answer = await self._acquire(waiter)
         match answer:
@@ -325,7 +325,7 @@ class Admission:
         return None if self._is_void(waiter) else answer
 
     def _is_void(self, waiter: Waiter) -> bool:
-        """Return whether what Redis answered no longer counts, as the model's calls are placed without Redis by now.
+        """Return whether Redis's answer to a call no longer counts, since the model became degraded meanwhile.
         If so, note the call's id, so that it is withdrawn before the call asks Redis again."""
         if self._degraded.is_degraded(waiter.model):
             self._degraded.note_ended(waiter.model, waiter.id)

@@ -6,7 +6,7 @@ gateways use the same list, each slot belongs to exactly one, and their shares o
 
 A model is degraded from the first request to Redis that fails until this gateway has reported to Redis again which
 leases it holds (`maintenance`). Meanwhile slots of the share go to waiting calls as they come free, by priority class
-and then by arrival. Such a lease differs from others only in its fencing token, which Redis assigns later.
+and then by arrival. A lease made so differs from others only in its fencing token, which Redis assigns later.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ LEND_AFTER_S = 0.5
 """Seconds that a call waits before its team is lent a slot, if the team has no slot."""
 
 MOST_ENDED = 16_384
-"""Maximum number of ended ids per model that are kept to be reported to Redis; the oldest are dropped. So many calls
-end in some seconds; by then the tickets and leases of the first ones have expired in Redis anyway."""
+"""Maximum number of ids of ended calls, per model, that are kept to be reported to Redis; the oldest are dropped. It
+takes seconds until so many have ended; by then the tickets and leases of the oldest have expired in Redis anyway."""
 
 LINGER = 2.0
-"""Once Redis is away for this many times the mean time of a call in its slot, other gateways' calls count as over."""
+"""Other gateways' calls count as over once Redis is away for this many times the mean time that a call holds a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class SlotShare:
         return max(0, -(-(slots - first) // self.num_gateways))
 
     def part_of(self, bound: int) -> int:
-        """Return this gateway's part of a bound that holds for all gateways together: at least 1, unless the bound is
-        0."""
+        """Return this gateway's part of `bound`, a limit for all gateways together. It is at least 1, unless `bound`
+        is 0."""
         return -(-bound // self.num_gateways)
 
 
@@ -145,7 +145,7 @@ class DegradedPlacement:
 
     @property
     def has_share(self) -> bool:
-        """Whether it is known which slots are this gateway's share."""
+        """Whether this gateway knows which slots are its share."""
         return self._ring.share() is not None
 
     def start(self, model: str) -> None:
@@ -236,7 +236,7 @@ class DegradedPlacement:
         self._lend_slots(model, share)
 
     def _lend_slots(self, model: str, share: SlotShare) -> None:
-        """Lend a worker's extra slot to each team that has no slot and has waited LEND_AFTER_S, as Redis does."""
+        """Lend a worker's `overdraft` slots to teams that hold no slot and have waited LEND_AFTER_S, as Redis does."""
         now = time.monotonic()
         holders = {lease.team for lease in self._queue.leases_of(model)}
         holders |= {w.order.team for w in self._queue.waiters.values() if w.model == model and w.local is not None}

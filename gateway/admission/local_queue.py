@@ -14,7 +14,7 @@ from gateway.store.client import Filed, Lease, Offers, Order
 from gateway.telemetry.answer_log import QueuePosition
 
 REMEMBERED_S = 2.0
-"""Seconds for which a call that was placed or ended is remembered. The worker's own report counts it sooner than that,
+"""Seconds for which a call that was placed or ended is remembered. By then its worker's own report takes account of it,
 except in fleets of thousands of workers."""
 
 
@@ -62,8 +62,8 @@ class RecentPlacements:
             recent.waiting_ms = recent.waiting_ms - found[1] if recent.num_waiting else 0.0
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
-        """Return the number of calls placed at the worker after `at`, minus those ended, plus those waiting for it; and
-        the predicted prefill in ms of those placed and those waiting."""
+        """Return how many calls were placed at the worker after `at`, minus those that ended after it, plus those that
+        wait for the worker; and the predicted prefill, in ms, of the calls placed and waiting."""
         recent = self._workers.get(worker)
         if recent is None:
             return 0, 0.0
@@ -251,7 +251,7 @@ class LocalQueue:
         return self._num_waiting[model]
 
     def oldest_waits(self) -> dict[str, float]:
-        """Return model -> time.monotonic() since which its oldest waiting call has waited."""
+        """Return model -> time.monotonic() when its longest-waiting call came; only models with waiting calls."""
         models = {model for model, number in self._num_waiting.items() if number > 0}
         found: dict[str, float] = {}
         for waiter in self.waiters.values():  # in the order in which they came
@@ -264,8 +264,8 @@ class LocalQueue:
         return self._num_in_flight[model]
 
     def num_queued(self, model: str) -> int:
-        """Return how many calls of all gateways wait for the model, as last read from Redis; 0 if none of this gateway
-        waits."""
+        """Return how many calls of all gateways wait for the model, as last read from Redis; 0 if no call of this
+        gateway waits for it."""
         return self._num_queued[model] if self._num_waiting[model] else 0
 
     def set_num_queued(self, model: str, waiting: int) -> None:

@@ -33,7 +33,7 @@ REFRESHED = 64
 """Number of tickets per model, from the front of the queue, for which the workers are ranked anew each round: these get
 the next slots."""
 LOAN_CHECK_AFTER_S = 0.3
-"""Seconds after a call was queued until the sweep that may lend its team a slot (lua/shared_overdraft.lua)."""
+"""Seconds from the queuing of a call to an extra sweep, which may lend its team a slot (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
 """Maximum number of tickets per run of the script `reread`; the others follow in further runs. A longer run would delay
 other clients of Redis."""
@@ -99,7 +99,7 @@ class Maintenance:
             tasks.create_task(self._repeat(self._sweep, self._sweep_s, self._sweep_now))
 
     def ticket_ttl(self, waiter: Waiter) -> float:
-        """Return the seconds for which a ticket lives without being re-read: at most as long as its call waits."""
+        """Return the seconds that Redis keeps a ticket which no gateway re-reads: at most until the call's deadline."""
         return max(SHORTEST_TTL_S, min(self._ticket_ttl_s, waiter.deadline - time.monotonic()))
 
     def check_for_loan_soon(self, waiter: Waiter) -> None:
@@ -153,8 +153,8 @@ class Maintenance:
             self._ring.update(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
 
     async def _refresh_ring(self) -> None:
-        """Read again which gateways were without Redis. Does nothing if that fails: on a Cluster the list of gateways
-        can be on a node that is still away."""
+        """Send a heartbeat, to read which gateways were without Redis. Do nothing if that fails: on a Cluster, the
+        list of gateways can be on a node that is still away."""
         with suppress(*NO_ANSWER):
             await self._beat()
 

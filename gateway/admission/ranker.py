@@ -15,7 +15,7 @@ from gateway.routing.rank import rank
 from gateway.store.client import Offer, Offers
 
 NOBODY_ELSE_MS = 60_000.0
-"""Milliseconds by which an offer takes all other workers to be slower if no other worker is suitable."""
+"""If only one worker is suitable, its offer assumes another worker that is slower by this many milliseconds."""
 
 ANY_WORKER = Offer("", 0.0, NOBODY_ELSE_MS, 0)
 """The offer in the ticket of a call for which no worker can be ranked now: the first worker that comes will do."""
@@ -45,7 +45,7 @@ def _offer(bid: Bid, best: Sequence[Bid]) -> Offer:
 
 
 MISSED_MS = 1.0
-"""A deadline with fewer ms left is ignored: a call that has missed its deadline delays no other call."""
+"""A deadline with fewer ms left counts as missed and is ignored: a call that has missed it delays no other call."""
 
 
 class Ranker:

@@ -69,7 +69,7 @@ PromptReader = Callable[[bytes, Ignored], tuple[str, GenerateRequest]]
 
 @dataclass(frozen=True, slots=True)
 class CallHandlers:
-    """Makes handlers of routes, one per method, all from the same parts, through which calls of every dialect go."""
+    """Makes handlers for routes of every dialect, each method one kind. All handlers share the parts held here."""
 
     resolver: CallResolver
     pipeline: Pipeline

@@ -29,12 +29,12 @@ SESSION_HEADER = b"x-session-id"
 
 
 def conversation_key(scope: Scope, request: GenerateRequest, team: str) -> Callable[[], str]:
-    """Return a function, for `CallResolver.resolve`, that returns the key of the request's conversation."""
+    """Return a function that returns the key of the request's conversation, by which `CallResolver` picks a model."""
     return partial(conversation_of, request, team, session_of(scope))
 
 
 def session_or_request_id(scope: Scope, request_id: str) -> Callable[[], str]:
-    """Return a function that gives the key of a request outside a conversation: its session or, without it, its id."""
+    """Return a function that returns the key to pick a model by for a single request: the session, else its id."""
     return lambda: session_of(scope) or request_id
 
 

@@ -77,7 +77,7 @@ class PartialUsage:
     def __init__(self) -> None:
         self._started: dict[int, Started] = {}
         self._generated: dict[int, int] = {}
-        """`_started`, `_generated`: number of an answer that has not ended -> its `Started`, its tokens so far."""
+        """Number of an answer that has not ended -> tokens so far. `_started` has the answer's `Started` instead."""
 
     def add(self, choice: int, events: Iterable[CallEvent]) -> None:
         for event in events:
@@ -91,7 +91,7 @@ class PartialUsage:
         self._started.pop(choice, None)
 
     def add_to(self, request_log: RequestLog) -> None:
-        """Add the usage of the answers that have not ended to the log: they were cut off."""
+        """Add to the log the usage of the answers that have not ended, since these were cut off."""
         prompts = (event.usage for event in self._started.values())
         left = sum(prompts, start=Usage(0, sum(self._generated.values()), 0))
         if left.prompt_tokens or left.completion_tokens:
@@ -145,8 +145,8 @@ class Responder(Generic[RequestIn]):
         *,
         repeats: bool = False,
     ) -> None:
-        """`conclude` is awaited when an answer is complete, before its client gets the end, or (with the error) when
-        an answer written by `write` has failed. `repeats`: whether a stream's last event repeats the whole answer."""
+        """`conclude` is awaited before the last part of a complete answer is sent and, with the error, when an answer
+        that `write` wrote has failed. `repeats`: whether a stream's last event repeats the whole answer."""
         self._writers = writers
         self._pipeline = pipeline
         self._pings = pings
@@ -193,7 +193,7 @@ class Responder(Generic[RequestIn]):
     async def write(
         self, asked: RequestIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
-        """Write a stream except its last events, and note its outcome. Return the error; None: it is complete."""
+        """Write a stream except its last events, and record its outcome. Return the error that ended it, or None."""
         try:
             failure = await self._write(asked, call, request_log, writer, holds, sink)
         except ClientGone:
@@ -278,7 +278,7 @@ class Responder(Generic[RequestIn]):
 async def write_answer(
     answer: Answer, writer: StreamWriter, request_log: RequestLog, sink: Sink, held: ProbabilityBudget
 ) -> None:
-    """Write every event of the answer; the body of the loop runs once per token. Raises PaddockError."""
+    """Write every event of the answer. The loop here runs once per token. Raises PaddockError."""
     take, chunks, write = answer.take, writer.chunks, sink.write
     waits, partial_usage = True, PartialUsage()
     try:
@@ -299,7 +299,7 @@ async def write_answer(
 
 
 def note_first_token(request_log: RequestLog, events: list[CallEvent]) -> bool:
-    """Note when the first output came; return whether there is output among the events."""
+    """Record when the first output came, if there is output among the events; return whether there is."""
     if not any(isinstance(event, OUTPUT) for event in events):
         return False
     request_log.first_token_at = monotonic()
@@ -307,7 +307,7 @@ def note_first_token(request_log: RequestLog, events: list[CallEvent]) -> bool:
 
 
 def note_end(request_log: RequestLog, end: Finished | Failed, choice: int, partial_usage: PartialUsage) -> None:
-    """Note the end of one answer. Raises PaddockError where it failed."""
+    """Record the end of one answer. Raises PaddockError if the answer failed."""
     if isinstance(end, Failed):
         raise error_for(end.failure)
     partial_usage.ended(choice)

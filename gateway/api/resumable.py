@@ -23,7 +23,7 @@ from gateway.telemetry.request_log import RequestLog
 from workers.tracing.span import read_context
 
 HELD_PER_BYTE = 2
-"""Bytes of memory per byte of events being sent: they are held as read, and again in the connection's buffer."""
+"""Bytes of memory per byte of events being sent. Each is held twice: as it was read, and in the connection's buffer."""
 
 
 class Resumable:
@@ -57,7 +57,7 @@ class Resumable:
         return await self._recordings.begin(stream, owner, write, grace_s, trace)
 
     async def follow(self, reading: LocalReading, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a stream that has just begun. If the client leaves early, the task that writes it finishes the log."""
+        """Send a stream that has just begun. If the client leaves early, the stream's writer finishes the log."""
         try:
             await self.send(reading, scope, receive, send)
         except ClientGone:
@@ -65,7 +65,7 @@ class Resumable:
             raise
 
     async def again(self, resume: ResumeOptions, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the rest of a stream, counted as this request's memory. Raises what `Recordings.open` raises."""
+        """Send the rest of a stream. Its memory counts as this request's. Raises what `Recordings.open` raises."""
         body.raw = b""  # not needed any more: `resume` has its digest
         reading = await self._recordings.open(resume.stream, resume.after, resume.owner)
         await self.send(reading, scope, receive, send, holds=body.hold_at_least)
@@ -79,7 +79,7 @@ class Resumable:
         *,
         holds: Callable[[int], None] | None = None,
     ) -> None:
-        """Send the whole response, with pings while there is nothing else to say. Closes the reading.
+        """Send the whole response, with pings while there is nothing else to say. Closes `reading`.
 
         `holds` is called with the bytes of memory that events take while they are sent; its error ends the response.
         """
@@ -124,5 +124,5 @@ async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], No
 
 
 def _note_told(request_log: RequestLog) -> None:
-    """Note that the answer succeeded, unless the task that wrote the stream has noted an outcome."""
+    """Record that the answer succeeded, unless the task that wrote the stream has recorded an outcome."""
     request_log.status, request_log.outcome = request_log.status or 200, request_log.outcome or "ok"

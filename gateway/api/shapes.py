@@ -21,7 +21,7 @@ from workers.protocol.pooled import PoolResult
 from workers.protocol.requests import AdapterUse, GenerateRequest, Sampling
 
 INPUT_TOKENS = {"object": "response.input_tokens"}
-"""All fields but the number itself of OpenAI's answer that says how many tokens a prompt has."""
+"""The fields of OpenAI's answer about how many tokens a prompt has, except the number itself."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -57,7 +57,7 @@ def usage_object(usage: Usage, num_thought: int = 0) -> dict[str, Any]:
 def timings_object(timings: Timings) -> dict[str, Any]:
     """Return `timings` as in tools/server/README.md of llama.cpp.
 
-    The prefill yields the first token, so the rate of generation counts only the tokens after it; it is 0 without any.
+    The prefill yields the first token. The rate of generation counts only the later tokens; it is 0 if there are none.
     """
     prompt_n, prompt_ms = timings.prompt_n, timings.prompt_ms
     predicted_n, predicted_ms = timings.predicted_n, timings.predicted_ms
@@ -115,7 +115,7 @@ FIXED: dict[str, Any] = {
 
 
 def default_settings(sampling: Sampling) -> dict[str, Any]:
-    """Return the settings of a request that sets none, without those whose values can be long."""
+    """Return the default settings (those of a request that sets none), except the ones whose values can be long."""
     return _numbers(sampling) | _limits(GenerateRequest(), stream=False) | _samplers(sampling) | FIXED | {"lora": []}
 
 

@@ -1,4 +1,4 @@
-"""Sends a source's requests, each when it is due or as soon as a caller is free, and records a tape of each."""
+"""Sends a source's requests, each when it is due or as soon as a caller is free, and records each call on a `Tape`."""
 
 from __future__ import annotations
 

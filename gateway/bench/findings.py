@@ -1,4 +1,4 @@
-"""Computes the result of a run, a `Document`, from its tapes.
+"""Computes the result of a run, a `Document`, from the records of its calls (`Tape`).
 
 Percentiles are computed by nearest rank, so each is a value that was measured.
 """
@@ -68,7 +68,7 @@ MOST_SECONDS = 240
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The facts about a run that its tapes do not have."""
+    """The facts about a run that the records of its calls (`Tape`) do not have."""
 
     started_at: str
     settings: Mapping[str, str | float | int | bool | None]
@@ -122,7 +122,7 @@ def _unfinished(tapes: Sequence[Tape]) -> int:
 
 
 def _between(tape: Tape, start: float, end: float) -> float:
-    """Estimate how many tokens of an answer came between two times, from the number of pieces that came then."""
+    """Estimate how many tokens of an answer came between two times, from the share of its pieces that came then."""
     if not tape.times:
         return 0.0
     pieces = bisect_right(tape.times, end) - bisect_left(tape.times, start)

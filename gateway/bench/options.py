@@ -25,8 +25,8 @@ class BenchUnusable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options: times in seconds, lengths in tokens. When calls are sent is set by `rate`, `callers`, `limit` or the
-    times of the trace."""
+    """All options. Times are in seconds, lengths in tokens. The times at which calls are sent follow from `rate`,
+    `callers`, `limit` or the trace."""
 
     url: str | None
     model: str | None

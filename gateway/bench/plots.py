@@ -150,7 +150,7 @@ def logarithmic(least: float, most: float, label: str, text: Callable[[float], s
 
 
 def _rounds(factors: Sequence[float], low: float, high: float) -> list[float]:
-    """Return the numbers between 10**low and 10**high that are a power of ten times one of `factors`."""
+    """Return the numbers between 10**low and 10**high that are one of `factors` times a power of ten."""
     found = [factor * 10.0**power for power in range(floor(low), ceil(high) + 1) for factor in factors]
     return [value for value in found if low <= log10(value) <= high]
 

@@ -35,7 +35,7 @@ from gateway.bench.workload import (
 )
 
 CLOSE_ENOUGH = 1.1
-"""The search ends when the lowest rate that failed is at most this many times the highest rate that held."""
+"""The search ends when the lowest rate found too high is at most this many times the highest rate that was not."""
 MOST_STEPS = 20
 MOST_FAILED = 0.01
 

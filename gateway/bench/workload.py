@@ -125,7 +125,7 @@ Message = dict[str, str]
 
 @dataclass(slots=True)
 class Prompt:
-    """The prompt of one call. `conversation`: for the `Source` that made the prompt, which needs it in `ended`."""
+    """The prompt of one call. `conversation`: what the `Source` stores here to find it again in `ended`."""
 
     messages: list[Message]
     answer_tokens: int
@@ -139,7 +139,7 @@ class Source(Protocol):
         """Return the next request; None: there are no more."""
 
     def ended(self, prompt: Prompt, answer: str, *, good: bool) -> None:
-        """Note that a call has ended. `answer`: the answer's text. `good`: whether the call succeeded."""
+        """Record that a call has ended. `answer`: the answer's text. `good`: whether the call succeeded."""
 
 
 @dataclass(slots=True)

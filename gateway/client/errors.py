@@ -149,8 +149,8 @@ _BY_WORD: dict[str, type[AnswerError]] = {
     "exceed_context_size_error": ContextOverflow,
     "stream_gone": StreamGone,
 }
-"""Code or type in an error body -> its error class, where that says more than the HTTP status does. The first is a code
-of OpenAI's, the second a type of llama-server's, the third a code of Paddock's."""
+"""Codes and types of error bodies that say more than the HTTP status -> error class. The first is a code of OpenAI's,
+the second a type of llama-server's, the third a code of Paddock's."""
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> AnswerError:

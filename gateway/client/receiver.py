@@ -130,7 +130,7 @@ class StreamReceiver(Generic[T]):
         return error
 
     def ended(self) -> None:
-        """Note that the server has ended the response. Raises StreamBroken if the answer is not complete."""
+        """Record that the server has ended the response. Raises StreamBroken if the answer is not complete."""
         if not self.complete and not self._may_end:
             raise StreamBroken("the stream ended before the answer was complete")
         self.complete = True

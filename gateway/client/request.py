@@ -30,8 +30,8 @@ class Request(Generic[T]):
     read_at: frozenset[int] = frozenset()
     """Statuses outside 200 to 299 whose body counts as an answer, not as an error."""
     patience_s: float | None = None
-    """Seconds without a byte from the server after which the call fails, if fewer than the client's `timeout`; None:
-    that `timeout` alone counts."""
+    """The call fails after this many seconds without a byte from the server, or after the client's `timeout` if that is
+    shorter; None: only the client's `timeout` counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class StreamRequest(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A step of a script: wait for some seconds."""
+    """A step of a `Script`: wait for this many seconds."""
 
     seconds: float
 

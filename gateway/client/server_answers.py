@@ -126,7 +126,7 @@ class LoraAdapter(Struct, frozen=True):
 
 
 class LoraScale(Struct, frozen=True):
-    """One entry of `lora.set_scales` and of the parameter `lora`."""
+    """An adapter and its scale: one entry of the list that `lora.set_scales` and the parameter `lora` take."""
 
     id: int | str
     scale: float

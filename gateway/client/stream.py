@@ -32,7 +32,7 @@ BREAKS = (ConnectionFailed, StreamBroken, Timeout)
 """Errors after which a stream may be resumed."""
 
 NOT_NOW = (ConnectionFailed, Timeout, Unavailable)
-"""Errors of a reconnect after which another reconnect is tried."""
+"""Errors with which a reconnect may fail and be tried again; any other error ends the stream."""
 
 
 class Stream(Generic[T]):

@@ -23,7 +23,7 @@ DEFAULT_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 
 VerifySsl = bool | str | ssl.SSLContext
-"""Whether to check certificates; or a file of certificate authorities to check them with; or an SSL context."""
+"""Whether to check certificates; or the file of certificate authorities to check them with; or an SSL context."""
 
 
 @dataclass(frozen=True, slots=True)

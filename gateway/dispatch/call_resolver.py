@@ -19,7 +19,7 @@ MAX_NAME_CHARS = 128
 
 
 class CallResolver:
-    """Makes every call of this gateway process, from the model name that its caller sent, until the gateway stops."""
+    """Makes every call of this gateway process from the model name in the request, until `stop_taking` is called."""
 
     def __init__(self, names: ModelNames, fleet: FleetView, metrics: Metrics, limits: Limits) -> None:
         self._names = names

@@ -38,7 +38,7 @@ class Limits:
 
     queue_timeout_s: float
     start_timeout_s: float
-    """Maximum wait of a call while its model has no worker."""
+    """Maximum seconds that a call waits while its model has no worker."""
     request_timeout_s: float
     retry_share: float = 0.2
     """Share of a model's calls that may be retried on another worker (`RetryBudget`)."""
@@ -59,22 +59,22 @@ class CallState:
     limits: Limits
     budget: RetryBudget
     request: GenerateRequest = field(default_factory=GenerateRequest)
-    """The request as the current model gets it; the default for pooled work, which uses `asked`."""
+    """The request in the form for the current model. Pooled work leaves the default here and sends `asked`."""
     placement_request: PlacementRequest = ANYWHERE
     """The placement request: the facts that the choice of a worker depends on."""
     placement_request_is_stale: bool = False
-    """Whether `placement_request` is still the one for another model, with other adapters."""
+    """Whether `placement_request` must be made anew: the call has moved to a model with other adapters."""
     at: WorkerAddress | None = None
-    """The process that was asked for the answer and has neither begun it nor failed; None: no process."""
+    """The process that was asked for the answer, until it begins the answer or fails; None: there is none."""
     first_error: PaddockError | None = None
     """The error of the first model that had no slot for the call."""
     lost: set[str] = field(default_factory=set)
-    """Boot ids of the workers that were lost while they had the call, or could not be reached to give it to them."""
+    """Boot ids of worker processes that were lost while they had the call, or could not be reached to send it."""
     resting: dict[str, float] = field(default_factory=dict)
     """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
 
     def enter(self) -> None:
-        """Count the call as one of its model's calls; it is in flight until `leave`."""
+        """Count the call for its model's retry budget, and as in flight until `leave`."""
         self.budget.count_call(self.call.model, time.monotonic())
         self.metrics.in_flight.labels(self.call.model).inc()
 
@@ -94,11 +94,11 @@ class CallState:
 
     @property
     def used_up_at(self) -> WorkerAddress | None:
-        """The process that used up the call's time without beginning the answer; None: no process."""
+        """The process that had the call but had not begun to answer when the call's time was up; None: none."""
         return self.at if time.monotonic() >= self.call.deadline - TIMER_S else None
 
     def begin_attempt(self, at: WorkerAddress, ranking: Ranking, fingerprint: str) -> None:
-        """Note that the call goes to a worker. `ranking`: the ranking that chose it."""
+        """Record that the call goes to a worker. `ranking`: the ranking that chose it."""
         bid, log = ranking.bid_for(at.worker), self.answer_log
         placement = ranking.summary(at.worker) if log.explains else ""
         log.begin_attempt(at, fingerprint, bid.cached_tokens if bid else 0, placement)
@@ -110,11 +110,11 @@ class CallState:
         self.metrics.attempts.labels(self.call.model, "started").inc()
 
     def end_attempt(self, end: Finished | Failed | None, error: str = "") -> None:
-        """Note the end of an answer that has begun. `end`: its last event; None: it never came, because of `error`."""
+        """Record the end of an answer that had begun. `end`: its last event; None: none came, because of `error`."""
         self.attempt.end(error, end)
 
     def fail_attempt(self, at: WorkerAddress, failure: Failure) -> None:
-        """Note that the attempt at worker `at` failed before the answer began."""
+        """Record that the attempt at worker `at` failed before the answer began."""
         self.at = None
         self.attempt.end(failure.code.value)
         self.metrics.attempts.labels(self.call.model, failure.code.value).inc()
@@ -137,7 +137,7 @@ class CallState:
         self.resting |= dict.fromkeys(boots, math.inf)
 
     def wait_anew(self) -> None:
-        """Restart two time limits of the call: for getting a slot, and for its model to get a first worker."""
+        """Restart the two time limits on the call's waiting: for a slot, and for the first worker of its model."""
         limits = self.limits
         self.call = self.call.waiting(time.monotonic(), queue_s=limits.queue_timeout_s, start_s=limits.start_timeout_s)
 

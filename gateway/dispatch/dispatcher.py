@@ -40,7 +40,7 @@ UNPAID = frozenset({FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY})
 """Failures whose retry is not charged to the retry budget: a worker that drains or has no memory refuses each call
 once and at once, so a retry makes no trouble worse."""
 UNSUITED = frozenset({FailureCode.CONTEXT_OVERFLOW, FailureCode.UNSUPPORTED})
-"""Failures of a request on one model for which another model can still accept the request."""
+"""Failures by which one model refuses a request that another model may still accept."""
 PLACED_AT_ONCE = 8
 """Maximum number of a team's calls that are being placed at the same time; further calls of the team wait. A call is
 placed once it has a slot or is queued.
@@ -136,7 +136,7 @@ class Dispatcher:
             turn.leave()
 
     def _start(self, state: CallState, lease: SlotLease, cutoff: Cutoff) -> AbstractAsyncContextManager[UpstreamAnswer]:
-        """Return the exchange with the worker. The slot is given back when the answer ends, even if unread."""
+        """Return a block that runs the call on the worker. The slot is freed when the answer ends, even if unread."""
         slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
         return self._upstream.start(
             lease.at,
@@ -149,7 +149,7 @@ class Dispatcher:
         )
 
     def _with_own_slot(self, request: GenerateRequest, at: WorkerAddress) -> GenerateRequest:
-        """Return the request with the worker's own number of the slot asked for; ANY if another worker has the slot."""
+        """Return the request with its slot's number on the worker itself; ANY if another worker has that slot."""
         if request.slot == ANY:
             return request
         found = find_slot(request.slot, self.workers.reachable(at.model))
@@ -171,14 +171,14 @@ class Dispatcher:
             self.workers.note_end(at, begun.end)
 
     def _leave(self, state: CallState) -> None:
-        """Note that the call is over, however it ended."""
+        """Record that the call is over, however it ended; blame a worker that used up the call's time."""
         state.leave()
         self.workers.circuits.end_trials(state)
         if (at := state.used_up_at) is not None:
             self.workers.blame(at)
 
     def _recover(self, state: CallState, at: WorkerAddress, failure: Failure) -> None:
-        """Prepare another attempt. Raises PaddockError if another worker would not help, or no more may be tried."""
+        """Prepare another attempt. Raises PaddockError if another worker would not help, or no attempt is left."""
         code = failure.code
         state.fail_attempt(at, failure)
         self.workers.note_failure(at, code)
@@ -199,10 +199,10 @@ class Dispatcher:
         state.wait_anew()  # losing a worker is not the caller's fault
 
     def _fits_elsewhere(self, state: CallState, failure: Failure) -> bool:
-        """Return whether another worker of the model has the context for a prompt that was too long for one of them.
+        """Return whether another worker of the model has enough context for a prompt that was too long for one worker.
 
-        Contexts differ: a worker that found less memory at its start has a smaller one. The call then avoids workers
-        whose context is too small.
+        A worker that found less memory at its start has a smaller context than others. If another one has enough, the
+        call avoids the workers whose context is too small from now on.
         """
         if not failure.num_prompt_tokens or len(state.answer_log.attempts) >= MAX_ATTEMPTS:
             return False

@@ -23,7 +23,7 @@ MAX_AT_ONCE = 32
 """Maximum number of answers to one request that are generated at once; further ones begin as these end."""
 LONG_CHARS = 256 << 10
 LONG_PACE_S = 0.05
-"""Answers to a prompt of over LONG_CHARS characters begin LONG_PACE_S apart: each has it hashed and encoded."""
+"""Seconds between the starts of answers to a prompt of over LONG_CHARS characters: each start hashes and encodes it."""
 
 
 @asynccontextmanager
@@ -117,7 +117,7 @@ class MergedAnswers:
         return events
 
     async def follow(self, number: int, wait_s: float) -> None:
-        """Start answer `number` after `wait_s`, pass on its events, and go on with `_further`. Raises PaddockError."""
+        """Run answer `number` after `wait_s` and pass on its events; then those in `_further`. Raises PaddockError."""
         if wait_s:
             await asyncio.sleep(wait_s)
         await self._follow_one(number)

@@ -69,7 +69,7 @@ class Pipeline:
     def _counted(
         self, call: Call, request: GenerateRequest | PoolRequest, answer_log: AnswerLog
     ) -> Iterator[tuple[Cutoff, Heard]]:
-        """Count a call as under way during the block. Yield its Cutoff, and the object that logs its prompt."""
+        """Count a call as under way during the block. Yield what can cut it off, and what logs its prompt."""
         limit = f"the limit of {self._limits.request_timeout_s:g} s for one request"
         cutoff, heard = Cutoff(call.deadline, limit), self._prompts.begins(call, answer_log, request)
         self._under_way.add(cutoff)
@@ -81,9 +81,9 @@ class Pipeline:
 
 
 def _bounded(request: GenerateRequest, bounds: CallBounds, answer_log: AnswerLog) -> GenerateRequest:
-    """Return the request within the limits of its key.
+    """Return the request, changed where it is beyond the limits of its key.
 
-    A priority above the limit is lowered, not refused: clients send the same priority to every server, and a later
+    A priority above the limit is lowered, not refused: clients send the same priority to every server, and a late
     answer is better than none. The header `x-paddock-priority` then has the lowered priority.
     """
     most_urgent = -bounds.min_priority

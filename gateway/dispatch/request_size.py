@@ -1,4 +1,4 @@
-"""Estimates how long messages to workers are: long ones are hashed and encoded on a thread, not on the event loop."""
+"""Estimates the size of messages to workers: long ones are hashed and encoded on a thread, not on the event loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from workers.protocol.requests import GenerateRequest, Message, Prompt, Submit
 INLINE_CHARS = 256 << 10
 """A message counts as short if its texts have at most this many characters: encoding it takes about a millisecond."""
 TOKEN_CHARS, VALUE_CHARS, BIAS_CHARS, ENTRY_CHARS = 6, 4, 256, 32
-"""Each token, value in a schema, bias (a text of a few hundred characters), and message or tool call counts as so many
-characters: a conversation from stored responses can have 160,000 messages without text."""
+"""Characters that count for each token, each value in a schema, each bias (a text of a few hundred characters), and
+each message or tool call: a conversation from stored responses can have 160,000 messages without text."""
 
 
 def num_chars(message: msgspec.Struct) -> int:
@@ -62,7 +62,7 @@ def chars_of(request: GenerateRequest) -> int:
 
 
 def chars_of_message(message: Message) -> int:
-    """Return how many characters a message has, including ids that no model reads, as they are encoded as well."""
+    """Return how many characters a message has. Ids count as well: no model reads them, but they are encoded, too."""
     number = len(message.content or "") + len(message.reasoning or "")
     number += len(message.name or "") + len(message.tool_call_id or "")
     if message.tool_calls:

@@ -28,7 +28,7 @@ from workers.protocol.pooled import PoolRequest
 CHECK_INTERVAL_S = 0.25
 """Seconds between two checks whether the model of a queued call still has workers, for calls with fallbacks."""
 INLINE_HELD_BYTES = 1 << 20
-"""Decoded bodies of more bytes than this are hashed on a thread: 3,000 messages or 100 tools take a ms or more."""
+"""Maximum bytes of decoded bodies that are hashed without a thread: 3,000 messages or 100 tools take a ms or more."""
 INLINE_TOKENS = 1 << 16
 """The size of pooled work is computed on the event loop if it has at most this many token ids; a million took 48 ms."""
 
@@ -71,7 +71,7 @@ class Admission(Protocol):
 
 
 class SlotSearch:
-    """Prepares calls for the models of their chains, and waits for slots on these models."""
+    """Finds a slot for a call, on its model or else on a fallback model, and adapts the request to that model."""
 
     def __init__(
         self, fleet: FleetView, admission: Admission, workers: SuitableWorkers, adapters: CallAdapters
@@ -84,7 +84,7 @@ class SlotSearch:
         """Lets the teams take turns at hashing the prefixes of long prompts."""
 
     async def prepare(self, state: CallState) -> None:
-        """Set `state.request`, as the model gets it, and `state.placement_request`.
+        """Set `state.request` to the request in the form for the call's model, and set `state.placement_request`.
 
         The prefixes of a long prompt are hashed on a thread, with teams taking turns. Raises InvalidRequest or
         PermissionDenied because of the call's adapters.
@@ -191,7 +191,7 @@ class SlotSearch:
                 state.wait_anew()  # it may have waited long for a first worker
 
     def fall_back(self, state: CallState, reason: Reason, error: PaddockError) -> None:
-        """Move the call to a fallback model. If none is ready, raise the first model's error (or `error`)."""
+        """Move the call to a fallback model. If none is ready, raise the call's first error, which may be `error`."""
         state.first_error = state.first_error or error
         if reason is Reason.QUEUE_TIMEOUT:
             state.wait_anew()

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 0.05
 ADAPTERS_S = 10.0
-"""Maximum seconds that a call waits for a worker with its adapter. Then the call is sent anyway, and it fails there."""
+"""Maximum seconds that a call waits for a worker with its adapter. After that, a worker without it refuses the call."""
 BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
 """Failures that are the worker's fault: enough of them in a row open its circuit, and then all calls avoid it."""
 
@@ -63,10 +63,9 @@ class SuitableWorkers:
             del self._waiting_since[state]
 
     async def check(self, state: CallState, at: WorkerAddress) -> None:
-        """Check the kind and adapters of a worker that joined while the call waited.
-
-        Wait at most ADAPTERS_S for its adapters; then it reports the lack. Raises NotSupported if its kind is wrong.
-        """
+        """Check the kind and adapters of a worker that joined while the call waited. Wait at most ADAPTERS_S until it
+        has the call's adapters; after that the call is sent anyway, and the worker reports what it lacks. Raises
+        NotSupported if the worker's kind is wrong."""
         until = time.monotonic() + ADAPTERS_S
         while beat := next((beat for beat in self._fleet.snapshot.of(at.model) if beat.boot == at.boot), None):
             if state.call.kind is not None:
@@ -77,11 +76,11 @@ class SuitableWorkers:
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     def note_begin(self, at: WorkerAddress) -> None:
-        """Note that the worker has begun an answer."""
+        """Record that the worker has begun an answer."""
         self.circuits.note_begin(at.boot, time.monotonic())
 
     def note_end(self, at: WorkerAddress, end: Finished | Failed | None) -> None:
-        """Note how a begun answer ended. `end`: its last event; None: the caller did not wait for it."""
+        """Record how an answer that had begun ended. `end`: its last event; None: the caller did not wait for it."""
         if isinstance(end, Finished):
             self.note_complete(at)
         elif isinstance(end, Failed):
@@ -95,7 +94,7 @@ class SuitableWorkers:
             self.blame(at)
 
     def blame(self, at: WorkerAddress) -> None:
-        """Note a failure that is the worker's fault: enough of them in a row open its circuit."""
+        """Record a failure that is the worker's fault: enough of them in a row open its circuit."""
         pause_s = self.circuits.note_failure(at.boot, time.monotonic())
         if pause_s and any(beat.boot == at.boot for beat in self._fleet.snapshot.of(at.model)):
             self._metrics.circuits_opened.labels(at.model).inc()
@@ -120,7 +119,7 @@ class SuitableWorkers:
         return found
 
     def _avoided(self, state: CallState, beats: Iterable[Heartbeat], now: float, *, going: bool) -> frozenset[str]:
-        """Return the workers to avoid. `going`: the call is sent now, if need be to a worker with an open circuit."""
+        """Return the workers to avoid. `going`: the call is sent now, to an open circuit if nothing else is left."""
         if not state.resting and not self._upstream.any_lost and self.circuits.all_new:
             return frozenset()  # the usual case, made quick for a thousand workers
         beats = tuple(beats)
@@ -147,7 +146,7 @@ class SuitableWorkers:
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _wait_for_adapters(self, state: CallState) -> None:
-        """Wait until a worker has the call's adapters, at most ADAPTERS_S: new workers soon load registered ones."""
+        """Wait, at most ADAPTERS_S, until a worker has the call's adapters. New workers load registered ones soon."""
         call, adapters = state.call, state.placement_request.adapters
         until = min(call.queue_deadline, time.monotonic() + ADAPTERS_S)
         while time.monotonic() < until:

@@ -10,11 +10,11 @@ from collections import Counter, deque
 class TeamTurns:
     """Gives turns to a few callers at a time, like a semaphore; the waiting teams are served one after the other.
 
-    By default one team has at most all turns but one, so that other teams need not wait for its slowest turn.
+    By default one team gets all turns but one at most, so that other teams need not wait for its slowest turn.
     """
 
     def __init__(self, at_once: int = 1, per_team: int | None = None) -> None:
-        """`at_once`: maximum turns at a time; `per_team`: maximum of one team; None: all but one, but at least one."""
+        """`at_once`: maximum turns at a time; `per_team`: maximum of one team; None: `at_once` - 1, at least 1."""
         self._num_free = at_once
         self._per_team = max(1, at_once - 1) if per_team is None else per_team
         self._num_in: Counter[str] = Counter()

@@ -42,7 +42,7 @@ class UpstreamAnswer(Answer, Protocol):
 
 
 class Upstream(Protocol):
-    """Computes calls, each at one address. It retries nothing: the dispatcher decides about retries."""
+    """Has the server at a given address compute a call. Retries nothing: the dispatcher decides about retries."""
 
     @property
     def any_lost(self) -> bool:

@@ -12,7 +12,7 @@ from workers.protocol import keys
 
 
 class DesiredModels:
-    """Reads and writes which models should have workers. Nothing is cached, since only people ask for it."""
+    """Reads and writes which models should have workers. Nothing is cached, because only people ask, and seldom."""
 
     def __init__(self, redis: redis.asyncio.Redis) -> None:
         self._redis = redis

@@ -25,24 +25,24 @@ __all__ = ["Fleet", "FleetSnapshot"]
 log = logging.getLogger(__name__)
 
 RECORD_S = 0.003
-"""Minimum seconds, per worker of the fleet, between two readings of all records, so that they take 1 % of a core."""
+"""Minimum seconds between two readings of all records, per worker of the fleet: they then take 1 % of a core."""
 WORK_REST = 10
-"""After reading all records, rest this many times as long as that took or more, to use 10 % of a core at most."""
+"""Minimum time between two readings of all records, as a multiple of the work of one: 10 % of a core at most."""
 URGENT_SHARE = 0.1
-"""Share of the pause by RECORD_S and WORK_REST that is kept if a worker asks for an early reading: any of them can."""
+"""Share of the minimum pause (RECORD_S, WORK_REST) that remains if a worker asks for an early reading, as any can."""
 MAX_ANNOUNCED = 1024
-"""Up to this many announced workers have only their own records read; if there are more, all records are read."""
+"""Maximum number of workers whose announced records are read singly; if more announce records, all records are read."""
 RESYNCED_AT_ONCE = 16
 """Maximum number of workers whose prefix hashes are read between two readings of news; others follow later. Each worker
 has a few thousand hashes; reading those of 16 workers takes some ms."""
 PATIENCE_S = 2 * keys.HEARTBEAT_INTERVAL_S
-"""Seconds to keep the last records after Redis lost its data or refused writes: live workers write theirs by then."""
+"""Seconds to keep the last records after Redis lost data or refused writes: live workers write new ones meanwhile."""
 BEFORE_S = 0.02
-"""A call placed less than this many seconds before a worker wrote its news is taken as not yet counted in them."""
+"""A call placed less than this many seconds before a worker's report is taken as not yet counted in that report."""
 
 
 def _always(model: str) -> bool:
-    """Return True, as if Redis took writes of every model."""
+    """Return True for any model. It is the default for `takes_writes`, until `keep_unless` sets another function."""
     return True
 
 
@@ -64,9 +64,9 @@ class Fleet:
         refused: Callable[[str], None] = lambda kind: None,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`secret`: seals what workers write. `registered`: model -> its registered adapters -> SHA-256. `refused` is
-        called with `record` or `news` for each record or entry of news without a valid seal; `unreadable` counts those
-        that can't be read."""
+        """`secret` seals what workers write. `registered` returns model -> its registered adapters -> SHA-256 of the
+        file. `refused` is called with `record` or `news` for each record or entry of `pd:news` without a valid seal;
+        `unreadable` counts those that can't be read."""
         unreadable = unreadable or Unreadable()
         self._redis = redis
         self._records = RecordReader(redis, secret, lambda: refused("record"), unreadable)
@@ -76,12 +76,12 @@ class Fleet:
         self._membership = FleetSnapshot().membership()
         self._takes_writes: Callable[[str], bool] = _always
         self._kept_until: dict[str, float] = {}
-        """Model whose workers could not write -> time.monotonic() until which their last records are kept."""
+        """Model -> time.monotonic() until which its last records are kept, as its workers could not write."""
         self._interval_s = interval_s
         self._read_at = 0.0
         """time.monotonic() when all records were last read."""
         self._worked_s = 0.0
-        """Seconds of work that this reading took."""
+        """Seconds of work that the last reading of all records took."""
         self._forgot_at: float | None = None
         """time.monotonic() when Redis was found to have lost its data; None again PATIENCE_S later."""
         self._read_all = True
@@ -106,7 +106,7 @@ class Fleet:
         self._listeners.append(on_change)
 
     def keep_unless(self, takes_writes: Callable[[str], bool]) -> None:
-        """Keep a model's last records while `takes_writes` returns False for it: its workers can't renew them."""
+        """Keep a model's last records while `takes_writes(model)` is False: its workers can't write new ones."""
         self._takes_writes = takes_writes
 
     async def refresh(self) -> FleetSnapshot:
@@ -203,7 +203,7 @@ class Fleet:
         return (models if are_all else models | self._state.served), are_all
 
     def _has_forgotten(self, models: frozenset[str], now: float) -> bool:
-        """Return whether Redis lost its data in the last PATIENCE_S: then its list `models` lacked one with workers."""
+        """Return whether Redis lost its data in the last PATIENCE_S: `models` then lacked one that has workers."""
         if self._forgot_at is None and not self._state.served <= models:
             self._forgot_at = now
         if self._forgot_at is not None and now - self._forgot_at < PATIENCE_S:
@@ -213,7 +213,7 @@ class Fleet:
         return False
 
     def _kept(self, now: float) -> frozenset[str]:
-        """Return the models whose last records are kept because their workers can't renew them, or could not lately."""
+        """Return the models whose last records are kept: their workers can't write, or could not until lately."""
         refused = [model for model in self._state.served if not self._takes_writes(model)]
         self._kept_until |= dict.fromkeys(refused, now + PATIENCE_S)
         self._kept_until = {model: until for model, until in self._kept_until.items() if until > now}

@@ -1,8 +1,8 @@
 """Combines the records, prefix hashes and news of all workers into the snapshot of the fleet. Does no I/O.
 
-A worker numbers its news, and its record and its prefix hashes contain the number of the last news that they include.
-The hashes are exact if no number is missing between them and the latest news. A worker with a missing number is out of
-sync: its record and hashes are read again until no number is missing. Until then it is ranked by what is known.
+News are a worker's numbered reports of load and cache. Its record and prefix hashes say the last number included in
+them. The hashes are exact if no number is missing between that one and the latest. A worker with a missing number is
+out of sync: its record and hashes are read again until none is missing. Until then it is ranked by what is known.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gateway.routing.worker_state import with_load
 from workers.protocol.heartbeat import MAX_HEADS, Heartbeat, News
 
 REMEMBERED = 16
-"""Number of a worker's last news to keep (some seconds of them), to apply to prefix hashes that it wrote earlier."""
+"""Number of a worker's last reports (`News`) kept, some seconds' worth, to bring older prefix hashes up to date."""
 
 REMEMBERED_S = 300.0
-"""Seconds that names stay known: a model's after it left Redis, its adapters' after its last worker went. Calls to them
-then fail because they are unavailable, not because they are unknown."""
+"""Seconds that a model's name stays known after the model left Redis, and its adapters' names after its last worker
+went. Calls to them fail as unavailable in this time, later as unknown."""
 
 MOST_NAMES = 20_000
-"""Maximum number of remembered names; the oldest are forgotten first, those of models with workers last. Anyone who
-can write to Redis can add names."""
+"""Maximum number of remembered model names. Those of models without workers are forgotten first, and of these the
+oldest. Anyone who can write to Redis can add names."""
 
 MOST_STRANGE_HASHES = 1 << 20
 STRANGE_NEWS = 64
-"""News of unknown workers are dropped once they brought MOST_STRANGE_HASHES prefix hashes, until all records have been
-read again. Each entry of news counts as STRANGE_NEWS hashes in addition to those that it has."""
+"""Number of prefix hashes that each report of an unknown worker counts as, besides those in it. Once the count is above
+MOST_STRANGE_HASHES, reports of unknown workers are dropped until all records have been read again."""
 
 NO_POOL = Pool()
 NO_HASHES = PrefixHashes(0, {})
@@ -44,7 +44,7 @@ class FleetState:
     """Keeps the state of all workers as this gateway knows it. For use by one task at a time."""
 
     def __init__(self, registered: Callable[[], Mapping[str, Contents]]) -> None:
-        """`registered`: model -> its registered adapters -> SHA-256."""
+        """`registered` returns all registered adapters: model -> adapter -> SHA-256 of its file."""
         self._registered = registered
         self._models: frozenset[str] = frozenset()
         self._named_at: dict[str, float] = {}
@@ -60,11 +60,11 @@ class FleetState:
         self._resync_later: set[WorkerKey] = set()
         """Workers still out of sync after a resync; they are resynced again after the next reading of all records."""
         self._without_record: set[WorkerKey] = set()
-        """Workers that have written news but have no record that can be read."""
+        """Workers that have written reports (`News`) but have no record that can be read."""
         self._num_strange_hashes = 0
         """Number counted against MOST_STRANGE_HASHES since all records were last read."""
         self._behind: dict[WorkerKey, int] = {}
-        """Worker whose record includes news that have not been read yet -> the number of the last such news."""
+        """Worker -> number of the last report (`News`) in its record, where that report has not been read yet."""
         self._contents: dict[str, Contents] = {}
         self._is_read = False
         self._snapshot: FleetSnapshot | None = FleetSnapshot(is_read=False)
@@ -251,7 +251,7 @@ class FleetState:
 
 
 def _is_gapless(included: int, news: Sequence[News], least: int) -> bool:
-    """Return whether `news` has all numbers after `included` without a gap, up to at least number `least`."""
+    """Return whether `news` goes on from number `included` without a gap, up to number `least` or beyond."""
     versions = [one.version for one in news if one.version > included]
     return versions == list(range(included + 1, included + 1 + len(versions))) and included + len(versions) >= least
 

@@ -1,4 +1,4 @@
-"""Reads from Redis what workers write: records, prefix hashes, and the stream of news between two heartbeats."""
+"""Reads from Redis what workers write: records, prefix hashes, and their reports between two heartbeats (`pd:news`)."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from workers.redis.link import cluster_of
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 256
-"""Maximum number of left-out workers named in the log: anyone who can write to Redis can make up names."""
+"""Maximum number of workers that the log names as left out: anyone who can write to Redis can make up names."""
 MAX_NAME_CHARS = 512
 """Maximum number of characters of a model's or worker's name; longer names are skipped."""
 MOST_NAMES = 10_000
-"""Number of names after which a reading of one set stops; the next reading goes on where it stopped."""
+"""Number of names after which the reading of a Redis set stops; the next reading of this set goes on from there."""
 NAMES_AT_ONCE = 512
 """Number of names to process before checking whether to rest (`Pauses.rest`)."""
 MOST_STRANGERS = 10_000
-"""Maximum number of unknown workers whose records are read in one reading; if there are more, a random sample."""
+"""Maximum number of unknown workers whose records one reading of the fleet reads; of more, it reads a random sample."""
 MOST_STRANGE_BYTES = 32 << 20
-"""A reading stops after this many bytes of unknown workers' records. Those of the largest fleet have far fewer."""
+"""Bytes of unknown workers' records after which a reading of records stops. The largest fleet has far fewer."""
 LONGEST_RECORD = 1 << 20
 """Maximum bytes of a record; longer ones are left out. A record with 4,096 adapters has half of that."""
 ANSWER_BYTES = 2 << 20
-"""Bytes after which an answer to one round trip ends, split evenly among its script calls; other keys are read next."""
+"""Bytes per round trip to Redis, split evenly among its script calls; keys that do not fit are read in the next one."""
 KEYS_AT_ONCE = 1000
 """Maximum number of keys of one script call."""
 ANSWERS_AT_ONCE = 16
@@ -70,7 +70,7 @@ class PrefixHashes:
     """The hashes of the prefixes that one worker has cached, as it last wrote all of them."""
 
     version: int
-    """Number of the last news that these hashes include."""
+    """Number of the worker's last report (`News`) whose changes are included in these hashes."""
     tokens: Mapping[int, int]
     """Prefix hash -> number of tokens of the prefix."""
 
@@ -81,7 +81,7 @@ class Names:
 
     found: frozenset[str]
     are_all: bool = True
-    """False: the set has too many names to be read at once. `found` has a part, the next one at each reading."""
+    """False: the set has too many names for one reading. `found` has a part; the next reading, the next part."""
 
 
 class RecordReader:
@@ -111,7 +111,7 @@ class RecordReader:
         """Key of a set with too many names -> SSCAN cursor from which the next reading goes on."""
 
     async def models(self) -> Names | None:
-        """Return the models that have ever had a worker on this Redis; None if their key holds no set."""
+        """Return the models that have ever had a worker on this Redis; None if the key for their names holds no set."""
         (listed,) = [one async for one in self._names(Unread.MODELS, [keys.MODELS], Pauses())]
         return listed[1]
 
@@ -205,7 +205,7 @@ class RecordReader:
     async def _values(
         self, kind: Unread, workers: Iterable[WorkerKey], pauses: Pauses
     ) -> AsyncGenerator[tuple[WorkerKey, bytes]]:
-        """Yield each worker's packed record (Unread.HEADS: prefix hashes). Missing or too long ones are left out."""
+        """Yield workers' packed records; with Unread.HEADS, prefix hashes. Missing or too long ones are left out."""
         fields: tuple[str, ...] = (BEAT, SEAL)
         name_of, longest = keys.worker, LONGEST_RECORD
         if kind is Unread.HEADS:
@@ -232,10 +232,10 @@ class RecordReader:
         arguments: Callable[[Sequence[str], int], list[str | int | bytes]],
         pauses: Pauses,
     ) -> AsyncGenerator[tuple[str, int, bytes]]:
-        """Run a script on keys, and yield for each key (key, what was found (THERE, ...), bytes).
+        """Run a script on keys. Yield a tuple for each key: the key, what was found (THERE, ...), the value's bytes.
 
-        `groups`: group -> its keys; one script call gets keys of one group. `arguments` returns the arguments of a
-        script call, given its keys and its maximum bytes. After long work, the method rests before the next key.
+        `groups`: group -> its keys; one script call gets keys of one group. `arguments` returns a script call's
+        arguments, given its keys and its reply's maximum bytes. After long work, the method rests before the next key.
         """
         while groups:
             asked = {group: groups[group][:KEYS_AT_ONCE] for group in list(groups)[:ANSWERS_AT_ONCE]}
@@ -304,7 +304,7 @@ def _shuffled(given: Iterable[Item]) -> list[Item]:
 
 
 FIRST_MS = 5000
-"""The first reading begins with news that are this many ms old: about as old as the prefix hashes last written."""
+"""Age in ms of the oldest reports that the first reading includes: about that of the prefix hashes in Redis."""
 AT_ONCE = 2000
 """Maximum number of entries in one answer of Redis; more entries take several answers."""
 MOST_BYTES = 2 << 20
@@ -312,7 +312,7 @@ MOST_BYTES = 2 << 20
 LONGEST_BYTES = 256 << 10
 """Maximum bytes of one entry; longer ones are left out. One that replaces all hashes of a worker has 2/3 of this."""
 MOST_ANSWERS = 16
-"""Maximum answers of Redis in one reading of news, so that records are read too; the next reading goes on there."""
+"""Maximum replies of Redis in one reading of `pd:news`, so that records are read in time; the next reading goes on."""
 
 _NEWS_HEADER = Struct(">II")
 
@@ -321,7 +321,7 @@ _NEWS_HEADER = Struct(">II")
 class TimedNews:
     news: News
     written_at: float
-    """time.monotonic() when the news were written, or a little earlier."""
+    """time.monotonic() when the worker wrote the report, or a little earlier."""
 
 
 class NewsReader:
@@ -330,7 +330,7 @@ class NewsReader:
     def __init__(
         self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
     ) -> None:
-        """`secret`: seals what workers write. `refused` is called for each entry that is not sealed with it;
+        """`secret`: the key that seals what workers write. `refused` is called for each entry without a valid seal;
         `unreadable` counts sealed entries that can't be read."""
         self._redis = redis
         self._secret = secret
@@ -342,9 +342,9 @@ class NewsReader:
     async def read(self) -> AsyncGenerator[TimedNews]:
         """Yield new entries, oldest first, from at most MOST_ANSWERS answers of Redis. Raises redis.RedisError.
 
-        Entries that the stream dropped before they were read, and entries that are no news, are left out: the numbers
-        of the news then have a gap. After some ms of work, which includes the caller's work on an entry, the reader
-        rests.
+        Left out are entries that the stream dropped before they were read, and entries that can't be read or have no
+        valid seal: the numbers of the yielded entries then have a gap. After some ms of work, which includes the
+        caller's work on an entry, the reader rests.
         """
         pauses = Pauses()
         for _ in range(MOST_ANSWERS):

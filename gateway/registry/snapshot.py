@@ -26,11 +26,11 @@ class FleetSnapshot:
     models: frozenset[str] = frozenset()
     """Every model that has ever had a worker on this Redis."""
     adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Adapter -> its model, for the adapters that can be called as `model`."""
+    """Adapter -> its model, for the adapters whose names callers can send as `model`."""
     contents: Mapping[str, Contents] = field(default_factory=lambda: MappingProxyType({}))
-    """Model -> its adapters by name -> SHA-256, including registered adapters that no worker has yet."""
+    """Model -> its adapters, name -> SHA-256 of the file; registered adapters that no worker has yet as well."""
     is_read: bool = True
-    """False until all records have been read once: workers may exist that are not in the snapshot."""
+    """Whether all records have been read once; until then, workers may exist that are not in the snapshot."""
 
     def of(self, model: str) -> tuple[Heartbeat, ...]:
         return self.workers.get(model, ())

@@ -5,8 +5,8 @@ a token. With many workers a chunk has few tokens, so that cost would count. So 
 protocol with httptools' parser.
 
 `check_step` bounds the values in one frame of the stream before it is decoded. A frame is the output of one engine step
-for this gateway's calls. Its length says little about the work: 16 MiB can be the text of one long prompt, or 800,000
-events, which take the event loop three seconds.
+for this gateway's calls. A frame's length says little about the time that decoding takes: 16 MiB can be the text of one
+long prompt, or 800,000 events, which take the event loop three seconds.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _OTHERS = bytes(set(range(256)) - set(b"[]{},"))
 UNCHECKED_BYTES = 64 << 10
 """Bytes up to which a frame is not checked: decoding it takes milliseconds at most. Nearly every frame is shorter."""
 ITEMS = 1 << 17
-"""Brackets and commas allowed in any frame: some 50 ms of decoding at worst. A token with 100 alternatives has 500."""
+"""Brackets and commas allowed in any frame (50 ms of decoding at worst). A token with 100 alternatives has 500."""
 ITEMS_PER_CALL = 4096
-"""Brackets and commas allowed in addition per call under way on the worker: a few tokens with their alternatives."""
+"""Brackets and commas allowed in addition for each call under way on the worker: a few tokens with alternatives."""
 
 
 class EventStreamRefused(Exception):

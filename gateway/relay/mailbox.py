@@ -101,8 +101,8 @@ class Mailbox:
 class MailboxWithSettings(Mailbox):
     """A mailbox that inserts the call's settings (`Settings`) after `Started`.
 
-    The settings come in the worker's answer to the submit, and events can come before it. So events are held back until
-    `release`; only `Failed` is not.
+    The settings come in the worker's answer to the submit, and events can come before that answer. So all events except
+    `Failed` are held back until `release`.
     """
 
     __slots__ = ("_early", "_early_bytes", "_released", "_settings")

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 SETTLE_TIMEOUT_S = 2 * CONNECT_TIMEOUT_S
 """Seconds that a call waits for the event stream of a worker that is new in the fleet."""
 RECORD_TIMEOUT_S = 1.0
-"""Maximum seconds that a call with a slot waits until the record of its worker process has been read."""
+"""Maximum seconds that a call with a slot waits until this gateway has read the record of the slot's worker process."""
 
 
 @dataclass(slots=True)
@@ -75,14 +75,14 @@ class Relay:
         self._lost: set[str] = set()
         """Boot ids of processes that are gone, although the fleet may still list them."""
         self._addresses: dict[str, WorkerAddress] = {}
-        """Boot id -> address, from the sealed records of the fleet as last seen. Calls go to these addresses only."""
+        """Boot id -> address, from the sealed records that were read last. Calls are sent to these addresses only."""
         self._fleet_changed = asyncio.Event()
         """Set, and replaced by a new one, when the fleet has changed."""
         self._group: asyncio.TaskGroup | None = None
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self) -> None:
-        """Keep the streams open until cancelled. Workers end remaining calls after the gateway's grace period."""
+        """Keep the streams open until cancelled. Workers then end this gateway's calls after a grace period."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, socket_factory=watched_socket)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
             try:

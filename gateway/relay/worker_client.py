@@ -53,7 +53,7 @@ class Payloads:
 
     @asynccontextmanager
     async def encode(self, message: msgspec.Struct | None, known_bytes: int = 0) -> AsyncIterator[Payload]:
-        """Encode a message and yield the body; leave the block when the message is answered.
+        """Encode a message and yield the body. Leave the block once the worker has answered the message.
 
         `known_bytes`: size of the message's conversation, tools included, if it has been counted already; otherwise 0.
         """
@@ -86,18 +86,18 @@ CANCEL_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 60.0
 
 MAX_ACCEPTED_BYTES = 64 << 10
-"""Maximum bytes of the answer to a submit or a cancel: a few numbers, or a failure. Longer answers raise ReplyTooLong,
-here as with the next three limits."""
+"""Maximum bytes of the answer to a submit or a cancel: a few numbers, or a failure. A longer answer raises
+ReplyTooLong, as with the next three limits."""
 MAX_SETTINGS_BYTES = (6 * MAX_PROMPT_CHARS) + (1 << 20)
-"""Maximum bytes of an answer with the call's settings and the prompt's text. A character of it can take six bytes."""
+"""Maximum bytes of an answer with a call's settings and its prompt's text; a character can take six bytes."""
 MAX_REPLY_BYTES = 4 << 20
 """Maximum bytes of an answer about a model, its slots or its adapters."""
 MAX_LONG_REPLY_BYTES = 128 << 20
-"""Maximum bytes of an answer that grows with its question: 2,048 vectors of 8,192 numbers, or 8 million tokens."""
+"""Maximum bytes of an answer whose size the question decides: 2,048 vectors of 8,192 numbers, or 8 million tokens."""
 LONG_REPLIES = frozenset({POOL_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, RENDER_PATH})
 
 NO_SUCH_ROUTE = (404, 405)
-"""HTTP statuses of a worker whose kind lacks the route: a worker for pooled work has no route for adapters."""
+"""HTTP statuses of a worker whose kind has no such route: a worker for pooled work has none for adapters."""
 
 _decode_accepted = msgspec.json.Decoder(Accepted).decode
 _decode_failure = msgspec.json.Decoder(Failure).decode
@@ -198,7 +198,7 @@ class WorkerClient:
         return accepted
 
     async def cancel(self, calls: list[int]) -> bool:
-        """Cancel calls. Return whether the worker accepted; if not, its grace period or its death ends the calls."""
+        """Cancel calls. Return whether the worker accepted; if not, the worker's grace period or death ends them."""
         try:
             async with self._session.post(
                 self._at.url + CANCEL_PATH,
@@ -278,7 +278,7 @@ class Cancellations:
             self.sending = False
 
     def add(self, calls: list[int]) -> None:
-        """Cancel calls without waiting; with an empty list, send the calls that are still pending."""
+        """Cancel calls without waiting. An empty list only sends the cancellations that are still pending."""
         self.pending += calls
         if self.pending and not self.sending:
             self.sending = True

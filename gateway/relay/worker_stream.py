@@ -27,19 +27,19 @@ from workers.protocol.framing import (
 log = logging.getLogger(__name__)
 
 SILENCE_S = 1.25 * KEEP_ALIVE_INTERVAL_S
-"""After one to two times this silence a worker is taken for dead: it writes at least every KEEP_ALIVE_INTERVAL_S."""
+"""Seconds of silence, or up to twice as many, that end a connection: workers write every KEEP_ALIVE_INTERVAL_S."""
 REFUSED_FOR_S = 0.2
 """Seconds of refused connections after which a process counts as lost: a refusal shows that the network works."""
 AWAY_FOR_S = 5.0
-"""Seconds of any failure but refusal until a process counts as lost. Workers keep an absent gateway's calls as long."""
+"""Seconds of failures other than refusals until a process is lost. Workers keep an absent gateway's calls as long."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 FRAMES_PER_TURN = 256
 """Maximum number of frames of a backlog handled per turn of the event loop, so that the mailboxes' readers get turns in
 between: after a stall they would otherwise look like slow clients."""
 LONG_TURN_S = 0.005
-"""After a read of more CPU seconds than this, the stream rests for as long: it takes half of the CPU time at most."""
+"""CPU seconds of one read above which the stream rests for as long as that took: it uses half of the CPU at most."""
 MAX_BACKLOG_FRAMES, MAX_BACKLOG_BYTES = 1 << 16, 64 << 20
-"""Maximum frames and bytes of a worker's backlog, some minutes of steps. Beyond them the worker counts as lost."""
+"""Maximum frames and bytes of a worker's backlog, output of some minutes. With more, the worker counts as lost."""
 
 
 class TooManySteps(ValueError):
@@ -65,8 +65,8 @@ class WorkerStream:
         cancel: Callable[[list[int]], None],
         lost: set[str],
     ) -> None:
-        """`cancel` is called with the calls to cancel on the worker; with an empty list, to send pending ones again.
-        `lost`: boot ids of processes that are gone; all streams of a gateway share this set."""
+        """`cancel` is called with the calls to cancel on the worker; with an empty list, to retry cancellations that
+        failed before. `lost`: boot ids of processes that are gone; all streams of a gateway share this set."""
         self.at = at = credentials.at
         self.connected = asyncio.Event()
         """Set while the stream is open; calls are submitted only then."""
@@ -101,13 +101,13 @@ class WorkerStream:
         return self.at.boot in self._lost
 
     def note_departure(self) -> None:
-        """Note that the worker's record has left the fleet: the next failure of the stream ends its calls."""
+        """Remember that the fleet does not list the worker any more: if its stream is down or fails, its calls end."""
         self._departed = True
         if not self.connected.is_set():
             self.lose("is gone from the fleet")
 
     def note_return(self) -> None:
-        """Note that the worker's record is back in the fleet."""
+        """Remember that the fleet lists the worker again."""
         self._departed = False
 
     def lose(self, why: str) -> None:
@@ -156,12 +156,12 @@ class WorkerStream:
             await asyncio.sleep(pause_s)
 
     def _lose_unreadable(self) -> None:
-        """Log the current exception, the reason why the worker's events can't be read, and end all calls on it."""
+        """Log why the worker's events can't be read (the current exception), and end all its calls."""
         log.exception("worker speaks another protocol", extra={"fields": {"worker": self.at.worker}})
         self.lose("sent events that this gateway cannot read")
 
     def _note_trouble(self, why: str, patience_s: float = AWAY_FOR_S) -> None:
-        """Note that the connection ended or failed; after `patience_s` without a connection the process is lost."""
+        """Count a connection that ended or failed; after `patience_s` without one, the process counts as lost."""
         now = monotonic()
         self._attempts += 1
         if self._attempts == 1:
@@ -170,7 +170,7 @@ class WorkerStream:
             self.lose(why)
 
     async def _read_connection(self) -> None:
-        """Open one connection and read it until it ends; every end raises an exception."""
+        """Open one connection and read it until it ends. Never returns, since every end raises an exception."""
         while self._backlog:  # noqa: ASYNC110 - `_dispatch_backlog` empties it, a part per turn
             await asyncio.sleep(0)
         self._broken = None
@@ -196,7 +196,7 @@ class WorkerStream:
         self._cancel([])
 
     def _on_data(self, data: bytes) -> float:
-        """Handle data. Return the seconds to rest: the CPU time that this took, if over LONG_TURN_S; otherwise 0."""
+        """Handle data. Return the seconds to rest: the CPU time that handling took if over LONG_TURN_S, else 0."""
         begun = thread_time()
         self._queue_frames(data)
         took_s = thread_time() - begun
@@ -261,7 +261,7 @@ class WorkerStream:
             self._last_id = frame.id
 
     def _fail_missing(self, alive: set[int]) -> None:
-        """Fail calls that the worker has lost. `alive`: those it still has, which it lists if it can't resume."""
+        """Fail the calls that the worker has lost. `alive`: those it has; it lists them if it can't resume."""
         missing = [call for call in self._mailboxes if call not in alive]
         for call in missing:
             self._fail(

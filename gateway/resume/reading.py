@@ -34,7 +34,7 @@ class Reading(Protocol):
         ...
 
     async def take(self) -> bytes:
-        """Wait for more events and return them, none of them in part; empty: the stream has ended. Raises StreamGone,
+        """Wait for more events and return them, each one complete; empty: the stream has ended. Raises StreamGone,
         StoreUnavailable."""
         ...
 
@@ -90,8 +90,8 @@ class RemoteReading:
         self._stream = stream
         self._after = after
         self._num_batches = 1
-        """Number of batches to read at once. It is halved or doubled until that many batches have about PIECE_BYTES:
-        how large a batch is, is not known at first."""
+        """Number of batches to read at once. The size of a batch is not known at first, so the number is doubled or
+        halved until so many batches have about PIECE_BYTES."""
         self._ended = False
         self._signed_at = float("-inf")
 
@@ -118,7 +118,7 @@ class RemoteReading:
         return b""
 
     def close(self) -> None:
-        """Stop reading; another reader may then be admitted. The writing gateway notices the absence of signs."""
+        """Stop reading; another reader may then be admitted. The writing gateway notices that no more signs come."""
         self._lease.leave()
 
     async def _sign(self) -> bool:

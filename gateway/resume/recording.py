@@ -116,8 +116,8 @@ class Recording:
         return b"".join(self._events[first:end]), number + end - first
 
     def pending_write(self, *, renew: bool) -> Write | None:
-        """Return the write that brings Redis up to date; call `mark_written` after it. None: nothing is new, and
-        nothing has to be renewed."""
+        """Return the write that brings Redis up to date; None: nothing is new, and nothing has to be renewed. Call
+        `mark_written` once the write is done."""
         batch: Batch | None = None
         if self._flushed < self.last:
             first = max(self._flushed + 1, self._first)
@@ -171,8 +171,8 @@ class Readers:
         self._more_of_team: Counter[str] = Counter()
 
     def enter(self, team: str, stream: str) -> ReaderLease:
-        """Count one more reader and return its lease. The caller must call `leave` on the lease; twice is harmless.
-        Raises TooManyRequests."""
+        """Count one more reader and return its lease. The caller must call `leave` on the lease; calling it twice does
+        no harm. Raises TooManyRequests."""
         if self._of_stream[stream] >= MAX_OF_STREAM:
             raise too_many_readers(MAX_OF_STREAM)
         if self._of_stream[stream] and self._more_of_team[team] >= MAX_MORE_OF_TEAM:

@@ -29,8 +29,8 @@ RETRY_S = 0.5
 UNFLUSHED_S = 60.0
 """Seconds that an ended stream is kept in memory while Redis is away, to be written to Redis when it is back."""
 CLOSE_S = 2.0
-"""Seconds that an ending process waits for its streams to end, and once more after cancelling those that have not
-ended."""
+"""Seconds that an ending process waits for its streams to end. It then cancels those that have not ended, and waits for
+as long again."""
 
 Produce = Callable[[Recording], Awaitable[None]]
 """A function that writes a whole stream, the last event included. It is cancelled if the stream is given up."""
@@ -38,7 +38,7 @@ Produce = Callable[[Recording], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The team and the request for which a stream can be read again."""
+    """The team that may read a stream again, and the request that it must send for that."""
 
     team: str
     request: str
@@ -54,7 +54,7 @@ class Recordings:
         self._max_bytes = max_bytes
         self._readers = Readers()
         self._running: dict[str, Recording] = {}
-        """Stream id -> its recording; only streams not yet completely in Redis, or being read here."""
+        """Stream id -> its recording, if Redis does not have all of the stream yet or the stream is read here."""
         self._over: dict[str, list[StreamBytes]] = {}
         """Team -> sizes of streams that have left `_running` but still count as running in Redis."""
         self._writers: dict[str, asyncio.Task[None]] = {}
@@ -171,8 +171,8 @@ class Recordings:
             self._cancel(recording.stream)
 
     async def _flush(self, *, renew: bool) -> bool:
-        """Write all new events to Redis, drop the streams that are done and charge the teams. Return whether Redis took
-        the events."""
+        """Write all new events to Redis, remove the streams that are done from memory, and report the bytes of each
+        team (`_charge`). Return whether Redis took the events."""
         try:
             await self._write(list(self._running.values()), renew=renew)
         except StoreUnavailable as error:
@@ -211,14 +211,14 @@ class Recordings:
             self._share(recording, count)
 
     def _counted_here(self, team: str) -> StreamCount | None:
-        """Count a team's streams at this gateway, and a new one; None: the team has max_streams already. Used while
-        Redis is away."""
+        """Return the count of a team's running streams at this gateway, a new one included; None: the team already has
+        as many as it may (max_streams). Used while Redis is away."""
         num_running = sum(one.head.team == team for one in self._running.values())
         return StreamCount(num_running + 1, ()) if num_running < self._quota.bounds.max_streams else None
 
     def _share(self, recording: Recording, count: StreamCount | None) -> None:
-        """Limit the bytes that a stream keeps to its share of its team's bytes. Raises TooManyStreams if `count` is
-        None."""
+        """Limit the bytes that a stream keeps to its share of its team's bytes. `count`: the team's streams; with None,
+        raises TooManyStreams."""
         if count is None:
             raise too_many_streams(self._quota.bounds.max_streams)
         recording.keep_at_most(min(self._max_bytes, self._quota.bounds.share(count.num_running)))

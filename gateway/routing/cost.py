@@ -8,8 +8,8 @@ The cost of a worker is the milliseconds until the call's first token there, plu
     prefill = prompt tokens that are not cached there x time per prompt token
     burden = BURDEN x prefill
 
-These figures come from the worker's last news, extrapolated to now, and from the calls that this gateway has placed or
-ended there since then.
+These figures come from the worker's last report (`News`), extrapolated to now, and from the calls that this gateway has
+placed there, or that have ended there, since then.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from gateway.routing.worker_state import WorkerState
 from workers.protocol.heartbeat import PROTOCOL_VERSION
 
 BURDEN = 1.0
-"""Cost that the prefill of an uncached token causes to other calls, as a factor of its cost to the call itself.
+"""Cost to other calls of prefilling an uncached token, as a multiple of its cost to the call itself.
 
-Other calls wait behind this prefill, and its KV cells evict prefixes that others would have found. Without this cost,
-the mean TTFT of 8 workers on a public trace was 4 to 5 % longer; factors of 0.5 to 2 do as well (docs/performance.md).
+Other calls wait behind this prefill, and its KV cells evict prefixes that others would have found. At 0, the mean TTFT
+of 8 workers on a public trace was 4 to 5 % longer; any factor from 0.5 to 2 is as good as 1 (docs/performance.md).
 """
 
 
 class RecentPlacements(Protocol):
-    """Counts this gateway's recent placements that are not in a worker's news yet."""
+    """Counts this gateway's recent placements that a worker's last report does not include yet."""
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
-        """Return the number of calls placed at the worker after `at` minus those that ended, and the predicted prefill
-        of the placed calls in milliseconds."""
+        """Return two things about the time since `at`: the number of calls placed at the worker, minus those that
+        ended; and the predicted prefill time of the placed calls, in milliseconds."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -51,8 +51,8 @@ class Estimate(msgspec.Struct, frozen=True):
     cached_bytes: int
     """Bytes of the prompt that the worker has cached: those of the longest prefix whose hash it has."""
     placed: int
-    """Number of calls that this gateway has placed there since the worker's last news, minus those that have ended; can
-    be negative."""
+    """Number of calls that this gateway has placed there since the worker last reported, minus those that have ended;
+    can be negative."""
     slot_ms: float
     """Time until the call has a slot."""
     backlog_ms: float
@@ -92,8 +92,8 @@ class CostModel:
         return (self._num_bytes - cached_bytes) * self._tokens_per_byte
 
     def least_wait_ms(self, state: WorkerState) -> float:
-        """Return the wait that the worker's last news alone predict. Calls that this gateway has placed there since
-        then make it longer."""
+        """Return the wait as predicted from the worker's last report alone. Calls that this gateway has placed there
+        since then make it longer."""
         return max(0.0, (state.ready_at - self._now) * 1000)
 
     def at(self, state: WorkerState, cached_bytes: int) -> Estimate:
@@ -135,8 +135,8 @@ class CostModel:
 
 
 CONTEXT_MARGIN = 0.75
-"""Share of a prompt's estimated tokens that must fit n_ctx. It is below 1 since the worker counts exactly and refuses
-prompts that are too long."""
+"""Share of a prompt's estimated tokens for which a worker's context (n_ctx) must have room. It is below 1 as the
+estimate may be too high: the worker counts exactly, and refuses prompts that are too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +192,9 @@ class Requirements:
 
 
 def requirements_of(request: PlacementRequest, pool: Pool, avoid: frozenset[str]) -> Iterator[Requirements]:
-    """Yield requirements on a worker for the call, the strictest first: try each only if no worker meets the ones
-    before it. Workers that have failed the call are allowed late, and any worker at last, since its refusal tells the
-    caller what is wrong."""
+    """Yield sets of requirements that the call has of a worker, the strictest first: try each only if no worker meets
+    the ones before it. Late ones allow workers that have failed the call. The last one allows any worker, since the
+    refusal of that worker tells the caller what is wrong."""
     tokens = request.prefix.num_bytes / pool.typical.bytes_per_token * CONTEXT_MARGIN
     place = find_slot(request.slot, pool.by_id()) if request.slot != ANY else None
     if place is not None:

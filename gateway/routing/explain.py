@@ -32,9 +32,9 @@ class RankedWorker:
     cached_tokens: int
     uncached_tokens: int
     free_slots: int
-    """Number of free slots as of the worker's last news; if negative, minus the number of calls that wait there."""
+    """Free slots when the worker last reported its load; if negative, minus the number of calls that wait there."""
     placed: int
-    """Number of calls that this gateway has sent there since the worker's news, minus those that have ended."""
+    """Number of calls that this gateway has sent there since the worker last reported, minus those that have ended."""
     heard_s_ago: float
 
     @property
@@ -55,12 +55,12 @@ class Explanation:
     """The ranking of all workers of a model for one call."""
 
     ranked: tuple[RankedWorker, ...] = ()
-    """Workers that meet the requirements, best first; among workers of equal cost calls take turns."""
+    """Workers that meet the requirements, best first. Calls take turns among workers of equal cost."""
     left_out: tuple[ExcludedWorker, ...] = ()
     """All other workers, sorted by name."""
     waived: tuple[str, ...] = ()
-    """Requirements dropped because no worker meets them: `slot`, `context`, `adapters`, `avoided` (every worker has
-    failed the call)."""
+    """Requirements dropped because no worker meets them all: `slot`, `context`, `adapters`, `avoided` (workers that
+    have failed the call may be used again)."""
 
 
 def explain(

@@ -1,6 +1,6 @@
-"""Describes a call's needs of a worker (`PlacementRequest`), and the ranking of workers for it (`Ranking`). Pure.
+"""Describes what a call needs of a worker (`PlacementRequest`), and the ranking of workers for it (`Ranking`). Pure.
 
-Slots are numbered over all workers of a model: in the order of worker ids, each worker has as many numbers as slots. If
+Slots are numbered over all workers of a model: in the order of worker ids, each worker gets one number per slot. If
 there is only one worker, these are its own slot numbers. The numbers change when workers come and go.
 """
 
@@ -55,7 +55,7 @@ class PlacementRequest:
     """The properties of one call that its placement depends on."""
 
     prefix: Prefix = NOTHING
-    """The prompt's prefix hashes; none if the call may not use the cache. `num_bytes`, of the prompt, is always set."""
+    """The prompt's prefix hashes; none if the call may not use the cache. `num_bytes` is always the prompt's size."""
     max_tokens: int | None = None
     """Maximum number of tokens of the answer; None: the call sets no limit."""
     adapters: frozenset[str] = frozenset()
@@ -113,7 +113,7 @@ class Bid(msgspec.Struct, frozen=True):
 
     @property
     def weight_ms(self) -> float:
-        """The total cost without the wait: to the call itself once it has a slot, and to other calls."""
+        """The total cost without the wait: `cost_ms` to the call itself, plus `burden_ms` to other calls."""
         return self.cost_ms + self.burden_ms
 
     @property
@@ -142,8 +142,8 @@ class Ranking:
     left_out: frozenset[str] = frozenset()
     """Workers that `elsewhere` does not stand for, because they are not suitable; at most MAX_LEFT_OUT."""
     charge: float = 0.0
-    """Tokens by which the call is predicted to use up its team's fair share: those of the answer, and of the part of
-    the prompt that the best worker has not cached, or of the whole prompt if there is no worker."""
+    """Predicted tokens that the call uses of its team's fair share: those of the answer, plus those of the prompt that
+    the best worker has not cached; if there is no worker, those of the whole prompt."""
     hold_ms: float = 0.0
     """Predicted time of the decode, after the first token."""
 

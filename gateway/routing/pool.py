@@ -1,8 +1,8 @@
 """One model's workers as the ranking reads them (`Pool`), and the code that keeps them up to date (`PoolUpdater`).
 
-A `Pool` does not change, except for its index of prefix hashes: all pools of one updater share that index, and workers'
-news change it, because copying it would cost more than all other updates. The ranking reads a pool within one turn of
-the event loop. Code that keeps a pool for longer finds newer hashes in it, some of workers that the pool does not have.
+A `Pool` does not change, except for its index of prefix hashes. All pools of one updater share that index, and workers'
+reports (`News`) change it, as copying it would cost more than all other updates. The ranking reads a pool within one
+turn of the event loop. A pool that is kept for longer has newer hashes, some of workers that it does not have.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.routing.worker_state import Typical, WorkerState, typical_of, with_
 from workers.protocol.heartbeat import MAX_HEADS, PROTOCOL_VERSION, Heartbeat, News
 
 SPEED_STEP = 1.25
-"""Largest ratio of two prefill speeds in one class: in a class the search goes through workers by readiness alone."""
+"""Largest ratio of two prefill speeds in one class of workers. Within a class, the ranking goes by readiness alone."""
 
 _ready_at = attrgetter("ready_at")
 _prefill_ms = attrgetter("prefill_ms")
@@ -40,7 +40,7 @@ class SpeedClasses:
     def __init__(self) -> None:
         self._sorted: dict[int, list[WorkerState]] = {}
         self._drawn: dict[int, SpeedClass] = {}
-        """Speed -> its class as last returned by `draw`; a class that has changed since then is left out."""
+        """Speed -> its class as `draw` last returned it; classes that have changed since then are not in here."""
 
     def add(self, state: WorkerState) -> None:
         speed = _speed(state)
@@ -88,7 +88,7 @@ class Pool:
     n_ctx: int = 0
     """Smallest context size of the workers that serve, in tokens."""
     adapters: frozenset[str] = frozenset()
-    """Adapters that every worker that serves has."""
+    """LoRA adapters that all the workers that serve have."""
     hashes: PrefixHashIndex = field(default_factory=PrefixHashIndex)
 
     def by_id(self) -> list[Heartbeat]:
@@ -98,7 +98,7 @@ class Pool:
 
 
 class PoolUpdater:
-    """Applies records and news of a model's workers to its pool; only parts that have changed are built anew."""
+    """Applies workers' records and reports (`News`) to the pool of their model; rebuilds only what has changed."""
 
     def __init__(self) -> None:
         self._hashes = PrefixHashIndex()
@@ -127,8 +127,8 @@ class PoolUpdater:
         return tuple(self._states)
 
     def join(self, beat: Heartbeat, hashes: Iterable[int] = (), *, now: float = 0.0) -> None:
-        """Add a worker that is new, was restarted, or whose news were missed. `hashes`: all the prefix hashes that it
-        has now."""
+        """Add a worker that is new, was restarted, or some of whose reports (`News`) were missed. `hashes`: all the
+        prefix hashes that the worker has now."""
         state = self._states.get(beat.worker)
         number = state.number if state else self._next_number()
         self._hashes.forget(number)
@@ -136,8 +136,8 @@ class PoolUpdater:
         self._put(number, beat, now)
 
     def renew(self, beat: Heartbeat, *, now: float) -> None:
-        """Apply a worker's record, but keep the load of its last news if the news are newer. Raises KeyError if the
-        worker has not joined."""
+        """Apply a worker's record. If the worker's last report (`News`) is newer, the load in that report stays. Raises
+        KeyError if the worker has not joined."""
         state = self._states[beat.worker]
         known = state.beat
         if known.boot == beat.boot and known.version > beat.version:
@@ -147,9 +147,9 @@ class PoolUpdater:
             self._put(state.number, beat, state.heard_at if beat.load == known.load else max(now, state.heard_at))
 
     def apply(self, news: News, now: float) -> bool:
-        """Apply an entry of a worker's news, written at `now`; an entry that was applied already has no effect. Return
-        False if an earlier entry was missed, the process is not known, or the worker now has more prefix hashes than
-        any worker can have: then it must `join` again."""
+        """Apply a worker's report, written at `now`; a report that was applied already has no effect. Return False if
+        the worker must `join` again: an earlier report was missed, its process is not known, or it now has more prefix
+        hashes than any worker can have."""
         state = self._states.get(news.worker)
         if state is None or state.beat.boot != news.boot or news.version > state.beat.version + 1:
             return False

@@ -19,15 +19,15 @@ SHARDS = 256
 """Number of dictionaries that the index consists of. A single dictionary with millions of entries would block the
 process for a tenth of a second when it grows; small ones do not."""
 _BITS = 60
-"""Bits kept of a hash: Python keeps 60 bits in 32 bytes, 64 in 48. A collision only makes an estimate too good."""
+"""Bits kept of a hash: a Python int of 60 bits takes 32 bytes, of 64 bits 48. A collision makes a cost look too low."""
 _MASK = (1 << _BITS) - 1
 _SHARD = _BITS - 8
 """Number of bits to shift a hash right by to get the number of its shard. The highest bits choose the shard, since
 inside a dictionary the lowest bits choose an entry's place."""
 _LEAST_LOG = 64
 _WRITTEN_ANEW = 6
-"""A shard is copied each time that about a sixth of its entries has been replaced. Otherwise a dictionary that loses as
-many entries as it gains would double in size once its spare room is used up."""
+"""A shard is copied to a new dictionary each time about a sixth of its entries has been replaced. Without copying, a
+dictionary that loses as many entries as it gains doubles in size once its spare room is used up."""
 
 
 class PrefixHashIndex:
@@ -41,7 +41,7 @@ class PrefixHashIndex:
         self._logs: dict[int, array[int]] = {}
         self._counts: dict[int, int] = {}
         self._dropped = 0
-        """Number of dropped entries for which no shard has been copied yet; the shards are copied in turn."""
+        """Number of dropped hashes, minus those that copies of shards have made up for (`_write_anew`)."""
         self._turn = 0
 
     def holders(self, prefix_hash: int) -> Holders:
@@ -52,7 +52,7 @@ class PrefixHashIndex:
     def levels(self, hashes: Sequence[int]) -> list[tuple[int, Holders]]:
         """Return (place, holders) for each place in `hashes` at which the number of holders changes, deepest first.
         `hashes`: the prefix hashes of one prompt, from shallow to deep. A worker that has a prefix also has all shorter
-        ones of the prompt, so hashes between two with equally many holders are not looked up."""
+        ones. So if two hashes have equally many holders, the hashes between them are not looked up."""
         if not hashes:
             return []
         found: dict[int, tuple[int, Holders]] = {}
@@ -120,7 +120,7 @@ class PrefixHashIndex:
         self._counts.pop(number, None)
 
     def _write_anew(self, dropped: int) -> None:
-        """Copy the shards that are due after `dropped` more hashes were removed, so that no shard grows in memory."""
+        """Count `dropped` more removed hashes, and copy the shards now due for it, so that no shard grows in memory."""
         self._dropped += dropped
         while self._dropped > (due := len(self._shards[self._turn]) // _WRITTEN_ANEW + 1):
             self._dropped -= due
@@ -148,7 +148,7 @@ def _join(shard: dict[int, Holders], key: int, there: Holders, number: int) -> N
 
 
 def _leave(shard: dict[int, Holders], key: int, there: Holders, number: int) -> bool:
-    """Put a hash back into its shard, with its holders (`there`) but this worker. Return False if it was no holder."""
+    """Put a hash back with its holders (`there`) except worker `number`. Return False if the worker was no holder."""
     if isinstance(there, int) or number not in there:
         shard[key] = there
         return False

@@ -1,9 +1,9 @@
 """Finds a pool's best workers for a call: those whose cost in milliseconds (`cost`) is least.
 
 Not every worker is looked at. A worker's cost depends on how much of the prompt it has cached and on when it is ready.
-So the search goes from the deepest prefix hash of the prompt to the shallowest, and looks at the workers that have each
-(its holders); then it goes through all workers, the readiest first, until the rest can't be among the best. Pure: which
-slots are free is decided in Redis.
+So the search goes from the prompt's deepest prefix hash to its shallowest, and looks at each hash's holders: the
+workers that have this prefix cached. Then it goes through all workers, the readiest first, until the rest can't be
+among the best. Pure: Redis decides which slots are free.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ WANTED = MAX_BIDS + 1
 EVALUATED = 2 * WANTED
 """If at most this many workers hold a prefix hash, all of them are looked at; otherwise only those ready soonest."""
 MAX_WALKS = 8
-"""Maximum number of searches per prompt: each prefix hash with more than EVALUATED holders needs one search through its
-holders, and further such hashes get none. A prompt rarely has more than 2 of them."""
+"""Maximum number of searches among holders, per prompt. Each prefix hash with more than EVALUATED holders needs a
+search of its own; once the maximum is reached, such hashes are skipped. A prompt rarely has more than 2 of them."""
 SPARSE = 16
 """If at most one in this many workers holds a prefix hash, its holders are sorted by readiness; otherwise the search
 goes through all workers, which are sorted already."""
@@ -173,7 +173,7 @@ class _Search:
                 return
 
     def _in_turn(self, ready: Sequence[WorkerState]) -> Iterator[WorkerState]:
-        """Yield the workers by readiness. Of those ready now, each value of `turn` puts a different one first."""
+        """Yield the workers by readiness. Those ready now begin with a different one for each value of `turn`."""
         ready_now = bisect_right(ready, self._now, key=_ready_at)
         first = self._turn % ready_now if ready_now else 0
         for number in range(first, ready_now):

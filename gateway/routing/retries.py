@@ -26,9 +26,9 @@ WINDOW_S = 30.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 JITTER = 0.2
-"""Share by which a pause is made longer or shorter at random."""
+"""Share of its length by which a circuit's pause is made longer or shorter at random."""
 FORGOTTEN_S = 600.0
-"""Seconds after its last failure, or after the end of the pause that followed, from which on a process counts as new.
+"""A process counts as new this many seconds after its last failure or, if that is later, after the end of its pause.
 This also removes the circuits of processes that are gone."""
 
 
@@ -101,9 +101,9 @@ class Circuits:
         return not self._circuits
 
     def admits(self, boot: str, call: Hashable, now: float, *, going: bool = True) -> bool:
-        """Return whether the call may be sent to the process. `going`: whether it is sent if it may be; False: this
-        only asks. A call sent at a half-open circuit becomes the trial call: no other call may be sent until its answer
-        begins, it fails, or it is over (`end_trials`)."""
+        """Return whether the call may be sent to the process. `going`: whether the caller will then send it; False: the
+        caller only wants to know. A call that is sent at a half-open circuit becomes the trial call: no other call may
+        be sent until the answer to the trial call begins, it fails or it is over (`end_trials`)."""
         circuit = self._circuits.get(boot)
         state = State.CLOSED if circuit is None else circuit.state(now)
         if state is not State.HALF_OPEN:

@@ -1,6 +1,5 @@
-"""The state of one worker as the ranking reads it (`WorkerState`): when the worker can begin a call, judging by the
-load that it last reported. Values only.
-"""
+"""The state of one worker as the ranking reads it (`WorkerState`): when the worker can begin a call, as predicted from
+the load that the worker last reported. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ import msgspec
 from workers.protocol.heartbeat import Heartbeat, Load
 
 NOT_KNOWN = Load(prefill_ms=0.5, decode_ms=20.0, hold_ms=5000.0, answer_tokens=512.0, bytes_per_token=4.0)
-"""Figures used until a worker of the pool has measured its own: those of a middling GPU and model. The only thing that
-matters is that all workers get the same figures."""
+"""Figures used until a worker of the pool has measured its own: those of an average GPU and model. It hardly matters
+how exact they are, as long as all workers get the same."""
 ADAPTER_LOAD_MS = 500.0
 """Milliseconds assumed for loading an adapter until any worker has loaded one."""
 
@@ -54,8 +53,8 @@ def _middle(values: Iterable[float], otherwise: float) -> float:
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """The state of a worker at the time when it last reported its load (`heard_at`). Times are seconds by the clock of
-    `heard_at`; durations are milliseconds."""
+    """The state of a worker at the time when it last reported its load (`heard_at`). Times are seconds, by the same
+    clock as `heard_at`; durations are milliseconds."""
 
     worker: str
     number: int
@@ -67,11 +66,11 @@ class WorkerState(msgspec.Struct, frozen=True):
     ready_at: float
     """When the worker can begin the prefill of one more prompt, if no other call comes first."""
     ahead: int
-    """Number of calls that get a slot before a new call gets one; a negative number: so many slots are free."""
+    """Number of calls that get a slot before a new call does; if negative, minus the number of free slots."""
     slot_at: float
     """When the worker's next slot comes free, if none is free now."""
     slot_ms: float
-    """Predicted time between one slot of the worker coming free and the next."""
+    """Predicted time from when one of the worker's slots comes free until the next one does."""
     backlog_at: float
     """When the worker will have finished the prefills that it already has to do."""
     prefill_ms: float

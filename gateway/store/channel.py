@@ -28,9 +28,9 @@ connection counts as lost."""
 async def follow(
     redis: redis.asyncio.Redis, channel: str, on_message: Callable[[bytes], None], on_subscribed: Callable[[], None]
 ) -> None:
-    """Call `on_message` with each message of the channel, and `on_subscribed` each time the channel is subscribed to:
-    messages sent before that may have been missed. Never returns. A lost connection is logged once, then made anew, by
-    as many attempts as that takes."""
+    """Call `on_message` with each message of the channel. Call `on_subscribed` after each subscription, since messages
+    sent before it may have been missed. Never returns. A lost connection is logged once; then a new one is tried every
+    RETRY_S until one can be made."""
     away = False
     while True:
         pubsub = redis.pubsub()
@@ -93,8 +93,8 @@ class GatewayHeartbeats:
         self._beat = load_beat_script()
 
     async def beat(self) -> Gateways | None:
-        """Write this process's heartbeat and return the live gateways; None if the Redis key of their list has a value
-        of the wrong type."""
+        """Write this process's heartbeat and return the live gateways; None if the Redis key that lists the gateways
+        holds a value of the wrong type."""
         await self._redis.set(keys.gateway(self._gateway), f"{time.time():.3f}", px=round(self._ttl_s * 1000))
         try:
             told = await self._redis.eval(self._beat.source, 1, keys.GATEWAYS, self._gateway, self._ttl_s)

@@ -18,7 +18,7 @@ from workers.protocol.heartbeat import PROTOCOL_VERSION, WorkerAddress
 from workers.redis import link
 
 NO_LOSS_MS = 0.01
-"""Difference of cost in ms below which two workers count as equal."""
+"""Difference in cost, in ms, below which two workers count as equally good."""
 
 UNFENCED = 0
 """Fencing token of a lease that Redis does not have yet."""
@@ -62,10 +62,10 @@ class Offer:
     cost_ms: float
     """Time from the slot to the first token."""
     other_ms: float
-    """Total cost at the best other worker: time to the first token, the wait for a slot included, and burden."""
+    """Total cost at the best other worker: the wait for a slot, the time to the first token, and the burden there."""
     kv_tokens: int
     burden_ms: float = 0.0
-    """Cost of the prefill here to other calls. `cost_ms` leaves it out; `other_ms` includes the other worker's."""
+    """Cost of the prefill here to other calls: not in `cost_ms`. The burden at the other worker is in `other_ms`."""
 
     def packed(self, hold_ms: float) -> str:
         """Return the offer as the text of a bid that lua/shared.lua reads; `hold_ms` as in `Offers`."""
@@ -78,16 +78,16 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The costs of a call at the workers that would do. Its ticket carries them while the call waits."""
+    """The costs of a call at the workers that can serve it. The call's ticket carries them while the call waits."""
 
     take: tuple[Offer, ...] = ()
     """Workers to take at once if they have a free slot, best first."""
     more: tuple[Offer, ...] = ()
     """Workers not taken at once. A waiting call gets a slot there only if its bid is not negative (`Offer.packed`)."""
     elsewhere: Offer | None = None
-    """The cost at any worker that is not named here; None: no other worker would do."""
+    """The cost at any worker that the other fields do not name; None: no other worker can serve the call."""
     left_out: frozenset[str] = frozenset()
-    """Workers that would not do, to which `elsewhere` does not apply."""
+    """Workers that can't serve the call, so that the cost in `elsewhere` does not apply to them."""
     begin_within_ms: float = 0.0
     """Milliseconds from now within which the first token is wanted; 0: there is no deadline."""
     hold_ms: float = 0.0
@@ -113,7 +113,7 @@ class Filed:
     """The place of a ticket in the queue."""
 
     rank: str
-    """The ticket's score in the queue, from its class and virtual finish; exactly the digits that Redis wrote."""
+    """The ticket's score in the queue, from its priority class and virtual finish, exactly as Redis wrote it."""
     start: str
     """Virtual start of the call in fair queueing, in virtual tokens."""
     position: int
@@ -124,7 +124,7 @@ class Filed:
 class QueueLimitReached:
     waiting: int
     of_team: bool = False
-    """Whether the limit that was reached, and `waiting`, are those of one team; else those of the model."""
+    """Whether the team's limit was reached, and `waiting` counts the team's calls; False: it is the model's limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Renewed:
     void: frozenset[str]
     """Leases that will not come back: their worker process is gone, or another lease has superseded them."""
     crowded: frozenset[str]
-    """Leases not in Redis (lost, or placed without it) for which no slot is free now; the next renewal tries again."""
+    """Leases that Redis lost or never had, and for which no slot is free there now; the next renewal tries again."""
     fences: Mapping[str, int]
     """Id of each lease that was UNFENCED -> the fencing token that Redis has now given it."""
 
@@ -278,8 +278,8 @@ class Store:
         return {ticket.order.id: place for ticket, place in zip(tickets, positions, strict=True)}
 
     async def sweep(self, gateway: str, model: str, *, pause_s: float = 0.0) -> Swept:
-        """Free expired leases and tickets, and grant the slots that come free, unless another gateway did so within
-        `pause_s`."""
+        """Free expired leases and tickets, and grant the slots that come free. Do nothing if any gateway has swept
+        within the last `pause_s` seconds."""
         return Swept(*await self._send(self._sweep, gateway, model, round(pause_s * 1000)))
 
     async def close(self) -> None:

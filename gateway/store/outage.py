@@ -76,7 +76,7 @@ def checked(answers: list[Any]) -> list[Any]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Raise StoreUnavailable if the block, which reads a reply of Redis, can't read it (UNREADABLE)."""
+    """Run a block that reads a reply of Redis. Raise StoreUnavailable if the reply can't be read (UNREADABLE)."""
     try:
         yield
     except UNREADABLE as error:

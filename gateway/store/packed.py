@@ -19,8 +19,8 @@ _LENGTH = Struct(">I")
 
 
 def unpacked_keys(packed: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield two things for each key in the reply: what was found (NOTHING, THERE, ...), and the value's bytes. If there
-    is no value, these bytes are the reason as text; for NOTHING they are empty."""
+    """Yield two things for each key in the reply: what was found, and bytes. THERE: those of the value; TOO_LONG: the
+    value's size, as text; OF_ANOTHER_TYPE: Redis's error, as text; NOTHING: no bytes."""
     at = 0
     while at < len(packed):
         what, length = _HEADER.unpack_from(packed, at)
@@ -39,7 +39,7 @@ def unpacked_texts(packed: bytes) -> Iterator[bytes]:
 
 
 LONGEST_S = 0.005
-"""After this many seconds of work, a task rests for as long: so it takes at most half of the event loop's time."""
+"""Seconds of work after which a task rests for equally long: it then uses at most half of the event loop's time."""
 
 
 class Pauses:

@@ -1,4 +1,4 @@
-"""Inspects a model's queue in Redis, for people: which calls wait, for how long, with what bids for workers."""
+"""Shows operators a model's queue in Redis: which calls wait, for how long, and what they bid for workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class QueuedTicket:
     bids: Mapping[str, QueuedBid]
     """Worker -> the call's bid for it."""
     elsewhere: QueuedBid | None
-    """The call's bid for all suitable workers that are not in `bids`; None: no other worker would do."""
+    """The call's bid for all suitable workers that are not in `bids`; None: there are no other suitable workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ def _ticket(row: Sequence[Any], now_ms: int) -> QueuedTicket:
 
 
 def _bids(text: str) -> tuple[float, QueuedBid | None, dict[str, QueuedBid]]:
-    """Return a ticket's deadline in unix ms (0: none), its bid for workers that are not named, and worker -> bid for
-    the named ones."""
+    """Return three things from a ticket's text: its deadline in unix ms (0: none); its one bid for all workers that the
+    text does not name; and worker -> bid for the workers that it names."""
     if not text:
         return 0.0, None, {}
     deadline, elsewhere, _, named, *_ = text.split("\n")

@@ -14,7 +14,7 @@ from gateway.store.scripts import ScriptSender, load_response_script
 from workers.protocol import keys
 
 NOT_YET = -1
-"""Reply of the script `keep_response` if there is no room yet: one run may drop only so many old responses."""
+"""Reply of `keep_response` if one run has dropped as many old responses as it may, and there is still no room."""
 
 
 class ResponseRecords:

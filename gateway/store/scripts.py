@@ -32,10 +32,10 @@ ONE_PER_MODEL = (
     keys.swept,
     keys.settling,
 )
-"""Functions that name the Redis keys that exist once per model. Scripts have each in a variable, `<function>_key`."""
+"""Functions that name the Redis keys that exist once per model. In scripts, each name is in `<function>_key`."""
 
 MANY_PER_MODEL = (keys.worker, keys.worker_leases, keys.lease, keys.ticket, keys.ticket_bids)
-"""Functions that name the Redis keys that exist once per worker, lease or ticket: `<function>_key(id)` in scripts."""
+"""Functions that name the Redis keys that exist once per worker, lease or ticket. Scripts call `<function>_key(id)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def key_names() -> str:
 
 
 def load_script(name: str, *beside: str) -> Script:
-    """Return the script `lua/<name>.lua`, with the key names, `lua/shared.lua` and the files `beside` in front."""
+    """Return the script `lua/<name>.lua`, preceded by the key names, `lua/shared.lua` and the files in `beside`."""
     shared = [(FOLDER / f"{part}.lua").read_text("utf-8") for part in ("shared", *beside)]
     return _script(name, "\n".join([key_names(), *shared]))
 
@@ -89,22 +89,22 @@ def load_stream_script(name: str) -> Script:
 
 
 def load_beat_script() -> Script:
-    """Return the script `lua/beat.lua`. Its caller passes the complete key."""
+    """Return the script `lua/beat.lua`. Whoever runs it passes the whole name of its key, not only a prefix."""
     return _script("beat", "")
 
 
 def load_news_script() -> Script:
-    """Return the script `lua/news.lua`. Its caller passes the complete key."""
+    """Return the script `lua/news.lua`. Whoever runs it passes the whole name of its key, not only a prefix."""
     return _script("news", "")
 
 
 def load_members_script() -> Script:
-    """Return the script `lua/members.lua`. Its caller passes the complete keys."""
+    """Return the script `lua/members.lua`. Whoever runs it passes the whole names of its keys, not only a prefix."""
     return _script("members", "")
 
 
 def load_records_script() -> Script:
-    """Return the script `lua/records.lua`. Its caller passes the complete keys."""
+    """Return the script `lua/records.lua`. Whoever runs it passes the whole names of its keys, not only a prefix."""
     return _script("records", "")
 
 
@@ -133,7 +133,7 @@ class Runner(Protocol):
         ...
 
     async def repair(self, call: Call, answer: Any) -> None:
-        """Remove the cause why a call was not run. `answer`: the error that it got, one of REPAIRABLE."""
+        """Remove the cause for which Redis did not run `call`. `answer`: the error of the call, one of REPAIRABLE."""
         ...
 
 
@@ -256,7 +256,7 @@ class ScriptSender:
 
     def send(self, script: Script, prefix: str, *arguments: str | int | bytes) -> asyncio.Future[Any]:
         """Queue a script call and return its answer as a future. The script runs even if nobody awaits the future. The
-        future fails only with StoreUnavailable: whatever a script finds in our keys is not the caller's fault."""
+        future fails only with StoreUnavailable, since no error of a script can be the caller's fault."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         name = self._runner.queue(prefix)
         queue = self._queues.setdefault(name, _Queue())

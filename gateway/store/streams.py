@@ -161,7 +161,7 @@ def _add(pipeline: Any, write: Write) -> None:
 
 
 def _renew(pipeline: Any, write: Write, ttl_ms: int) -> None:
-    """Add the commands that renew a stream; the answer of the last one is whether somebody wants it ended."""
+    """Add the commands that renew a stream; the last command's result says whether somebody wants the stream ended."""
     head, told = keys.stream(write.stream), write.head
     fields = {"team": told.team, "request": told.request, "gateway": told.gateway}
     pipeline.hset(head, mapping=fields | {"trace": told.trace} if told.trace else fields)
@@ -202,7 +202,7 @@ class StreamCount(NamedTuple):
     num_running: int
     """Number of the team's streams that run, at all gateways."""
     made_room: tuple[str, ...]
-    """Ids of ended streams that no longer count, to make room, and must be deleted now."""
+    """Ids of ended streams that were taken off the team's count to make room; they must be deleted now."""
 
 
 class StreamQuota:

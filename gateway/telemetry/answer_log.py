@@ -155,7 +155,7 @@ class AttemptLog:
     submitted_at: float = field(default_factory=time.monotonic)
     begun_at: float = 0.0
     ended_at: float = 0.0
-    """`begun_at` is when the answer began, `ended_at` when the attempt ended; 0: not yet."""
+    """When the attempt ended (`begun_at`: when its answer began); 0: not yet."""
     error: str = ""
     last_event: Finished | Failed | None = None
 

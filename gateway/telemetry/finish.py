@@ -168,9 +168,9 @@ PROBED = frozenset({"/health", "/v1/health", "/healthz", "/ready", "/metrics", "
 only."""
 
 NOISE = ("without completing response", "without completing handshake", "Invalid UTF-8 sequence")
-"""Texts in uvicorn's log lines by which these lines are dropped. The first two report errors of the application,
-but it meant to cut off a stream without the last chunk, or to refuse a handshake. The third reports a client's fault,
-with a traceback."""
+"""Texts in uvicorn's log lines by which these lines are dropped. uvicorn takes the first two for errors of the
+application, which means to cut off a stream without its last chunk, or to refuse a handshake. The third reports a
+client's fault, with a traceback."""
 
 
 def configure(level: str, log_format: str) -> None:

@@ -117,7 +117,7 @@ BEYOND_REASONS = ("address", "all", "descriptors")
 
 
 class Unread(StrEnum):
-    """Kinds of Redis keys that other processes write and gateways read, each as the pattern of such keys."""
+    """Redis keys that other processes write, and that gateways may fail to read: each value is a pattern of names."""
 
     MODELS = "pd:models"
     KEYS = "pd:keys"

@@ -1,8 +1,8 @@
 """Logs prompts and answers, only if an operator has asked for that (`log_prompts`). For each answer:
 
-heard = prompts.begins(call, log, request)  begins to record it
-answer = heard.of(answer)                   returns the answer; events that are read from it are recorded
-heard.ends()                                logs the one line, however the answer ended
+heard = prompts.begins(call, log, request)  begins to record the answer
+answer = heard.of(answer)                   wraps the answer: events that are read from it are recorded
+heard.ends()                                logs one line about the answer, however it ended
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ MAX_NAMES = 16
 """Maximum names of ignored parameters in a header; `...` stands for further ones."""
 MAX_NAME_CHARS = 48
 UNKNOWN = "unknown"
-"""Metric label for all parameters that are in no table of names: a caller's text must not become a label."""
+"""Metric label for all parameters whose names Paddock does not know: a caller's text must not become a label."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 """Characters of a parameter's name that a header shows as "?": a caller's text must not become another header."""
@@ -27,8 +27,8 @@ class Ignored:
     __slots__ = ("_known", "_names", "_num_more", "_unknown", "refuses")
 
     def __init__(self, *, refuses: bool = False) -> None:
-        """`refuses`: whether parameters are refused that would otherwise be ignored: unknown ones, and those without
-        effect here if they have a value that asks for one."""
+        """`refuses`: whether to refuse unknown parameters and, if their value asks for an effect, known ones that have
+        no effect here. Otherwise both are ignored."""
         self.refuses = refuses
         self._names: dict[str, None] = {}
         self._known: set[str] = set()
@@ -40,7 +40,7 @@ class Ignored:
         return Ignored(refuses=self.refuses)
 
     def note(self, name: str) -> None:
-        """Note an ignored parameter that has a known name: it is in a table, or a model declares it."""
+        """Note an ignored parameter whose name Paddock knows: a table of a dialect or the class of a body has it."""
         self._known.add(name)
         self._tell(name)
 
@@ -78,8 +78,8 @@ MAX_PATH_CHARS = 512
 class RequestLog:
     """The log of one request, without prompts, answers or keys. Times are time.monotonic().
 
-    Each field is set once: first what is known when the request comes, then fields by access control and the pipeline,
-    then the outcome by the code that answers. `answers` has the logs of its answers on the way to a worker.
+    Each field is set once: some when the request comes, others by access control and the pipeline, and the outcome by
+    the code that answers the caller. `answers` has one log for each answer on its way to a worker.
     """
 
     request_id: str
@@ -104,8 +104,8 @@ class RequestLog:
 
     alias: str = ""
     stands_in: str = ""
-    """The name of the default model if that is used because the name in the request is unknown; empty: the name is
-    known."""
+    """The name of the default model, if the default is used because the request names an unknown model; empty: the
+    request's model is known."""
     asks_only: bool = False
     """Whether the request is only a question about its model, or an admin's request: no work is placed for it."""
 
@@ -113,8 +113,8 @@ class RequestLog:
     """The logs of all answers to the request, over all its prompts. The first one has the queue position that is sent
     to the caller."""
     answer: AnswerLog = field(init=False)
-    """The log of the answer that began first, used for headers, log line and metrics; until an answer begins, that of
-    the first answer."""
+    """The log that headers, log line and metrics are made from: that of the answer that began first; until an answer
+    has begun, the first in `answers`."""
 
     first_token_at: float | None = None
     usage: Usage | None = None
@@ -165,7 +165,7 @@ class RequestLog:
 
     @property
     def overhead_s(self) -> float:
-        """Seconds from arrival until the worker that answers is asked, less waits for slots and failed attempts."""
+        """Seconds from arrival until the last worker gets the request, without waits for slots and failed attempts."""
         answer, attempt = self.answer, self.answer.last_attempt
         if attempt is None:
             return 0.0

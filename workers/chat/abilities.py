@@ -155,8 +155,8 @@ class _Probe:
         return False, True, False
 
     def _called(self, ids: Sequence[str], *, null: bool, as_text: bool, words: str = "") -> str | None:
-        """Render a conversation with calls. The tools' signatures are left out or, if the template refuses that, have
-        other names: so the names in the output can come only from the calls."""
+        """Render a conversation with calls. It comes without tools or, if the template refuses that, with tools of
+        other names. So the names of the calls, if they are in the output, can come only from the calls."""
         arguments: Any = f'{{"{ARGUMENT}": "{VALUE}"}}' if as_text else {ARGUMENT: VALUE}
         calls = [
             {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}

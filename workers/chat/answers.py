@@ -135,7 +135,7 @@ class Answers:
         return Prefaced(self._opening(prompt), parser) if self.opens_thought(prompt) and not split else parser
 
     def written(self, request: GenerateRequest) -> Mapping[int, bytes]:
-        """Return the control tokens whose texts (the values) the engine must write into the answer's text, because the
+        """Return control tokens, each with its text. The engine writes these texts into the answer's text, because the
         parser or the caller needs them."""
         reads = bool(request.tools) or self.family.thought is not None or self.family.always
         return self.controls if reads and _is_chat(request) else NONE

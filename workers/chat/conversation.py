@@ -23,7 +23,7 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import UNBOUNDED, GenerateRequest, Message, Thinking, Tool
 
 NOT_FOUND = ("<|inner_prefix|>",)
-"""Marks in templates (Apertus) whose thoughts llama-server can't find; it switches thinking off for such templates."""
+"""Marks of templates (Apertus's) for which llama-server switches thinking off, since it can't find their thoughts."""
 
 THINK = ThoughtMarks("<think>", "</think>")
 
@@ -76,8 +76,8 @@ def is_deepseek_v4(template: str) -> bool:
 EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 
 ANSWER_SCHEMA = "answer_schema"
-"""Name of the value with the answer's JSON Schema, as text. As in llama-server, only DeepSeek V4's template gets the
-schema (as `response_format`): that model was trained to read it."""
+"""Key of the answer's JSON Schema, as text, in `Conversation.values`. As in llama-server, only DeepSeek V4's template
+gets it (as `response_format`): that model was trained to read it."""
 
 PRESERVED: Mapping[str, bool] = {
     "preserve_thinking": True,

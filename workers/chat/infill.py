@@ -16,7 +16,7 @@ SNIPPET = "\n\n--- snippet ---\n\n"
 REPOSITORY, FILE = "myproject\n", "filename\n"
 
 CHARACTERS_PER_TOKEN = 8
-"""Assumed characters per token, more than texts have on average, so that the first cut has enough tokens."""
+"""Assumed characters per token. Texts have fewer on average, so the first part cut from a text has enough tokens."""
 
 MARGIN = 1024
 """Number of tokens to read beyond those needed: where a text is cut within a word, the tokens at the cut are wrong."""

@@ -253,6 +253,6 @@ OF_LLAMA_SERVER: Mapping[str, str] = MappingProxyType(
 OF_LLAMA_CPP_PYTHON: Mapping[str, str] = MappingProxyType(
     {"llama-2": OF_LLAMA_SERVER["llama2-sys"], "llama-3": OF_LLAMA_SERVER["llama3"]}
 )
-"""Some of these templates, by llama-cpp-python's names (`chat_format`)."""
+"""Two of the templates in OF_LLAMA_SERVER, by the names that llama-cpp-python has for them (`chat_format`)."""
 
 NAMED: Mapping[str, str] = MappingProxyType({**OF_LLAMA_SERVER, **OF_LLAMA_CPP_PYTHON})

@@ -52,8 +52,8 @@ def too_slow(num_chars: int, seconds: float) -> CallFailed:
 Tokenize = Callable[[Sequence[Message]], Sequence[int]]
 
 OPENINGS = ("a", "Q", "7", " ", "\n\n", "\n", ".", "'s", "\u00e9", "\u4f60", "<", "{")
-"""Beginnings of the user's message in the test conversations of `SharedPrompts`. They differ as much as possible, so
-that a token that merges with what follows it differs between them, and does not count as shared."""
+"""Beginnings of the user's message in the test conversations of `SharedPrompts`. They are as unlike as possible: if the
+text before them ends in a token that depends on what follows, that token differs, and does not count as shared."""
 
 
 class SharedPrompts:

@@ -55,8 +55,8 @@ class ChatTemplate:
     def __init__(
         self, source: str | None, *, bos_text: str = "", eos_text: str = "", abilities: Abilities | None = None
     ) -> None:
-        """`source`: the template's text; None or empty for CHATML. `abilities`: the template's; None: they are found
-        now, by rendering.
+        """`source`: the template's text; None or empty for CHATML. `abilities`: what the template can show; None: find
+        that out now, by rendering.
 
         Raises TemplateUnusable.
         """
@@ -217,8 +217,8 @@ def _num_common(one: str, other: str) -> int:
 
 
 def _turn(begun: str, last: Message, marks: tuple[str, str], *, bare: bool) -> str:
-    """Return the assistant's turn so far, with its thought. `begun`: the text that the template writes to begin a
-    turn. `marks`: the marks around the thought. `bare`: a turn without a thought has only the closing mark."""
+    """Return the assistant's turn so far, with its thought. `begun`: the text with which the template begins a
+    turn. `marks`: the marks around the thought. `bare`: whether a turn without a thought has only the closing mark."""
     opening, closing = marks
     head = begun.partition(opening.strip())[0].partition(closing.strip())[0]
     thought = head + ("" if bare and not last.reasoning else opening) + (last.reasoning or "")

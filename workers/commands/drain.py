@@ -33,7 +33,7 @@ from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
 from workers.settings import PaddockSettings, WorkerSettings
 
 SECRETS = {"gateway": ("gateway_secret", GATEWAY_SECRET), "worker": ("worker_secret", WORKER_SECRET)}
-"""Kind of process -> the setting that has its secret, and the state folder's file with the secret if that is unset."""
+"""Kind of process -> the setting for its secret, and the file in the state folder used if that setting is empty."""
 PARTS: Mapping[str, type[PaddockSettings]] = {"worker": WorkerSettings}
 ANSWER_S = 10.0
 """Maximum seconds for the health check. A process that takes longer is still loading its model, and has no calls."""
@@ -53,7 +53,7 @@ class _Parser(ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The process to drain, and the credential for draining it: its secret, or an admin's API key if that is empty."""
+    """The process to drain, and what allows that: the process's secret or, if `secret` is empty, an admin's API key."""
 
     part: str
     url: str

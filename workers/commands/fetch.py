@@ -37,8 +37,8 @@ def run(settings: SupervisorSettings) -> int:
 
 
 def _with_own_file(settings: SupervisorSettings, folder: Path) -> SupervisorSettings:
-    """Return the settings. If they name no model and a real file `folder/NAME.gguf` exists, make that file their model:
-    the link to the demo model, which is used otherwise, would need the same name. Raises OSError."""
+    """Return the settings. If they name no model, the default is the demo model; but if its link's name,
+    `folder/NAME.gguf`, is taken by a real file, return settings whose model is that file. Raises OSError."""
     if settings.catalog or settings.model or settings.hf:
         return settings
     own = first_part(folder / f"{plain_name(settings.alias or DEMO_ALIAS)}{SUFFIX}")
@@ -71,7 +71,7 @@ def _called(plain: Path) -> list[Path]:
 
 
 def _check_free(model: str, plain: Path, links: Mapping[Path, Path], others: Sequence[Path]) -> None:
-    """Raise ModelUnusable if a link would replace a real file, or workers would find one instead of the model."""
+    """Raise ModelUnusable if a link would replace a real file, or if workers could take a real file for the model."""
     taken = [link for link, part in links.items() if _is_real(link) and not (part.exists() and link.samefile(part))]
     if plain not in links:
         taken += [other for other in others if _is_real(other)]

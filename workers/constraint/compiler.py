@@ -88,8 +88,8 @@ class Compiler:
     def __init__(
         self, vocab: Words, gbnf: GbnfCompiler, trial: Trial, calls: CallForms, elsewhere: LarkCompiler | None = None
     ) -> None:
-        """`elsewhere`: makes Lark grammars that are followed in other processes, for grammars that take too long for a
-        step of the engine. None: this process follows every Lark grammar."""
+        """`elsewhere`: compiles Lark grammars whose masks take too long for a step of the engine; other processes
+        compute these masks. None: the masks of all Lark grammars are computed in this process."""
         self._vocab = vocab
         self._elsewhere = elsewhere
         self._calls = calls
@@ -97,7 +97,7 @@ class Compiler:
         self._trial = trial
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, tuple[Compiled | Unusable, int]] = OrderedDict()
-        """Compiled grammars or, if refused, errors (which can take seconds to find), with the bytes each counts for."""
+        """Compiled grammars (if refused, the errors, which can take seconds to find), and the bytes each counts for."""
         self._num_bytes = 0
         self._counts = {"compiled": 0, "reused": 0, "refused": 0}
         self._triggers_of = functools.lru_cache(MAX_TRIGGER_SETS)(self._new_triggers)
@@ -121,10 +121,10 @@ class Compiler:
         _ = self._words, self._pieces
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> Mask | None:
-        """Return the mask for an answer. It applies to the thought, if `thought` is given, and to the form that the
-        request demands; if there is neither, return None. Raises CallFailed.
+        """Return the mask for an answer; None if `thought` is None and the request demands no form. The mask bounds the
+        thought, and keeps the text after the thought to the form. Raises CallFailed.
 
-        `thought`: how, and how long, the model may think before the answer; the form does not apply to the thought.
+        `thought`: how, and how long, the model may think before the answer.
         """
         constraint = self._calls.constraint_of(request)
         begin = None if constraint is None else self._beginning(constraint)
@@ -228,15 +228,15 @@ class Compiler:
 
 
 def is_heavy(lark: str) -> bool:
-    """Return whether compiling may take long: the time doubles with each further pattern that has to match one text."""
+    """Return whether compiling may take long: the time doubles with each pattern that has to match the same text."""
     num_patterns = lark.count('"pattern') + lark.count('"format"')
     merges = '"allOf"' in lark or '"$ref"' in lark
     return (num_patterns > MAX_PATTERNS and merges) or lark.count("&") + lark.count("~") > MAX_PATTERNS
 
 
 def num_remainders(lark: str) -> int:
-    """Return an upper bound for the remainders of a grammar's `multipleOf` values: their least common multiple (if all
-    apply to one number) or their sum, times one plus the number of `$ref`s (if not), whichever is larger."""
+    """Return how many remainders a grammar's `multipleOf` values can leave at most: their least common multiple (if all
+    limit one number) or their sum multiplied by one plus the number of `$ref`s (if not), whichever is larger."""
     text = ESCAPE.sub(lambda found: chr(int(found[1], 16)), lark) if "\\u" in lark else lark
     digits = (number.replace(".", "").strip("0")[:MAX_DIGITS] for number in MULTIPLE.findall(text))
     factors = [int(each) for each in digits if each]

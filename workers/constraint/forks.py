@@ -32,8 +32,8 @@ START_S = 60.0
 Kind = Literal["gbnf", "lark"]
 
 COMPILE, TRY, BEGIN, PERMITS, ALLOWED, ACCEPT = b"CTBPLA"
-"""Questions to a forked process: compile a grammar, try a grammar, begin an answer anew after given tokens, say whether
-a token may come next, list the tokens that may come next, and accept a token."""
+"""Questions to a forked process: compile a grammar; try a grammar; begin an answer anew, with these first tokens; may
+this token come next; which tokens may come next; take this token as the next one."""
 
 OK, REFUSED = 0, 1
 """First byte of an answer. OK: the answer follows; REFUSED: the reason for the refusal follows."""
@@ -45,25 +45,25 @@ MAX_ANSWER = 4 << 20
 SENT_AT_ONCE = 256 << 10
 
 ENDING = struct.Struct("<i")
-"""The exit code of a forked process that has ended (if negative, the signal that ended it). The forking process sends
-it over the forked process's second socket."""
+"""Message by which the forking process tells the worker how a forked process ended: its exit code or, if negative, the
+signal that ended it. The message comes over the socket `life` of `Fork`."""
 
 NOT_BEGUN = 75
-"""Exit code of a forked process that could not begin; also sent if no process could be forked."""
+"""Exit code of a forked process that failed before its first question; also reported if forking itself failed."""
 
 ANSWER_S = 10.0
-"""Seconds to wait for an answer; after that, the forked process counts as hung, or as given no processor time."""
+"""Seconds to wait for an answer; after that, the forked process is taken to hang, or to get no processor time."""
 
 
 class Fork:
-    """The questioner's end of a forked process. For one thread at a time; garbage collection ends the process."""
+    """The worker's connection to one forked process. For one thread at a time; garbage collection ends the process."""
 
     def __init__(self, end: socket.socket, life: socket.socket) -> None:
         """`end`: the socket for questions and answers. `life`: closing this socket ends the process, whatever the
         process is doing; it also receives how the process ended (`ENDING`)."""
         self._end, self._life = end, life
         self._is_over = False
-        """Whether the process has ended, so that `life` is polled instead of `end`."""
+        """Whether the forked process has ended, so that the socket `life` is polled instead of `end`."""
         for one in (end, life):
             weakref.finalize(self, one.close).atexit = False
         self._received = b""
@@ -178,7 +178,7 @@ class Forks:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._threads = started_threads("paddock-forks", 1)
-        """One thread, which restarts the process while the engine's thread goes on."""
+        """One thread, which restarts the forking process if it has ended, so that the engine's thread need not wait."""
         self._starting: Future[None] | None = None
 
     @property
@@ -213,7 +213,7 @@ class Forks:
     def fork(self) -> Fork | None:
         """Return a newly forked process that has no grammar yet; does not block.
 
-        Return None while the forking process starts. If it does not run, start it on another thread. Raises NotStarted.
+        If the forking process does not run, start it on another thread, and return None meanwhile. Raises NotStarted.
         """
         process, control = self._process, self._control
         if process is None or control is None or process.poll() is not None:

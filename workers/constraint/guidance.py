@@ -40,9 +40,9 @@ MAX_LEXER_STATES = 25_000
 """Maximum number of lexer states in one answer; each takes up to two kilobytes."""
 
 QUICK = StepLimits(max_items=20_000, max_items_in_row=500, lexer_fuel=30_000)
-"""Limits for masks computed on the engine's thread: finding the permitted tokens takes tens of milliseconds at most. An
-Earley parser's work grows with the square of the items in a row, and schemas have dozens of items. This `lexer_fuel`
-lasts 10 ms, ten times what schemas take."""
+"""Limits for masks computed on the engine's thread: finding the permitted tokens takes tens of milliseconds at most.
+The work of llguidance's parser grows with the square of the items in a row of its table; schemas need dozens. This
+`lexer_fuel` is enough for 10 ms of lexing, ten times as long as schemas take."""
 
 WIDE = StepLimits(max_items=50_000, max_items_in_row=2_000, lexer_fuel=200_000)
 """Wider limits, for a mask in a process of its own: it may take longer, as the engine's thread does not wait."""
@@ -162,7 +162,7 @@ class GuidanceMask:
         self.is_done = self._matcher.is_stopped()
 
     def feed(self, tokens: list[int]) -> bool:
-        """Accept the tokens one after the other; return whether all of them may come."""
+        """Accept the tokens one after the other; return whether the grammar allows all of them."""
         fits = self._matcher.try_consume_tokens(tokens) == len(tokens)
         self.is_done = self._matcher.is_stopped()
         return fits

@@ -71,7 +71,7 @@ class Unusable(ValueError):
 
 
 class BeyondLimits(Unusable):
-    """Raised if a constraint exceeds the limits for a step of the engine; a process of its own can follow it."""
+    """Raised if a constraint takes too much work for a step of the engine; another process can compute its masks."""
 
 
 def refused(reason: str, param: str) -> CallFailed:

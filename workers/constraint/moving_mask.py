@@ -53,8 +53,8 @@ class MovingGrammar:
         self._here = here
         self._elsewhere = elsewhere
         self.is_beyond = False
-        """Whether a mask of this grammar has exceeded the limits of a step. Then all its masks move to other processes,
-        since each would take as long before it exceeds the limits too."""
+        """Whether a mask of this grammar has exceeded the limits for a step of the engine. Then all the grammar's masks
+        move to other processes: each would take as long until it exceeded the limits, too."""
 
     def mask(self) -> Mask:
         return self._elsewhere.mask() if self.is_beyond else MovingMask(self, self._here.mask(), [])
@@ -80,8 +80,8 @@ class MovingGrammar:
 
 
 class MovingMask:
-    """A mask that uses `here`, a mask in this process, until `here` was slow MAX_SLOW times, or a mask of the same
-    grammar has exceeded its limits. From then on it uses a mask in another process."""
+    """A mask that is computed in this process (by `here`) at first, and in another process once `here` has been slow
+    MAX_SLOW times, or once any mask of the same grammar has exceeded the limits for a step of the engine."""
 
     __slots__ = ("_grammar", "_here", "_num_slow", "_there", "_tokens")
 
@@ -132,7 +132,7 @@ class MovingMask:
         return self._there is None and not self._grammar.is_beyond
 
     def _is_beyond_limits(self) -> bool:
-        """Return whether `here` exceeded its limits; if so, have the masks of the grammar's other answers move, too."""
+        """Return whether `here` has exceeded its limits; if so, the grammar's other masks leave this process, too."""
         self._grammar.is_beyond |= self._here.is_beyond_limits
         return self._here.is_beyond_limits
 
@@ -153,13 +153,13 @@ GRACE_S = 0.001
 """Seconds to wait, within a step of the engine, for a mask's process to reply: most replies take a tenth of that."""
 
 WAIT_S = 5.0
-"""Seconds to wait for a mask's process to reply, outside of the engine's steps, while triggers are checked."""
+"""Seconds to wait for a mask's process to reply while a grammar's triggers are checked, before the call can begin."""
 
 Question = tuple[int, bytes]
 
 
 class ForkedGrammars:
-    """Makes grammars that are compiled in the processes where their masks run; this one only checks GBNF's bounds."""
+    """Makes grammars that other processes compile and follow; the calling process only checks the bounds of GBNF."""
 
     def __init__(self, processes: Forks, vocab: Words) -> None:
         self._processes = processes
@@ -192,7 +192,7 @@ class ForkedGrammar:
         return self.mask_after_tokens(self._tokens(begun))
 
     def mask_after_tokens(self, begun: Iterable[int]) -> ForkedMask:
-        """Return a mask for the text after these tokens. An answer must be able to begin with them. Does not block."""
+        """Return a mask for the text after the tokens `begun`, which must be allowed by the grammar. Does not block."""
         return self._mask(tuple(begun))
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:

@@ -113,11 +113,11 @@ class _Reader:
         self._disjoint = Disjoint(root, comparisons)
         self._values = Values(root)
         self._wanted: list[tuple[str, str, bool]] = []
-        """Definitions to read: section, name, and whether another schema applies to the same value (see `_schema`)."""
+        """Definitions to read: section, name, and whether another schema applies to the same value as a definition."""
         self._num_nodes = 0
         self.is_unclear = False
-        """Whether it is unknown which objects may be closed: a `$ref` to something other than a definition applies to
-        the same value as another schema (`joined` in `_schema`)."""
+        """Whether it is unknown which objects may be denied further keys: the schema has a `$ref` to something other
+        than a definition, and another schema applies to the same value as that `$ref`."""
 
     def read(self) -> Any:
         result = self._schema(self._root, "the schema", 0, is_root=True)
@@ -227,7 +227,7 @@ class _Reader:
         return [self._schema(part, f"{path}, `{key}` {n}", depth + 2, joined=joined) for n, part in enumerate(value)]
 
     def _unique(self, schema: dict[str, Any], out: dict[str, Any], *, is_asked: bool) -> None:
-        """Enforce `uniqueItems` as far as a grammar can: bound an array's length by the number of its items' values."""
+        """Enforce `uniqueItems` as far as a grammar can: allow at most as many items as an item has possible values."""
         values = self._values.of(schema.get("items"))
         most = schema.get("maxItems")
         if is_asked and values is not None and not (isinstance(most, int) and most <= len(values)):

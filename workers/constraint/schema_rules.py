@@ -19,7 +19,7 @@ MAX_PAIRS = 2_000
 MAX_HOPS = 16
 MAX_COMPARED = 20_000
 """Maximum number of pairs of schemas compared for one answer, all its tools and parameters together; further pairs
-count as not excluding each other. Where properties refer to each other, each path through them makes a pair."""
+count as not excluding each other. If properties refer to each other, a pair is compared once for each path to it."""
 PER_COMPARISON = 16
 """Number of values, or of property names, whose comparison counts as much as that of one pair of schemas."""
 

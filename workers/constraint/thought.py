@@ -58,8 +58,8 @@ class _Place(Enum):
 
 
 class ThoughtMask:
-    """The mask of a thought and the answer after it, or of the answer alone if no thought comes. `begin` makes the
-    answer's mask; None: the answer is not constrained.
+    """The mask of a thought and the answer after it, or of the answer alone if no thought comes. `begin` is a function
+    that makes the answer's mask; if `begin` is None, the answer is not constrained.
 
     Do not make a ThoughtMask on the engine's thread: tokenising the thought's message takes too long for a step. If the
     answer's first text may be both the opening tag and an answer, it is a thought once the tag is complete.
@@ -69,7 +69,7 @@ class ThoughtMask:
         self._words = words
         self._inner = begin() if begin is not None else None
         self._later = begin() if begin is not None and not thought.is_open else None
-        """The mask of the answer after a thought; the tokens of the opening tag are not part of that answer."""
+        """The mask of an answer after a thought: it must not be given the tokens of the thought's opening tag."""
         self._budget, self._again = thought.budget, thought.again
         self._open, self._close = thought.open.encode(), thought.close.encode()
         self._closing = thought.closing.encode() or self._close

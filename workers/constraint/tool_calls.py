@@ -29,7 +29,7 @@ PLAIN_TEXT = frozenset({"type", "enum", "const"})
 MAX_READ_BYTES = 1 << 20
 """Maximum product of the number of a tool's parameters and the bytes of its schema's definitions. All definitions are
 read for each parameter: 1,000 parameters with tens of thousands of definitions would take minutes. Beyond the maximum,
-a strict tool is refused; another tool's JSON parameters are not constrained."""
+a tool with `strict` is refused; the JSON parameters of a tool without `strict` are not constrained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _parameter(
 
 
 def _check(schema: dict[str, Any], kept: frozenset[str]) -> None:
-    """Raise Unusable for a keyword not in `kept` and no annotation: it can't be enforced in a call that is not JSON."""
+    """Raise Unusable for a keyword neither in `kept` nor an annotation: calls that are not JSON can't be kept to it."""
     for key in schema:
         if key not in kept and key not in ANNOTATIONS:
             raise Unusable(f"the keyword `{key}` can't be enforced in this model's form of calls; leave it out")
@@ -121,7 +121,7 @@ class CallForms:
         self._marks = re.compile("|".join(map(re.escape, self._tokens)) or r"(?!)")
 
     def enforced(self, schema: str) -> Any:
-        """Return the schema in a JSON text, in the form in which it is enforced. Raises Unusable."""
+        """Parse `schema`, a JSON text, and return the form of it that is enforced. Raises Unusable."""
         return enforceable(parse(schema), closes=self._closes)
 
     def constraint_of(self, request: GenerateRequest) -> Constraint | None:

@@ -40,7 +40,7 @@ class Tally:
 
 
 class TokenGaps:
-    """Measures the times between the tokens of a call, from when the model makes them, not when their text is sent."""
+    """Measures the seconds between two tokens of a call: from when the model makes them, not when text is sent."""
 
     def __init__(self) -> None:
         self.tally = Tally(GAP_S)
@@ -48,7 +48,7 @@ class TokenGaps:
     def note(self, sequences: Iterable[Sequence], now: float) -> None:
         """Record that a step which ended at `now` made a further token, not the first, for each of the sequences.
 
-        Sequences that got their previous token at the same time, as most do, are counted together if they are in a row.
+        Neighbours in `sequences` that got their previous token at the same time, as most do, are counted in one go.
         """
         last_at, count = now, 0
         for sequence in sequences:

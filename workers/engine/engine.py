@@ -192,7 +192,7 @@ class Engine:
             self._stepper.write_out(self._write_out_s)
 
     def check_integrity(self) -> None:
-        """Compare the records with llama.cpp's cache after the running step. Raises IntegrityError."""
+        """Compare the engine's records with llama.cpp's cache; waits for the running step. Raises IntegrityError."""
         self._thread.check()
 
     def _check_request(self, request: EngineRequest) -> None:
@@ -218,7 +218,7 @@ class Engine:
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "context_shift"))
 
     def _sequence(self, request: EngineRequest) -> Sequence:
-        """Return the sequence of a new call, which now holds the call's adapters and sampler. Raises CallFailed."""
+        """Make the sequence of a new call, with its sampler, and mark its adapters as used. Raises CallFailed."""
         vocab = self._model.vocab
         banned = vocab.suppressed
         if request.asked.ignore_eos:

@@ -1,5 +1,5 @@
-"""Learns, while the engine works, how long a prompt token, a step and moving a cached token take on this machine, and
-how long answers are. A stream is an answer that is being written; a chunk is the part of a prompt in one step.
+"""Learns, while the engine works, the seconds per prompt token, per step and per cached token moved on this machine,
+and the length of answers. A stream is an answer that is being written; a chunk is the part of a prompt in one step.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ LONGEST_STEP_S = 2.0
 """Maximum seconds planned for a step while streams run: chunks are shortened for it, but not below `least` tokens."""
 
 FIXED_SHARE = 1 / 17
-"""Share of a step's time that its fixed cost should take. It sets the length of chunks: longer ones lower the share.
+"""Share of a step's time that its fixed cost should take. Chunks are made long enough to bring the share down to this.
 
-A longer chunk makes running streams wait longer, a shorter chunk makes the prompt take longer: a 0.5 B model on one
-core read 3,072 tokens beside three streams in 51 s with steps of 64 rows (longest gap 1.5 s), in 34 s with about 128
-(1.4 s), and alone, in steps of 512, in 24 s.
+Longer chunks make running streams wait longer, shorter ones make the prompt take longer. A 0.5 B model on one core read
+3,072 tokens beside three streams in 51 s with steps of 64 rows (longest gap between two tokens of a stream: 1.5 s), and
+in 34 s with steps of about 128 rows (1.4 s). Without streams, in steps of 512 rows, it took 24 s.
 """
 
 AGAIN_S = 0.02
@@ -30,15 +30,15 @@ Without this bound, calls that had given their slots to another team recomputed 
 """
 
 GENTLE_S, GENTLE_TOKENS = 0.045, 64
-"""`GENTLE_S`: maximum seconds that a team's prompts add to a step while another team's answers run (or the step's fixed
-cost, if that is more). `GENTLE_TOKENS`: number of prompt tokens that such a step may compute in any case.
+"""`GENTLE_S`: maximum seconds that prompts add to a step while answers of other teams run; if the step's fixed cost is
+higher, that is the maximum. `GENTLE_TOKENS`: number of prompt tokens that such a step may compute in any case.
 
 Shorter steps waste more of a device than the streams gain. When prompts of 450 uncached tokens were computed in one
 step, with the demo model, streams of other teams waited 0.23 s.
 """
 
 _STEADY_STEPS = 4
-"""Number of recent steps of which the estimates are kept; the smallest of these becomes the length of a chunk.
+"""Number of recent steps that each give an estimate of the best chunk length. The smallest estimate is used.
 
 With the newest estimate alone, lengths swing up and down, because each chunk changes the next estimate: a 16k prompt of
 a 2-layer model was read in chunks of 505 and 313 tokens alternately, and streams waited 2.6 s at its end.
@@ -122,7 +122,7 @@ RECENT_MOVES = 8
 """Number of recent restores; the quickest of them counts as the cost, since others may have been interrupted."""
 
 TRY_AGAIN_S = 10.0
-"""Seconds after the last restore until another one is made only to measure it anew, although computing was quicker."""
+"""Seconds after the last restore until one is made just to measure it anew, even if computing was quicker last time."""
 
 
 class MovePace:
@@ -141,11 +141,11 @@ class MovePace:
 
     @property
     def restore_pays(self) -> bool:
-        """Return whether to restore a prefix from RAM: if that is quicker than computing it, or not measured lately."""
+        """Return whether restoring a prefix from RAM is quicker than computing it, or was not measured lately."""
         return self.fetch_pays(0.0)
 
     def fetch_pays(self, read_s: float) -> bool:
-        """Return whether to restore a prefix that must be read from disk first, in `read_s` seconds per token."""
+        """Return what `restore_pays` does for a prefix that is first read from disk, in `read_s` seconds per token."""
         if not (self._restores and self._prefill.token_s) or read_s + self.restore_s < self._prefill.token_s:
             return True
         return self._clock() - self._restored_at > TRY_AGAIN_S
@@ -155,7 +155,7 @@ class MovePace:
         self._restored_at = self._clock()
 
     def rebuild_s(self, num_tokens: int, *, saved: bool) -> float:
-        """Return the seconds to restore (if `saved`) or compute a prefix of `num_tokens` again after it was freed."""
+        """Return the seconds to get a freed prefix of `num_tokens` back: restored if `saved`, computed if not."""
         return num_tokens * ((self.restore_s if saved else self._prefill.token_s) or 1e-6)
 
 
@@ -189,9 +189,9 @@ class AnswerLengths:
         return float(ordered[int(QUANTILE * len(ordered))]) if ordered else 0.0
 
     def left(self, num_predicted: int, limit: int) -> float:
-        """Return how many more tokens an answer will probably get, from the mean of the last answers that were longer.
+        """Return how many more tokens an answer will probably get, by the mean of recent answers longer than it is now.
 
-        `num_predicted`: its tokens so far. `limit`: maximum tokens of the answer.
+        `num_predicted`: tokens of the answer so far. `limit`: maximum tokens of the answer.
         """
         ordered, sums = self._table
         longer = bisect_right(ordered, num_predicted)

@@ -146,7 +146,7 @@ class Intake:
             self._open.add(key)
 
     def hand_over(self, key: int, post: Callable[[], None]) -> bool:
-        """Call `post` for a call that has entered. Return False instead if it is cancelled or the engine has ended."""
+        """Call `post` to pass an entered call on. Return False instead if it is cancelled or the engine has ended."""
         with self._lock:
             if self._over or key in self._cancelled:
                 return False
@@ -158,7 +158,7 @@ class Intake:
             self._open.discard(key)
 
     def cancel(self, key: int, post: Callable[[], None]) -> bool:
-        """Mark a call as cancelled and call `post`; return whether the call is in the engine."""
+        """Mark a call as cancelled and call `post`. Do neither, and return False, if the call is not in the engine."""
         with self._lock:
             if key not in self._open:
                 return False
@@ -167,7 +167,7 @@ class Intake:
             return True
 
     def take_cancelled(self) -> frozenset[int]:
-        """Return the keys of cancelled calls, which must emit nothing more. Forgets those that have left the engine."""
+        """Return the keys of cancelled calls, to drop their events. Forget those that are no longer in the engine."""
         if not self._cancelled:
             return frozenset()
         with self._lock:

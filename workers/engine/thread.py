@@ -19,7 +19,7 @@ CHECK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The functions that the thread calls. Other threads may call them only after it has ended."""
+    """The functions that the engine's thread calls. Other threads may call them only when that thread has ended."""
 
     step: Callable[[], bool]
     """Computes one step; returns whether the next step should follow at once."""

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 LEFT_S = 30.0
 """Seconds for which a closing connection waits for its peer to read the rest, unless the server's bound is shorter."""
 LEAST_BYTES_PER_S = 1024
-"""Minimum bytes per second of a peer that counts as reading: one large write takes long on a slow line."""
+"""Minimum bytes per second that a peer must read once its buffers are full. A slow line is no reason to cut it off."""
 
 
 class UnreadTimer:
@@ -133,7 +133,7 @@ class BoundedConnection(asyncio.Protocol):
         self._bound_leftovers()
 
     def _bound_leftovers(self) -> None:
-        """Bound how long a closing connection waits for its peer to read. Call it where uvicorn may have closed it."""
+        """Bound how long a closing connection waits for its peer to read. Call this after whatever may close it."""
         self._unread_timer.closing(self.transport)
 
 

@@ -26,9 +26,9 @@ MAX_BEYOND = 64
 """Maximum number of connections beyond a bound at a time, or a sixteenth of all descriptors where that is less; at
 this number no more are accepted."""
 IDLE_S = 1.0
-"""Seconds without a request before a connection counts as idle: a new connection's first request is on its way."""
+"""Seconds without a request until a connection counts as idle: a new one's first request may take so long to come."""
 BEYOND_S = 0.1
-"""Seconds before a connection beyond a bound counts as idle (others: `IDLE_S`), while others wait for its place."""
+"""`IDLE_S` for a connection beyond a bound. It is shorter, because other connections wait for its place."""
 LOOKED_AT = 256
 """Maximum number of connections, longest idle first, that are searched for one of a certain address."""
 STARVED_S = 0.2
@@ -126,7 +126,7 @@ class LongHeads:
         return True
 
     def replaced(self, connection: Closable, by: Closable) -> None:
-        """Count the connection's head as that of `by` from now on."""
+        """Count the connection's head as that of `by` from now on: the WebSocket that the connection has become."""
         num_bytes = self._bytes.pop(connection, 0)
         if num_bytes:
             self._bytes[by] = num_bytes
@@ -199,9 +199,9 @@ class Connections:
         return self._num_beyond > self._max_beyond // 2
 
     def came(self, connection: Closable, address: str, descriptor: int) -> Verdict:
-        """Count a new connection, close an idle one for it if need be, and return the verdict.
+        """Return the verdict on a new connection, after closing an idle one for it if need be; count it unless refused.
 
-        `descriptor`: that of its socket. The system gives the lowest free one, so a high one shows that few are left.
+        `descriptor`: its socket's. The system gives the lowest free one, so a high number shows that few are left.
         """
         bounds, beyond, address = self.bounds, False, network_of(address)
         too_many = bounds.most_per_address < bounds.most and self._per_address[address] >= bounds.most_per_address
@@ -228,13 +228,13 @@ class Connections:
         return "" if known is None else known.address
 
     def busy(self, connection: Closable) -> None:
-        """Note that the connection has received a complete head."""
+        """Record that the connection has received a complete head."""
         for waiting in (self._unused, self._idle, self._beyond):
             waiting.pop(connection, None)
         self._heads.ended(connection)
 
     def idle(self, connection: Closable) -> None:
-        """Note that all the connection's requests are answered. One beyond the bound may now be closed to make room."""
+        """Record that all the connection's requests are answered. From now on it may be closed to make room."""
         known = self._known.get(connection)
         if known is not None:
             (self._beyond if known.beyond else self._idle)[connection] = monotonic()
@@ -245,7 +245,7 @@ class Connections:
             self._heads.grew(connection, num_bytes)
 
     def replaced(self, connection: Closable, by: Closable) -> None:
-        """Note that `by` is the protocol of the connection's transport now: it has become a WebSocket."""
+        """Record that the connection has become a WebSocket, whose protocol is `by`."""
         known = self._known.pop(connection, None)
         if known is not None:
             self._known[by] = known

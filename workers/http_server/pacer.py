@@ -21,18 +21,18 @@ FIRST_MOST = 8
 """Maximum number of requests that begin in a turn, before it is known how long they take."""
 MOST = 128
 REST_FACTOR = 2.0
-"""Length of the pause after requests of unknown callers began, as a multiple of the processor time that they took:
-reading them and writing the answers take about as long again. During the pause others have the loop to themselves."""
+"""Length of unknown callers' pause after a turn in which waiting requests of theirs began, as a multiple of the turn's
+processor time: reading requests and writing answers takes about as long again. Meanwhile others have the loop."""
 CROWD = 16
-"""A known caller with at least this many waiting requests must pause, too, while other callers ask."""
+"""Number of waiting requests from which a known caller must pause between turns while other known callers ask."""
 CROWD_REST_FACTOR = 3.0
 """Length of the pause for a `CROWD`, as a multiple of the processor time of the caller's requests in the turn before.
 
-500 short chats a second, given up again, on one core with Redis and a worker: TTFT of another caller 199 ms with
-factor 0, 142 with 1, 103 with 3.
+Measured with 500 short chats a second that are cancelled again, on one core with Redis and a worker: the TTFT of
+another caller is 199 ms with factor 0, 142 with 1, 103 with 3.
 """
 CONTESTED_S = 1.0
-"""Seconds for which several known callers count as asking, after requests of two of them were queued in turn."""
+"""Seconds for which several known callers count as asking, once requests of two were queued one after the other."""
 
 
 class Waiting(Protocol):
@@ -64,8 +64,8 @@ class _Lines:
         return len(self._lines.get(name, ()))
 
     def next(self, paused: Container[str] = ()) -> tuple[str, Waiting] | None:
-        """Return the name of the queue that is next, `paused` ones left out, and its first connection, which stays
-        there; None if all are paused."""
+        """Return the name of the next queue that is not in `paused`, and the first connection of that queue, without
+        removing it. Return None if all queues are paused."""
         name = next((name for name in self._lines if name not in paused), None)
         if name is None:
             return None
@@ -99,14 +99,14 @@ class Pacer:
         self._num_begun = 0
         """Requests that began in this turn of the loop."""
         self._num_known = 0
-        """Requests of known callers that began after waiting, since one of an unknown caller did."""
+        """Waiting requests of known callers that have begun since the last one of an unknown caller began."""
         self._num_unknown = 0
-        """Requests of unknown callers that began in this turn after waiting."""
+        """Waiting requests of unknown callers that began in this turn."""
         self._begun_by = Counter[str]()
-        """Requests that began in this turn after waiting, by known caller."""
+        """Known caller -> number of the caller's waiting requests that began in this turn."""
         self._turning = False
         self._spent_s = 0.0
-        """Processor seconds that `begin` took in this turn; the requests' tasks run in the next one."""
+        """Processor seconds that calls of `begin` took in this turn, without the requests' tasks, which run later."""
         self._tasks_at: float | None = None
 
     @property
@@ -172,7 +172,7 @@ class Pacer:
             loop.call_soon(self._turn)
 
     def _wake_later(self, now: float) -> None:
-        """Have the next turn when the first pause ends, if any request waits for that."""
+        """Have the next turn begin when the first pause ends, if any request waits for the end of a pause."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -26,7 +26,7 @@ HEADER_BYTES = 160
 HEAD_S = 60.0
 """Maximum seconds from the first byte of a head to its last; then the request is refused with 408."""
 BEYOND_HEAD_S = 2.0
-"""Seconds in place of `HEAD_S` for a connection beyond a bound; its first request must begin within them, too."""
+"""`HEAD_S` for a connection beyond a bound (see `connections`). Its first head must also begin within these seconds."""
 
 MAX_PIPELINED = 8
 """Maximum number of requests in a row that a peer may send before the previous one is answered; then it is cut off."""
@@ -37,10 +37,10 @@ CHUNKED_PIECE_BYTES = 4 << 10
 CHUNK_BYTES = 64
 """Bytes that are counted for each chunk on top of its own, because short chunks take the most time per byte."""
 TURN_BYTES = 64 << 10
-"""Maximum bytes of chunks, with `CHUNK_BYTES` for each, that are parsed in one iteration of the event loop."""
+"""Maximum bytes of chunks, plus `CHUNK_BYTES` for each, that are parsed in one iteration of the event loop."""
 UNWANTED_CHUNKS_BYTES = 64 << 10
-"""Maximum bytes of chunks, with `CHUNK_BYTES` for each, that are parsed after the answer; then the connection ends. It
-is enough for a short body that was on its way."""
+"""Maximum bytes of chunks, plus `CHUNK_BYTES` for each, that are parsed after the answer; then the connection ends.
+They are enough for a short body that was on its way."""
 
 UNWANTED_BYTES = 16 << 20
 """Maximum bytes of a body that are read after the answer; then the connection is closed. Most clients read an answer
@@ -88,7 +88,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
     _num_ahead = 0
-    """Number of latest requests, in a row, that each came before the one before it was answered."""
+    """How many answers in a row ended when bytes of the next request were there already."""
     _deaf = False
     """Whether received bytes are thrown away."""
     _num_unwanted = 0
@@ -96,13 +96,13 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     _num_empty = 0
     """Bytes of a chunked body since its last content: chunk sizes, extensions, and trailers (which are stored)."""
     _num_chunks = 0
-    """Parts of bodies that the parser has reported."""
+    """Number of parts of bodies that the parser has reported."""
     _next_turn: asyncio.Handle | None = None
     """The callback that parses the rest of the received bytes in the next iteration of the event loop."""
     _called = False
-    """Whether the pacer has called `begin`, so that the connection may parse a head now."""
+    """Whether the server's `Pacer` has called `begin`, which allows this connection to parse one head."""
     _beyond = False
-    """Whether the connection is beyond a bound, so that only a probe is answered."""
+    """Whether this connection came when there were too many (`Verdict.BEYOND`), so that only a probe is answered."""
     _refusal = MALFORMED
     """The refusal to send if the parser stops now."""
 
@@ -133,7 +133,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._bound_leftovers()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """End the connection, whose peer sends no more: within an answer at once, by returning False; else soon."""
+        """End the connection, as its peer sends no more. During an answer return False, and the loop closes it."""
         if not self._is_free:
             return False
         self._deaf, self._unread = True, b""
@@ -144,7 +144,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         return True
 
     def make_room(self) -> None:
-        """Close at once: there are too many connections, and no answer is under way on this one."""
+        """Close at once, because there are too many connections, or too many bytes of unfinished heads."""
         asks = self._head_bytes or self._unread
         told, self._deaf, self._unread = self._deaf or self.transport.is_closing(), True, b""
         if self.transport.get_write_buffer_size():
@@ -265,7 +265,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             self._watch_silence()
 
     def begin(self) -> None:
-        """Parse the head that has come. The pacer calls this when it is this connection's turn."""
+        """Parse the head that has come. The server's `Pacer` calls this when it is this connection's turn."""
         self._server.bounded.long_heads.release(self)
         self._unset_keepalive_if_required()
         self._called = True
@@ -273,8 +273,8 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._called = False
 
     def _its_turn(self) -> bool:
-        """Return whether a head may be parsed now. If not, the pacer calls `begin` later, or the head is refused: too
-        many long heads wait."""
+        """Return whether a head may be parsed now. If not, the server's `Pacer` calls `begin` later, unless the head is
+        refused because the long heads of all connections take too much memory."""
         if self._called or self._beyond:  # connections beyond the bound are few, some of them probes
             self._called = False
             return True
@@ -411,9 +411,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self._close)
 
     def _should_upgrade(self) -> bool:
-        """Return whether a request begins a WebSocket. If its method is not GET, it is answered as plain HTTP.
+        """Return whether a request begins a WebSocket. If not, it is answered as plain HTTP.
 
-        It is also answered so if an answer is under way, which would otherwise lose its connection and never end.
+        One whose method is not GET does not. Nor does one that comes during an answer, which then would never end.
         """
         return self._is_free and super()._should_upgrade() and self.scope["method"] == "GET"
 

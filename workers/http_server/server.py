@@ -22,7 +22,7 @@ class ServerDiffers(RuntimeError):
 
 
 def check_parts(protocol: type) -> None:
-    """Check that uvicorn's base classes of `protocol` have every name in its `UVICORN_PARTS`, whatever their version.
+    """Check that the base classes that `protocol` has from uvicorn have every name in `protocol.UVICORN_PARTS`.
 
     Raises ServerDiffers.
     """

@@ -63,7 +63,7 @@ class Closing:
 
 
 class ServerState(UvicornState):
-    """uvicorn's server state, which every connection's protocol gets, with what Paddock's protocols share as well."""
+    """What all connections of one server share: uvicorn's server state, and the parts that Paddock's protocols need."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class ServerState(UvicornState):
         max_message_bytes: int = 0,
         callers: KnownCallers | None = None,
     ) -> None:
-        """`max_message_bytes`: longest WebSocket message. `callers`: known callers, filled by whoever verifies keys;
-        None: nobody has a key."""
+        """`max_message_bytes`: longest WebSocket message. `callers`: callers whose keys were verified lately, added
+        by whoever verifies them; None: nobody has a key."""
         super().__init__()
         self.form = form
         self.bounded = connections

@@ -44,7 +44,7 @@ _GGUF_FLOAT32 = 6
 _NVFP4 = 40
 
 _EXPONENTS = {0: ("<u4", 0x7F800000), 1: ("<u2", 0x7C00), 30: ("<u2", 0x7F80)}
-"""By ggml type: numpy's type of its words, and the bits that are all set in an infinity or NaN."""
+"""ggml's type of floats -> numpy's type for their bits, and the bits that are all set in an infinity or NaN."""
 
 _F16, _Q8_0 = 1, 8
 _WEIGHT_TYPES = frozenset({*_EXPONENTS, _Q8_0})
@@ -115,7 +115,7 @@ class Adapter:
 
     @classmethod
     def load(cls, model: Model, file: AdapterFile) -> Adapter:
-        """Copy an adapter's weights to where the model's own are. Raises AdapterError, with llama.cpp's reason."""
+        """Copy an adapter's weights to where the model's weights are. Raises AdapterError, with llama.cpp's reason."""
         if not file.is_unchanged():
             raise AdapterError(f"{file.path.name}: the file changed since it was checked; load it again")
         log = native_log()

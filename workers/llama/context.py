@@ -91,7 +91,7 @@ MAX_SEQUENCES = 256
 _REASONS = {1: "no free cells in the KV cache", 2: "aborted", -1: "invalid batch"}
 
 PROMPT_LOGITS = 32
-"""Maximum prompt tokens whose logits a step computes, besides one token of each sequence; memory is reserved."""
+"""Maximum prompt tokens whose logits one step computes, besides one per sequence; memory is reserved for them all."""
 
 
 class Context(NativeOwner):
@@ -147,7 +147,7 @@ class Context(NativeOwner):
             c.llama_synchronize(self.pointer)
 
     def sample(self, chain: int, row: int) -> int:
-        """Draw a token from the logits of row `row` with the sampler chain at `chain`, and have it accept the token."""
+        """Draw a token from the logits of row `row` with the sampler chain at `chain`. The chain accepts the token."""
         return self._sample(chain, self.pointer, row)
 
     def likeliest(self, row: int) -> int:

@@ -17,7 +17,7 @@ from workers.llama.native import StateUnusable, gil_calls, native_log
 
 _WHOLE, _PART = 0, c.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _COMPRESSED = ("deepseek4",)
-"""Architectures whose attention also keeps a running summary of the past, from which no range can be taken."""
+"""Architectures whose attention also keeps a running summary of all past tokens: no range can be cut out of it."""
 _PLAIN_ROPE = (c.LLAMA_ROPE_TYPE_NORM, c.LLAMA_ROPE_TYPE_NEOX)
 
 _unfilled_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -103,20 +103,20 @@ class Memory:
     def cut(self, sequence: int, start: int, end: int) -> bool:
         """Forget a range, up to the end if `end` is -1; return whether this memory can do that.
 
-        A recurrent state can't be cut: for its tail this returns False, for its beginning True, though nothing changes.
-        So cut the tail only. With a sliding window it goes, but cells that the window then needs may be gone already.
+        Cut only at the end. A recurrent state can't be cut: at its end this returns False, elsewhere True, and nothing
+        changes. With a sliding window the end is cut off, but cells that the window then needs may be gone already.
         """
         return bool(self._calls.memory_seq_rm(self._pointer, sequence, start, end))
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Make `target` hold the cells of `source`'s range too. Nothing is copied if one cache serves all sequences.
 
-        A recurrent state is shared as a whole, whatever the range; the two diverge with the next token.
+        A recurrent state is shared as a whole, whatever the range; each sequence has its own from the next token on.
         """
         self._calls.memory_seq_cp(self._pointer, source, target, start, end)
 
     def shift(self, sequence: int, start: int, end: int, by: int) -> None:
-        """Move a range's positions, for every sequence that holds the cells: make sure that no other sequence does.
+        """Move a range's positions, also in other sequences that hold its cells: make sure that there are none.
 
         Keys are rotated in the next `decode` of any batch: do not `save` the sequence before it. Raises ValueError
         if `can_shift` is False: llama.cpp would end the process, or change other sequences' keys.
@@ -148,8 +148,8 @@ class Memory:
         return self._save(sequence, _WHOLE)
 
     def save_part(self, sequence: int) -> bytes:
-        """Return the part that can't be cut or shared by range: the recurrent state, the cells in the window; all for
-        `ATTENTION`. While the cache has the rest, `load_part` restores this length from it. Raises StateUnusable."""
+        """Return what can't be cut by range: a recurrent state, or the window's cells (`ATTENTION`: all cells). While
+        the cache has the rest, `load_part` can take the sequence back to its present length. Raises StateUnusable."""
         return self._save(sequence, _PART)
 
     def load(self, sequence: int, state: bytes) -> None:

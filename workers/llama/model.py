@@ -90,7 +90,7 @@ def _hand_on(settings: LlamaSettings, params: Any) -> None:
 
 
 def _shares(settings: LlamaSettings) -> ctypes.Array[ctypes.c_float]:
-    """Return `tensor_split` in an array as long as llama.cpp reads: a share per device it could use, present or not."""
+    """Return `tensor_split` in an array as long as llama.cpp reads: a share per possible device, even absent ones."""
     room: int = c.llama_max_devices()
     if len(settings.tensor_split) > room:
         raise ModelError(
@@ -214,7 +214,7 @@ class Model(NativeOwner):
 
     @property
     def chat_templates(self) -> dict[str, str]:
-        """Return the Jinja sources by name; the one without a name is `default`."""
+        """Return the Jinja chat templates of the file by name; the one that has no name there is `default` here."""
         prefix = "tokenizer.chat_template"
         named = {
             key.removeprefix(f"{prefix}."): self.header.text(key)

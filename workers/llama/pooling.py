@@ -51,7 +51,7 @@ class Pooling(Enum):
 
 
 def is_pooled(model: Model, settings: LlamaSettings) -> bool:
-    """Return whether a model is served for pooled work: if the settings say so, or leave it open and it is made for it.
+    """Return whether a model is served for pooled work. If the settings leave that open, the kind of the model decides.
 
     Raises ModelError if the model can't do what the settings want.
     """
@@ -116,7 +116,7 @@ class PooledContext(NativeOwner):
         """Allocate the compute buffers, and for decoders the KV cache. Raises ModelError, ModelTooLarge.
 
         `n_ctx`: maximum tokens of an input, unless the micro-batch allows less. `kv_tokens`: cells that all inputs in
-        progress share; encoders need none. `num_sequences`: maximum inputs at a time, used if sequences cost memory.
+        progress share; encoders need none. `num_sequences`: maximum inputs at a time if each takes memory.
         """
         log = native_log()
         log.clear()
@@ -148,7 +148,7 @@ class PooledContext(NativeOwner):
         self.longest = n_ctx if self.can_split else min(n_ctx, self.n_ubatch)
         """Maximum tokens of one input."""
         self.width: int = 1 if pooling is Pooling.RANK else c.llama_model_n_embd_out(model.pointer)
-        """Numbers in one vector; 1 for rank: if a head gives several scores, only the first one is a relevance."""
+        """Numbers in one vector. 1 for rank: only the first score of a ranking head says how relevant a text is."""
         self._compute = c.llama_encode if encodes else c.llama_decode
         self._calls = _Bound()
         self._queues = bool(c.llama_supports_gpu_offload())

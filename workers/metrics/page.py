@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from workers.metrics.types import Family
 
 SLICE_CHARS = 32 << 10
-"""Characters of a slice, written without a pause: some tenths of a millisecond in which no other thread runs."""
+"""Characters after which a slice of the page ends. Other threads wait while one is written, some tenths of a ms."""
 REST_S = 0.0001
 """Seconds to pause between slices, so that a waiting thread can wake up; a pause of 0 would be too short for that."""
 
@@ -37,7 +37,7 @@ class Format:
 
     content_type: str
     write: Callable[[Collector], bytes]
-    """The library's own writer."""
+    """Function of `prometheus_client` that writes the metrics of a collector in this format."""
     total: str
     """Suffix that a counter's name has in its lines `# TYPE` and `# HELP`."""
     quote: str
@@ -130,7 +130,7 @@ def _lines(family: Metric, form: Format) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Only:
-    """A collector of one family, as the library's writer wants it."""
+    """A collector of a single metric, because `Format.write` takes collectors only."""
 
     family: Metric
 

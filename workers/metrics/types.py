@@ -36,7 +36,7 @@ OTHER = "other"
 
 
 class Family(Metric):
-    """One metric at a scrape. The page writes its `lines`; `samples` are made only for other users of the registry."""
+    """One metric at a scrape. `workers.metrics.page` writes its `lines`; others who read the registry use `samples`."""
 
     def __init__(self, metric: Bounded) -> None:
         self.name, self.documentation, self.type, self.unit = metric._name, metric._documentation, str(metric._type), ""
@@ -58,10 +58,10 @@ class Bounded(MetricWrapperBase):
     """The base of all kinds of metrics."""
 
     _named: tuple[str, ...] = ()
-    """The texts before the numbers in a series' lines, made when the series is first written."""
+    """The parts of a series' lines that come before the numbers (name, labels), made when first needed."""
 
     def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
-        """Return the series with these values of the labels; if it would exceed `MAX_SERIES`, the series of `OTHER`."""
+        """Return the series with these label values, or that of `OTHER` if it is new and `MAX_SERIES` exist already."""
         # Values that are no strings are not found here, but as strings further down.
         series: Self | None = self._metrics.get(labelvalues)  # type: ignore[assignment, arg-type]
         if series is not None:
@@ -281,7 +281,7 @@ class Group:
         return Histogram(name, help_, labels, registry=self.registry, buckets=buckets)
 
     def collector(self, collector: Collector, when: When = When.SCRAPE) -> None:
-        """Add one of the library's own collectors, whose metrics must always have the same labels."""
+        """Add a collector of `prometheus_client`; the labels of its metrics must always be the same."""
         self.registry.register(collector)
         for family in collector.collect():
             kind, labels = Kind(family.type), tuple(family.samples[0].labels)
@@ -290,7 +290,7 @@ class Group:
 
 
 class ProcessMetrics:
-    """The metrics of any process: those of the library's own collectors, and the number of the event loop's tasks.
+    """The metrics of any process: those that `prometheus_client` collects, and the number of the event loop's tasks.
     Metrics that begin with `process_` need `/proc`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -46,7 +46,7 @@ class AliasChain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 Entry = Name | AliasChain
 
 Job = Literal["chat", "embed", "rerank", "infill"]
-"""The kinds of work of a call, which are the fields of `Defaults`. `chat` is any text that is continued."""
+"""The kinds of work that a call can ask for; `Defaults` has a field for each. `chat`: to continue any text."""
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

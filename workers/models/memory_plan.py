@@ -11,7 +11,7 @@ from workers.llama.gguf import GgufHeader
 from workers.models.spec import MAX_KV_TOKENS, LlamaSettings
 
 MACHINE_SHARE = 0.8
-"""Share of the free memory that the KV caches of all the machine's workers get together; workers start together."""
+"""Share of the free memory that the KV caches of all workers of a machine, which start together, take in total."""
 
 WORKER_SHARE = 0.4
 """Maximum share of the free memory for one worker's KV cache: the model and its computations need memory too."""

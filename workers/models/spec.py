@@ -23,7 +23,7 @@ MAX_CTX = 2**24
 """Maximum context in tokens. It is far beyond what models are trained for, so a larger number is a mistake."""
 
 MAX_SHARED_BYTES = 96 << 10
-"""Maximum size of a model's shared prompts as JSON. They can be an environment variable: Linux allows it 128 KiB."""
+"""Maximum size of a model's shared prompts as JSON. They can be in an environment variable: 128 KiB on Linux."""
 
 MAX_SLOTS = 254
 """Maximum number of slots. llama.cpp has 256 sequences: one is used to move cells, and one holds a cached prompt that
@@ -106,7 +106,7 @@ NOT_FOR_MODELS = RESERVED | {"add_generation_prompt", "continue_final_message", 
 
 
 def as_setting(description: str) -> Meta:
-    """Return metadata that gives a field of `ModelSpec` another description as a setting (`workers.settings`)."""
+    """Return metadata with the text that describes a field of `ModelSpec` among the settings (not in the catalog)."""
     return Meta(extra={"setting": description})
 
 

@@ -35,7 +35,7 @@ CHUNK_BYTES = 256 << 10
 Process = subprocess.Popen[bytes]
 
 OUTSIDERS = frozenset({signal.SIGKILL.name, signal.SIGTERM.name, signal.SIGINT.name, signal.SIGHUP.name})
-"""Signals sent by another process, or by the kernel when memory is short, but by no crash or limit of a process."""
+"""Names of signals that come from another process, or from the kernel for want of memory: no fault of the helper."""
 
 
 class TookTooLong(Exception):
@@ -64,7 +64,7 @@ class NotStarted(Exception):
 
 
 STARVED_SHARE = 0.1
-"""A process counts as starved if it got less than this share of the waited time as processor time."""
+"""Minimum processor time of a process, as a share of the time waited for it; with less it counts as starved."""
 
 
 def processor_s(pid: int) -> float:
@@ -93,7 +93,7 @@ def launched(command: Sequence[str], *, variables: Mapping[str, str] | None = No
 
     `variables`: variables to add to its environment.
 
-    Raises NotStarted; but OSError (ENOMEM) where memory is short, which a worker reports in its own way.
+    Raises NotStarted. If memory is short, raises OSError (ENOMEM) instead, which a worker reports in its own way.
     """
     try:
         environment = {**helper_environment(), **(variables or {})}

@@ -1,6 +1,6 @@
-"""Sets limits on its own process: a worker, so that its crash harms no other process and reveals nothing; or a helper
-(`workers.process.helper_process`), before it reads untrusted input. Also settings of the C library's malloc, so that
-freed memory returns to the system, and thread pools whose threads run from the start.
+"""Sets limits on the process that calls it: a worker, so that its crash harms no other process and reveals nothing; or
+a helper (`workers.process.helper_process`), before it reads untrusted input. Also sets up the C library's malloc, so
+that freed memory returns to the system, and makes thread pools whose threads run from the start.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ STDERR = 2
 
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 OOM_ADDED = 300
-"""Adjustment of the out-of-memory score, of 1000. A worker holds most of a machine's memory, so when it runs out, the
-worker is killed, not a Redis or gateway. Any process may raise its own score. Source: proc_pid_oom_score_adj(5)."""
+"""Minimum that a worker sets its `oom_score_adj` to (the maximum is 1000), so that the kernel kills the worker, which
+has most of the memory, and not Redis or a gateway. A process may raise its own. Source: proc_pid_oom_score_adj(5)."""
 
 NO_CORE = 1
-"""Maximum size of a core file in bytes. No core file is this small, so none is written; and 1, unlike 0, also keeps
-Linux from piping the memory to a program that `core_pattern` names. Source: fs/coredump.c of Linux; core(5)."""
+"""Maximum size of a core file in bytes. No core file is this small, so none is written. Unlike 0, it also keeps Linux
+from piping the process's memory to the program that `core_pattern` names. Source: fs/coredump.c of Linux; core(5)."""
 
 
 def isolate(*, core_dumps: bool) -> None:
-    """Set a worker's limits, once, before the model is loaded. `core_dumps`: do not change the limit on core files."""
+    """Set a worker's limits, once, before the model is loaded. `core_dumps`: leave the limit on core files as it is."""
     # Prints the stack of the thread that got a SIGSEGV, SIGABRT or the like: functions and lines, no values.
     faulthandler.enable(file=STDERR, all_threads=False)
     # Without this ggml forks this process and runs a debugger on it, whose output can contain a caller's text.
@@ -54,7 +54,7 @@ def bound_memory(extra_bytes: int) -> None:
 
 
 def bound_cpu(seconds: int) -> None:
-    """Limit CPU time to `seconds` from now, or until the next call: so a hanging process ends even without a parent."""
+    """Limit CPU time to `seconds` from now: so a hanging process ends even without a parent. A new call starts anew."""
     used = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, resource.RLIM_INFINITY))
 
@@ -70,18 +70,18 @@ def shut_off() -> None:
 
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
 LARGE_BYTES = 4 << 20
-"""Bytes from which a block is large (states, buffers of a context). A step's logits are less: they need no system call.
-"""
+"""Size from which a freed block of memory returns to the system at once, such as a saved state or a context's buffer.
+The logits of a step are smaller, so that they need no system call."""
 
 
 GIVE_BACK_EVERY_S = 20.0
-"""Seconds between two calls of `give_back_free`; one takes its thread 2 ms at most."""
+"""Seconds between two calls of `give_back_free`, each of which takes its thread 2 ms at most."""
 
 COLLECT_FACTOR = 4000
-"""Python's collector, which stops the event loop, runs at most 1/`COLLECT_FACTOR` of the time: 5 ms in 20 s."""
+"""Interval between runs of Python's collector, as a multiple of how long a run stops the event loop: 20 s for 5 ms."""
 
 NUM_ARENAS = 2
-"""malloc arenas of the process. Threads rarely wait for an arena: most allocate under the interpreter's lock."""
+"""Maximum number of malloc's arenas. Threads rarely wait for one: most allocate while they hold Python's lock."""
 
 
 def keep_little(large_bytes: int = LARGE_BYTES) -> bool:
@@ -131,7 +131,7 @@ class HeapUpkeep:
     """
 
     async def run(self) -> None:
-        """Return free memory to the system every `GIVE_BACK_EVERY_S` until cancelled."""
+        """Return free memory to the system every `GIVE_BACK_EVERY_S` until cancelled. Run the collector when due."""
         collect_at = 0.0
         while True:
             await asyncio.sleep(GIVE_BACK_EVERY_S)
@@ -145,8 +145,8 @@ class HeapUpkeep:
 def started_threads(name: str, at_once: int) -> ThreadPoolExecutor:
     """Return a pool of `at_once` threads that all run already. Raises RuntimeError if one can't be started.
 
-    An ordinary pool starts them as jobs come, and without memory for one the event loop waits in `Thread.start` for
-    ever.
+    An ordinary pool starts its threads as jobs come. If there is no memory for a thread then, the event loop waits in
+    `Thread.start` for ever.
     """
     threads = ThreadPoolExecutor(at_once, thread_name_prefix=name)
     together = threading.Barrier(at_once)

@@ -66,7 +66,7 @@ class FieldsFormatter(JsonFormatter):
 
 
 class UnblockedHandler(logging.Handler):
-    """Writes lines to a file descriptor, at once where that does not block; otherwise with a later line."""
+    """Writes lines to a file descriptor without blocking: a line that would block is kept until a later line comes."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class UnblockedHandler(logging.Handler):
         super().close()
 
     def _left_out(self) -> bytes:
-        """Return a line that tells how many were left out."""
+        """Return a log line that says how many lines were left out."""
         text = f"the log was not read: {self._num_left_out} lines are left out here"
         self._num_left_out = 0
         record = logging.LogRecord("paddock", logging.WARNING, __file__, 0, text, None, None)
@@ -108,7 +108,7 @@ class UnblockedHandler(logging.Handler):
         self._num_bytes += len(line)
 
     def _write(self, wait_s: float) -> None:
-        """Write what waits, as far as the reader takes it within `wait_s`."""
+        """Write the waiting lines, as many as the log's reader takes within `wait_s`."""
         until = time.monotonic() + wait_s
         while self._waiting and self._poll.poll(max(0.0, until - time.monotonic()) * 1e3):
             try:

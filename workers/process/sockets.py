@@ -20,7 +20,7 @@ AGAIN_S = 1
 ASKED = 3
 """Number of probes, `AGAIN_S` seconds apart, after which a peer that answers none is taken to be gone."""
 UNACKNOWLEDGED_S = 4
-"""Maximum seconds that bytes go unacknowledged: below a worker's grace for gateways, far above any bad network."""
+"""Maximum seconds until bytes are acknowledged: less than the default `gateway_grace_s`, far more than networks need."""
 
 
 def tcp_options() -> Mapping[int, int]:
@@ -35,8 +35,8 @@ def tcp_options() -> Mapping[int, int]:
 
 
 def notice_dead_peer(sock: Any) -> None:
-    """Set `tcp_options` and keep-alive on a socket, or on a transport's view of one. The sockets that a listening one
-    accepts inherit them. Sockets of families other than IPv4 and IPv6 are left unchanged."""
+    """Set keep-alive and `tcp_options` on a socket, or on asyncio's wrapper of one. If it is a listening socket, the
+    sockets that it accepts inherit these options. Sockets of families other than IPv4 and IPv6 are left unchanged."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with suppress(OSError):  # the socket may have been closed meanwhile
@@ -46,7 +46,7 @@ def notice_dead_peer(sock: Any) -> None:
 
 
 def watched_socket(address: tuple[Any, ...]) -> socket.socket:
-    """Return a new socket that notices a dead peer; `address`: one of `getaddrinfo`'s (aiohttp's `socket_factory`)."""
+    """Return a new socket that notices a dead peer, for aiohttp. `address`: an entry of the result of `getaddrinfo`."""
     family, kind, protocol = address[:3]
     sock = socket.socket(family, kind, protocol)
     notice_dead_peer(sock)
@@ -76,7 +76,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(sock: socket.socket) -> str:
-    """Return the URL at which other machines reach a socket; if it listens on all addresses, one of the host's."""
+    """Return the URL at which other machines reach a socket: with one of the host's addresses if it listens on all."""
     host, port = sock.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         with suppress(OSError):  # if the host can't resolve its own name, the URL keeps an unreachable address

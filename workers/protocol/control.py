@@ -1,7 +1,7 @@
-"""Proves that gateways and workers share a secret, without sending it; and the limits of how long draining may take.
+"""Proves that gateways and workers share a secret, without sending it. Also bounds how long draining may take.
 
-Each of these is an HMAC-SHA256 under the worker secret. Each use has its own label, so that what is stolen from one is
-good for no other:
+The secret is proved by values of three kinds, each an HMAC-SHA256 under the worker secret. Each use has a label of its
+own, so that a value that was stolen from one use is good for no other:
 
     a seal      stands beside a heartbeat or `News` in Redis: whoever wrote these bytes holds the secret
     a token     sent by a gateway to a worker, by `paddock drain` to its target; a worker's is for one process (boot)

@@ -84,7 +84,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     n_ctx: int = 0
     """Size of the context in tokens; prompt and answer must fit into it."""
     remedy: str = ""
-    """The last part of a `context_overflow`'s message. Without the numbers: each dialect words them in its own way."""
+    """The end of a `context_overflow`'s message, without numbers: each dialect words the numbers in its own way."""
 
 
 def context_overflow(num_prompt_tokens: int, n_ctx: int, *, is_whole: bool = True) -> Failure:
@@ -266,7 +266,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     stop: str | None = None
     """The stop string that ended the answer, if any."""
     truncated: bool = False
-    """Whether the conversation filled the context, so that its older half was dropped (`context_shift`) or it ended."""
+    """Whether the context was full, so that its older half was dropped (`context_shift`) or the answer ended."""
     num_preempted: int = 0
     """How often the call lost its slot and its KV cells to other calls and had to wait for them again."""
 

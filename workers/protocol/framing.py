@@ -110,7 +110,7 @@ def _parse_block(block: bytes) -> Frame | None:
 
 
 def gateway_process(gateway_id: str, start: str) -> str:
-    """Return the name of one process of a gateway: each process numbers calls from 1, so `start` tells them apart."""
+    """Return the name of one process of a gateway. `start` makes it unique: each process numbers its calls from 1."""
     return f"{gateway_id}.{start}"
 
 
@@ -120,13 +120,13 @@ def gateway_of(process: str) -> str:
 
 
 PART_CHARS = 128 << 10
-"""Maximum size of a message that is encoded in one go, which takes a millisecond at most; counted as in `is_long`."""
+"""Maximum size, as `is_long` counts it, of a message that is encoded in one call; that takes a millisecond at most."""
 RUN_ITEMS = 1024
 """Maximum number of items of a long list or object that are copied and measured at once."""
 ITEM_CHARS = 6
-"""Characters that each value and name in a message counts as when it is measured; a text's own length is added."""
+"""Number of characters that `is_long` counts for each value and each name in a message, besides a text's length."""
 RUN_NUMBERS = 8192
-"""Maximum number of an array's numbers that one call encodes."""
+"""Maximum count of numbers from an array that are encoded in one call."""
 BASE64_GROUP = 3
 """Bytes in a group of base64. The base64 of two pieces can be joined if the first one is whole groups."""
 
@@ -153,7 +153,7 @@ def json_parts(message: Any) -> Iterator[bytes]:
 
 
 def struct_parts(message: msgspec.Struct, fields: Mapping[str, Iterator[bytes]]) -> Iterator[bytes]:
-    """Yield a struct's JSON in parts. `fields`: JSON that replaces the values of these fields of the struct."""
+    """Yield a struct's JSON in parts. `fields`: name of a field -> the parts of the JSON to write as its value."""
     return _joined(_struct(message, fields))
 
 
@@ -296,7 +296,7 @@ def _joined(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def read_float(text: str) -> float:
-    """Return a number that has a fraction or an exponent: the `float_hook` of decoders for what callers wrote.
+    """Return the value of a number with a fraction or an exponent. Decoders of callers' JSON have it as `float_hook`.
 
     Raises msgspec.DecodeError for a number out of the range of floats.
 

@@ -58,7 +58,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry of `keys.NEWS`: the heads (prefix hashes) added and dropped since the last, and the present load."""
+    """One entry of `keys.NEWS`: a worker's load, and heads (prefix hashes) added and dropped since its last entry."""
 
     model: str
     worker: str
@@ -96,12 +96,12 @@ def open_news(value: bytes, secret: str) -> News:
 
 
 def pack_heads(version: int, heads: Mapping[int, int]) -> bytes:
-    """Return the value of `keys.worker_heads`: each head and its cached tokens, as of the news entry `version`."""
+    """Return the value of `keys.worker_heads`: prefix hashes and their cached tokens, as of news entry `version`."""
     return pack_version(version) + b"".join(_HEAD.pack(head, tokens) for head, tokens in heads.items())
 
 
 def pack_version(version: int) -> bytes:
-    """Return the beginning of a value of `keys.worker_heads`: the number of the last news entry that is in it."""
+    """Return the start of a value of `keys.worker_heads`: the number of the last news entry included in it."""
     return _VERSION.pack(version)
 
 
@@ -158,7 +158,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     boot: str
     """Id of this process; a restarted worker has a new one, and leases on the old process are void."""
     model: str
-    """Name of the pool it serves."""
+    """Name of the pool that the worker serves."""
     address: str
     """Base URL for gateways, `http://host:port`."""
     slots: int
@@ -168,12 +168,12 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     """KV cells that all slots share."""
     kv_tokens_used: int
-    """As in `Load`."""
+    """KV cells of calls that have a slot, as in `Load`."""
     facts: ModelFacts
     protocol: int = PROTOCOL_VERSION
     draining: bool = False
     started_at: float = 0.0
-    """Unix time, seconds."""
+    """Unix time at which the process started, seconds."""
     kind: WorkerKind = "generate"
     infill: bool = False
     """Whether the model has fill-in-the-middle tokens."""

@@ -68,7 +68,7 @@ GATEWAY_TTL_S = 5.0
 LEASE_TTL_S = 6.0
 LEASE_RENEW_S = 2.0
 TICKET_TTL_S = 5.0
-"""Lifetime of a ticket unless its gateway reads it again; a ticket is dropped when its gateway is gone."""
+"""Lifetime of a ticket unless its gateway renews it, by re-reading it; so the tickets of a dead gateway are dropped."""
 GRANT_TTL_S = 2.0
 """Seconds in which a gateway has to claim a slot granted to its ticket; after that the slot goes to another ticket."""
 
@@ -77,7 +77,7 @@ SWEEP_INTERVAL_S = 1.0
 
 SUPERVISED_INTERVAL_S = 0.5
 SUPERVISED_TTL_S = 5.0
-"""Lifetime of `supervised` unless a supervisor renews it. A model without it can't be loaded or unloaded."""
+"""Lifetime of a model's `supervised` mark unless supervisors renew it. Unmarked models can't be loaded or unloaded."""
 
 STREAM_TTL_S = 6.0
 """Lifetime of a running stream unless its gateway renews it. A setting says how long an ended stream is kept."""
@@ -91,7 +91,7 @@ NEWS = "pd:news"
 NEWS_KEPT = 10_000
 """About how many entries `pd:news` keeps: some seconds' worth of the largest fleet."""
 NEWS_INTERVAL_S = 0.2
-"""Minimum seconds between two entries of one worker, and seconds between two readings by a gateway."""
+"""Minimum seconds between two entries of `pd:news` by one worker, and seconds between two readings by a gateway."""
 GATEWAYS = "pd:gateways"
 
 

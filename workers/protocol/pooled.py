@@ -34,7 +34,7 @@ class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     request_id: str = ""
     """Id of the request, for the worker's log lines."""
     traceparent: str = ""
-    """As in `Submit`."""
+    """The gateway's span around the call, as in `Submit`; empty: the call is not traced."""
     tracestate: str = ""
 
 

@@ -23,12 +23,12 @@ import msgspec
 from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, Prompt, ToolCall
 
 BLOCK_BYTES = 1024
-"""Bytes from one head to the next within a long text, about 256 tokens; doubled after each `HEADS_PER_SIZE` heads."""
+"""In a long text, bytes between two prefix hashes, about 256 tokens; doubled after each `HEADS_PER_SIZE` hashes."""
 HEADS_PER_SIZE = 64
-"""Number of heads after which the distance from head to head doubles: 64 heads reach 16k tokens, 256 heads 240k."""
+"""Number of prefix hashes after which their distance doubles: 64 hashes reach 16k tokens, 256 hashes 240k."""
 MAX_HEADS = 256
 LEAST_BYTES = 128
-"""At the end of a text a head is made only if at least this many bytes have come since the last head."""
+"""At the end of a text a prefix hash is made only if at least this many bytes have come since the last one."""
 
 DIGEST_BYTES = 8
 
@@ -61,7 +61,7 @@ NOTHING = Prefix((), (), 0)
 
 
 def prefix_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> Prefix:
-    """Return a request's heads. `adapters`: name -> content hash; for a name not in it the name itself is hashed."""
+    """Return a request's prefix hashes. `adapters`: name -> content hash; without one, the name is hashed."""
     chain = chain_of(request, tenant, adapters)
     chain.end()
     return chain.prefix()
@@ -155,7 +155,7 @@ def _arguments(call: ToolCall) -> bytes:
 
 
 class Chain:
-    """Hashes a request's texts as they are written, and makes heads on the way. A text is open until `end` ends it."""
+    """Hashes a request's texts as `write` adds them, and makes prefix hashes on the way. `end` ends the open text."""
 
     def __init__(self, scope: bytes) -> None:
         self._hash = sha256(scope)

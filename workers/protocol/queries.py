@@ -1,4 +1,4 @@
-"""The wire types of questions to a worker beside its calls: texts and tokens, slots, adapters.
+"""The wire types of requests to a worker that are no calls: about texts and tokens, its slots and its adapters.
 
 Questions about text need no engine. Each is answered with `200`, or with an error status and a `Failure`. Nothing is
 stored or generated, so each can be repeated on any worker of the model. The work is bounded: see the limits below.
@@ -96,7 +96,7 @@ def ints_of(ids: bytes) -> array[int]:
 class Detokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: tuple[int, ...]
     tenant: str = ""
-    """As in `Tokenize`."""
+    """The team that asks. Teams are served in turn."""
 
 
 class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,13 +111,13 @@ class Render(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: bool = True
     """Whether the answer has the prompt's text."""
     count: bool = True
-    """Whether the answer has the number of tokens. False saves the tokenising where the text does not need it."""
+    """Whether the answer has the number of tokens. False: a chat is not even tokenised."""
     tenant: str = ""
-    """As in `Tokenize`."""
+    """The team that asks. Teams are served in turn."""
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """The team alone of a body. It is decoded before the rest of it, which can be long: teams are served in turn."""
+    """Decodes only the team that asks. The rest of a body, which can be long, is decoded at that team's turn."""
 
     tenant: str = ""
 
@@ -132,7 +132,7 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: WorkerKind
     model: str
-    """Name of the pool it serves."""
+    """Name of the pool that the worker serves."""
     slots: int
     n_ctx: int
     """Maximum length of one conversation, tokens."""
@@ -147,7 +147,7 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     vocab_type: int
     """llama.cpp's number: 1 sentencepiece, 2 byte pairs, 3 wordpiece, 4 unigram, 5 RWKV, 6 PLaMo-2."""
     bos_token: str
-    """This and `eos_token`: the token's text in templates; empty: the model has no such token."""
+    """Text, in templates, of the token that begins a prompt; empty: none. `eos_token`: the same for the end token."""
     eos_token: str
     chat_templates: dict[str, str]
     """Name -> Jinja source. `default` is used unless another one fits (`tool_use`, `rag`, ...); empty: no chat."""
@@ -251,17 +251,17 @@ decode_slot_infos = msgspec.json.Decoder(list[SlotInfo]).decode
 ADAPTERS_PATH = "/v1/adapters"
 
 MAX_WAIT_S = 600.0
-"""Maximum of `wait_s` of `DELETE`, seconds; more is refused."""
+"""Maximum `wait_s`, in seconds, of `DELETE /v1/adapters/{name}`; more is refused."""
 
 
 class AdapterState(StrEnum):
     LOADED = "loaded"
     KNOWN = "known"
-    """Checked, but not in memory: it is loaded when a call names it."""
+    """The adapter was checked but is not in memory; it is loaded when a call names it."""
     LEAVING = "leaving"
-    """Unloaded or replaced; its memory is freed when the last call that uses it ends."""
+    """The adapter was unloaded or replaced; its memory is freed when the last call that uses it ends."""
     GONE = "gone"
-    """Unloaded and freed."""
+    """The adapter was unloaded, and its memory is freed."""
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -288,9 +288,9 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: AdapterState
     pinned: bool
     fixed: bool = False
-    """Whether it comes from the worker's settings; if so it can't be replaced or unloaded while the worker runs."""
+    """Whether the worker's settings name the adapter; if so, it can't be replaced or unloaded while the worker runs."""
     calls: int
-    """Number of accepted calls that use it and have not ended."""
+    """Number of accepted calls that use the adapter and have not ended."""
     path: str = ""
     """Path relative to the worker's `adapters_dir`; empty: the file is not in that folder."""
 

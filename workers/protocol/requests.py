@@ -35,10 +35,10 @@ SamplerName = Literal[
     "infill",
     "adaptive_p",
 ]
-"""llama.cpp's stages of sampling a token; the first nine are in its default order."""
+"""llama.cpp's stages of sampling a token; the first nine are in llama.cpp's default order."""
 
 Bias = tuple[int | str, float | None]
-"""A token, or a text that stands for its tokens, and the number added to their logits; None: they are never drawn."""
+"""A token, or a text that stands for its tokens, and the number added to their logits; None: never drawn."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -191,11 +191,11 @@ class Infill(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Notice = Literal["progress", "timings", "tokens", "settings", "prompt"]
-"""What a call gets only if it asks: the events `Progress`, `TimingsSoFar` and `Tokens`; "settings": in `Accepted`, the
-settings with the prompt's text. "prompt": refuse the call if that text would have to be cut (`max_prompt_chars`)."""
+"""What a call gets only if it asks. The first three: the events `Progress`, `TimingsSoFar`, `Tokens`. "settings": the
+prompt's text and the sampling, in `Accepted`; with "prompt" too, a text above `max_prompt_chars` is refused."""
 
 MAX_PROMPT_CHARS = 4 << 20
-"""Maximum characters of prompts' texts that one client's request gets back, in the settings of all its answers."""
+"""Maximum characters of prompt text that one client's request gets back (`Accepted.prompt`), over all its answers."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -217,9 +217,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Maximum number of tokens to generate; `None`: until the model ends or the conversation is `n_ctx` tokens long; 0:
     only prefill."""
     max_predict_ms: int = 0
-    """End the answer at the first line end that comes this many ms after its first token; 0: off (llama-server's)."""
+    """End the answer at the first line end later than this many ms after its first token; 0: off. From llama-server."""
     n_indent: int = 0
-    """End the answer before a line (not its first) that begins with fewer blanks than this; 0: off (llama-server's)."""
+    """End the answer before a line (not its first) with fewer leading blanks than this; 0: off. From llama-server."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it."""
     stop_tokens: tuple[int, ...] = ()
@@ -252,7 +252,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Maximum number of characters of the prompt's text in `Accepted`. A longer text is cut; with "prompt" in `tell`,
     the call is refused."""
     priority: int = 0
-    """Calls of a higher number go first; in clients' requests it is the lower number."""
+    """Calls with a higher number go first. In clients' requests a lower one goes first: gateways change the sign."""
     context_shift: bool = False
     """At the end of the context, drop the older half of the conversation and go on, instead of ending."""
     n_keep: int = 0

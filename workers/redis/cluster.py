@@ -47,7 +47,7 @@ ROUNDS = 3
 """Maximum number of times that a command is sent. If Redis then answers ASK, it is sent once more, to another node."""
 
 NODE_CONNECTIONS = 4096
-"""redis-py's limit of connections to one node. It would raise an error beyond it, but `max_under_way` is far less."""
+"""Maximum connections to one node; redis-py raises an error for more. Never reached: `max_under_way` is far less."""
 
 AWAY = (ConnectionError, TimeoutError, OSError)
 

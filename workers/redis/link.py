@@ -131,9 +131,9 @@ def _tls_options(tls: Tls | None) -> dict[str, Any]:
 
 
 class _Checked(AbstractConnection):
-    """A connection that closes with a ConnectionError in two cases. Its server is a replica by now and refuses a write:
-    the next connection finds the new master. Or its server sends bytes that are no valid answer: redis-py alone would
-    raise ValueError or the like."""
+    """A connection that closes, with a ConnectionError, if its server is a replica now and refuses a write: the next
+    connection finds the new master. It also closes if the server sends bytes that are no valid answer, for which
+    redis-py alone would raise ValueError or the like."""
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:

@@ -67,11 +67,11 @@ def remedy_for(error: BaseException) -> str:
 
 FIRST_S = 0.02
 LONGEST_S = 0.5
-"""`FIRST_S`: minimum seconds that a gate is closed after the first failure. `LONGEST_S`: maximum after any failure."""
+"""A `Gate` is closed for at least `FIRST_S` seconds after a first failure, and for at most `LONGEST_S` after any."""
 
 
 class Gate:
-    """Limits attempts to connect. It closes after a failure, each time for twice as long, less a random part."""
+    """Limits attempts to connect. Each failure in a row closes it for twice as long as the last, less a random part."""
 
     def __init__(self, first_s: float = FIRST_S, longest_s: float = LONGEST_S) -> None:
         self._first_s = first_s
@@ -81,7 +81,7 @@ class Gate:
         self._why = ""
 
     def enter(self) -> None:
-        """Raise ConnectionError while the gate is closed. Once it has opened after a failure, the first caller to pass
+        """Raise ConnectionError while the gate is closed. When it opens after a failure, the first caller that passes
         closes it again, so that one attempt is made at a time."""
         if not self._failures:
             return

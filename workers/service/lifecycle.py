@@ -36,8 +36,8 @@ def is_shortage(error: BaseException | None) -> bool:
 
 
 class Shortage:
-    """Notes that a worker has too little memory, so that gateways send it no calls until it has enough again. Use it on
-    one event loop."""
+    """Remembers that a worker is short of memory, so that gateways send it no calls until it has enough again. Use
+    it on one event loop."""
 
     def __init__(self, can_take: Callable[[int], bool] = can_take) -> None:
         self._can_take = can_take
@@ -50,7 +50,7 @@ class Shortage:
         self._listeners.append(begins)
 
     def note(self) -> Failure:
-        """Note that an allocation has failed; return the failure for the call that needed it."""
+        """Record that an allocation has failed; return the failure for the call that needed it."""
         self._look_at = time.monotonic() + LOOK_S
         if not self._short:
             self._short = True

@@ -44,7 +44,7 @@ FLUSH_S = 2.0
 """Maximum seconds for sending the last events; then the connections are closed."""
 
 KEEP_ALIVE_S = 90
-"""Seconds that idle HTTP connections stay open: longer than clients use them, so that no request meets a closed one."""
+"""Seconds that idle HTTP connections stay open: longer than clients keep them, so that requests find none closed."""
 
 RESERVED_PATHS = frozenset(path.encode() for path in (HEALTH_PATH, READY_PATH, METRICS_PATH))
 """Paths that are answered even when all connections for other requests are taken."""

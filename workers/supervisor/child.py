@@ -79,8 +79,8 @@ class Child:
     ) -> None:
         """`on_death(code, is_final)` is called when the process ends unasked; `is_final`: it will not be restarted.
 
-        A process that ended with a code in `final` is not restarted. But if an earlier one has run for a minute, the
-        code means trouble that passes (short memory, a full disk). Then it is restarted, save after `ENDED_AS_ASKED`.
+        A process that ends with a code in `final` is not restarted, unless an earlier one ran for a minute and ended
+        otherwise: then the trouble may pass (short memory, a full disk). After `ENDED_AS_ASKED` none is ever restarted.
         """
         self.name = recipe.name
         self.starts = 0
@@ -153,7 +153,7 @@ class Child:
                 await self._stopping.wait()
 
     async def _live(self) -> int:
-        """Run one process to its end; return its exit code. Raises NotStarted; OSError if the first never can start."""
+        """Run one process to its end; return its exit code. Raises NotStarted; OSError if it can never be started."""
         try:
             process, read_end = await self._born()
         except RuntimeError as error:  # no thread could be started to wait for the process
@@ -278,7 +278,7 @@ class WorkerSlot:
         return None if self._child is None else self._child.pid
 
     def want(self, wanted: bool) -> None:
-        """Set whether a worker should run here. Never waits: an unwanted worker drains before another is started."""
+        """Set whether a worker should run here, without waiting. An unwanted worker drains before another starts."""
         if wanted == self._wanted or self._stopping:
             return
         self._wanted = wanted

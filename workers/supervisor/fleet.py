@@ -1,4 +1,4 @@
-"""Tells the fleet through Redis which models this machine keeps, and of a dead worker before its record expires."""
+"""Tells the fleet through Redis which models this machine keeps; removes a dead worker's record before it expires."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Fleet:
             return []
 
     async def unloaded(self, models: Sequence[str], *, forget: bool) -> frozenset[str] | None:
-        """Return those of `models` that an admin has unloaded; None: Redis does not answer. Also renew the marks there
-        that this machine keeps workers of `models`. `forget`: count all as loaded, and delete what says otherwise."""
+        """Return those of `models` that an admin has unloaded; None: Redis does not answer. Also renew in Redis the
+        marks that a supervisor keeps `models`. `forget`: delete the marks that say "unloaded"; return an empty set."""
         names = [keys.unloaded(model) for model in models]
         try:
             async with asyncio.timeout(2 * TIMEOUT_S), self._client.pipeline(transaction=False) as pipeline:

@@ -90,7 +90,7 @@ class PrivateRedis:
     """The private server of one state folder. The caller holds the folder's lock and keeps the server's process."""
 
     def __init__(self, state_dir: Path, secrets: Mapping[Role, str], server: Path | None = None) -> None:
-        """`secrets`: role -> secret to derive its password from. The operator's comes from the gateway's secret."""
+        """`secrets`: role -> secret from which its password is derived. The operator's is the gateway's."""
         self.server = server or find_server()
         self.socket = socket_path(state_dir)
         self._state_dir = state_dir

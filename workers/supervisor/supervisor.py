@@ -70,12 +70,12 @@ def environment_of(device: str | None) -> dict[str, str]:
 
 
 KILL_MARGIN_S = 5.0
-"""Seconds from the end of a stopping worker's time to drain until it is killed."""
+"""Seconds that a stopping worker gets beyond its time to drain (`worker_drain_s`); then it is killed."""
 
 OF_MODELS = ModelSettings.model_fields.keys() - PaddockSettings.model_fields.keys()
 
 KEPT_BACK = frozenset(map(sources.variable, {"api_key", "api_keys", "gateway_secret", "worker_redis_url", *OF_MODELS}))
-"""Variables that workers don't inherit: those that only gateways need, and the model's, which is in its spec file."""
+"""Variables that workers don't inherit: those for gateways only, and the model's settings: a spec file has them."""
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """File with the microseconds of CPU that this control group may use in a period (or `max`), and the period. Source:
@@ -182,7 +182,7 @@ class Supervisor:
         return {name: slot.pid for name, slot in self._slots.items()}
 
     async def keep(self) -> int:
-        """Keep the workers running; return OK, or the exit code of the first one that was not restarted."""
+        """Keep the workers running. Return the first final exit code that is not OK, in the workers' order, else OK."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
@@ -195,7 +195,7 @@ class Supervisor:
         return next((code for code in codes if code in FINAL and code != Exit.OK), int(Exit.OK))
 
     async def stop(self) -> None:
-        """Stop all workers at the same time; each drains within its bound. Return when none runs."""
+        """Stop all workers at the same time, each within its time to drain; return when none of them runs any more."""
         await asyncio.gather(*(slot.stop() for slot in self._slots.values()))
 
     def hurry(self) -> None:

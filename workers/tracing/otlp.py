@@ -120,7 +120,7 @@ class OtlpExporter:
 
 
 def _repeats(value: Value) -> bool:
-    """Return whether a value is likely to repeat, and so small that its encoded attribute is worth caching."""
+    """Return whether a value is small and likely to come again, so that caching its encoded attribute pays off."""
     if type(value) is str:
         return len(value) <= KEPT_CHARS
     return type(value) is bool or (type(value) is int and value < KEPT_INT)

@@ -1,5 +1,5 @@
-"""The spans of a trace, each made after its end; and the context, sent in the headers `traceparent` and `tracestate`,
-which joins the spans of several processes into one trace.
+"""The spans of a trace, each made after the work that it describes has ended; and the context, sent in the headers
+`traceparent` and `tracestate`, which joins the spans of several processes into one trace.
 
 Source: W3C Trace Context, level 1 (https://www.w3.org/TR/trace-context/). Malformed headers count as missing.
 """

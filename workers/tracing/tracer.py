@@ -1,5 +1,5 @@
-"""The tracer, which is given each finished call (a journey). One tracer records nothing; the other has a thread that
-makes spans of the calls and sends them to the configured endpoint, the collector.
+"""The tracers, which are given each finished call (a journey). `NoTracer` records nothing. `BackgroundTracer` has a
+thread that makes spans of the calls and sends them to the configured endpoint, the collector.
 
 `tell` appends to a queue. If that is full, or the collector does not take the spans, traces are lost and a log line
 says so; no call ever waits or fails because of tracing. Without an endpoint OpenTelemetry's libraries are not loaded
@@ -24,17 +24,17 @@ from workers.tracing.span import Span, TraceContext, new_context
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
-"""Maximum number of journeys that wait to be sent; further ones are lost. Each takes a few kilobytes."""
+"""Maximum number of finished calls that wait to be sent; further ones are lost. Each takes a few kilobytes."""
 BATCH = 256
 EVERY_S = 5.0
-"""Seconds after which journeys are sent although they are fewer than `BATCH`: OpenTelemetry's own default."""
+"""Seconds after which finished calls are sent although they are fewer than `BATCH`: OpenTelemetry's own default."""
 RETRY_S = (0.5, 1.0, 2.0)
 """Seconds to wait before each new attempt to send a batch; if the last attempt fails too, the batch is lost."""
 CLOSE_S = 1.5
-"""Maximum seconds that an ending process waits until the last journeys are sent."""
+"""Maximum seconds that an ending process waits until the spans of its last calls are sent."""
 BREATH_S, BREATH_JOURNEYS = 0.0002, 16
-"""The thread sleeps for `BREATH_S` seconds after every `BREATH_JOURNEYS`, to let the event loop have the interpreter's
-lock: a batch holds it for 30 ms."""
+"""The sending thread sleeps for `BREATH_S` seconds after every `BREATH_JOURNEYS` calls, to let the event loop have the
+interpreter's lock: the thread needs that lock for 30 ms per batch."""
 
 
 class Journey(Protocol):
@@ -47,14 +47,14 @@ class Journey(Protocol):
 
 class Tracer(Protocol):
     def inside(self, caller: TraceContext | None) -> TraceContext | None:
-        """Return the context of a new span, whose journey is later given to `tell`. None: the span is not recorded.
+        """Return the context of a new call's span; None: the span is not recorded. The ended call is given to `tell`.
 
         `caller`: the span around the new one; None: the new span begins a trace.
         """
         ...
 
     def tell(self, journey: Journey) -> None:
-        """Take a finished journey. Never waits and never fails."""
+        """Take a finished call, to be sent later. Never waits and never fails."""
         ...
 
 
@@ -65,7 +65,7 @@ class NoTracer:
         return None
 
     def tell(self, journey: Journey) -> None:
-        """Ignore the journey."""
+        """Ignore the finished call."""
 
 
 OFF: Tracer = NoTracer()
@@ -87,12 +87,12 @@ class Exporter(Protocol):
 
 
 class BackgroundTracer:
-    """Records a share of the traces that begin in this process. The thread that `running` starts sends journeys."""
+    """Records a share of the traces that begin in this process. Spans are sent by the thread that `running` starts."""
 
     def __init__(self, exporter: Exporter, share: float = 1.0, every_s: float = EVERY_S) -> None:
-        """`share`: fraction recorded of the traces that begin here; of other traces, whoever began them decides.
+        """`share`: fraction recorded of the traces that begin here; of other traces, `is_sampled` of `caller` decides.
 
-        `every_s`: seconds after which journeys are sent although they are fewer than `BATCH`.
+        `every_s`: seconds after which finished calls are sent although they are fewer than `BATCH`.
         """
         self._exporter = exporter
         self._share = share
@@ -119,7 +119,7 @@ class BackgroundTracer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the thread within this block. At its end, wait at most `CLOSE_S` until remaining journeys are sent."""
+        """Run the sending thread within this block. When the block ends, wait at most `CLOSE_S` for the last spans."""
         thread = threading.Thread(target=self._run, name="tracing", daemon=True)
         thread.start()
         try:

@@ -112,7 +112,7 @@ THOUGHTS_ONLY: tuple[dict[str, Any], ...] = (
     {"edits": [{"type": _CLEAR_THOUGHTS, "keep": "all"}]},
     {"edits": [{"type": _CLEAR_THOUGHTS, "keep": {"type": "thinking_turns", "value": 1}}]},
 )
-"""Accepted values of `context_management`, from Claude Code: a model's template decides anyway which thoughts stay."""
+"""Accepted values of `context_management`, sent by Claude Code. The model's template decides which thoughts stay."""
 
 THREAD = "thread"
 """Parameter by which the tool runner of Anthropic's SDK first asks the server to keep the conversation."""

@@ -63,7 +63,7 @@ def read_conversation(system: Content | None, messages: Sequence[MessageBody]) -
 
 
 def _user(content: Content, path: str) -> Iterator[Message]:
-    """Yield a user's messages: one per tool result, and one per run of texts around results, joined as lines."""
+    """Yield a user's messages: one per tool result, and one for all texts between two results, joined as lines."""
     if isinstance(content, str):
         yield Message("user", content)
         return

@@ -117,8 +117,8 @@ async def send_bytes(send: Send, body: bytes, content_type: bytes, request_log: 
 
 
 async def send_last(send: Send, body: bytes) -> None:
-    """Send the last bytes of an answer. If they are many, wait until the peer has read most of them, because the call's
-    memory and its place among its key's requests are given back when this returns."""
+    """Send the last bytes of an answer. If they are many, wait until the peer has read most of them: when this returns,
+    the call's memory is given back, and the call counts no longer among the requests of its key."""
     if len(body) > UNREAD_BYTES:
         for start in range(0, len(body), PART_BYTES):
             await send({"type": "http.response.body", "body": body[start : start + PART_BYTES], "more_body": True})
@@ -129,11 +129,11 @@ async def send_last(send: Send, body: bytes) -> None:
 
 LINGER_S = 5.0
 LINGER_BYTES = 64 << 20
-"""Up to LINGER_S seconds and LINGER_BYTES of a refused body are read and discarded, so its sender sees the error."""
+"""A refused body is read and discarded for LINGER_S or LINGER_BYTES at most, so that its sender sees the error."""
 
 
 def shape_of(scope: Scope) -> ErrorShape:
-    """Return the error shape of the route, or if no route was found, the one that `Door` sets."""
+    """Return the error shape of the route; until a route is found, it is OpenAI's, set by `root_app.Door`."""
     shape: ErrorShape = scope[SHAPE]
     return shape
 

@@ -26,14 +26,14 @@ from workers.tracing.tracer import Tracer
 Headers = list[tuple[bytes, bytes]]
 
 PRIVATE = frozenset({"/metrics", "/metrics/targets", "/ready", "/version"})
-"""Paths that need no key and whose answers web pages can't read: otherwise any page that somebody visits could."""
+"""Paths that need no key. No web page may read their answers: otherwise, any page that somebody visits could."""
 
 MAX_ORIGIN_BYTES = 512
 METHODS = b"GET, POST, DELETE, OPTIONS"
 
 
 def origin_of(scope: Scope) -> bytes:
-    """Return the origin of the web page that sent the request; empty if none did, or if it may not read the answer."""
+    """Return the origin of the web page that sent the request; empty: no page did, or no page may read the answer."""
     if scope["path"] in PRIVATE:
         return b""
     found = _header(scope, b"origin")
@@ -156,7 +156,7 @@ def name_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
 
 
 def connection_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
-    """Return the header that ends the connection, if it ends after this answer. `send_error` adds its own."""
+    """Return `connection: close` if the connection ends after this answer. `send_error` adds it to errors."""
     return [(b"connection", b"close")] if request_log.closes else []
 
 

@@ -98,7 +98,7 @@ class Sockets:
         return len(self._open)
 
     def check(self, principal: Principal) -> None:
-        """Raise TooManySockets if the key has its maximum of sockets open, TooManyConnections if the gateway has."""
+        """Raise TooManySockets if the key has its maximum of open sockets, TooManyConnections if the gateway has."""
         if self._per_key[principal.key_id] >= self._most_per_key:
             raise too_many_sockets_of_key(self._most_per_key)
         if len(self._open) >= self._most:

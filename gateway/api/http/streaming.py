@@ -18,7 +18,7 @@ END = b"\n\n"
 """The end of an event. Each event is sent as one chunk of the response: some clients take a chunk for an event."""
 
 UNREAD_BYTES = 64 << 10
-"""Bytes of an answer that the server buffers. When there are more, uvicorn holds up the next send, not the last one."""
+"""Bytes of an answer that the server buffers. A send beyond that returns at once; uvicorn delays the one after it."""
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -68,7 +68,7 @@ class EventStream:
         self._ping = ping
         self._quiet = True
         self._whole = asyncio.Lock()
-        """Held while a ping, or an event of several parts, is sent: with a slow client both wait, and must not mix."""
+        """Held while a ping or an event of several parts is sent: a slow client delays both, and they must not mix."""
 
     async def start(self) -> None:
         """Send status 200 and the headers, unless they were sent before."""

@@ -25,7 +25,7 @@ MAX_FRAGMENTS = 16_384
 """Maximum fragments of one message; more close the connection. Empty ones have no size, but each takes memory."""
 
 PIECE_BYTES = 4 << 10
-"""Bytes parsed at once; LONG_PIECE_BYTES within a long frame, since a frame is handled only when it is complete."""
+"""Bytes parsed at once. Within a long frame it is LONG_PIECE_BYTES, since only a complete frame is handled."""
 LONG_PIECE_BYTES = 64 << 10
 
 ERRORS: dict[int, type[PaddockError]] = {
@@ -92,7 +92,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
         self._bound_leftovers()
 
     def make_room(self) -> None:
-        """Close the connection: all connections' unfinished messages take too much memory, and its own began first."""
+        """Close this connection: all unfinished messages take too much memory, and this connection's began first."""
         if not self.handshake_complete or self.close_sent or self.transport.is_closing():
             self._close()
             return
@@ -141,7 +141,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def _read(self) -> None:
-        """Parse one piece of the received bytes. All at once can be tens of thousands of frames, and block the loop."""
+        """Parse one piece of the received bytes: all of them can be tens of thousands of frames, and block the loop."""
         self._goes_on = False
         if self.transport.is_closing() or self.read_paused:
             return

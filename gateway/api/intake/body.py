@@ -35,10 +35,10 @@ OnPart = Callable[[bytes, int], Awaitable[None]]
 
 MAX_TOKEN = 2**31 - 1
 LONG_BYTES = 64 << 10
-"""Bytes above which a body is decoded field by field, and a field that is an array of arrays item by item."""
+"""A body of more bytes than this is decoded field by field; a field so long, if an array of arrays, item by item."""
 
 PACKED_BYTES = 256
-"""An item longer than this that has only token ids becomes a packed array; a shorter one can be a `logit_bias` pair."""
+"""An array of token ids is packed if its JSON has more bytes than this; a shorter one can be a `logit_bias` pair."""
 
 _ARRAYS = re.compile(rb"\s*\[\s*\[")
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -194,19 +194,19 @@ MAX_CONTAINERS = 65_536
 """Maximum arrays and objects together in a body."""
 MAX_DEPTH = 128
 MIN_ITEMS = 32_768
-"""Items that one array may have even if every model's context is shorter; longer ones get ContextOverflow."""
+"""Maximum items of an array, or the longest context's tokens if these are more; longer arrays get ContextOverflow."""
 MAX_NUMBERS = 524_288
 """Maximum numbers in a body, or the longest context's tokens if these are more. Decoding a million takes 40 ms."""
 MAX_EXPONENTS = 1_024
-"""Maximum numbers with an exponent: one near the limits of floats takes microseconds to parse, 100 times the usual."""
+"""Maximum numbers with an exponent: those near the limits of floats take microseconds to parse, 100 times the usual."""
 MAX_DIGITS = 100
-"""Maximum digits of a number: parsing an integer takes time that grows with their square. No useful one has more."""
+"""Maximum digits of a number; no useful one has more. Parsing time grows with the square of an integer's digits."""
 UNCHECKED_BYTES = 16 << 10
 """Bodies of at most this many bytes are not checked: they can't hold enough to matter."""
 UNCHECKED_FACTOR = 4
 """Bytes of memory counted for each byte of an unchecked body; its arrays, objects, strings and numbers count extra."""
 UNCHECKED_ARRAY_BYTES, UNCHECKED_OBJECT_BYTES, UNCHECKED_STRING_BYTES, UNCHECKED_NUMBER_BYTES = 96, 256, 64, 24
-"""Bytes of memory counted for each such value in an unchecked body: 500 waiting calls of 15 KiB of `[]` held 70 MB."""
+"""Bytes of memory counted for each of these in an unchecked body: 500 waiting calls of 15 KiB of `[]` held 70 MB."""
 SLICE_BYTES = 32 << 10
 """Bytes checked without a pause: that takes a millisecond or two if all are brackets, 0.1 ms if they are text."""
 
@@ -221,7 +221,7 @@ _RUNS = re.compile(rb"[\[\]{}]+")
 
 _NARROW = bytes(range(0xF0))
 _WIDE_ESCAPE = re.compile(rb"\\u[dD][89abAB]")
-"""`_NARROW` and this serve to find characters beyond U+FFFF: a string with one has four bytes for every character."""
+"""With `_NARROW`, this finds characters beyond U+FFFF: a string with one takes four bytes for every character."""
 _ESCAPE_BYTES = 4
 STRING_BYTES, CONTAINER_BYTES, NUMBER_BYTES = 64, 512, 16
 """Bytes of memory that a string, an array or object, and a number of a body take, in addition to their characters."""
@@ -283,7 +283,7 @@ class ShapeCheck:
         """Commas since the last bracket."""
         self._num_exponents = 0
         self._digits = b""
-        """The last bytes outside of strings, with each digit as 0: a number may go on in the next slice."""
+        """The last bytes outside of strings, each digit replaced by 0: a number may go on in the next slice."""
 
     def add(self, piece: bytes) -> None:
         """Check the next bytes of the body, best a piece from `slices`. Raises InvalidRequest, ContextOverflow."""
@@ -325,7 +325,7 @@ class ShapeCheck:
 
     @property
     def _num_containers(self) -> int:
-        """Return the number of arrays and objects: opening brackets or, if more (in invalid JSON), closing ones."""
+        """Return the number of arrays and objects: of opening or closing brackets, the larger one if they differ."""
         return max(self._num_opened, self._num_closed)
 
     def _widen(self, piece: bytes) -> None:
@@ -351,7 +351,7 @@ class ShapeCheck:
         return piece.replace(b"\\\\", b"").replace(b'\\"', b"")
 
     def _check_numbers(self, outside: bytes) -> None:
-        """Limit each number's digits, and how many numbers have an exponent: only there does an `e` follow a digit."""
+        """Limit each number's digits, and the number of exponents: outside strings, any `e` after a digit is one."""
         if not outside:
             return
         digits = self._digits + outside.translate(_DIGITS)
@@ -363,7 +363,7 @@ class ShapeCheck:
         self._digits = digits[-MAX_DIGITS:]
 
     def _check_items(self, skeleton: bytes) -> None:
-        """Limit the items of one array, counted as commas without a bracket between: so long an array has token ids."""
+        """Limit the items of one array, counted as commas with no bracket between: an array that long has token ids."""
         num_commas = skeleton.count(b",")
         self._num_commas += num_commas
         if self._num_in_row + num_commas < self._max_items:

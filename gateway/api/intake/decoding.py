@@ -1,8 +1,8 @@
 """Runs work on large bodies, one piece of work at a time; the teams that wait are served in turn.
 
-Work that is one long call runs on a thread, which shares the interpreter with the event loop. Work that can be cut into
-slices runs on the loop itself, one slice at a time. After a job or a slice, the next of its sort waits as long as that
-one took, LONGEST_REST_S at most, however many bodies come.
+Work that is one long call (a job) runs on a thread, which shares the interpreter with the event loop. Work that can be
+cut into slices runs on the loop itself, one slice at a time. However many bodies come, there is a rest after each job
+before the next one: as long as the job took, LONGEST_REST_S at most. Slices have such rests, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.process.limits import give_back_free, started_threads
 
 INLINE_BYTES = 256 << 10
 INLINE_STRINGS, INLINE_NUMBERS = 2_000, 8_000
-"""A body with at most INLINE_BYTES and so many strings and numbers is decoded on the loop, in a millisecond or two."""
+"""A body within INLINE_BYTES, INLINE_STRINGS and INLINE_NUMBERS is decoded on the event loop, in 1 or 2 ms."""
 LEAST_REST_S = 0.001
 """Minimum seconds of a rest: timers are no finer. A shorter rest is added to the next."""
 LONGEST_REST_S = 0.25
@@ -30,7 +30,7 @@ ResultT = TypeVar("ResultT")
 
 
 class _Job(threading.local):
-    """The state of the job that the decoding thread runs; on any other thread, no job is under way."""
+    """The state of this thread's job. Each thread has its own; only the decoding thread's is ever under way."""
 
     is_under_way = False
     since_s = 0.0
@@ -45,8 +45,8 @@ _job = _Job()
 def let_loop_run() -> None:
     """Rest for as long as the decoding thread has computed since its last rest; on any other thread, do nothing.
 
-    Call this between parts of a body. The event loop has to wait for the GIL at each of its events, and between two of
-    them this thread takes it back: without rests, a stream stood still for 200 ms while a body took 80 ms to decode.
+    Call this between parts of a body. The event loop waits for the GIL at each event, and before the next event the
+    decoding thread takes it back: without rests, a stream stood still for 200 ms while a body took 80 ms to decode.
     """
     if _job.is_under_way and (took_s := thread_time() - _job.since_s) > REST_AFTER_S:
         sleep(took_s)
@@ -105,19 +105,19 @@ class DecodingThread:
 
 
 class _Resting:
-    """Gives turns, one at a time. After each comes a rest as long as the turn, LONGEST_REST_S at most."""
+    """Lets callers work in turn, one at a time. After each turn comes a rest as long, LONGEST_REST_S at most."""
 
     def __init__(self) -> None:
         self._turns = TeamTurns()
         self._owed_s = 0.0
-        """Seconds of rest that are due for the turns so far."""
+        """Seconds of rest that are due for the turns so far, and not yet taken."""
 
     async def take(self, team: str) -> None:
         """Wait for a turn."""
         await self._turns.take(team)
 
     def give_back(self, team: str, took_s: float) -> None:
-        """End a turn. The next begins after the rest that is due or, if that is short, when the loop next turns."""
+        """End a turn. The next begins after the rest that is due; if that is short, when the event loop runs next."""
         loop = asyncio.get_running_loop()
         self._owed_s += took_s
         if self._owed_s < LEAST_REST_S:

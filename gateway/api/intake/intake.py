@@ -86,12 +86,12 @@ class Intake:
     async def small(
         self, principal: Principal, scope: Scope, receive: Receive, read: Callable[[bytes], ReadT]
     ) -> ReadT:
-        """Return what `read` makes of a small body, counting its memory meanwhile. Raises as `open_body` and `read`."""
+        """Return what `read` makes of a small body, and count its memory. Raises what `open_body` and `read` raise."""
         async with self.open_body(principal, scope, receive, SMALL_BODY_BYTES) as body:
             return await body.decode(read)
 
     def message(self, principal: Principal, raw: bytes) -> Body:
-        """Return a `Body` for a WebSocket message or, if `raw` is empty, one that counts the memory of what is loaded.
+        """Return a `Body` for a WebSocket message; with empty `raw`, one to count the memory of what Redis returns.
 
         Close it in any case. Raises TakesTooMuch, HeldTooMuch, MemoryFull.
         """
@@ -125,7 +125,7 @@ class Intake:
         return incoming.shape()
 
     def begin_check(self) -> ShapeCheck:
-        """Return a check for a long body; short ones need none. Making it goes through all workers, perhaps 1000."""
+        """Return a check for a long body. Short ones need none. Making one looks at all workers, perhaps 1000."""
         return ShapeCheck(self._longest_context())
 
     async def check_slice(self, team: str, check: ShapeCheck, piece: bytes) -> None:
@@ -138,7 +138,7 @@ class Intake:
 
     @asynccontextmanager
     async def load_in_turn(self, num_bytes: int, team: str) -> AsyncIterator[None]:
-        """Wait, if `num_bytes` are many, until the block may load them: loading keeps the event loop busy."""
+        """Delay the block until it may load `num_bytes`, at once if they are few. Loading keeps the event loop busy."""
         if num_bytes <= INLINE_BYTES:
             yield
             return
@@ -155,7 +155,7 @@ class Body:
     __slots__ = ("_intake", "_reservation", "_shape", "raw")
 
     def __init__(self, raw: bytes, reservation: Reservation, intake: Intake, shape: Shape | None = None) -> None:
-        """`shape`: None where the body was not checked while it came."""
+        """`shape`: how much the body holds; None: it was not checked while it came in."""
         self.raw = raw
         """The bytes; empty once they are decoded."""
         self._reservation = reservation
@@ -185,14 +185,14 @@ class Body:
         self._reservation.grow(num_bytes)
 
     async def run_aside(self, num_bytes: int, work: Callable[[], ReadT]) -> ReadT:
-        """Run `work` and return its result. It runs on a thread if it handles many bytes (`num_bytes`, about) or if the
-        body holds many strings or numbers."""
+        """Run `work` and return its result. `num_bytes`: about how many bytes `work` handles. It runs on a thread if
+        these are many, or if the body holds many strings or numbers."""
         if num_bytes <= INLINE_BYTES and _is_quick(self._shape):
             return work()
         return await self._intake.run_aside(self.team, work)
 
     def load_in_turn(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
-        """Return a block that waits until `num_bytes` may be loaded for the request, if they are many."""
+        """Return a context manager that delays its block until it may load `num_bytes`, at once if they are few."""
         return self._intake.load_in_turn(num_bytes, self.team)
 
     async def decode(self, read: Callable[[bytes], ReadT]) -> ReadT:

@@ -17,9 +17,9 @@ KEY_SHARE = 0.75
 class MemoryBudget:
     """Counts the bytes that requests hold, by team and by key, and limits them.
 
-    A team may hold as many bytes as are left free: one team alone half of all, two teams a third each. So there is
-    always room for the next one (the dynamic thresholds of shared-memory switches; Choudhury and Hahne, 1998). A key
-    may hold three quarters of what its team may.
+    A team may hold at most as many bytes as are then still free: a team alone half of all, two teams a third each.
+    So there is always room for one more team (dynamic thresholds of shared-memory switches; Choudhury and Hahne, 1998).
+    A key may hold three quarters of what its team may.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -63,7 +63,7 @@ class MemoryBudget:
         self.add(principal, num_bytes)
 
     def add(self, principal: Principal, num_bytes: int) -> None:
-        """Count bytes without a limit, as they are held already; a negative number gives bytes back."""
+        """Count bytes without checking the limits, since they are held already; a negative number gives bytes back."""
         self._held += num_bytes
         for held, name in ((self._of_team, principal.team), (self._of_key, principal.key_id)):
             now = held.get(name, 0) + num_bytes
@@ -98,7 +98,7 @@ class Reservation:
         self.resize(self.num_bytes + num_bytes)
 
     def resize(self, num_bytes: int) -> None:
-        """Hold `num_bytes` in all. Raises what `MemoryBudget.take` raises, and then holds as many as before."""
+        """Hold `num_bytes` in all. Raises what `MemoryBudget.take` raises; the number held then stays as it was."""
         more = num_bytes - self.num_bytes
         if more > 0:
             self._budget.take(self._principal, more, self.num_bytes)
@@ -108,7 +108,7 @@ class Reservation:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Keep the bytes at least until the block ends, for work that outlives the request's connection."""
+        """Keep the reserved bytes at least until the block ends, even if the request's connection ends before."""
         if not self._num_holders:
             self._budget.add(self._principal, self.num_bytes)
         self._num_holders += 1
@@ -118,7 +118,7 @@ class Reservation:
             self.close()
 
     def close(self) -> None:
-        """End one holder's use; when the last one ends, all bytes are given back."""
+        """End one use of the reservation (the request's own or a `shared` block). The last one gives all bytes back."""
         self._num_holders -= 1
         if not self._num_holders:
             self._budget.add(self._principal, -self.num_bytes)
@@ -132,7 +132,7 @@ MAX_WAITING_PROBS = 1 << 17
 TOKEN_BYTES = 640
 """Bytes of memory of a token of the answer, in addition to its probabilities: list entries and enclosing objects."""
 PROB_BYTES = 128
-"""Bytes of memory of one probability in all its copies: waiting for its text, as JSON, in the part joined to send."""
+"""Bytes of memory of all copies of one probability: the one that waits for its text, its JSON, and the part sent."""
 PIECE_FACTOR = 5
 """Further bytes of memory for each byte of a token's text: the answer has the byte both as text and as a number."""
 
@@ -143,11 +143,11 @@ Holds = Callable[[int], None]
 class ProbabilityBudget:
     """Limits one request's probabilities that are not sent yet: by number, and by their bytes in the memory budget.
 
-    Each takes dozens of bytes, and a hundred can come with every token.
+    A probability takes dozens of bytes, and a hundred of them can come with every token.
     """
 
     def __init__(self, requests: Sequence[GenerateRequest], holds: Holds, *, streams: bool, repeats: bool) -> None:
-        """`repeats`: whether the end of the answer repeats all probabilities, also in a stream; so they are kept."""
+        """`repeats`: whether an answer's end, even in a stream, repeats all its probabilities. Then all are kept."""
         self.are_wanted = any(one.n_probs for one in requests)
         self._holds = holds
         self._ends_whole = repeats or not streams
@@ -158,10 +158,10 @@ class ProbabilityBudget:
         self._num_bytes = [0] * len(requests)
 
     def count(self, choice: int, events: Sequence[CallEvent], *, written: bool) -> None:
-        """Count the probabilities of these events of one answer (`choice`). `written`: whether the stream has sent all
-        that the answer had so far; its count then goes back to 0, unless the end repeats all.
+        """Count the probabilities in `events`, which are of one answer (`choice`). `written`: whether the stream has
+        sent all of that answer's probabilities so far. If so, its count goes back to 0, unless its end repeats them.
 
-        Raises InvalidRequest where they are too many, HeldTooMuch, MemoryFull and TakesTooMuch.
+        Raises InvalidRequest if there are too many, HeldTooMuch, MemoryFull and TakesTooMuch.
         """
         if written and not self._ends_whole:
             self._clear(choice)

@@ -55,7 +55,7 @@ class FleetInfo(Protocol):
         ...
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """Return the adapters that the call is computed with, by name. Raises InvalidRequest, PermissionDenied."""
+        """Return the adapters of the call, by name instead of number. Raises InvalidRequest, PermissionDenied."""
         ...
 
 

@@ -45,11 +45,11 @@ CLAMPED: dict[str, tuple[float, float]] = {
     "mirostat": (0, 2),
     "adaptive_target": (-inf, 1),
 }
-"""Parameter -> limits. As in llama-server, numbers beyond are set to the limit; for parameters not listed, refused."""
+"""Parameter -> limits. As in llama-server, numbers beyond become the limit. For other parameters they are refused."""
 
 
 def _any_object(schema: Any) -> Any:
-    """Return the schema or, for an empty one, that of any object, as llama-server does."""
+    """Return the schema; in place of an empty one, a schema that any JSON object fits, as llama-server does."""
     return {"type": "object"} if schema == {} else schema
 
 

@@ -98,7 +98,7 @@ class _Stream:
         return b""
 
     def idle(self) -> bytes:
-        """Return an event with nothing new in it."""
+        """Return an event with no new text or tokens, to keep the stream alive."""
         return self._event("", [], b"")
 
     def _text(self, event: Text) -> bytes:

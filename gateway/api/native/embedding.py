@@ -1,4 +1,4 @@
-"""Reads and answers `POST /embedding` and `/embeddings`: llama-server's form, with a vector per token if not pooled.
+"""Reads and answers `POST /embedding` and `/embeddings` in llama-server's form: a vector per token for pooling `none`.
 
 Source: `handle_embeddings_impl` in tools/server/server-context.cpp of llama.cpp.
 """

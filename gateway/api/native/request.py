@@ -1,4 +1,4 @@
-"""Reads bodies of `/completion` and `/infill` into canonical requests. A prompt may be `{"prompt_string": its text}`.
+"""Reads bodies of `/completion` and `/infill` into canonical requests. A prompt may be `{"prompt_string": "..."}`.
 
 Source of the prompts' forms: "POST /completion" in tools/server/README.md of llama.cpp.
 """
@@ -50,7 +50,7 @@ def read_native_prompt(given: Any, path: str) -> Prompt:
 
 
 def _text_of(given: Any, path: str) -> Any:
-    """Return the text if `given` is an object (`prompt_string`); return anything else as it is."""
+    """Return the text (`prompt_string`) of `given` if it is an object; return anything else unchanged."""
     if not isinstance(given, dict):
         return given
     if given.get("multimodal_data"):
@@ -67,8 +67,8 @@ MAX_ANSWERS = 128
 """Maximum number of answers to one request, its prompts times `n_cmpl`; more are refused."""
 
 WORD_TRIGGERS = (0, 1)
-"""Trigger types that are served: token and word. Other types are patterns. Source: `common_grammar_trigger_type` in
-common/common.h of llama.cpp."""
+"""Accepted values of `type` in `grammar_triggers`: token (0) and word (1). Other types are patterns. Source:
+`common_grammar_trigger_type` in common/common.h of llama.cpp."""
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 
@@ -150,7 +150,7 @@ def _word(number: int, trigger: Trigger) -> str:
 
 
 def _notices(body: GenerationBody) -> tuple[Notice, ...]:
-    """Return what to tell beside the text: as in llama-server, tokens in a stream, and settings in the last object."""
+    """Return what workers send besides text. As in llama-server: tokens for a stream, settings for the last object."""
     notices = read_notices(body, stream=body.stream)
     if body.stream and "tokens" not in notices:
         notices = (*notices, "tokens")

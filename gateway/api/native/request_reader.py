@@ -31,10 +31,10 @@ class RequestReader:
         return await self.intake.small(principal, scope, receive, document_of)
 
     def call(self, principal: Principal, document: dict[str, Any], scope: Scope, *, strict: bool = False) -> Call:
-        """Return a call of the model that is named in the body, else in the query; without a name, of the default.
+        """Return a call to the model that the body names, or else the query string, or else the default model.
 
-        `strict`: as in `ModelNames.resolve_call`; for routes that change a model for all. Raises as
-        `CallResolver.resolve` does.
+        `strict`: as in `ModelNames.resolve_call`, for routes that change a model for all callers. Raises what
+        `CallResolver.resolve` raises.
         """
         return self._resolver.resolve(principal, named_model(document, scope), request_log_of(scope), strict=strict)
 

@@ -173,7 +173,7 @@ def _read_number(text: str) -> int:
 
 
 class LiveFleetInfo:
-    """Finds the slot number and the adapters of a completion in the present fleet (a `FleetInfo`)."""
+    """Looks up a completion's slot number and adapters in the fleet as it is now. Implements `FleetInfo`."""
 
     def __init__(self, queries: WorkerQueries, adapters: CallAdapters) -> None:
         self._queries = queries

@@ -43,7 +43,7 @@ from workers.protocol.requests import GenerateRequest
 MAX_TOKEN = 2**31 - 1
 
 TOKENS_PER_TURN = 1 << 14
-"""Tokens in one part of an answer; the event loop runs between parts. Encoding one with its piece takes 0.5 us."""
+"""Tokens in one part of an answer; the event loop runs between parts. Encoding a token and its text takes 0.5 us."""
 
 CHARS_PER_TURN = 1 << 17
 """Characters of a text in one part of an answer; the event loop runs between parts."""
@@ -133,7 +133,7 @@ class TextRoutes:
 
 
 def _tokenize_of(raw: bytes, scope: Scope, team: str) -> tuple[str, Tokenize | None]:
-    """Return the model's name and a worker's query; None: there is no text. Raises InvalidRequest, NotSupported."""
+    """Return the model's name and what to ask a worker; None: there is no text. Raises InvalidRequest, NotSupported."""
     document = document_of(raw)
     name, body = named_model(document, scope), validated(TokenizeBody, document, ignored_of(scope))
     if body.content is None or body.content == []:
@@ -150,7 +150,7 @@ def _tokens_of(raw: bytes, scope: Scope) -> tuple[str, tuple[int, ...]]:
 
 
 async def decoded_reply(body: HeldBody, reply: bytes, decode: Callable[[bytes], ReplyT]) -> ReplyT:
-    """Decode a worker's answer, on a thread if it is long. Its memory is counted, as it can far exceed the query's.
+    """Decode a worker's answer, on a thread if it is long. Its bytes, which can far exceed the body's, are counted.
 
     Raises InternalError, HeldTooMuch, MemoryFull, TakesTooMuch.
     """

@@ -77,7 +77,7 @@ class ChatBody(
 
 
 DEFAULT_MAX_TOKENS = 16
-"""Maximum tokens of a completion that sets no length: OpenAI's default. llama-server's clients send `n_predict`."""
+"""Maximum tokens of a completion that sets no maximum: OpenAI's default. llama-server's clients send `n_predict`."""
 
 MAX_LOGPROBS = 20
 

@@ -112,7 +112,7 @@ class _ChunkChoice:
         self.frame()
 
     def frame(self) -> None:
-        """Encode what frequent chunks have in common. Call it again after `ChunkEncoder.sign`: it changes that part."""
+        """Encode what frequent chunks have in common. Call this again after `ChunkEncoder.sign` has added a field."""
         self._text_head, self._text_tail = self._frame_delta(b'{"content":', b"}")
         self._thought_head, _ = self._frame_delta(b'{"reasoning_content":', b"}")
         _, self._logprobs_tail = self._head.framed(b"", b',"refusal":null},"finish_reason":null}')

@@ -40,9 +40,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Echo:
-    """Holds the prompt that `echo` puts before an answer: text as it was sent, or the text a worker makes of tokens.
+    """Holds the prompt that `echo` puts before an answer. For a prompt sent as tokens, a worker tells the text.
 
-    If the prompt's probabilities are wanted, the prompt is written when those of all its tokens have come.
+    If the prompt's probabilities are wanted, the prompt is written when the probabilities of all its tokens have come.
     """
 
     def __init__(self, asked: CompletionRequest, number: int) -> None:
@@ -85,7 +85,7 @@ class Probabilities:
 
     @property
     def waiting_at_end(self) -> bool:
-        """Whether to write probabilities without text at the end: programs that score texts by `echo` need them all."""
+        """Whether to write, at the end, probabilities of tokens without text: programs that score texts need them."""
         return self._tells_end and self.waiting
 
     def add(self, event: Logprobs) -> None:
@@ -261,7 +261,7 @@ class _ChunkChoice:
         self.frame()
 
     def frame(self) -> None:
-        """Encode what plain chunks have in common. Call it again after `ChunkEncoder.sign`: it changes that part."""
+        """Encode what plain chunks have in common. Call this again after `ChunkEncoder.sign` has added a field."""
         self._text_head, self._text_tail = self._head.framed(
             b'{"index":%d,"text":' % self._number, b',"logprobs":null,"finish_reason":null}'
         )

@@ -36,7 +36,7 @@ class Models:
         await send_json(send, {"object": "list", "data": cards}, request_log_of(scope))
 
     async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the card of the name in the path; without it, list the cards of all names the key may use."""
+        """Answer with the card of the name in the path or, if none is there, the cards of all names the key may use."""
         request_log, permitted = request_log_of(scope), self._permitted(principal)
         name = scope.get("path_params", {}).get("model")
         if not name:  # `/v1/models/` is the list as well
@@ -53,12 +53,12 @@ class Models:
         return self._names.permitted(principal, served, snapshot.adapters)
 
     def _is_alias(self, name: str) -> bool:
-        """Return whether a name is a model's own or an alias of one; chains (of several models) or adapters are not."""
+        """Return whether a name is one model's own or its alias, not a chain (of several models) or an adapter."""
         snapshot = self._fleet.snapshot
         return not (self._names.is_chain(name) or self._names.is_adapter(name, snapshot.models, snapshot.adapters))
 
     def _without_aliases(self, permitted: Mapping[str, str]) -> dict[str, str]:
-        """Return `permitted` with one name per model (own or first alias), all adapters and names of several models."""
+        """Return `permitted` with one name per model (its own, else the first alias), all chains and all adapters."""
         shown: dict[str, str] = {}
         for name, model in permitted.items():
             if self._is_alias(name) and (name == model or model not in shown):
@@ -66,7 +66,7 @@ class Models:
         return {name: model for name, model in permitted.items() if not self._is_alias(name) or shown[model] == name}
 
     async def _cards(self, named: Mapping[str, str], permitted: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return a card per name in `named` (name -> model). A name of several models shows the first with a worker.
+        """Return a card per name in `named` (name -> model). A chain of models shows its first model with a worker.
 
         `permitted`: name -> model for all names that the key may use.
         """

@@ -105,13 +105,13 @@ MAX_CHOICES = 128
 """Maximum number of answers to one request, over all its prompts; more are refused."""
 
 MAX_PROMPT_PROBS = 1 << 17
-"""Maximum number of probabilities that one request gets for its prompts: of each prompt token, and of the likeliest
-tokens in its place. One takes some hundred bytes. Workers refuse prompts that need more."""
+"""Maximum number of probabilities that one request gets for its prompts. Each prompt token counts, and each of the
+likeliest tokens in its place. A probability takes some hundred bytes. Workers refuse prompts that need more."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A parsed completion request, and how its answers are to be written. Answer `i` belongs to prompt `i // n`."""
+    """A parsed completion request, and how to write its `n` answers per prompt. Answer `i` is of prompt `i // n`."""
 
     model: str
     requests: tuple[GenerateRequest, ...]
@@ -121,7 +121,7 @@ class CompletionRequest:
     echo: bool = False
     """Whether each answer begins with its prompt."""
     legacy_logprobs: bool = False
-    """Whether probabilities have OpenAI's older shape, four lists; otherwise that of chats, as in llama-server."""
+    """Whether probabilities have OpenAI's older shape (four lists); if not, the shape of chats, as in llama-server."""
     verbose: bool = False
     """Whether the answer has llama-server's `__verbose`: the prompt and settings that it was computed with."""
 

@@ -28,7 +28,7 @@ from workers.protocol.requests import GenerateRequest
 
 
 class StreamUsage:
-    """Counts a stream's tokens: of a running answer from its events, of an ended one exactly, from its last event."""
+    """Counts a stream's tokens. While an answer runs, its events are added up; its last event has the exact number."""
 
     def __init__(self, options: StreamUsageOptions, num_answers: int, num_prompts: int) -> None:
         self.always = options.always
@@ -89,7 +89,7 @@ class WholeChoices(Generic[ChoiceT]):
     """Collects all answers to one request from the events, each in a collector (`Choice`) of its own."""
 
     def __init__(self, make: Callable[[int], ChoiceT], number: int) -> None:
-        """`number`: answers in all. `make(i)` makes answer `i`'s collector at its first event: 100 may be waiting."""
+        """`number`: answers in all. `make(i)` makes a collector of answer `i` once that begins: 100 may be waiting."""
         self._make = make
         self._number = number
         self._made: dict[int, ChoiceT] = {}
@@ -114,9 +114,9 @@ class WholeChoices(Generic[ChoiceT]):
         return ends
 
     def written(self, id_: str, kind: str, model: str, usage: dict[str, Any], fingerprint: str) -> Iterator[bytes]:
-        """Yield the response's JSON in parts. If it has several answers, each of them has `timings` of its own, too.
+        """Yield the response's JSON in parts. If there are several answers, each also has `timings` of its own.
 
-        `kind`: value of `object`. `fingerprint`: value of `system_fingerprint`; empty: not known, no such field.
+        `kind`: value of `object`. `fingerprint`: value of `system_fingerprint`; if it is empty, the field is left out.
         """
         ends = self.ends
         choices = [
@@ -182,7 +182,7 @@ class ChunkEncoder:
     """Encodes choices as chunks, each of them one server-sent event."""
 
     def __init__(self, id_: str, kind: str, model: str, usage: StreamUsage) -> None:
-        """`kind`: the `object` of the chunks."""
+        """`kind`: value of the field `object` in the chunks."""
         head = _encode({"id": id_, "object": kind, "created": int(time.time()), "model": model})
         self._start = self._head = b"data: " + head[:-1]
         self._usage = usage
@@ -190,7 +190,7 @@ class ChunkEncoder:
         self._tail = b',"usage":null}\n\n' if usage.at_end else b"}\n\n"
 
     def sign(self, fingerprint: str) -> None:
-        """Add `fingerprint` as `system_fingerprint` to all later chunks; empty: not known, nothing is added."""
+        """Add `fingerprint` to all later chunks as `system_fingerprint`; if it is empty, add nothing."""
         self._head = self._start + b',"system_fingerprint":' + _encode(fingerprint) if fingerprint else self._start
 
     def framed(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
@@ -209,7 +209,7 @@ class ChunkEncoder:
     def end(self, number: int, event: Finished, verbose: Verbose) -> bytes:
         """Note the end of an answer; return the JSON of the fields that follow the choice in its last chunk.
 
-        The answer's `timings` are among them, unless it is the only answer and a usage chunk follows, which has them.
+        The answer's `timings` are among these fields. But a single answer has them in its usage chunk, if one follows.
         """
         usage = self._usage
         usage.ended(number, event)
@@ -232,7 +232,7 @@ class ChunkEncoder:
 
 class OpenAiErrors:
     def __init__(self, prompt: str = "messages") -> None:
-        """`prompt`: the route's name for the model's input, which workers call `messages`."""
+        """`prompt`: this route's parameter for the model's input. Errors of workers call that parameter `messages`."""
         self._names = {"messages": prompt}
 
     def status(self, error: PaddockError) -> int:
@@ -276,7 +276,7 @@ REASONS: Mapping[str, str] = {
     "come from.",
     "model_news": "Paddock sends no news of models. Ask `GET /models` again, which tells the state of each.",
 }
-"""Handler name of a route that is not served -> message for its callers."""
+"""Name of a handler -> message for its callers; one for each route that is not served."""
 
 
 def unserved_handlers() -> dict[str, Handler]:

@@ -98,7 +98,7 @@ def _bid(bid: QueuedBid) -> Json:
 
 
 def circuits_object(workers: Sequence[Heartbeat], views: Mapping[str, CircuitStatus]) -> list[Json]:
-    """Return the circuits of those workers that have failed lately."""
+    """Return the circuit breakers of the workers that have failed lately."""
     return [
         {
             "worker": beat.worker,

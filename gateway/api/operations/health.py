@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class SharedQuery(Generic[T]):
-    """Runs one query for all tasks of an event loop that await its result. Cancelling such a task does not stop it."""
+    """Runs one query for all tasks of an event loop that await it. Cancelling one of them does not stop the query."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]], fresh_s: float) -> None:
         """`fresh_s`: seconds for which a result is used again, counted from when its query began."""
@@ -37,7 +37,7 @@ class SharedQuery(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     async def ask(self) -> T:
-        """Return the last result if it is fresh, else the next one. Raises what the query raises."""
+        """Return the last result if it is fresh, else wait for a new one. Raises what the query raises."""
         if self._task is None or (self._task.done() and not self._is_fresh(self._task)):
             self._asked_at = time.monotonic()
             self._task = asyncio.create_task(self._ask())
@@ -142,7 +142,7 @@ class Ready:
         await send_json(send, body, request_log_of(scope))
 
     async def _find_awaited(self) -> list[str]:
-        """Return the models that still wait for a first worker, except those that an admin has had unloaded."""
+        """Return the models that still wait for a first worker, except those that an admin has unloaded."""
         missing = self._first.missing
         return sorted(missing - await self._unloaded.ask()) if missing else []
 

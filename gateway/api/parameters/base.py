@@ -135,7 +135,7 @@ _WORDS: dict[bool | None, str] = {True: "true", False: "false", None: "null"}
 
 
 def translate_error(error: ValidationError) -> InvalidRequest:
-    """Return the error for the first problem. It gives the number of the others, except for an unknown parameter."""
+    """Return the error for the first problem. Its message counts the others, except for an unknown parameter."""
     details = error.errors(include_url=False)
     first = details[0]
     steps = (str(step)[:MAX_PATH_CHARS] for step in first["loc"])
@@ -154,7 +154,7 @@ def nesting_error() -> InvalidRequest:
 
 
 def quote(value: Any) -> str:
-    """Return a value as an error message shows it: at most SHOWN_CHARS characters; of containers, only the length."""
+    """Return a value as an error message shows it: at most SHOWN_CHARS characters; of an array or object, the size."""
     if isinstance(value, dict | list | array):
         return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 256:

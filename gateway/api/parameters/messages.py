@@ -201,7 +201,7 @@ class Toolbox:
 
     tools: tuple[Tool, ...]
     forced: tuple[str, ...]
-    """Names of the tools of which the answer must call one; empty: the model decides."""
+    """Names of tools, one of which the answer must call; empty: the model decides."""
     parallel: bool
     """Whether the answer may have several tool calls."""
     as_function: bool
@@ -250,7 +250,7 @@ def _allowed_tools(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool
 
 
 def _forced_names(choice: str | NamedFunction | None, tools: tuple[Tool, ...], param: str) -> tuple[str, ...]:
-    """Return the names of the tools of which the answer must call one; empty: the model decides."""
+    """Return the names of tools, one of which the answer must call; empty: the model decides."""
     names = tuple(tool.name for tool in tools)
     source, words = ("tools", ("auto", "none", "required")) if param == "tool_choice" else ("functions", _OLD_WORDS)
     if choice is None or choice in ("auto", "none"):

@@ -78,7 +78,7 @@ MAX_CHOICES_CHARS = 256 << 10
 """Maximum characters of all texts in a list of choices; more are refused. Workers refuse a grammar longer than this."""
 
 LARK_MARK = "%llguidance"
-"""The start of a `grammar` in Lark; all others are GBNF. As in llama.cpp."""
+"""The beginning of a `grammar` that is in Lark; any other grammar is in GBNF. As in llama.cpp."""
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -101,8 +101,8 @@ def one_constraint(own: Constraint | None, body: GrammarBody) -> Constraint | No
 def drop_beside_tools(form: Constraint | None, forced: Sequence[str], ignored: Ignored) -> Constraint | None:
     """Return the answer's form, or None if it is dropped because the answer must call one of the `forced` tools.
 
-    A schema is dropped, and noted in `ignored`, since the tools' own schemas apply: instructor sends both, and reads
-    the call. A grammar is kept, and the worker refuses it.
+    A schema is dropped, and noted in `ignored`, since the tools' own schemas apply: the client library instructor sends
+    both, and reads the tool call. A grammar is kept, and the worker refuses it.
     """
     if form is None or not forced or form.kind != "json_schema":
         return form

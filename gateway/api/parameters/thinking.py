@@ -74,7 +74,7 @@ class ChatThinkingBody(ThinkingBody):
 
 @dataclass(frozen=True, slots=True)
 class OtherWords:
-    """Holds settings of thinking under other APIs' names. Those under OpenAI's or llama-server's names come first."""
+    """Settings of thinking under other APIs' names. Settings under OpenAI's or llama-server's names take precedence."""
 
     effort: str | None = None
     enabled: bool | None = None
@@ -82,7 +82,7 @@ class OtherWords:
 
 
 def other_words(body: ChatThinkingBody) -> OtherWords:
-    """Return the settings in `reasoning` and `think`. As in OpenRouter and Ollama, an effort or budget turns it on."""
+    """Return what `reasoning` and `think` set. An effort or budget turns thinking on, as in OpenRouter and Ollama."""
     routed, think = body.reasoning or RoutedReasoning(), body.think
     effort = routed.effort or (think if isinstance(think, str) else None)
     enabled = routed.enabled
@@ -92,8 +92,8 @@ def other_words(body: ChatThinkingBody) -> OtherWords:
 
 
 def read_thinking(body: ThinkingBody, others: OtherWords = OtherWords()) -> Thinking:
-    """Return the settings of thinking. If several parameters switch it on or off, the first of these counts:
-    `chat_template_kwargs`, as in llama-server, `enable_thinking`, `thinking`, an effort of "none", `others`.
+    """Return the settings of thinking. If several parameters switch thinking on or off, the first of these counts:
+    `chat_template_kwargs` (as in llama-server), `enable_thinking`, `thinking`, an effort of "none", `others`.
 
     Raises InvalidRequest.
     """

@@ -30,7 +30,7 @@ class Refusal:
     remedy: str
     harmless: tuple[Any, ...] = ()
     is_hint: bool = False
-    """Whether the answer means the same without the parameter: it is ignored, unless unknown parameters are refused."""
+    """Whether the parameter does not change what an answer means. Then it is ignored unless `Ignored.refuses`."""
 
 
 def read_body(
@@ -39,7 +39,7 @@ def read_body(
     unread: tuple[Mapping[str, str], Mapping[str, Refusal]],
     ignored: Ignored,
 ) -> BodyT:
-    """Return the parsed body. `unread`: its dialect's tables of ignored and of refused parameters.
+    """Return the parsed body. `unread`: two tables, of the parameters that the dialect ignores and of those it refuses.
 
     Raises InvalidRequest and UnsupportedParameter, each naming the parameter by its path.
     """
@@ -55,9 +55,9 @@ def read_body(
 def sift(
     document: dict[str, Any], known: Mapping[str, str], refused: Mapping[str, Refusal], ignored: Ignored
 ) -> dict[str, Any]:
-    """Return the parameters in neither table; note those that are ignored. `known`: ignored parameter -> reason.
+    """Return the parameters that are neither in `known` nor in `refused`; note the ignored ones in `ignored`.
 
-    Parameters with null count as not sent. Raises UnsupportedParameter for the first that is refused.
+    `known`: ignored parameter -> reason. Null counts as not sent. Raises UnsupportedParameter for the first refused.
     """
     kept: dict[str, Any] = {}
     for name, value in document.items():
@@ -78,10 +78,10 @@ def sift(
 
 
 def _rename_synonyms(kind: type[BaseModel], kept: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
-    """Rename synonyms to the body's own names. If both are sent, the own name counts, then synonyms in their order.
+    """Rename the synonyms in `kept` to the body's own names of these parameters, and return `kept`.
 
-    llama-server does the same. A synonym whose value is not the one that counts is noted in `ignored` or, if
-    `ignored.refuses`, raises UnsupportedParameter.
+    If a parameter comes under several names, its own name counts, else its first synonym, as in llama-server. A synonym
+    with another value is noted in `ignored` or, if `ignored.refuses`, raises UnsupportedParameter.
     """
     for name, others in synonyms_of(kind).items():
         for other in others:

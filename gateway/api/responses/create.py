@@ -124,7 +124,7 @@ class Preparation:
         return asked, call
 
     async def _truncate(self, asked: ResponseRequest, model: str, team: str) -> ResponseRequest:
-        """Return the request without its oldest turns, as many as must be dropped for the rest to fit the context.
+        """Drop the oldest turns of a request until the rest fits the context, and return the shortened request.
 
         System messages and the last turn stay; if they are too long, the worker refuses them. A worker renders the rest
         and counts its tokens. Raises PaddockError.

@@ -57,7 +57,7 @@ class Message:
 
     @property
     def is_long(self) -> bool:
-        """Whether the message has more probabilities than are written in one piece."""
+        """Whether the message has too many probabilities to be written in one piece."""
         return self.num_probs > INLINE_PROBS
 
     def told(self, *, brief: bool = False) -> EncodedArray:
@@ -155,7 +155,7 @@ class Output:
         self.end: Finished | None = None
         self.num_reasoning_tokens = 0
         self.speaking: Message | Thought | None = None
-        """The message or thought that gets the next text; None between them and during calls."""
+        """The message or thought that is being written; None: there is none, as while tool calls are written."""
         self._response_id = response_id
         self._speaks = speaks
         self._listener = listener

@@ -15,10 +15,10 @@ from gateway.api.responses.items import Item
 from workers.protocol.framing import read_float
 
 LONG_BYTES = 256 << 10
-"""A record with an encoded input of more bytes than this is encoded on a thread: 32 MiB take 20 ms."""
+"""A record is encoded on a thread if its input, already encoded, has more bytes than this: 32 MiB take 20 ms."""
 
 PIECE_BYTES = 64 << 10
-"""Maximum bytes of a record that one call decodes: they hold at most 2,000 parts of items, which take a millisecond."""
+"""Maximum bytes of a record to decode in one call. They hold at most 2,000 parts of items, decoded in a millisecond."""
 
 _PLACE = b"\0"
 """Stands for an encoded input until `encode_record` inserts it: JSON never has this byte."""
@@ -52,7 +52,7 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_too_long: bool = False
 
     def too_long(self) -> NewRecord:
-        """Return the record without input and chain, for a prompt that did not fit: the caller needs only its error."""
+        """Return the record without input and chain, since the prompt did not fit: the caller needs only the error."""
         return replace(self, input=(), chain=(), is_too_long=True)
 
 
@@ -132,7 +132,7 @@ def encode_record(record: Record | NewRecord) -> bytes:
 
 
 async def written(record: Record | NewRecord) -> bytes:
-    """Encode a record for Redis; if it has a long input, on a thread, so that the event loop goes on."""
+    """Encode a record for Redis. If its input is encoded and long, use a thread, so that the event loop goes on."""
     if isinstance(record.input, bytes) and len(record.input) > LONG_BYTES:
         return await asyncio.to_thread(encode_record, record)
     return encode_record(record)

@@ -40,8 +40,8 @@ LONGEST_INPUT = 32 << 20
 _encode = msgspec.json.Encoder().encode
 
 LONG_CHARS = 64 << 10
-"""Instructions of more characters than this are encoded to JSON only once, and so is an input of more bytes: they are
-sent or stored several times."""
+"""Instructions of more characters than this, and an input of more bytes than this, are encoded to JSON only once, since
+they are sent or stored several times."""
 
 MAX_REPEATED_BYTES = 1 << 20
 """Maximum bytes of the request's fields that the response repeats; more are refused (TakesTooMuch). Every event with
@@ -99,8 +99,8 @@ class Draft:
         return tuple(dict.fromkeys(id_ for id_ in (previous, *referred) if id_ is not None))
 
     def resolved(self, found: Mapping[str, Record], max_bytes: int = LONGEST_INPUT) -> Resolved:
-        """Return the request with its items and those of the conversation before it. `found`: the records of `needs`,
-        and of the responses before the previous one. `max_bytes`: maximum bytes of all items.
+        """Return the request with its own items and those of the conversation before it. `found`: id -> record, for the
+        ids in `needs` and for the responses before the previous one. `max_bytes`: maximum bytes of all items.
 
         Raises InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch.
         """
@@ -296,7 +296,7 @@ def _size(items: Iterable[Item]) -> int:
 
 
 def _encode_items(items: Iterable[Item]) -> bytes:
-    """Return items as a JSON array. An item that occurs twice is encoded once. The event loop may run in between."""
+    """Return items as a JSON array. An item that occurs twice is encoded once. The event loop can run between items."""
     encoded: dict[int, bytes] = {}
     pieces = [b"["]
     for number, item in enumerate(items):
@@ -372,7 +372,7 @@ def _check_repeated(repeated: Mapping[str, Any]) -> None:
 
 
 def _encoded_once(text: str | None) -> str | msgspec.Raw | None:
-    """Return the text; if it is long, as encoded JSON: a response that is stored and streamed repeats it ten times."""
+    """Return the text; a long one as encoded JSON, since a stored and streamed response repeats it ten times."""
     return msgspec.Raw(_encode(text)) if text is not None and len(text) > LONG_CHARS else text
 
 

@@ -24,16 +24,16 @@ from gateway.telemetry.request_log import RequestLog
 log = logging.getLogger(__name__)
 
 CHAIN_FACTOR = 2
-"""A request may continue stored responses of at most this many times `max_body_bytes` in all. It is more than 1, since
-each response repeats its instructions and tools."""
+"""Maximum bytes of the stored responses that one request may continue, as a multiple of `max_body_bytes`. More than 1,
+since each response repeats its instructions and tools."""
 MAX_RECORDS = 2_000
 """Maximum number of responses that one request may continue or refer to; more are refused (TakesTooMuch)."""
 HELD_PER_BYTE = 3
 """Bytes of memory that a decoded response takes, per byte of its stored record."""
 ITEM_BYTES = 256
-"""Time to process an item apart from its text, given as the bytes of text that take as long to process."""
+"""Cost of processing an item, not counting its text. In bytes: so many bytes of text take as long to process."""
 PART_BYTES = 32
-"""Time to decode one number or name, given as the bytes of text that take as long to decode."""
+"""Cost of decoding one number or name. In bytes: so many bytes of text take as long to decode."""
 PATIENCE_S = 60.0
 RETRY_S = 0.2
 
@@ -126,8 +126,8 @@ class ResponseStore:
     async def _load(
         self, body: Body, ids: Sequence[str], num_before: int, *, alone: bool = False
     ) -> tuple[dict[str, Record], int]:
-        """Return id -> record for `ids`, and the bytes of all records that this request has loaded, including the
-        `num_before` bytes that it had loaded before.
+        """Return id -> record for `ids`, and the bytes of all records that this request has loaded by now.
+        `num_before`: the bytes that it had loaded earlier.
 
         `alone`: the request loads only one record, which may have any size.
         """

@@ -52,7 +52,7 @@ class CallSyntax:
     """Text between the tool's name and the arguments."""
     after: str
     lead: str = ""
-    """Text that may stand, or be missing, at the very beginning of an answer or of its calls."""
+    """Optional text at the very beginning of an answer or of its calls."""
     answer: str = ""
     """Text that the model writes first if it answers the user instead of calling a tool."""
     open: str = ""
@@ -65,7 +65,7 @@ class CallSyntax:
     No texts: only calls that the request forces can be kept to a grammar."""
     parameter: tuple[str, tuple[str, ...], str] | None = None
     """The marks of a parameter, in families that do not write arguments as one JSON object: the text before its name,
-    the text between name and value (two if JSON values have another one than strings), and the text after its value."""
+    the text between name and value (if there are two: before a string, and before JSON), the text after its value."""
 
 
 def list_syntax(
@@ -90,7 +90,7 @@ class Family:
     name: str
     parse: Callable[[Family, Ask], Parser]
     syntax: CallSyntax
-    """Syntax of calls for grammars: the family's own; if grammars can't express that, another that its parser reads."""
+    """Syntax of calls in grammars: the family's own or, if grammars can't express it, another that its parser reads."""
     marks: tuple[tuple[str, ...], ...] = ()
     """Sets of texts: a chat template belongs to this family if it contains all texts of one set."""
     controls: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Reads tool calls that are JSON objects after a mark: those of Hermes, Qwen, GigaChat, Gemma 4 and most others.
 
-The answers of `PLAIN`, the family of all other models, are read like Hermes'. If a template can't show tools, the
-prompt asks for that form; and most other models first try bare JSON, which is read too.
+Models of no known family (`PLAIN`) are read like Hermes: if their template can't show tools, the prompt asks them to
+write calls as Hermes does; otherwise most of them begin with JSON without marks, which is read as a call, too.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ MAX_CODE = 0x10FFFF
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 VALUE, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY, COLON, COMMA = range(7)
-"""The part expected next. FIRST: after an opening bracket; NEXT: after a comma. A closing bracket can come instead of
-either."""
+"""What JsonText expects next. `FIRST_...`: after an opening bracket; `NEXT_...`: after a comma. In both places a
+closing bracket may come instead."""
 _KEYS = (FIRST_KEY, NEXT_KEY)
 _UNNAMED = frozenset("\"'[{(-0123456789")
 """Characters that begin an argument without a name in a Python call."""

@@ -138,7 +138,7 @@ class Marks:
 
 
 class FunctionReader(ParameterReader):
-    """Reads calls that also have a mark for the function: Qwen3-Coder's and other models', which differ in their marks.
+    """Reads calls that mark the function as well as each parameter: Qwen3-Coder's, and other models' with other marks.
 
         <tool_call>
         <function=get_weather>

@@ -37,7 +37,7 @@ class Gap(Enum):
     CALL = 2
     """After a call: whitespace is text only if text follows."""
     THOUGHT = 3
-    """After a thought that comes out by itself: whitespace is dropped."""
+    """After a thought that is returned apart from the answer's text: whitespace is dropped."""
 
 
 class Reader(Scanner):
@@ -291,7 +291,7 @@ class Reader(Scanner):
         return bool(begun) and (self._must_call or (self._cut_off and is_long))
 
     def _is_sure(self, mark: str) -> bool:
-        """Return whether `mark` opens a call even if the answer ends after it, or after a name."""
+        """Return whether an answer that is cut off after `mark`, or after a name, is cut off within a call."""
         return mark not in self.bare or bool(self._ask.forced) or self._is_name(self._written, known=True)
 
     def _note_name(self, name: str | None) -> None:
@@ -300,14 +300,14 @@ class Reader(Scanner):
         self._name = self._likely(self._written) if name is None else self._written
 
     def _likely(self, begun: str) -> str:
-        """Return the only tool's name that begins with `begun`; `begun` itself if none or several do."""
+        """Return the name of the tool whose name begins with `begun`; if none or several do, return `begun` itself."""
         names = self._ask.forced or tuple(tool.name for tool in self._ask.tools)
         fitting = [name for name in names if name.startswith(begun)]
         return fitting[0] if len(fitting) == 1 else begun
 
     def _begin_cut(self, name: str) -> None:
-        """Turn the rest of a cut-off answer into a call, so that none of it comes out as text. If `name` is empty, the
-        answer's first call gets the name of the only tool; if there is no such name, the rest is dropped."""
+        """Turn the rest of a cut-off answer into a call of `name`, so that none of it comes out as text. If `name` is
+        empty and this is the answer's first call, use the only tool's name. Without a name, drop the rest."""
         self._text, self._at = "", 0
         name = name or ("" if self.num_calls else self._likely(""))
         if self._is_name(name):
@@ -367,7 +367,7 @@ class Reader(Scanner):
     def _value(self, *, is_syntax: bool = False) -> Steps[str]:
         """Read a whole JSON value and return it; text after it stays unread. Raises HeadTooLong.
 
-        `is_syntax`: the value is dropped, because it is no part of the call, whose name has been passed on already.
+        `is_syntax`: drop the value: it is neither the name nor the arguments of the call, which has begun already.
         """
         value, parts = JsonText(), []
         while True:
@@ -469,8 +469,8 @@ class Reader(Scanner):
 
 
 def _object_in_string(value: str) -> str | None:
-    """Return the object that is written inside a JSON string: some models write arguments so, as OpenAI's API does.
-    None: the value is no string with an object in it."""
+    """Return the JSON object that a JSON string contains; None if `value` is not such a string. Some models write
+    arguments in this way, like OpenAI's API."""
     held = _held(value)
     try:
         return held if isinstance(json.loads(held), dict) else None
@@ -481,7 +481,7 @@ def _object_in_string(value: str) -> str | None:
 def _held(value: str) -> str:
     """Return the text inside a JSON string if it begins like an object; otherwise an empty text.
 
-    Half a surrogate pair remains the escape that the model wrote: it is JSON but can't be sent as UTF-8.
+    Half a surrogate pair stays escaped, as the model wrote it: it can be in JSON but can't be sent as UTF-8.
     """
     try:
         held = json.loads(value)

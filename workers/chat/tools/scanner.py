@@ -70,14 +70,14 @@ MAX_SPACE_CHARS = 4096
 
 MAX_HELD_CHARS = 64 << 10
 """Maximum characters that are held back, and later sent as one event. A longer beginning of a call is passed on as
-text. A longer value, held back until it would be complete, is passed on in portions."""
+text. A longer value of a parameter is passed on in portions, before it is complete."""
 
 NOT_SPACE = re.compile(r"[^ \t\r\n]")
 _STRING_END = re.compile(r'["\\]')
 
 
 class HeadTooLong(Exception):
-    """A text that may be the beginning of a call is too long to be one."""
+    """Raised if a text that looks like the beginning of a call is longer than MAX_HELD_CHARS: it counts as no call."""
 
 
 class Scanner:

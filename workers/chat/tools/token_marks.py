@@ -148,7 +148,7 @@ class KimiReader(Reader):
         return True
 
     def _own(self, id: str) -> str:
-        """Return the call's id; empty if an earlier call of this answer has the same id: then a new one is made."""
+        """Return the call's id; empty if an earlier call of this answer has it, so that `_begin` makes a new one."""
         if id in self._ids:
             return ""
         self._ids.add(id)
@@ -265,8 +265,8 @@ class RecipientReader(Reader):
                 return
 
     def _reject_recipient(self) -> None:
-        """Pass on as text what should name a recipient, but does not. If the token limit cut a name off, turn what
-        there is of it into a call, or drop it."""
+        """Pass on as text the line where a recipient's name is missing or unknown. If the token limit cut the name
+        off, begin a call with the part that was written, or drop that part if it can be the name `all`."""
         if not self._is_cut:
             self._reject()
             return

@@ -1,8 +1,8 @@
 """Keeps the weights of LoRA adapters in memory, and sets which adapters a context computes with.
 
 Everything here belongs to the engine's thread, because llama.cpp's list of a model's adapters has no lock of its own
-and `llama_decode` walks it. A file was read and checked before, so loading copies it from the page cache: 35 MB took
-19 ms three times (about a step of a 0.5 B model) and 110 ms once.
+and `llama_decode` walks it. An adapter's file is read and checked beforehand, so loading copies it from the page cache.
+Loading 35 MB took 19 ms in three of four runs (about as long as a step of a 0.5 B model), and 110 ms in one.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class AdapterMemory:
     def load(self, entry: Entry, keep: Collection[Entry]) -> None:
         """Copy an adapter's weights into memory; free others that are not in `keep` to make room. Raises AdapterError.
 
-        Adapters without calls are freed first, the one used longest ago before the others; then those with waiting
-        calls, those being unloaded after the rest: their file may have changed. `keep` and `entry` must fit together.
+        Freed first: adapters without calls, those used longest ago before others. Then: those with waiting calls. Last:
+        those with calls that are being unloaded, as their file may have changed. `keep` and `entry` must fit together.
         """
         evictable = sorted((one for one in self.resident if one not in keep), key=_worth)
         while evictable and not self.fits([*self.resident, entry]):
@@ -83,7 +83,7 @@ class AdapterMemory:
             adapter.close()
 
     def apply(self, adapters: AdapterSet) -> bool:
-        """Make llama.cpp compute the next step with a set that is in memory; return whether its adapters change."""
+        """Make llama.cpp compute the next step with these adapters; return whether they differ from the last step's."""
         return self._applied.apply(tuple((_weights(entry), scale) for entry, scale in adapters.uses))
 
 

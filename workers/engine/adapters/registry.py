@@ -50,10 +50,10 @@ LOAD_S = 120.0
 """Seconds that `register` waits for the engine's thread."""
 
 LOAD_STEP_S = 0.02
-"""Seconds of loading after which a round of admission loads no more adapters, since streams wait meanwhile."""
+"""Seconds of loading after which no more adapters are loaded until the next step, since streams wait meanwhile."""
 
 PATIENCE_S = 2.0
-"""Seconds for which calls whose adapters are in use may overtake a call that waits for room in memory."""
+"""Seconds that a call waits for room for its adapters until others, whose adapters are in use, stop overtaking it."""
 
 
 class AdapterRegistry:
@@ -61,7 +61,7 @@ class AdapterRegistry:
 
     At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory. The adapter used longest ago
     makes room; adapters that running calls use and pinned adapters stay. A call that finds no room waits until other
-    calls end, or must give their slots to its team (`workers.engine.step.scheduler`).
+    calls end, or are preempted for its team (`workers.engine.step.scheduler`).
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class AdapterRegistry:
         self._coming: frozenset[Entry] = frozenset()
         """Adapters of a call that is loading them over several rounds; the loaded ones stay in memory meanwhile."""
         self._is_coming_asked = False
-        """Whether the call that loads `_coming` asked for it again in this round; if not, it no longer waits for it."""
+        """Whether the call that loads `_coming` tried again in this round; if not, the next one gives `_coming` up."""
         self._load_left_s = LOAD_STEP_S
         """Seconds of this round that are left for loading adapters."""
 
@@ -121,8 +121,8 @@ class AdapterRegistry:
 
         If the name stands for other contents, the new contents replace them; calls that use the old contents keep
         them. `sha256`: the hash that the file must have, in hex; empty: any. `fixed`: the name can't be replaced or
-        unloaded while the worker runs. Raises AdapterError, and CallFailed: INVALID_REQUEST (the name is
-        fixed), BUSY (no room for a pinned adapter), INTERNAL (the engine has ended).
+        unloaded while the worker runs. Raises AdapterError, and CallFailed: INVALID_REQUEST (a fixed name for other
+        contents, or too many names), BUSY (no room for a pinned adapter), INTERNAL (no answer in `LOAD_S`).
         """
         file = self._checked(name, path, sha256)
         with self._lock:
@@ -382,7 +382,7 @@ class AdapterRegistry:
 
     @property
     def _in_use(self) -> frozenset[Entry]:
-        """Return those adapters of `_held` (of the calls with a slot) that an unfinished call still uses."""
+        """Return the adapters in `_held` that are still in use: some of the calls with a slot may have ended since."""
         return frozenset(entry for entry in self._held if entry.num_calls)
 
     def _all(self) -> Iterable[Entry]:

@@ -37,7 +37,7 @@ WAIT_S = 0.25
 of this time, and at least one step."""
 
 TEAM_WAIT_S = 0.06
-"""Maximum seconds that a group of another team waits for its turn: a turn ends before a step that would exceed this."""
+"""Maximum seconds that other teams' groups wait: if n of them wait, a turn ends before it exceeds 1/n of this."""
 
 _WEIGHT = 0.3
 """Weight of the newest measurement in a running mean; the mean of those before it has the remaining weight."""
@@ -87,7 +87,7 @@ class AdapterTurns(Generic[K]):
         """Seconds of the turn's last step, without a switch."""
 
     def choose(self, callers: Callers[K], now: float) -> K:
-        """Return the group that the next step computes. `callers`: at least one group. Asking again changes nothing."""
+        """Return the group whose calls the next step computes. `callers` is not empty. Asking twice changes nothing."""
         self._groups = _present(self._groups, callers)
         self._teams = _present(self._teams, (team for teams in callers.values() for team in teams))
         claims = self._claims(callers)
@@ -133,7 +133,7 @@ class AdapterTurns(Generic[K]):
         return min(MOST_STEPS, max(FEWEST_STEPS, worth) * max(1, share))
 
     def _claims(self, callers: Callers[K]) -> dict[str, K]:
-        """Return, for each team, its group that has waited longest and gets the team's next turn."""
+        """Return, for each team, the group that gets the team's next turn: its group that has waited longest."""
         claims: dict[str, K] = {}
         for group in self._groups:
             for team in callers[group]:
@@ -169,7 +169,7 @@ def chosen(turns: AdapterTurns[bytes], ready: list[S], now: float) -> list[S]:
 
 
 def _present(queue: Mapping[K, None], here: Iterable[K]) -> dict[K, None]:
-    """Return the queue without members that are not in `here`, and with new members of `here` at its end."""
+    """Return the queue without the members that `here` lacks, and with the new members of `here` at its end."""
     new = dict.fromkeys(here)
     return {**{one: None for one in queue if one in new}, **new}
 

@@ -114,7 +114,7 @@ class CachedSequence:
     def __init__(
         self, key: int, prompt: Prompt, scope: Scope, n_ctx: int, *, cache_prompt: bool = True, num_public: int = 0
     ) -> None:
-        """`cache_prompt`: other calls may share this one's cells. `num_public`: first tokens that all teams share."""
+        """`cache_prompt`: whether other calls may share the cells. `num_public`: first tokens that all teams share."""
         self.key, self.prompt, self.scope = key, prompt, scope
         self.num_prompt, self.num_public, self.cache_prompt = len(prompt), num_public, cache_prompt
         self.id = NOWHERE
@@ -136,7 +136,7 @@ class CachedSequence:
         self._own = "" if cache_prompt else token_hex(16)
         """Name that hides the cells from other calls: without `cache_prompt`, or after a shift. Empty: not hidden."""
         self._num_unturned = 0
-        """Number of cells that the last context shift left; their keys are rotated in the step after that shift."""
+        """Number of cells that remained after the last context shift; the next step rotates their keys."""
         self._base: Tokens = prompt.ids()
         self._since: list[int] = []
         self._n_ctx = n_ctx

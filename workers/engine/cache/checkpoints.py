@@ -20,15 +20,15 @@ from workers.llama.memory import MemoryKind
 from workers.llama.native import StateUnusable
 
 MIN_STOP_TOKENS = 32
-"""Minimum number of tokens from the last checkpoint to the end of a prefix that prompts share, for a checkpoint there:
-each checkpoint cuts a prompt in two and copies a state."""
+"""Minimum distance, in tokens, from the last checkpoint to the end of a prefix that prompts share. If it is less, no
+checkpoint is saved there, as each one cuts a prompt in two and copies a state."""
 
 FORK_SHARE = 1 / 16
 """Maximum share of the RAM tier for the whole state of a prefix that prompts share; larger ones are not saved."""
 
 
 class CheckpointCache(PrefixCache):
-    """A prefix cache with checkpoints, for the engine's thread. If a state can't be loaded, its tokens are computed."""
+    """A prefix cache with checkpoints, used by the engine's thread. Tokens whose state can't be loaded are computed."""
 
     needs_stops = True
     can_pack = False
@@ -84,7 +84,7 @@ class CheckpointCache(PrefixCache):
         return sequence.id == NOWHERE or num_cells >= sequence.num_cells
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
-        """Yield one copy of a whole state of the conversation, the longest from which it can be continued, if any."""
+        """Yield a copy of the longest whole state from which the conversation can continue, or nothing."""
         if start:
             return
         if (id_ := self._idle_at(path, end)) is not None:
@@ -119,7 +119,7 @@ class CheckpointCache(PrefixCache):
         return found if found.holder != NOWHERE or self._pace.restore_pays else nothing
 
     def _give_way(self, sequence: CachedSequence, found: Checkpoint) -> None:
-        """Evict idle prefixes that have tokens which the sequence computes anew: the index has each token only once."""
+        """Evict idle prefixes that hold tokens after `found` that this sequence computes: the index has each once."""
         path = sequence.path()
         for id_ in [id_ for id_ in self._idle if id_ != found.holder]:
             if self.index.held_in(id_, path) > found.end:
@@ -149,8 +149,8 @@ class CheckpointCache(PrefixCache):
         return True
 
     def _settle(self, id_: int, sequence: CachedSequence) -> bool:
-        """Enter into the index a sequence whose call has ended. Return False if other sequences computed some of the
-        same tokens: in this kind of memory, their cells can't replace its own."""
+        """Enter into the index a sequence whose call has ended. Return False if other sequences have some of its tokens
+        in the index: in this kind of memory, the sequence can't use their cells in place of its own."""
         if self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
         self._mark(id_, sequence)

@@ -38,7 +38,7 @@ IDLE_STEPS_WITHOUT_RAM = 8192
 
 
 PACK_CELLS = 512
-"""Minimum of free cells below the highest cell in use for packing to pay; they must also outnumber those in use."""
+"""Packing begins if more cells than this are free below the highest cell in use, and more than are in use."""
 
 PACK_TOKENS = 1024
 """Most tokens that packing moves at once: about 2 ms with a 0.5 B model."""
@@ -104,7 +104,7 @@ class PrefixCache:
         """Most bytes that a saved token has taken so far."""
         self._step = 0
         self._most_used = 0
-        """Most cells in use at once since the last packing. The highest cell in use is at about this number."""
+        """Most cells in use at once since the last packing: about the number of the highest cell in use."""
         self._packing: Iterator[None] | None = None
         self._told_at = -TELL_S
 
@@ -182,7 +182,7 @@ class PrefixCache:
         self._pace.note_restore(block.end - block.start, time.perf_counter() - started)
 
     def reached(self, sequence: CachedSequence) -> None:
-        """Note that a prompt has reached one of its `stops`, or its end. Does nothing: any prefix can be shared."""
+        """Note that a prompt is computed up to one of its `stops` or its end. Not needed here: does nothing."""
 
     def leave(self, sequence: CachedSequence, *, keep: bool) -> None:
         """Take the sequence out of the cache. `keep`: its cells stay as an idle prefix, if possible."""
@@ -202,10 +202,10 @@ class PrefixCache:
 
     def shift(self, sequence: CachedSequence, start: int, end: int, until: float) -> bool:
         """Shift the context: drop tokens [start, end). Return False if there is no room: the call must end then.
-        If time was up, return True with the sequence still `is_full`: the next step must call this again.
+        If the time `until` came first, return True with the sequence still `is_full`: the next step calls this again.
 
-        A shift moves cells for every sequence that holds them, so the cells that this one shares are copied first. The
-        last ones are copied before the first, so that the cells still shared are always those at the beginning.
+        A shift moves cells for all sequences that hold them, so this sequence gets copies of its shared cells first.
+        They are copied from the last to the first, so that the cells still shared are always those at the beginning.
         """
         id_, num_cells = sequence.id, sequence.num_cells
         first_moved = 0 if start else end  # dropped cells need no copy if nothing before them stays
@@ -250,14 +250,14 @@ class PrefixCache:
             self._tidy_until(time.perf_counter() + seconds)
 
     def take_in(self, path: Path, block: Block) -> None:
-        """Put a block of the path, saved earlier by this process or another, into RAM."""
+        """Put a saved block of the conversation `path` into RAM. This process or another has saved it earlier."""
         if self.ram.max_bytes:
             self.ram.add(block, self.index.put(path, block, self._spared))
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
         """Yield copies of the path's cells [start, end), a bounded number in each block. Stop at the first cell that is
-        not cached, or that would have to be cut out of a saved block while no cells are free for that. Calls may begin
-        and end between two copies. Raises StateUnusable."""
+        neither cached nor saved, or when a saved block must be cut but no cells are free to load it into. Calls may
+        begin and end between two copies. Raises StateUnusable."""
         num_releases, match, parts = -1, Match(0, NOWHERE, ()), iter(tuple[Restore, ...]())
         while start < end:
             if self.index.num_releases != num_releases:
@@ -275,7 +275,7 @@ class PrefixCache:
             start = block.end
 
     def state_size(self, path: Path, end: int) -> int:
-        """Return the bytes of the whole state that `copies` would save; 0: it saves parts, or yields a saved state."""
+        """Return the bytes of the whole state that `copies` would save anew; 0: it would save no whole state."""
         return 0
 
     def erase(self, path: Path) -> None:
@@ -395,7 +395,7 @@ class PrefixCache:
         return self.index.held_by(id_) <= start < end <= sequence.num_cells
 
     def _move_down(self, holders: list[int], start: int, end: int) -> bool:
-        """Move cells down. Return False if there is no memory for that: they stay, and attention is only slower."""
+        """Move cells down. Return False if there is no memory for it; then they stay, and attention is slower."""
         try:
             num_bytes = self._memory.relocate(holders, self._scratch, start, end)
         except MemoryError:
@@ -420,7 +420,7 @@ class PrefixCache:
                 self.index.extend(id_, one.path(), one.num_cells)
 
     def _match(self, sequence: CachedSequence) -> Match:
-        """Return the longest known prefix, never with the last token: this must be computed, for its logits."""
+        """Return the longest known prefix of a call without its last token, which is computed to get its logits."""
         match = self.index.match(sequence.path(), sequence.num_known - 1)
         return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())
 
@@ -462,7 +462,7 @@ class PrefixCache:
         return self.index.held_by(id_) - self.index.num_exclusive(id_)
 
     def _num_to_part(self) -> int:
-        """Return how many cells to copy until no full conversation shares any; one holder of a cell can keep it."""
+        """Return how many cells to copy until full conversations share none; one of a cell's holders needs no copy."""
         full = {id_ for id_, one in self._live.items() if one.is_full}
         nodes = {id(node): node for id_ in full for node in self.index.nodes_of(id_)}
         return sum(len(node.tokens) * min(len(node.holders & full), len(node.holders) - 1) for node in nodes.values())
@@ -483,12 +483,12 @@ class PrefixCache:
         self.ram.touch(*self._blocks_of(id_))
 
     def _blocks_of(self, id_: int) -> set[Block]:
-        """Return the saved blocks of a prefix, without blocks that continue into another prefix."""
+        """Return the saved blocks that lie wholly within a prefix, so none that goes on into another prefix."""
         nodes = set(self.index.nodes_of(id_))
         return {block for node in nodes for block in node.blocks if block.nodes <= nodes}
 
     def _drop_covered(self, by: int) -> None:
-        """Free the ids of idle prefixes all of whose cells the sequence `by` holds too."""
+        """Free the id of each idle prefix that the sequence `by` makes needless: it holds all of the prefix's cells."""
         for id_ in [id_ for id_ in self._idle if id_ != by and self.index.ends_above(id_, by)]:
             self._free(id_)
 

@@ -28,11 +28,11 @@ from workers.engine.cache.prefix_tree import (
 from workers.engine.cache.prompt import Path
 
 Spared = Callable[[Block], bool]
-"""Function that returns whether a block stays when a longer one covers it: a whole state is usable only at its end."""
+"""Function that returns whether to keep a block that a longer one covers, as with states usable only at their end."""
 
 
 def nothing(block: Block) -> bool:
-    """Return False: a longer block replaces every shorter block, since ranges can be cut out of it."""
+    """Return False, as a `Spared`: keep no block that a longer one covers, as ranges can be cut out of the longer."""
     return False
 
 
@@ -46,7 +46,7 @@ class PrefixIndex:
         self.num_losses = 0
         """Number of times that cached or saved tokens may have been lost."""
         self.num_releases = 0
-        """Number of calls of `release` so far. After another call, an id that `match` returned may be reused."""
+        """Number of calls of `release` so far. If it has changed, an id that `match` returned before may be reused."""
         self._leaf: dict[int, Node] = {}
 
     def match(self, path: Path, limit: int, start: int = 0) -> Match:
@@ -101,9 +101,9 @@ class PrefixIndex:
         self._hold(sequence, path, end, shared=True)
 
     def extend(self, sequence: int, path: Path, end: int) -> int:
-        """Enter the sequence's own cells into the index, after those already there, up to `end`; return where it stops.
+        """Enter the sequence's cells up to `end` into the index, as far as they are not in it; return where this ended.
 
-        It stops before tokens whose cells other sequences hold already: the index has cells of each token only once.
+        It ends before tokens whose cells other sequences have in the index, which has each token's cells only once.
         """
         return self._hold(sequence, path, end, shared=False)
 
@@ -113,7 +113,7 @@ class PrefixIndex:
         self.num_releases += 1
         node: Node | None = self._leaf.pop(sequence, None)
         lowest = node
-        """The lowest node that stays, on the way to the sequence's deepest node."""
+        """The deepest node of the sequence's path that is not pruned."""
         while node is not None and node.parent is not None and node.end > start:
             if node.start < start:
                 split(node, start - node.start)
@@ -180,7 +180,7 @@ class PrefixIndex:
         return self._drop_needless(block, spared)
 
     def own_blocks(self, path: Path) -> list[Block]:
-        """Return the path's saved blocks whose tokens are not public, not in another path, and held by no sequence."""
+        """Return the saved blocks that only this path has: not public, not on another path, held by no sequence."""
         found: dict[Block, None] = {}
         below: Node | None = None
         for node, end in reversed(list(walk(self.root, path, len(path.tokens)))):

@@ -17,19 +17,19 @@ import numpy as np
 from workers.engine.cache.prompt import BLOCK_TOKENS, Path, Scope, Tokens, common, links
 
 MAX_FORKS = 256
-"""Maximum number of forks on one path from the root, since a lookup takes 5 us for each. A saved block that would keep
-more forks in the tree is dropped (`is_crowded`)."""
+"""Maximum number of forks on one path from the root, since a lookup takes 5 us for each. A saved block below a fork of
+a path with more is not kept (`is_crowded`)."""
 
 MANY_PATHS = 8
-"""Maximum children of a fork that can make a block crowded. Where there are more, one more makes no lookup longer."""
+"""Maximum number of children with which a fork makes blocks crowded; with more, dropping one block helps no lookup."""
 
 
 @dataclass(eq=False, slots=True)
 class Block:
     """The saved state of the cells [start, end) of a path; `nodes` are the nodes with these tokens.
 
-    An empty block (`start` = `end`) is a checkpoint: of the state after `end` tokens, it has the part that can't be
-    shared by ranges of tokens.
+    An empty block (`start` = `end`) is a checkpoint. It has only that part of the state after `end` tokens that can't
+    be shared by ranges of tokens.
     """
 
     start: int
@@ -65,7 +65,7 @@ class Node:
         self.blocks: list[Block] = []
         """Blocks, sorted by start."""
         self.longest = 0
-        """Number of tokens of the longest block that was ever attached; none in `blocks` is longer."""
+        """Number of tokens of the longest block that was ever attached here: no block in `blocks` is longer."""
         self.digests: list[bytes] = []
         """Digests that name the node's blocks on disk: links of the digest chain (`digest_at`), as far as computed."""
         self.num_forks = 0
@@ -100,7 +100,7 @@ class Node:
 
     @property
     def continuation(self) -> Node | None:
-        """Return the only child if no holder, scope or checkpoint ends between it and this node: they can join."""
+        """Return the only child if it can join this node: same holders and scope, no checkpoint between. Else None."""
         if self.parent is None or len(self.children) != 1 or self.is_marked:
             return None
         (child,) = self.children.values()
@@ -141,7 +141,7 @@ def walk(root: Node, path: Path, limit: int) -> Iterator[tuple[Node, int]]:
 
 
 def child_along(node: Node, path: Path, position: int, end: int) -> Node | None:
-    """Return the child of `node` along the path, split where it leaves the path or passes `end`; None: it has none."""
+    """Return the child of `node` along the path, or None. Splits it first if it leaves the path or passes `end`."""
     child = node.children.get((path.scope_at(position), int(path.tokens[position])))
     if child is None:
         return None
@@ -150,8 +150,8 @@ def child_along(node: Node, path: Path, position: int, end: int) -> Node | None:
 
 
 def onwards(node: Node, path: Path, end: int) -> Node:
-    """Return the child of `node` along the path. It is made if there is none, and split where it leaves the path; it
-    may go beyond `end`."""
+    """Return the child of `node` along the path. If there is none, it is made; if it leaves the path, it is split there
+    first. Unlike in `child_along`, it may go beyond `end`."""
     position = node.end
     child = node.children.get((path.scope_at(position), int(path.tokens[position])))
     if child is None:
@@ -247,7 +247,7 @@ def recount(node: Node) -> None:
 
 
 def is_crowded(block: Block) -> bool:
-    """Return whether the block keeps a fork (not of public tokens) on a path that then has over `MAX_FORKS` forks."""
+    """Return whether the block is below a fork (not of public tokens) on a path of more than `MAX_FORKS` forks."""
     node = max(block.nodes, key=lambda node: node.end).parent
     while node is not None and len(node.children) < 2:
         node = node.parent
@@ -270,8 +270,8 @@ def is_fork(block: Block) -> bool:
 
 
 def digest_at(node: Node, end: int) -> bytes:
-    """Return the digest of the tokens from the root through `node` up to the last whole block before `end`; empty: no
-    block is whole.
+    """Return the digest of the tokens from the root through `node` up to the last full block that ends by `end`; empty:
+    there is no full block.
 
     Nodes keep their digests, so that each block of a conversation is hashed only once.
     """

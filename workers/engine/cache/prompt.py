@@ -96,7 +96,7 @@ class StateNames:
         )
 
     def stem(self, end: int) -> tuple[str | None, bytes]:
-        """Return team (None: public) and stem of a state of length `end`. A team's states in one block share a stem."""
+        """Return team (None: public) and stem of the state of `end` tokens. All that end in one block share a stem."""
         number = end // BLOCK_TOKENS
         return _stem(self._scope, self._num_public, end, self._digests[number - 1] if number else b"")
 
@@ -112,8 +112,8 @@ def block_name(scope: Scope, num_public: int, end: int, digest: bytes) -> BlockN
 
 
 def state_name(scope: Scope, num_public: int, end: int, digest: bytes, tail: TokenArray) -> BlockName:
-    """Return the name of a whole state, as `StateNames` does, from the digest of its last whole block (empty: no
-    whole block) and the tokens after that block."""
+    """Return the name of a whole state, as `StateNames` does. `digest`: of its last full block, empty if it has none.
+    `tail`: the tokens after that block."""
     return _state_name(*_stem(scope, num_public, end, digest), end, tail.tobytes())
 
 
@@ -160,7 +160,7 @@ def _linked(data: bytes | memoryview, key: bytes) -> bytes:
 
 
 def _scope_digest(*parts: bytes) -> bytes:
-    """Return a digest of the parts, each with its length, so that the same bytes in other parts have another digest."""
+    """Return a digest of the parts and of their lengths: the same bytes cut into other parts have another digest."""
     whole = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"paddock cache")
     for part in parts:
         whole.update(len(part).to_bytes(8, "little"))
@@ -184,7 +184,7 @@ class Media:
     """Hash of the media's contents: conversations share cells of media only if the hash is the same."""
 
     def ids(self) -> Tokens:
-        """Return numbers below 0, as no token is, that stand for the media's cells; they are made from its hash."""
+        """Return a number for each of the media's cells, made from `digest`. All are negative, which no token is."""
         drawn = hashlib.shake_256(self.digest).digest(4 * self.num_cells)
         return np.frombuffer(drawn, dtype="<i4").astype(np.int32) | np.int32(-(1 << 31))
 

@@ -10,7 +10,7 @@ from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block, is_crowded
 
 LOW_WATER = 0.9
-"""Share of `max_bytes` that a full store keeps at least when it makes room for the next blocks."""
+"""Share of `max_bytes` down to which a full store may shrink when it drops blocks to make room, and no further."""
 
 MAX_DROP_BYTES = 64 << 20
 """Maximum bytes freed at once: all calls wait while the system takes memory back, 65 ms for a GiB, and 0.1 s for
@@ -39,8 +39,8 @@ class RamStore:
         return frozenset(self._blocks)
 
     def add(self, block: Block, needless: list[Block]) -> None:
-        """Add a block that is in the index; `needless` are the blocks that it replaced. A block that is too large, or
-        crowded (`is_crowded`), is dropped from the index instead."""
+        """Add a block that is in the index, and forget the blocks in `needless`, which it replaced. If the block is too
+        large for the store, or crowded (`is_crowded`), remove it from the index instead."""
         for old in needless:
             self._forget(old)
         if len(block.state) > self.max_bytes or is_crowded(block):
@@ -64,7 +64,7 @@ class RamStore:
 
     @property
     def low_water(self) -> int:
-        """Return how many bytes the store keeps at least when it makes room: those of the blocks used last."""
+        """Return the bytes down to which the store may shrink when it drops blocks to make room, and no further."""
         return int(self.max_bytes * LOW_WATER)
 
     def touch(self, *blocks: Block) -> None:

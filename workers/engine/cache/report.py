@@ -21,10 +21,10 @@ LOOK_S = 0.0005
 """Seconds after which `look` stops; the next `look` goes on. A 16k conversation takes 30 us, up to 2 ms with disk."""
 
 PASS_S = 1.0
-"""Minimum seconds between two passes over all conversations. Cache losses start one; with a disk, `DISK_S` does."""
+"""Minimum seconds between two passes over all conversations; one begins if cached tokens were lost in the meantime."""
 
 DISK_S = 30.0
-"""Seconds after which conversations are looked up on disk again, at a digest per block: other workers write there."""
+"""Seconds after which conversations are looked up on disk again (a digest per block), as other workers write there."""
 
 MAX_CONVERSATIONS = 8192
 
@@ -44,7 +44,7 @@ class Found:
 
     key: int
     num_known: int
-    """Number of first tokens that need not be computed; 0: none, or the conversation is no longer looked up."""
+    """Number of the conversation's first tokens that need not be computed; 0: none, or it is no longer looked up."""
     stops: tuple[int, ...] | None = None
     """Lengths at which another conversation can branch off, ascending; None: any length up to `num_known`."""
 
@@ -55,7 +55,7 @@ class _Entry:
     told: Found | None = None
     """What was last found about the conversation."""
     in_memory: int = -1
-    """Number of first tokens that were in memory when `on_disk` was found; -1: it was not looked up yet."""
+    """Number of tokens at the beginning that were in memory when `on_disk` was looked up; -1: it never was."""
     on_disk: int = 0
     """Number of tokens at the beginning that are in memory or on disk."""
     until: float = 0.0

@@ -166,9 +166,9 @@ class SlotContents:
                 self._jobs.popleft()
 
     def copied(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Work[CopiedSlot | None]:
-        """Return a copy of the slot's conversation, as far as it is in cells, in RAM or on disk; None: the slot holds
-        none of this team and salt. Raises CallFailed while a call runs in the slot, and as soon as the copy is larger
-        than `max_bytes`."""
+        """Return a copy of the slot's conversation, as far as it is in cells, in RAM or on disk; None: the slot has no
+        conversation of this team and salt. Raises CallFailed if a call runs in the slot, and as soon as the copy gets
+        larger than `max_bytes`."""
         held = self._of(slot, tenant, salt)
         if held is None:
             return None

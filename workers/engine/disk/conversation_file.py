@@ -58,7 +58,7 @@ class ConversationFiles:
         self._folder.close()
 
     def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> int:
-        """Return the maximum bytes that a file called `name` may have. A file that it replaces is not counted.
+        """Return the maximum bytes of a file called `name`. A present file of that name is not counted.
 
         Raises ConversationOverBound if a bound forbids a file of `num_bytes`. Workers that save into one folder at the
         same moment can each exceed a bound by one file.

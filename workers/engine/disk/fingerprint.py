@@ -34,10 +34,10 @@ CHUNK_BYTES = 8 << 20
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 16 << 10
-"""Bytes of each sample of a file for `system_fingerprint`, which must be known at once."""
+"""Bytes of each sample that `system_fingerprint` reads of a file; few, since it must be known when a worker starts."""
 
 FRESH_NS = 2_000_000_000
-"""Nanoseconds after a file's change in which another may not show in its times: a hash made then is not remembered."""
+"""Nanoseconds after a file's change in which its times may miss another change, so that no hash is remembered."""
 
 MOST_REMEMBERED = 64
 """Maximum number of files whose hashes are remembered; the oldest are forgotten."""
@@ -124,7 +124,7 @@ class ModelHashes:
     def digest(
         self, paths: Sequence[Path], *, loaded_at: float = float("inf"), stop: Callable[[], bool] = lambda: False
     ) -> bytes | None:
-        """Return the hash of all files together; None: `stop` returned True. Blocks to read files of unknown hash.
+        """Return the hash of all files together; None: `stop` returned True. Reads files whose hash is not known.
 
         `loaded_at`: `time.time` seconds when llama.cpp began to read them. Raises ModelChanged, OSError.
         """
@@ -159,7 +159,7 @@ class ModelHashes:
             return {}
 
     def _remember(self, path: Path, state: FileState, digest: str) -> None:
-        """Remember a hash. If two workers remember one at once, one is lost, and computed again at the next start."""
+        """Store a file's hash. If two workers do so at once, one hash is lost, and computed at the next start."""
         known = self._remembered()
         known.pop(f"{path}", None)
         kept = dict([*known.items()][1 - MOST_REMEMBERED :])

@@ -147,7 +147,7 @@ class CacheFolder:
         return self._names(_FOLDER, version)
 
     def entries(self, leaf: Leaf) -> list[Entry]:
-        """Return a leaf's files. Removes unfinished files of a killed process, and a leaf empty for `STALE_S`."""
+        """Return a leaf's files. Removes unfinished files older than `STALE_S`, and a leaf that was empty so long."""
         found, now = [], time.time()
         try:
             with self.opened(*leaf.parts) as folder:
@@ -189,7 +189,7 @@ class CacheFolder:
     def erase_folder(self, *names: str) -> int:
         """Remove one folder with all that is in it; return how many files there were, 0 if there is no such folder.
 
-        Also removes, and counts, what earlier erasures that were killed have left beside it.
+        Also removes and counts the files that an earlier erasure left behind because its process was killed.
         """
         count = 0
         with suppress(FileNotFoundError), self.opened(*names[:-1]) as above:
@@ -305,11 +305,11 @@ LOW_WATER = 0.9
 
 REFRESH_S = 60.0
 REFRESH_SHARE = 0.01
-"""`REFRESH_S`: minimum seconds between two scans. `REFRESH_SHARE`: maximum share of the thread's time for all scans."""
+"""`REFRESH_S`: minimum seconds between scans. `REFRESH_SHARE`: maximum share of its thread's time that scans take."""
 
 HURRIED_S = 0.5
 HURRIED_SHARE = 0.1
-"""`REFRESH_S` and `REFRESH_SHARE` after a worker marked its end (`mark_left`): its files may be wanted at once."""
+"""As `REFRESH_S` and `REFRESH_SHARE`, once an ending worker has called `mark_left`: its files may be wanted soon."""
 
 
 class DiskIndex:

@@ -1,8 +1,8 @@
 """Links the prefix cache with the disk tier: writes blocks that leave RAM to disk, and fetches blocks that calls need.
 
 Only whole blocks of `BLOCK_TOKENS` go to disk, where any worker finds them by name; the last few tokens of a prefix are
-computed anew. Memory that can't be cut goes to disk as whole states, found by calls that continue at the end of a
-state. A call whose next tokens lie on disk waits for them without a slot, while others overtake it.
+computed anew. Memory that can't be cut into blocks goes to disk as whole states. A call can use a state if it continues
+where the state ends. A call whose next tokens lie on disk waits for them without a slot, while others overtake it.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class DiskLink:
         return not sequence.fetching
 
     def look_up(self, path: Path, known: int, limit: int, on_blocks: OnBlocks) -> bool:
-        """Fetch what the disk has of a path's tokens from `known` to `limit`; return whether it has anything.
+        """Begin to fetch what the disk has of a conversation's tokens [known, limit); return whether it has begun.
 
-        If it has, `on_blocks` is called later, once, on the engine's thread.
+        If so, `on_blocks` is called with the blocks later, once, on the engine's thread.
         """
         names = self._missing(path, known, limit)
         return bool(names) and self._fetch(names, on_blocks)
@@ -86,7 +86,7 @@ class DiskLink:
         return self._tier.wait_room(len(block.state), 0.0) and self._tier.put(name, block.state)
 
     def tell(self) -> None:
-        """Make other workers look for new files each time the queue is written out, as this worker is about to end."""
+        """Have other workers look for new files whenever the queue is written out: this worker is about to end."""
         self._tier.tell()
 
     def write(self, block: Block, until: float) -> bool:
@@ -101,7 +101,7 @@ class DiskLink:
         return True
 
     def write_out(self, blocks: list[Block], until: float) -> None:
-        """Put all blocks on disk until `until`, the latest used first; log a warning if time runs out."""
+        """Write all blocks to disk by the time `until`, those used last first; log a warning if time runs out."""
         latest = sorted(blocks, key=lambda block: (-block.touched, block.start))
         queued = all(self.write(block, until) for block in latest)
         written = self._tier.flush(max(0.0, until - time.monotonic()))
@@ -117,8 +117,8 @@ class DiskLink:
         self._post(partial(on_blocks, blocks))
 
     def _room(self, sequence: CachedSequence, cache: PrefixCache) -> int:
-        """Return how many bytes RAM can keep beside the blocks of the call's prefix, and mark these as used now. More
-        bytes would evict the prefix's beginning, without which the rest is useless."""
+        """Return how many more bytes of the call's prefix RAM can take. Beyond that, the prefix's beginning would be
+        evicted, and the rest be useless. Marks the prefix's blocks in RAM as used now."""
         if not self._by_range:
             return cache.ram.max_bytes
         known = [part.block for part in cache.lookup(sequence).restores]
@@ -126,7 +126,7 @@ class DiskLink:
         return cache.ram.low_water - sum(len(block.state) for block in known)
 
     def _fetch_on(self, sequence: CachedSequence, cache: PrefixCache, names: list[BlockName]) -> None:
-        """Fetch the first of the named blocks now, at least one, and the rest when these are in RAM."""
+        """Fetch the first of the named blocks (at least one) now, and the others once the first are in RAM."""
         num_now = max(1, self._tier.num_fitting(names, FETCH_BYTES))
         now, rest = names[:num_now], names[num_now:]
         sequence.fetching = self._fetch(now, partial(self._take_in, sequence, cache, num_now, rest))
@@ -136,7 +136,7 @@ class DiskLink:
     ) -> None:
         """Put some fetched blocks into RAM, the others after the next step; then fetch `rest`, if no block was missing.
 
-        Goes from the last block to the first: the last makes the index node for all, and a full RAM keeps the first.
+        Begins with the last block: that makes one index node for all, and if RAM fills up, the first blocks stay in it.
         """
         path = sequence.path()
         for _ in range(min(len(blocks), MAX_TAKEN_IN)):
@@ -169,7 +169,7 @@ class DiskLink:
         return names[: self._tier.num_known(names)]
 
     def _longest_state(self, path: Path, known: int, limit: int) -> list[BlockName]:
-        """Return the name of the path's longest state on disk, or nothing. Skips token blocks in which none ends."""
+        """Return a list with the name of the longest state on disk that fits the path; empty: there is none."""
         names = StateNames(path.tokens[:limit], path.scope, path.num_public)
         end = limit
         while end > known:
@@ -185,8 +185,8 @@ class DiskLink:
         return []
 
     def _name(self, block: Block) -> BlockName | None:
-        """Return a block's name on disk. None: only one call may use it, or no lookup would find it there (it is not
-        whole, is a checkpoint that needs cells in the KV cache as well, or is no longer in the index)."""
+        """Return a block's name on disk. None: it is not written, since only one call may use it, or it is not a full
+        block, is a checkpoint (useless without cells in the KV cache), or is no longer in the index."""
         if not block.nodes or (self._by_range and not _is_whole(block)) or block.start == block.end:
             return None
         node, end = max(block.nodes, key=lambda node: node.end), block.end
@@ -201,7 +201,7 @@ class DiskLink:
 
 
 LOOK_INTERVAL_S = 0.1
-"""Seconds between two searches for prefixes that became idle meanwhile."""
+"""Seconds between two searches for prefixes that have become idle since the last search."""
 
 
 class DrainWriter:
@@ -233,7 +233,7 @@ class DrainWriter:
             self._offered.add(self._due.popleft())
 
     def _look(self, until: float) -> None:
-        """Copy idle prefixes to RAM until `until`; queue all blocks there not yet offered, the latest used first."""
+        """Copy idle prefixes to RAM until the time `until`; then list the blocks still to offer, last used first."""
         self._cache.save_idle(lambda block: time.monotonic() < until)
         in_ram = self._cache.ram.blocks
         self._offered &= in_ram

@@ -46,7 +46,7 @@ class Kind(IntEnum):
     CONVERSATION = 2
     """Tokens and blocks of a whole conversation."""
     STATE = 3
-    """The saved state of a whole conversation, of memory that can't be cut."""
+    """The saved state of a whole conversation, for kinds of memory that can't be cut into ranges of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class SealedReader:
         return data
 
     def verify(self) -> None:
-        """Raise FileRefused unless the seal is that of all that was read, and the file ends after it."""
+        """Read the seal; raise FileRefused unless it fits all that was read before and the file ends after it."""
         seal = _read_all(self._file, SEAL_BYTES)
         if not hmac.compare_digest(seal, self._seal.digest()) or os.read(self._file, 1):
             raise FileRefused("its seal does not fit: damaged, forged, or of another secret")
@@ -227,15 +227,15 @@ def _write_all(file: int, parts: Sequence[bytes], stop: Callable[[], bool]) -> i
 FOLDER_HEX = 16
 NAME_HEX = 40
 STEM_HEX = 16
-"""Number of hex digits of a stem's mark (`CacheKeys`). They end a whole state's file name, after `NAME_HEX` others."""
+"""Number of hex digits of a masked mark (`CacheKeys`), the last part of a whole state's file name."""
 
 
 class CacheKeys:
     """Derives a key for each use from the secret, and makes names that nobody without the secret can make or guess.
 
-    A file's name is an HMAC of what its KV was computed from (`workers.engine.cache.prompt`), so a folder's listing
-    tells nothing about prompts or teams. A state's stem is the digest of its whole blocks. The name of a whole state
-    ends in a masked mark of its stem: so one lookup per block of a prompt shows whether any state ends in that block.
+    Names are HMACs of what the KV was computed from (`workers.engine.cache.prompt`), so they tell nothing of prompts or
+    teams. A whole state's stem is the digest of its full blocks; its mark is an HMAC of the stem. The file name ends in
+    the mark, masked with a key: so one lookup per block of a prompt shows whether any state ends in that block.
     """
 
     __slots__ = ("_folders", "_masks", "_names", "_stems", "seal")
@@ -257,16 +257,16 @@ class CacheKeys:
         return hmac.digest(self._folders, text, "sha256").hex()[:FOLDER_HEX]
 
     def file_name(self, fingerprint: bytes, digest: bytes, stem: bytes = b"") -> str:
-        """Return the name of a block's file, or of a whole state's with the `stem` (digest of its whole blocks)."""
+        """Return the name of a block's file, or if `stem` (digest of its full blocks) is given, a whole state's."""
         name = hmac.digest(self._names, fingerprint + digest, "sha256").hex()[:NAME_HEX]
         return name + self._masked(name, self.stem_mark(fingerprint, stem)) if stem else name
 
     def stem_mark(self, fingerprint: bytes, stem: bytes) -> str:
-        """Return a stem's mark. `mark_of` returns the same mark for the file name of every state with this stem."""
+        """Return the mark of a stem: what `mark_of` returns for the file name of every state with this stem."""
         return hmac.digest(self._stems, fingerprint + stem, "sha256").hex()[:STEM_HEX]
 
     def mark_of(self, name: str) -> str:
-        """Return the stem's mark, which a whole state's file name has in a form that is masked with the key."""
+        """Return the mark of a whole state's stem (`stem_mark`), unmasked from the state's file name."""
         return self._masked(name[:NAME_HEX], name[NAME_HEX:])
 
     def _masked(self, name: str, mark: str) -> str:

@@ -47,7 +47,7 @@ SYNC_FILES = 32
 """Number of new file names that are synced together; fewer if nothing is left to write."""
 
 LEFT_LOOK_S = 0.5
-"""Seconds between two checks whether another worker that is about to end has written files (`CacheFolder.left_at`)."""
+"""Seconds between two looks for new files of other workers that are about to end (`CacheFolder.left_at`)."""
 
 COMPLAIN_S = 60.0
 """Minimum seconds between two log lines about one kind of trouble."""
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 Stop = Callable[[], bool]
 Identify = Callable[[Stop], bytes | None]
-"""Function that returns the fingerprint (32 bytes), perhaps after a minute, or None: there is none, or it must stop."""
+"""Function that returns the KV's fingerprint (32 bytes), perhaps after a minute; None: it found none, or must stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class DiskTier:
         self._fingerprint = b""
         self._tenants: dict[str | None, str] = {}
         self._stems: set[tuple[str, str]] = set()
-        """The team's folder and the stem's mark (`CacheKeys.mark_of`) of each whole state on disk. Some may be gone."""
+        """Team folder and `CacheKeys.mark_of` the file name of each whole state on disk. Some states may be gone."""
         self._changed = threading.Condition()
         self._puts: deque[BlockName] = deque()
         self._fetches: deque[_Fetch] = deque()
@@ -138,7 +138,7 @@ class DiskTier:
 
     @property
     def ready(self) -> bool:
-        """Return whether the fingerprint is known; until then blocks queue up and nothing is found."""
+        """Return whether the fingerprint is known. Until then, `put` only queues blocks, and `fetch` reads nothing."""
         return bool(self._fingerprint)
 
     @property
@@ -204,7 +204,7 @@ class DiskTier:
         return next((count for count, name in enumerate(names) if not self.has(name)), len(names))
 
     def has_states(self, tenant: str | None, stem: bytes) -> bool:
-        """Tell in microseconds whether there may be states whose whole blocks have digest `stem`; `has` shows which."""
+        """Return whether there may be a whole state of this team with this `BlockName.stem`. Takes microseconds."""
         if any(name.stem == stem for name in list(self._pending)):
             return True
         return self.ready and (self._folder_of(tenant), self._keys.stem_mark(self._fingerprint, stem)) in self._stems
@@ -232,11 +232,11 @@ class DiskTier:
         return True
 
     def tell(self) -> None:
-        """Make other workers look for new files each time the queue is written out, as this worker is about to end."""
+        """Have other workers look for new files whenever the queue is written out: this worker is about to end."""
         self._tells = True
 
     def discard(self, name: BlockName) -> None:
-        """Remove the file of a block that llama.cpp could not load. The caller waits until the file is unlinked."""
+        """Remove the file of a block that llama.cpp could not load; blocks until the file is unlinked."""
         if self.ready:
             place = self._place(name)
             self._folder.remove(place)

@@ -30,7 +30,7 @@ LARGEST = 32760.0
 def normalized(vectors: Vectors, norm: int) -> Vectors:
     """Return float32 [rows, width] vectors, each row divided by its norm. A row of zeros stays as it is.
 
-    `norm` above `EUCLIDEAN` is the p of a p-norm. In a row with NaN or infinities, these become NaN and the rest 0.
+    `norm` above `EUCLIDEAN` is the p of a p-norm. NaN and infinities become NaN; other numbers in their row become 0.
     Source: `common_embd_normalize` in common.cpp of llama.cpp.
     """
     if norm == NONE:
@@ -62,7 +62,7 @@ class Account:
 
     team: str
     served: int = 0
-    """Tokens computed for the team, plus the level at which it began."""
+    """Tokens computed for the team, plus a start value: the lowest count of the other teams when it began."""
 
 
 class Progress(Protocol):
@@ -82,11 +82,11 @@ class Progress(Protocol):
 
     @property
     def offset(self) -> int:
-        """Return how many tokens of input `index` are computed; if any, a sequence and cells for all of it are held."""
+        """Return how many tokens of input `index` are computed; if any, it holds a sequence and all cells it needs."""
 
     @property
     def served(self) -> int:
-        """Return the tokens computed for the job, plus the level at which it began."""
+        """Return the tokens computed for the job, plus a start value: the lowest count of its team's other jobs."""
 
 
 J = TypeVar("J", bound=Progress)
@@ -158,7 +158,7 @@ class Job:
         """Id of the sequence of an input that is computed in parts. Other inputs hold a sequence for one step only."""
         self.results: list[Vectors] = []
         self._parts: list[Vectors] = []
-        """Vectors of the parts of input `index`, as far as its pooling needs them."""
+        """Vectors of input `index` so far: each part's, if there is no pooling, else one for all computed parts."""
 
     @property
     def num_cells(self) -> int:
@@ -189,8 +189,8 @@ class Job:
 def plan_batch(jobs: Iterable[J], room: Room) -> list[Part[J]]:
     """Return the parts of the next micro-batch, at most one of each input. `jobs` are in order of arrival.
 
-    If no sequence, or too few cells, are free for the next input of the job whose turn it is, no job after it begins an
-    input: otherwise, short inputs could keep a long one out for ever.
+    If a job has its turn but there is no free sequence for its next input, or too few free cells, then no later job
+    begins an input in this micro-batch: otherwise, short inputs could keep a long one out for ever.
     """
     parts: list[Part[J]] = []
     num_tokens, num_sequences, num_cells = room.num_tokens, room.num_sequences, room.num_cells

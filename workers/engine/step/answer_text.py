@@ -71,7 +71,7 @@ class _Stops:
         self._next: list[dict[str, int]] = [{}]
         """For each place: next character -> the place whose prefix is longer by this character."""
         self._shorter = [0]
-        """For each place: the place of the longest shorter prefix with which the place's own prefix ends."""
+        """For each place: the place to fall back to, which stands for the longest proper suffix of its prefix."""
         self.lengths = [0]
         """For each place: the length of its prefix in characters."""
         self.met: list[str] = [""]
@@ -102,7 +102,7 @@ class _Stops:
         self.met[place] = stop
 
     def _join(self) -> None:
-        """Fill in `_shorter` and `met`, those of shorter prefixes first."""
+        """Fill in `_shorter` and `met` of all places, in order of the lengths of their prefixes."""
         places = list(self._next[0].values())
         for place in places:
             for character, longer in self._next[place].items():

@@ -3,9 +3,9 @@
 These calls have a mask (their answer's form), must not end yet, report more than their text, or sample slowly. Other
 calls draw with `Context.sample` alone and never come here.
 
-Most calls take microseconds. Slow calls take milliseconds (samplers that sort the vocabulary, probabilities, masks):
-they share `SHARE_S` of each step, and take turns if that is too little. So only they get slower, and the others don't
-wait for them. A call that exceeds its own bound is ended.
+For most calls, drawing a token takes microseconds. For slow calls it takes milliseconds (samplers that sort the
+vocabulary, probabilities, masks). Slow calls share `SHARE_S` of each step, and take turns if that is too little; the
+other calls don't wait for them. A call that exceeds its own bound is ended.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LogSoftmax:
         return _bounded(float(self._row[chosen]) - highest - log_sum), likeliest
 
     def _likeliest(self, tops: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-        """Return the `count` likeliest tokens, best first: they are in the `count` blocks with the highest `tops`."""
+        """Return the `count` likeliest tokens, best first, from the `count` blocks with the highest maxima (`tops`)."""
         if count <= 0:
             return np.empty(0, np.intp)
         if count >= len(tops):
@@ -192,7 +192,7 @@ class TokenSampler:
         return draw.token
 
     def _ask_mask(self, draw: Draw) -> None:
-        """Have the mask check the token, which was drawn from all; if refused, draw an allowed one, as llama-server."""
+        """Have the mask check the drawn token; if refused, draw one that the mask allows, as llama-server does."""
         mask = self._mask
         if mask is None:
             return
@@ -206,7 +206,7 @@ class TokenSampler:
         _ = mask.is_done  # may raise MaskPending here; later, in `Sequence.accept`, the mask must not be pending
 
     def _choose_for(self, draw: Draw, allowed: Words | None) -> None:
-        """Draw a token, and compute its probabilities at once: the next call uses the same working memory."""
+        """Draw an allowed token (None: any). Compute probabilities now: the next call reuses the working memory."""
         draw.token = self._choose(draw.biased, allowed)
         draw.told = self._logprobs(draw.token, draw.logits) if self._wants_probs else None
 
@@ -256,11 +256,11 @@ MAX_DEBT_S = 1.0
 """Maximum debt of a call, in seconds. If it is exceeded while other calls run, the call is ended."""
 
 FIRST_TOKENS = 512
-"""A call with at most this many prompt tokens left may draw its first token in the next step."""
+"""Number of prompt tokens left above which a slow call is in every step, as it hardly draws its first token there."""
 
 PASSED_S, PASSED_TOKENS = 0.05, 64
-"""If some call has at most `PASSED_TOKENS` prompt tokens left before its first token, slow calls that decode skip the
-step, unless their newest token is at least `PASSED_S` seconds old."""
+"""While any call has at most `PASSED_TOKENS` prompt tokens left before its first token, slow calls that already decode
+are left out of the step, unless their newest token is at least `PASSED_S` seconds old."""
 
 WEIGHT = 0.2
 """Weight of the newest token in `SamplingCost.mean_s`."""
@@ -273,7 +273,7 @@ class SamplingCost:
     mean_s: float = 0.0
     """Running mean of the seconds per token; it begins with an estimate."""
     debt_s: float = 0.0
-    """Seconds beyond `MAX_DRAW_S` per token, summed, less the seconds that quicker tokens saved; at least 0."""
+    """Seconds by which tokens took longer than `MAX_DRAW_S` each, minus what quicker ones took less; at least 0."""
 
     @property
     def is_quick(self) -> bool:
@@ -296,7 +296,7 @@ class SamplingCost:
 
 
 class Drawer(Protocol):
-    """A call, with what `within_share` needs to know of it."""
+    """The attributes of a call that `within_share` needs."""
 
     @property
     def cost(self) -> SamplingCost: ...
@@ -332,8 +332,8 @@ def within_share(ready: Sequence[S], now: float) -> list[S]:
     """Return the calls for the next step: all quick ones, and some slow ones. `now`: by the clock of `token_at`.
 
     Slow calls, including those about to draw their first token, are chosen in order of how long they have waited, at
-    least one, and more while their mean times fit `SHARE_S`. But if the step can bring some call's first token, slow
-    calls that decode are left out unless they have waited for `PASSED_S`.
+    least one, and more while their mean times fit `SHARE_S`. But if some call may get its first token in this step,
+    slow calls that already decode are left out, unless their newest token is at least `PASSED_S` seconds old.
     """
     slow = [one for one in ready if not one.cost.is_quick and one.num_prompt_left <= FIRST_TOKENS]
     if not slow:

@@ -36,7 +36,7 @@ CALM_STEPS = 64
 """Maximum number of steps in a row that repeat the last plan, without checking whether anything has to be decided."""
 
 LATELY_S = 0.25
-"""Seconds after an answer's end for which steps stay as short as if it still ran: its team will likely ask again."""
+"""Seconds for which steps stay short after an answer's end, as if it still ran: its team will likely ask again soon."""
 
 
 class Scheduler:
@@ -171,7 +171,7 @@ class Scheduler:
             self._preempt()
 
     def _beside(self, ready: list[Sequence], now: float) -> Beside:
-        """Return the bounds on a step's prompt tokens: lower if other teams' answers wait for the step, or soon may."""
+        """Return the bounds on a step's prompt tokens; lower if they would delay other teams' answers, now or soon."""
         pace = self._pace
         streams = [one.team for one in self.running if one.decoding]
         reading = {one.team for one in ready if one.num_prompt_left and not one.is_back}
@@ -198,7 +198,7 @@ class Scheduler:
 
     @property
     def _is_shared(self) -> bool:
-        """Return whether a call waits, and not all calls, running and waiting, are of one team."""
+        """Return whether calls wait, and the running and waiting calls together are of more than one team."""
         return bool(self.waiting) and is_shared(self.running, self.waiting)
 
     def _giving_way(self, newcomer: Sequence, running: list[Sequence], now: float) -> Sequence | None:
@@ -222,8 +222,8 @@ class Scheduler:
         return leaving is not None
 
     def _has_adapters(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
-        """Load a call's adapters; return whether they are in memory. `roomless`: earlier calls whose adapters found no
-        room. This call is added if its adapters find none either (unless its team is wide: `_wide_teams`)."""
+        """Load a call's adapters; return whether they are in memory. `roomless`: the calls of this round whose adapters
+        found no room; if this call's find none, it is added to them, unless its team is wide (`_wide_teams`)."""
         try:
             return self._adapters.enter(sequence.adapter_set) or self._make_adapter_room(sequence, roomless, now)
         except CallFailed as failed:
@@ -234,9 +234,9 @@ class Scheduler:
         """Preempt other teams' calls to make room for a call's adapters; return whether the adapters are loaded now.
         Raises CallFailed.
 
-        Only calls with adapters count for a team's share here. A call does not overtake a call of `roomless` that is of
-        its own team, or of a team with a smaller share. It overtakes others, or else one that waits for calls of its
-        own team to end would block all. A wide team (see `_wide_teams`) gets no room from teams that are not wide.
+        Shares are counted over calls with adapters only. The call does not overtake a call in `roomless` of its own
+        team, or of a team with a smaller share. It may overtake all others: otherwise, one that must wait for calls of
+        its own team to end would block them all. A wide team (`_wide_teams`) takes no room from others.
         """
         users = [one for one in self.running if one.adapter_set.uses]
         wide = self._wide_teams([*users, sequence])
@@ -261,7 +261,7 @@ class Scheduler:
 
     def _wide_teams(self, users: Iterable[Sequence]) -> set[str]:
         """Return the wide teams: each uses more than one adapter, and more than `max_adapters` divided by the number of
-        teams. Returns none if `users` are of one team."""
+        teams. Returns an empty set if all `users` are of one team."""
         own: dict[str, set[object]] = {}
         for one in users:
             own.setdefault(one.team, set()).update(one.adapter_set.entries)
@@ -275,8 +275,8 @@ class Scheduler:
         now: float,
         is_enough: Callable[[list[Sequence], list[Sequence]], bool],
     ) -> list[Sequence] | None:
-        """Return the calls of `running` to preempt for a call: one more is taken until `is_enough(staying, leaving)`.
-        None: too few can be preempted for it."""
+        """Return the calls of `running` to preempt so that `sequence` gets room; None: too few can be preempted.
+        They are chosen one by one, until `is_enough(staying, leaving)` returns True."""
         leaving: list[Sequence] = []
         staying = running.copy()
         while not is_enough(staying, leaving):

@@ -140,7 +140,7 @@ class Sequence(CachedSequence):
 
     @property
     def is_back(self) -> bool:
-        """Return whether the call was preempted within its answer and computes its tokens again."""
+        """Return whether the call was preempted within its answer and must recompute tokens before it can go on."""
         return self.num_predicted > 0 and not self.decoding
 
     @property
@@ -150,7 +150,7 @@ class Sequence(CachedSequence):
         return may_compute and (self.pending is None or not self.decoding)
 
     def start(self, slot: int, now: float, events: list[CallEvent]) -> None:
-        """Emit `Started`, when the call has its first slot and its cached tokens are in the cache."""
+        """Emit `Started` for a call in its first slot. The cached part of its prompt must be in the KV cache by now."""
         self.slot = slot
         self.started_at = now
         events.append(Started(self.key, slot, self.num_prompt, self.num_cached))
@@ -165,7 +165,7 @@ class Sequence(CachedSequence):
     def tell_prompt(self, context: Context, events: list[CallEvent]) -> Failure | None:
         """Emit the probability of each prompt token that follows a token of the newest chunk, from the chunk's logits.
 
-        Return why it failed, or None. `row`: the chunk's last row. A token computed again is not reported again.
+        Return why that failed, or None. `self.row` must be the chunk's last row. No token is reported a second time.
         """
         assert self.sampler is not None  # noqa: S101 - for the type checker
         known = min(self.num_cells + 1, self.num_prompt)

@@ -21,16 +21,16 @@ SLICE_TOKENS = 64
 SLICE_S = 1.0
 """Maximum seconds of an answer in a slice."""
 FIRST_SLICE = 0.1
-"""Part of its slice after which a call gives way to a team without a slot, as that team's first token waits for one."""
+"""Part of a slice after which a call must give its slot to a team that has no slot, and so can't get a first token."""
 RETURN_SHARE = 0.2
-"""Maximum part of a slice's time for bringing a preempted call back; if that takes more, its slice gets longer."""
+"""A call's slice is made so long that bringing the call back after a preemption took at most this part of it."""
 LONGEST_SLICE_S = 10.0
 MIN_OVERDRAFT = 8
-"""Minimum number of calls that an engine takes beyond its slots, so that teams can share these."""
+"""Minimum number of calls that an engine takes beyond its slots, so that teams can share the slots."""
 
 
 class Sharer(Protocol):
-    """A call, with what this module needs to know of it. Times are seconds of one clock."""
+    """The attributes of a call that this module needs. All times are seconds of the same clock."""
 
     @property
     def team(self) -> str: ...
@@ -130,8 +130,8 @@ def next_in(waiting: Collection[S], running: Collection[Sharer]) -> S:
 def gives_way(running: Collection[S], newcomer: Sharer, has_had_slice: Callable[[S], bool]) -> S | None:
     """Return the call whose slot the newcomer takes; None: no call has to give it a slot, or none has had its slice.
 
-    A team without a slot gets one from any other team. A team that has slots gets more only from calls that are no more
-    urgent than the newcomer, of teams with more slots for their weight than the newcomer's will have with one more.
+    If the newcomer's team has no slot, a call of any other team can give way. Otherwise a call gives way only if it is
+    no more urgent than the newcomer and its team has more slots for its weight than the newcomer's would then have.
     """
     held = _held(running)
     mine = held.get(newcomer.team, 0.0)
@@ -149,8 +149,8 @@ def gives_way(running: Collection[S], newcomer: Sharer, has_had_slice: Callable[
 
 
 def goes_before(waiting: Sharer, newcomer: Sharer, running: Iterable[Sharer]) -> bool:
-    """Return whether a waiting call that found no room comes before a newcomer: it is of the newcomer's team, or of a
-    team with fewer slots for its weight."""
+    """Return whether a newcomer must not overtake a waiting call that found no room. That is so if the call is of
+    the newcomer's own team, or of a team with fewer slots for its weight."""
     held = _held(running)
     return waiting.team == newcomer.team or held.get(waiting.team, 0.0) < held.get(newcomer.team, 0.0)
 

@@ -2,9 +2,9 @@
 
 Every decoding sequence gets its token in every step, and more if it has a draft. Prompts share the rest of the step:
 several short prompts are computed together, a long one in chunks. While answers run (streams), chunks are so small that
-no stream waits long for its next token (`workers.engine.pace`). A call that is back was preempted within its answer and
-recomputes tokens that were not kept. It gets little of a step while other calls run, so that it does not delay their
-first tokens.
+no stream waits long for its next token (`workers.engine.pace`). A call that was preempted within its answer and is back
+recomputes the tokens that were not kept. It gets little of each step while other calls run, so that their first tokens
+are not delayed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Progress(Protocol):
-    """A sequence, with what planning needs to know of it."""
+    """The attributes of a sequence that planning needs."""
 
     @property
     def num_prompt_left(self) -> int:
@@ -32,11 +32,11 @@ class Progress(Protocol):
 
     @property
     def is_back(self) -> bool:
-        """Return whether the call was preempted within its answer, and computes its tokens again."""
+        """Return whether the call was preempted within its answer and must recompute tokens before it can go on."""
 
 
 class Rows(Protocol):
-    """A part of a step, with its number of rows."""
+    """A part of a step that takes `num_tokens` rows of the batch."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -79,7 +79,7 @@ class Plan(Generic[S]):
     decode: list[Decode[S]]
     prefill: list[Chunk[S]]
     decoding: list[S] = field(init=False)
-    """The sequences of `decode`."""
+    """The sequences of the parts in `decode`, in the same order."""
     num_tokens: int = field(init=False)
     """Number of rows of the batch: a row is a token."""
 
@@ -119,7 +119,7 @@ class Limits:
     """Bounds of one step, in tokens."""
 
     n_batch: int
-    """Maximum number of tokens of a step; more than there are sequences."""
+    """Maximum number of tokens of a step. It must be larger than the number of sequences."""
     n_ubatch: int
     """Number of tokens that the device computes at once: a step is filled up to this with prompts."""
     min_prefill: int
@@ -128,12 +128,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Bounds on the prompt tokens of a step for which streams wait (`workers.engine.pace`)."""
+    """Bounds on a step's prompt tokens while streams wait for the step to end (`workers.engine.pace`)."""
 
     prompts: int
-    """Maximum prompt tokens of calls that wait for their first token; `plan_step` raises it if several calls do."""
+    """Maximum prompt tokens of a call that waits for its first token. If several calls wait, `plan_step` raises it."""
     again: int
-    """Tokens to recompute for calls preempted within their answer, if others run; `plan_step` may raise this number."""
+    """Tokens per step that calls preempted within their answer recompute while others run; `plan_step` may raise it."""
     most: int
     """Maximum number of prompt tokens of calls that wait for their first token, however many such calls there are."""
     streams: int = 0
@@ -144,8 +144,8 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
     """Return the next step's plan. `sequences` are in the order in which they are served. `room`: free KV cells;
     decoding sequences always fit (the engine makes sure of that), prompts get the rest.
 
-    If f calls wait for their first token beside s streams, `beside.prompts` is multiplied by (s + f - 1) / s, but not
-    beyond `beside.most`: so each caller's wait counts the same, and a burst of calls is computed in few full steps.
+    If f calls wait for their first token while s streams wait for the step, `beside.prompts` is multiplied by
+    (s + f - 1) / s, up to `beside.most`. So every caller's wait counts the same, and a burst of calls takes few steps.
     """
     decode: list[Decode[S]] = []
     firsts: list[S] = []
@@ -180,8 +180,8 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
 
 
 def _whole_tiles(back: list[S], num_again: int, num_before: int) -> int:
-    """Return `num_again`, raised to fill the step's last tile of 64 rows. If that would leave less than a tile of the
-    tokens of the calls `back`, return the number of all these tokens."""
+    """Return how many tokens of the calls in `back` to recompute: `num_again`, raised until they and the step's
+    `num_before` other rows fill whole tiles of 64. If fewer than 64 of their tokens would be left, return them all."""
     tile = ROWS_MULTIPLES[0]
     num_again += -(num_before + num_again) % tile
     num_left = sum(sequence.num_prompt_left for sequence in back)
@@ -227,13 +227,13 @@ MOST_PADDED = 32
 """Maximum number of rows of a step without prompts that may be padded with empty rows."""
 
 MOST_PADDED_PROMPT = 256
-"""Maximum number of rows of a step with prompts that may be padded; above it, the gain is not worth three cells."""
+"""Maximum rows of a step with prompts that may be padded; in larger steps the gain is not worth up to 3 KV cells."""
 
 TRIES = 2
 """Number of times that each layout is tried before the layouts are compared."""
 
 TRY_AGAIN_STEPS = 256
-"""Steps with equally many rows after which one layout, in turn, is tried again: all times grow with the contexts."""
+"""Steps with equally many rows after which one of the layouts, in turn, is tried anew, as times grow with contexts."""
 
 _WEIGHT = 0.3
 """Weight of the newest measurement in a running mean; the measurements before it share the rest."""
@@ -284,7 +284,7 @@ class BatchLayouts:
         return min(ways, key=known.seconds.__getitem__)
 
     def num_empty(self, num_rows: int) -> int:
-        """Return how many empty rows to add to a step with prompts, to make it quicker: 15 rows took 152 ms, 16 123."""
+        """Return how many empty rows make a step with prompts quicker: 15 rows took 152 ms, and 16 rows only 123 ms."""
         return padding(num_rows) if self._can_pad and not self._fixed and 1 < num_rows <= MOST_PADDED_PROMPT else 0
 
     def note(self, num_rows: int, layout: Layout, seconds: float) -> None:

@@ -38,14 +38,14 @@ MIN_PREFILL = 32
 CLEAN_WAIT_S = 1.0
 """Seconds during which no call gets a slot after a call's logits were not numbers (NaN).
 
-If that call's cells spoil other calls, these soon end too, and the cache is cleared as soon as none runs. If not (flash
-attention), new calls have no reason to wait longer.
+Without flash attention, that call's cells spoil other calls: these soon end too, and the cache is cleared when none
+runs any more. With flash attention they do not, and new calls have no reason to wait longer.
 """
 
 PROBE_EVERY_S, STEP_BYTES = 0.02, 16 << 20
 """`PROBE_EVERY_S`: seconds between two checks whether `STEP_BYTES`, which a step may need, can still be allocated."""
 PENDING_S = 0.005
-"""Maximum seconds that a step with nothing to compute waits for a call's mask; a new call can be delayed by that."""
+"""Maximum seconds that a step with nothing to compute waits for a call's mask. A new call may have to wait as long."""
 
 KEPT_SHARE = 7 / 8
 """Maximum share of the context that `n_keep` keeps: each context shift makes llama.cpp rotate the keys of all cells, so
@@ -69,7 +69,7 @@ class Stepper:
     ) -> None:
         """`on_end(key)` is called when a call is over and its slot, cells and adapters are released.
 
-        `disk(pace, by_range)` makes the link to the disk tier; `by_range`: for blocks of tokens, not whole states.
+        `disk(pace, by_range)` makes the link to the disk tier; `by_range`: of blocks of tokens, not whole states.
         `n_ctx`: maximum length of one conversation, tokens. `ram_bytes`: maximum memory for prefixes in RAM.
         """
         self.events: list[CallEvent] = []
@@ -109,7 +109,7 @@ class Stepper:
         self._gaps = TokenGaps()
         self._decoded_at = self._probe_at = 0.0
         self._pending: list[Sequence] = []
-        """Calls whose token is drawn, but whose mask could not decide on it yet when it was last asked."""
+        """Calls whose next token is drawn, but whose mask could not say yet whether the token is allowed."""
         self._drain_writer: DrainWriter | None = None
         self._spoiled = False
         self._spoiled_at = 0.0
@@ -122,7 +122,7 @@ class Stepper:
 
     @property
     def calls_left(self) -> tuple[tuple[CallLeft, ...], int]:
-        """Return what is left to compute for each call with a slot, and all prompt tokens left. For any thread."""
+        """Return what each call with a slot has left to compute, and all prompt tokens left. For any thread."""
         lengths, calls = self.lengths, self._scheduler.running[:]
         running = tuple(CallLeft(one.num_prompt_left, lengths.left(one.num_predicted, one.limit)) for one in calls)
         waiting = sum(one.num_prompt_left for one in self._scheduler.waiting[:])
@@ -354,8 +354,8 @@ class Stepper:
         self._num_switches += switched
 
     def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return the calls whose adapters have their turn, but at most one that wants its prompt's probabilities:
-        there is memory for the logits of one."""
+        """Return the calls whose adapters have their turn, with at most one that wants the probabilities of its prompt:
+        there is memory for the logits of only one prompt."""
         ready = chosen(self._adapter_turns, ready, time.perf_counter())
         later = [one for one in ready if one.tells_prompt][1:]
         return [one for one in ready if one not in later] if later else ready
@@ -394,7 +394,7 @@ class Stepper:
         self._end(ended)
 
     def _resume(self) -> None:
-        """Continue with the drawn tokens of calls whose masks can decide on them now."""
+        """Continue with the drawn tokens of calls whose masks can now say whether the token is allowed."""
         waiting, self._pending = self._pending, []
         ended: list[tuple[Sequence, Outcome]] = []
         for sequence in waiting:
@@ -419,7 +419,7 @@ class Stepper:
         return (None if self.num_running == 1 else cost.failure()) or outcome
 
     def _verify(self, one: Decode[Sequence], outcome: Outcome) -> Outcome:
-        """Draw tokens along a draft for as long as each drawn token is the draft's; drop the cells of the draft's rest.
+        """Draw tokens until one differs from the draft or ends the answer; drop the cells of the rest of the draft.
 
         Each token is drawn from the logits after the tokens before it, so the answer is the same as without a draft.
         """
@@ -435,7 +435,7 @@ class Stepper:
         return outcome
 
     def _first(self, sequence: Sequence) -> Outcome:
-        """Draw the next token of a call whose prompt is computed now, or all its tokens again after a preemption."""
+        """Draw a token for a call whose prompt has just been computed (after a preemption: with the answer so far)."""
         outcome: Outcome = FinishReason.LENGTH
         if sequence.limit:
             if sequence.token_at:
@@ -449,7 +449,7 @@ class Stepper:
         return outcome
 
     def _end(self, ended: Iterable[tuple[Sequence, Outcome]]) -> None:
-        """End the calls that are over, and remember those whose mask could not decide on the drawn token yet."""
+        """End the calls that are over; note in `_pending` those whose mask can't say yet if the token is allowed."""
         for sequence, outcome in ended:
             if isinstance(outcome, Pending):
                 self._pending.append(sequence)

@@ -20,10 +20,10 @@ Words = NDArray[np.uint32]
 """A set of tokens: bit t % 32 of word t // 32 is set if token t is in it."""
 
 MAX_SPARSE_WORDS = 512
-"""Maximum number of a set's 32-bit words that are unpacked singly; if more have bits set, unpacking all is faster."""
+"""Maximum words with bits set that are unpacked one by one; if a set has more, unpacking the whole set is faster."""
 
 MOST = 0.75
-"""If at least this share of tokens is allowed, it is faster to take all and overwrite those left out."""
+"""Share of allowed tokens from which it is faster to copy all tokens, then overwrite those that are not allowed."""
 
 _TOKEN_DATA = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama_token_data
 _BIT = np.arange(32, dtype=np.uint32)
@@ -116,11 +116,11 @@ class Candidates:
         self._accept(chain, token)
 
     def probability(self) -> float:
-        """Return the chain's probability of the token just chosen; a chain that ends greedily has none."""
+        """Return the chain's probability of the token just chosen; a chain whose last stage is greedy gives none."""
         return float(self._p[self._chosen])
 
     def likeliest(self, count: int) -> list[tuple[int, float]]:
-        """Return up to `count` candidates by falling probability, without those of probability 0, after `choose`."""
+        """Return up to `count` candidates by falling probability, none of probability 0. Call it after `choose`."""
         end = self._first + self.size
         tokens, p = self._id[self._first : end], self._p[self._first : end]
         if 0 < count < len(p):
@@ -151,7 +151,7 @@ class Candidates:
         return self.size
 
     def _fill_all_but(self, logits: Logits, allowed: NDArray[np.bool_], size: int) -> int:
-        """Take the allowed tokens: those beyond the first `size` places move to the places of tokens left out there."""
+        """Take the `size` allowed tokens: copy all tokens, then write those beyond place `size` over the others."""
         self._fill_all(logits)
         holes = np.flatnonzero(~allowed[:size])
         last = np.flatnonzero(allowed[size:]) + size

@@ -33,8 +33,8 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 Candidates = NDArray[np.void]
 
 AT_ONCE = 4096
-"""Maximum tokens that are given to llama.cpp to check at once. It decodes all it is given first, and keeps lists of
-those still possible: 150,000 tokens would take 100 MiB in every process that follows a grammar."""
+"""Maximum tokens that llama.cpp gets to check in one call. It decodes all of them before it checks any, and keeps lists
+of those still possible: 150,000 tokens would take 100 MiB in every process that follows a grammar."""
 
 
 class _Tables:
@@ -206,7 +206,7 @@ def _array(candidates: Candidates) -> Any:
 
 @functools.cache
 def _apply_held() -> Callable[[int, Any], None]:
-    """Return a `llama_sampler_apply` that does not release the interpreter lock: for one candidate, not for many."""
+    """Return a `llama_sampler_apply` that keeps the interpreter lock. Use it to check one token, not many."""
     function = ctypes.PyDLL(c._lib._name).llama_sampler_apply
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     function.restype = None

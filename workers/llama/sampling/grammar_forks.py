@@ -36,13 +36,13 @@ from workers.protocol.events import CallFailed
 
 EXERCISE_S = 0.1
 WALK_STEPS = 200
-"""Seconds for which a grammar is tried with random answers, and the maximum tokens of each such answer."""
+"""`EXERCISE_S`: seconds for which a new grammar is tried with random answers. `WALK_STEPS`: maximum tokens of each."""
 
 STEP_S = 0.25
-"""Maximum processor seconds of a question in the middle of an answer; a mask of 150,000 tokens takes a fifth of it."""
+"""Maximum processor seconds to check or accept a token, or to make a mask: a fifth is enough for 150,000 tokens."""
 
 TRIAL_CPU_S = 2.0
-"""Maximum processor seconds of one question that asks to compile a grammar, to try it, or to begin an answer by it."""
+"""Maximum processor seconds to compile a grammar, to try it, or to begin an answer that follows it."""
 
 BASE_CPU_S, TOKEN_CPU_S = 1.5, 0.06
 """Maximum processor seconds of a whole answer: a base, and more for each of its tokens."""
@@ -191,7 +191,7 @@ class Children:
             self._tell()
 
     def leave(self) -> None:
-        """Close a new process's copies of the other processes' sockets, so that the worker sees when those end."""
+        """In a new process, close its copies of its siblings' sockets, so that the worker sees when a sibling ends."""
         signal.set_wakeup_fd(-1)
         for one in (*self._lives.values(), self._wakes, self._waker):
             os.close(one)

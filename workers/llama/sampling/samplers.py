@@ -163,9 +163,9 @@ class SamplerChain:
         """Whether drawing takes so long that other threads should run meanwhile."""
         simple = self.greedy and PENALTIES.isdisjoint(stages) and all(bias == -math.inf for bias in biases.values())
         self.ruled_out: frozenset[int] | None = frozenset(biases) if simple else None
-        """If the likeliest token is not in this set, take it: the chain would, too. Otherwise, or if None, run it."""
+        """Banned tokens. The chain would draw the likeliest token, unless it is one of these. None: run the chain."""
         self.biases: Biases | None = None
-        """With `masked`: the biases to add to the logits beforehand."""
+        """With `masked`: the biases to add to the logits before the chain runs; None: there are none to add."""
         self.permitted: Words | None = None
         """With `masked`: the tokens that may be drawn at all; None: all of them."""
         self._num_remembered = 0
@@ -259,7 +259,7 @@ def _drawing_stage(vocab: Vocab, settings: Settings, stages: Sequence[SamplerNam
 
 
 def _check_infill(vocab: Vocab, settings: Settings, stages: Sequence[SamplerName]) -> None:
-    """Raise CallFailed if `infill` would abort (no end token), or take minutes per token (a whole vocabulary)."""
+    """Raise CallFailed if `infill` would abort (no end token), or take minutes per token (too many candidates)."""
     if "infill" not in stages:
         return
     if vocab.eos == NO_TOKEN:

@@ -33,13 +33,13 @@ FEW = 4096
 """Maximum candidates that can be sorted so quickly that other calls do not notice."""
 
 FAR, FAR_BROKEN = 4096, 512
-"""Numbers of recent tokens; to look back over more takes DRY milliseconds. The first is for the default breakers, the
-second for a caller's own breakers, with which each token is compared with up to 112 others."""
+"""Numbers of recent tokens beyond which the DRY penalty takes milliseconds per draw. `FAR`: with the default sequence
+breakers. `FAR_BROKEN`: with breakers of a caller's own; then each token is compared with up to 112 others."""
 
 PENALTY_S, PASS_S, SORT_S, FAR_S = 1e-8, 3e-8, 1e-7, 7e-7
-"""Maximum seconds that a draw takes for each token of the vocabulary: for penalties; for all other stages together; or
-for sorting. `FAR_S`: for each recent token, if DRY looks back over many. Measured with vocabularies of 152k and 262k
-tokens and a context of 32k."""
+"""Maximum seconds of a draw per token of the vocabulary: `PENALTY_S` for penalties; for other stages `SORT_S` if they
+sort the vocabulary, else `PASS_S`. `FAR_S`: per recent token, if the DRY penalty looks back over many. Measured with
+vocabularies of 152k and 262k tokens and a context of 32k."""
 
 COLDEST = 1e-20
 """A temperature up to this counts as 0, which is greedy: logits divided by so small a number could overflow."""
@@ -47,7 +47,7 @@ COLDEST = 1e-20
 DEFAULT_DRY_BASE = 1.75
 
 MAX_SEED = 0xFFFFFFFE
-"""Maximum seed. To llama.cpp the next higher number means "choose one"; a caller who asks for that one gets this."""
+"""Maximum seed; higher ones are lowered to it. The next higher number would tell llama.cpp to choose a seed itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Settings:
 
     @classmethod
     def of(cls, sampling: Sampling, n_ctx: int) -> Self:
-        """Return the settings. `n_ctx`: what -1 stands for in counts of recent tokens, and the largest such count."""
+        """Return the settings. `n_ctx` replaces -1 and larger numbers in settings that count recent tokens."""
         asked = {name: value for name, value in asdict(sampling).items() if value is not None}
         for name in ("repeat_last_n", "dry_penalty_last_n"):
             if name in asked:
@@ -146,7 +146,7 @@ def is_greedy(settings: Settings, stages: Sequence[SamplerName]) -> bool:
 
 
 def looks_far(settings: Settings, stages: Sequence[SamplerName]) -> bool:
-    """Return whether DRY compares so many tokens per draw that other calls would notice: 24 ms at 32k tokens."""
+    """Return whether the DRY penalty takes so long per draw that other calls would notice: 24 ms at 32k tokens."""
     if "dry" not in stages:
         return False
     is_usual = set(settings.dry_sequence_breakers) <= set(Settings().dry_sequence_breakers)

@@ -53,7 +53,7 @@ IN_PROCESS_CHARS = 4096
 
 NUM_PROCESSES = 2
 NUM_READY = 2
-"""Processes forked at the start: one that works, and one to replace it. Others are forked when needed."""
+"""Number of processes forked at the start: one to work, and one to replace it if it ends. Others are forked later."""
 START_S = 60.0
 ORDER_S = 5.0
 """Seconds to wait for forking or ending a process, which takes some milliseconds."""
@@ -63,7 +63,7 @@ class GuardedTokenizer:
     """Tokenises callers' texts with a model's vocabulary. May be used from several threads."""
 
     def __init__(self, vocab: Vocab, processes: TokenProcesses) -> None:
-        """`processes`: those that tokenise long texts, of the same model."""
+        """`processes`: the processes that tokenise long texts, with the vocabulary of the same model."""
         self._vocab = vocab
         self._processes = processes
 
@@ -98,7 +98,7 @@ class GuardedTokenizer:
 
 
 class TokenProcesses:
-    """The processes for long texts, which start when this is made. May be used from several threads."""
+    """The processes that tokenise long texts; making this object starts some. May be used from several threads."""
 
     def __init__(self, model: Path, *, number: int = NUM_PROCESSES, start_s: float = START_S) -> None:
         """`model`: the GGUF file. `number`: how many texts can be tokenised at the same time."""
@@ -206,7 +206,7 @@ class _Seat:
         return tokens, bool(grown)
 
     def _replace(self) -> str:
-        """End the process and begin the next one, so that no other text waits for it; return how it ended."""
+        """End the process and return how it ended. Fork the next one now, so that no text waits for that."""
         self.close()
         how = self._keeper.end(self._pid)
         with contextlib.suppress(NotStarted):  # the next text gets the error

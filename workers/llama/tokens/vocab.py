@@ -23,7 +23,7 @@ def encoded(text: str) -> bytes:
 
 
 _BETWEEN = b"\xff\xfe"
-"""Bytes that separate pieces; no text contains them."""
+"""Bytes that separate the texts of two tokens in `_all_pieces`; no UTF-8 text contains them."""
 
 
 class Vocab:
@@ -80,7 +80,7 @@ class Vocab:
         return known
 
     def num_met_by(self, text: bytes) -> int:
-        """Return about how many tokens contain the text or end with its first bytes: DRY stores these for a breaker."""
+        """Return about how many tokens contain `text` or end with its first bytes: DRY stores these per breaker."""
         beginnings = (text[:length] + _BETWEEN for length in range(1, len(text)))
         return self._all_pieces.count(text) + sum(map(self._all_pieces.count, beginnings))
 

@@ -69,7 +69,7 @@ class Delivery:
         mailbox.open(self.deliver)
 
     def deliver(self, step: int, events: list[CallEvent]) -> None:
-        """Pass on the events of one engine step (or of several, where the loop was behind)."""
+        """Pass on the events of one engine step, or of several if the event loop was late."""
         step = self._hub.begin_step(step)
         frames: dict[GatewayBook, list[CallEvent]] = {}
         calls = self._calls
@@ -183,7 +183,7 @@ class Delivery:
             self._hub.publish(book, self._sayable(book, step, frame, error))
 
     def _sayable(self, book: GatewayBook, step: int, frame: list[CallEvent], failure: Exception) -> list[CallEvent]:
-        """End the calls of which some event can't be encoded; return the frame with their ends, not their events.
+        """End each call that has an unencodable event; return the frame with an end in place of that call's events.
 
         Raises `failure` if every event can be encoded: then no call is at fault.
         """
@@ -208,7 +208,7 @@ class Delivery:
         return sayable
 
     def _break_off(self, call: LiveCall, step: int, frame: list[CallEvent], error: Exception) -> None:
-        """End one call whose answer can't be passed on. Raises `error` if it is a lack of memory: no call's fault.
+        """End one call whose answer can't be passed on. Raises `error` if memory was short: no call's fault.
 
         A call that has ended already gets no second end event.
         """
@@ -224,7 +224,7 @@ class Delivery:
 
 
 def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) -> None:
-    """Append parsed text as events. The first one carries the number of tokens whose text was held back until now."""
+    """Append parsed text as events. The first event carries the number of tokens whose text was held back."""
     number, adverts = call.listing.number, call.adverts
     for piece in pieces:
         num_tokens, call.held_tokens = call.held_tokens, 0
@@ -239,6 +239,6 @@ def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) 
 
 
 def _log_broken(whose: str, error: Exception) -> None:
-    """Log an error's type and traceback, but not its message, which may quote the answer that can't be passed on."""
+    """Log that the call `whose` ends, with the error's type and traceback, not its message: it may quote the answer."""
     where = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s ends, its answer can't be passed on: %s at\n%s", whose, type(error).__name__, where)

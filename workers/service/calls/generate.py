@@ -236,14 +236,14 @@ class GenerateCalls:
         return begun._replace(prompt=text[:most], sampling=ran)
 
     async def _prompt(self, call: LiveCall, submit: Submit) -> tuple[Sequence[int], int, Chain]:
-        """Return the prompt's tokens, how many of the first ones all teams share, and its hashes. Raises CallFailed."""
+        """Return the prompt's tokens, how many at its start all teams share, and its hash chain. Raises CallFailed."""
         if is_quick(submit.request):
             return self._tokens(submit)
         work = self._lane.run(submit.tenant, text_chars(submit.request), self._tokens, submit)
         return await self._prepared(call, submit, work)
 
     async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
-        """Await work that a lane does for the call; return its result. Raises CallFailed if the call is given up."""
+        """Return the result of `work`, done by a `FairLane` for the call. Raises CallFailed if the call is given up."""
         if call.listing.key not in self._calls:  # its caller left between two jobs
             work.close()
             raise CallFailed(_cancelled(submit.call))

@@ -17,7 +17,7 @@ from workers.service.registration.prefix_adverts import CallAdverts
 
 
 class Engine(Protocol):
-    """The part of an engine that calls need. Its events go to `Delivery`; their `call` is the key of the request."""
+    """The part of an engine that calls need. It hands events to `Delivery`, with the request's key as their `call`."""
 
     @property
     def n_ctx(self) -> int:
@@ -102,7 +102,7 @@ class LiveCalls:
             self._engine.cancel(key)
 
     def forget(self, key: int, end: Finished | Failed | None = None) -> bool:
-        """Forget a call; return whether it was still there. `end`: its last event; None: nobody wants it any more."""
+        """Forget a call; return whether it was still there. `end`: the call's last event; None: it was given up."""
         call = self._calls.pop(key, None)
         if not self._calls:
             self.idle.set()

@@ -1,4 +1,4 @@
-"""The event hub, which keeps a bounded ring of encoded frames for each gateway and the connection that reads from it;
+"""The event hub, which keeps for each gateway a bounded ring of encoded frames, and the connection that reads the ring;
 and the mailbox that brings the engine's steps to the event loop.
 
 Everything but `Mailbox.put` runs on the event loop. The ring is the only buffer: a connection keeps a position in it
@@ -61,7 +61,7 @@ class Listing:
     """The engine's key of the call."""
     gateway: GatewayBook
     first_step: int = 0
-    """Step of its first event; 0 before that."""
+    """Step of the call's first event; 0 before that event."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +97,7 @@ class Feed:
         self.book = book
         self._hub = hub
         self._position = position
-        """Step of the last frame taken; below the book's floor when frames were lost."""
+        """Step of the last frame taken; it is below the book's `floor` if frames were lost."""
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -173,7 +173,7 @@ class EventHub:
     ) -> None:
         """`on_lost(key)` is called for each call that the hub gives up: its gateway stayed away past the grace period,
         or the ring overran and dropped some of its events. `kept_s`: seconds for which a new frame stays in the ring
-        although it has been taken. `sweep_s`: seconds between two sweeps, which drop such frames later."""
+        although it has been taken. `sweep_s`: seconds between two sweeps, which drop the frames kept for longer."""
         self.boot = boot
         self._grace_s = grace_s
         self._on_lost = on_lost
@@ -181,7 +181,7 @@ class EventHub:
         self._ring_bytes = ring_bytes
         self._books: dict[str, GatewayBook] = {}
         self._forgotten: dict[str, None] = {}
-        """Ids of gateways whose book was closed, oldest first. One that returns is told by `alive` what it lost."""
+        """Ids of gateways whose book was closed, oldest first. A returning gateway learns from `alive` what it lost."""
         self._step = 0
         self._closed = False
         self._kept_s, self._sweep_s = kept_s, sweep_s
@@ -190,7 +190,7 @@ class EventHub:
         self._sweep_at = 0.0
 
     def enter(self, gateway_id: str, number: int, key: int) -> Listing:
-        """Enter a call into its gateway's book, which is opened if need be."""
+        """Enter a call into its gateway's book; open the book if there is none."""
         book = self._open(gateway_id)
         listing = book.calls[number] = Listing(number, key, book)
         return listing
@@ -200,7 +200,7 @@ class EventHub:
         return book.calls.get(number) if book is not None else None
 
     def strike(self, listing: Listing) -> None:
-        """Take a call out of the book without an event to the gateway: it was cancelled or never began."""
+        """Take a call out of its gateway's book and send no event: the call was cancelled or never began."""
         listing.gateway.calls.pop(listing.number, None)
 
     def end(self, listing: Listing) -> None:
@@ -249,7 +249,7 @@ class EventHub:
         return book.feed
 
     def detach(self, feed: Feed) -> None:
-        """Note that a connection is gone. Unless a newer one replaced it, the gateway's grace period begins."""
+        """Record that a connection is gone. Unless a newer one replaced it, the gateway's grace period begins."""
         feed.close()
         book = feed.book
         if book.feed is feed:
@@ -268,7 +268,7 @@ class EventHub:
             self.detach(book.feed)
 
     def alive_frame(self, book: GatewayBook) -> bytes:
-        """Return the `alive` frame for a connection that starts at the book's floor; give up calls with lost events."""
+        """Return the `alive` frame for a connection that may have missed frames; give up calls that lost events."""
         for listing in [listing for listing in book.calls.values() if 0 < listing.first_step <= book.floor]:
             del book.calls[listing.number]
             self._on_lost(listing.key)
@@ -321,7 +321,7 @@ class EventHub:
         return book
 
     def _position(self, book: GatewayBook, last_event_id: str | None) -> int:
-        """Return the step after which a connection starts; a step below the floor makes it start with `alive`."""
+        """Return the step after which a connection reads on; below the book's `floor`: an `alive` frame comes first."""
         if not last_event_id:
             return book.floor - 1 if book.lossy else book.floor
         parsed = parse_event_id(last_event_id)

@@ -21,7 +21,7 @@ from workers.redis.trouble import NO_ANSWER
 logger = logging.getLogger(__name__)
 
 MISSED = 2
-"""Checks in a row without a heartbeat after which a gateway is taken for dead; a live one sends one per interval."""
+"""Checks in a row that must find no heartbeat before a gateway is taken for dead; a live one sends one per interval."""
 
 
 class GatewayWatch:
@@ -35,7 +35,7 @@ class GatewayWatch:
         *,
         interval_s: float = keys.GATEWAY_INTERVAL_S,
     ) -> None:
-        """`gateways` returns the ids of the processes to watch; `doubt` is called with the id of one gone silent."""
+        """`gateways` returns the ids of the processes to watch; `doubt` is called with the id of one that is silent."""
         self._redis = redis
         self._gateways = gateways
         self._doubt = doubt

@@ -29,19 +29,19 @@ REDIS_TIMEOUT_S = 1.0
 """Maximum seconds for connecting, and for one answer; below a heartbeat's lifetime, so that a slow Redis is noticed."""
 
 NEWS_RATE = 2000.0
-"""Maximum entries of news per second by all workers of a model: the more workers, the less often each one writes."""
+"""Maximum entries of news per second by all workers of a model together: with more workers, each writes less often."""
 
 HEADS_INTERVAL_S = 2.0
-"""Minimum seconds between two writings of all heads; in between, entries of news tell the changes."""
+"""Minimum seconds between two writings of all heads (prefix hashes); in between, entries of news tell the changes."""
 
 HEADS_RATE = 20e6
-"""Maximum bytes of heads per second that all workers of a model write together: more workers write less often."""
+"""Maximum bytes of prefix hashes per second by all workers of a model together: with more, each writes less often."""
 
 logger = logging.getLogger(__name__)
 
 
 def connect(url: str) -> Redis:
-    """Return a client that fails fast and never retries: the next beat is the retry. Raises BadRedisUrl."""
+    """Return a client that fails fast and never retries: the next heartbeat is the retry. Raises BadRedisUrl."""
     return link.connect(url, timeout_s=REDIS_TIMEOUT_S, retries=0)
 
 
@@ -54,44 +54,44 @@ class Adverts(Protocol):
 
 
 class Registration:
-    """Keeps one worker's record in Redis alive, and writes its news. `read` returns the heartbeat without blocking.
+    """Keeps one worker's record in Redis alive, and writes entries of news, which tell changes of load and heads.
 
-    The record is written before the entry of news: a gateway that misses the entry finds a record no older.
+    A record is written before the entry that goes with it, so a gateway that misses the entry reads a record no older.
     Entries are numbered, so gateways notice if one could not be sent; the next record and heads make up for it.
     """
 
     def __init__(
         self, redis: Redis, secret: str, read: Callable[[], Heartbeat], adverts: Adverts | None = None
     ) -> None:
-        """`secret` seals heartbeats and news. `adverts`: None for a worker that caches no conversations."""
+        """`secret` seals heartbeats and news. `read` returns the heartbeat at once. `adverts` None: no cache."""
         self._redis = redis
         self._secret = secret
         self._read = read
         self._adverts = adverts
         self._hurry = asyncio.Event()
         self._announced: tuple[bool, dict[str, str]] | None = None
-        """The state last announced to the fleet: whether the worker drains, and its adapters; None: none so far."""
+        """What the fleet was told last (draining, adapters); None: nothing yet, or nothing since Redis failed."""
         self._version = 0
         self._told: tuple[Load, bool] | None = None
-        """The load, and whether the worker drains, as told in the last entry of news."""
+        """The load, and whether the worker drains, as the last entry of news told them."""
         self._heads_changed = True
-        """Whether heads changed since all of them were last written; if not, only their version number is renewed."""
+        """Whether prefix hashes changed since all of them were written. If not, only their version is written."""
         self._heads_bytes = 0
         self._beat_at = self._news_at = self._heads_at = 0.0
-        """time.monotonic() at which the next beat, news and heads are due."""
+        """time.monotonic() at which the next heartbeat, entry of news and writing of all heads are due."""
         self._waits = False
         """Whether a log line has said that Redis does not answer."""
         self._fleet = 1
         """Number of workers of the model, by Redis' last answer."""
         self.registered = asyncio.Event()
-        """Set once the first beat has got through."""
+        """Set once the first heartbeat has been written to Redis."""
 
     def hurry(self) -> None:
-        """Have a beat sent now, because something changed that the fleet should know."""
+        """Have a heartbeat sent now, because something changed that the fleet should know."""
         self._hurry.set()
 
     async def run(self) -> None:
-        """Send beats and news until cancelled."""
+        """Send heartbeats and news until cancelled."""
         this = asyncio.current_task()
         # Checked each round: redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
         while this is None or not this.cancelling():
@@ -119,7 +119,7 @@ class Registration:
                 continue
 
     async def _clear(self) -> None:
-        """Delete what has a wrong type under this worker's own names in Redis, so that the next beat can be written."""
+        """Delete what has a wrong type under this worker's own names in Redis, so that a heartbeat can be written."""
         mine = self._read()
         record, heads = keys.worker(mine.model, mine.worker), keys.worker_heads(mine.model, mine.worker)
         with contextlib.suppress(*NO_ANSWER):
@@ -233,7 +233,7 @@ _WEIGHT = 0.1
 """Weight of the newest call in an average; all calls before it have the rest."""
 
 _GAP_WEIGHT = 0.3
-"""Weight, in the average gap between two tokens, of the gaps since the last `_look`; all gaps before have the rest."""
+"""Weight, in the average gap between tokens, of the gaps counted since the last `_look`; older gaps have the rest."""
 
 
 class Rates:

@@ -25,10 +25,10 @@ from workers.protocol.prefixes import Chain, Prefix, prefix_after
 from workers.protocol.requests import GenerateRequest, ToolCall
 
 LEAST_SHARE = 0.5
-"""A head is kept only if at least this share of the tokens between the kept head before it and itself is cached."""
+"""Of the tokens by which a prefix is longer than the last kept one, this share must be cached to keep its hash."""
 
 NEWS_SHARE = 1 / 16
-"""A head's number of cached tokens is told again when it differs by more than this share from the number last told."""
+"""A prefix's number of cached tokens is published again once it differs from the last one by more than this share."""
 
 
 class CacheReport(Protocol):
@@ -42,9 +42,9 @@ class CacheReport(Protocol):
 class _Conversation:
     key: int
     heads: list[int]
-    """Heads, shortest prefix first. By now some may be dropped, or belong to a conversation that used them later."""
+    """Prefix hashes, shortest prefix first. Some may be dropped, or owned by a conversation that used them later."""
     places: list[int]
-    """Number of tokens before each head."""
+    """Number of tokens in the prefix of each of `heads`."""
     num_own: int = 0
     found: Found | None = None
 
@@ -52,28 +52,28 @@ class _Conversation:
 @dataclass(slots=True, eq=False)
 class _Head:
     owner: _Conversation
-    """The conversation that used the head last. In all conversations that have the head, the same tokens precede it."""
+    """The conversation that used this prefix hash last. In all conversations that have it, the prefix is the same."""
     place: int
     is_exact: bool
     num_cached: int
 
 
 class PrefixAdverts:
-    """Keeps up to `max_heads` heads of this worker; above that, those used longest ago are dropped."""
+    """Keeps up to `max_heads` heads (prefix hashes) of this worker; beyond that, those used longest ago are dropped."""
 
     def __init__(self, report: CacheReport, max_heads: int = MAX_HEADS) -> None:
-        """`report` tells what is left of each conversation; one without a report so far counts as wholly cached."""
+        """`report` tells what is left of each conversation; until then the whole conversation counts as cached."""
         self.max_heads = max_heads
         self._report = report
         self._heads: OrderedDict[int, _Head] = OrderedDict()
-        """Heads, those used longest ago first. Of heads used together, the one with the longest prefix comes first."""
+        """Prefix hashes, those used longest ago first. Of those used together, the longest prefix comes first."""
         self._conversations: dict[int, _Conversation] = {}
         self._changed: set[int] = set()
         self._published: dict[int, int] = {}
 
     @property
     def published(self) -> Mapping[int, int]:
-        """Head -> cached tokens of its prefix, as of the last `take`."""
+        """Hash of a prefix (head) -> how many of its tokens are cached, as of the last `take`."""
         return self._published
 
     def take(self) -> tuple[dict[int, int], tuple[int, ...]]:
@@ -201,7 +201,7 @@ class PrefixAdverts:
 
 
 class CallAdverts:
-    """Enters one call's heads into `PrefixAdverts`: the prompt's when the call starts, the answer's when it ends."""
+    """Enters a call's prefix hashes into `PrefixAdverts`: the prompt's when it starts, the answer's when it ends."""
 
     __slots__ = ("_book", "_chain", "_key", "_num_tokens", "_pieces", "_prefix", "_request", "add")
 
@@ -219,7 +219,7 @@ class CallAdverts:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the request's conversation, written out as for its heads."""
+        """Bytes of the request's conversation, written out as for its prefix hashes."""
         return self._prefix.num_bytes
 
     def started(self) -> None:
@@ -247,7 +247,7 @@ def _calls(pieces: Iterable[Piece]) -> tuple[ToolCall, ...]:
 
 
 def _merged(known: _Conversation, heads: list[int], places: list[int]) -> tuple[list[int], list[int]]:
-    """Merge a conversation's new heads and places with its old ones, which may come from another continuation of it."""
+    """Merge new heads and places with the conversation's old ones, which may belong to another continuation of it."""
     new = set(heads)
     left = [(place, head) for head, place in zip(known.heads, known.places, strict=True) if head not in new]
     if not left:

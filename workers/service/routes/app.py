@@ -1,7 +1,7 @@
 """The ASGI application of one worker: `/v1/submit`, `/v1/cancel`, `/v1/events`, `/v1/pool`, `/metrics`, its probes and
 routes that only some workers have.
 
-Requests below `/v1/` must carry the gateways' token for this process; draining takes a token that allows only that.
+Requests below `/v1/` must carry the gateways' token for this process; a request to drain, one that allows only that.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Stalled(Exception):
 
 
 class Pump:
-    """Writes a feed's frames to the connection. `watch` looks for silence and for stalls: no write needs a timer."""
+    """Writes a feed's frames to the connection. `watch` finds silence and stalled writes, so no write needs a timer."""
 
     def __init__(self, feed: Feed, send: Send) -> None:
         self._feed = feed

@@ -21,8 +21,8 @@ from workers.service.routes.bodies import answer, refusal
 READY_PATH = "/ready"
 
 SETTLE_S = 0.5
-"""Seconds after draining begins in which calls may still arrive, with slots granted before gateways heard of it. They
-are refused and so go elsewhere, which is quicker and cheaper for them than a connection that nobody accepts."""
+"""Minimum seconds until a request to drain is answered. Calls may still arrive in that time, with slots granted before
+gateways heard of the draining: a refusal sends them elsewhere sooner than a connection that nobody accepts."""
 LOOK_S = 0.25
 """Seconds between two checks whether the sender of a request to drain is still there."""
 

@@ -168,8 +168,8 @@ class SlotKeeper:
 
 
 MAX_ACTIONS_PER_TEAM = 2
-"""Maximum number of a team's running and waiting actions; more are refused as BUSY. Files are long: one team's must not
-keep all other teams waiting."""
+"""Maximum number of a team's running and waiting actions; more are refused as BUSY. Files are long, and those of
+one team must not keep all other teams waiting."""
 
 
 class SlotRoutes:
@@ -181,7 +181,7 @@ class SlotRoutes:
         self._teams: Counter[str] = Counter()
         """Team -> its running and waiting actions."""
         self._looking: asyncio.Future[list[SlotInfo]] | None = None
-        """The list of slots that the engine was last asked for. Requests that come before its answer share it."""
+        """The last question to the engine for its slots. Requests that come before it is answered share its answer."""
 
     def routes(self) -> list[Route]:
         return [

@@ -1,7 +1,7 @@
 """The routes about text, which need no engine: tokens of a text, text of tokens, a request's prompt, the properties.
 
-Work that takes longer than an instant runs in a lane (`workers.service.calls.lanes`), where teams take turns: long
-texts also have long results to encode.
+Work that takes longer than an instant runs on the threads of a lane (`workers.service.calls.lanes`), where teams take
+turns. Results are encoded there too, since those of long texts are long.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ JOINED_AT_ONCE = 1024
 """Number of tokens that are joined to text between two checks of the text's length."""
 
 SHORT_BYTES = SHORT_CHARS
-"""Maximum bytes of a request that is answered on the event loop itself; requests to render never are."""
+"""Maximum bytes of a request that is answered on the event loop itself. Requests to render always go to a thread."""
 
 
 class Vocabulary(Protocol):

@@ -101,7 +101,7 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Answer requests until either side ends the connection; then finish running responses, if the client stays."""
+        """Answer requests until the client leaves or, while no response runs, this side ends the connection."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._queues = StreamQueues(tasks, self._respond, self._rest, self._shared.bounds.max_bytes)

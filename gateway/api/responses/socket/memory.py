@@ -45,12 +45,12 @@ class Memories:
             del self._bytes[team]
 
     def went_on(self, team: str, conversation: Conversation) -> None:
-        """Note that the conversation is now the most recently continued one of its team."""
+        """Record that the conversation is now the most recently continued one of its team."""
         self._conversations[team][conversation] = None
         self._conversations[team].move_to_end(conversation)
 
     def ended(self, team: str, conversation: Conversation) -> None:
-        """Note that the conversation's memory does not have it any more."""
+        """Remove a conversation from those of its team, since its `Memory` has forgotten it."""
         left = self._conversations[team]
         left.pop(conversation, None)
         if not left:
@@ -78,7 +78,7 @@ class _Remembered:
 
     record: bytes
     before: str | None
-    """Of the earlier responses of its conversation that are remembered, the id of the latest; None: there is none."""
+    """Id of the latest earlier response of its conversation that is remembered; None: there is none."""
     num_users: int = 0
 
 
@@ -96,8 +96,8 @@ class Memory:
         self._records: dict[tuple[str, str], _Remembered] = {}
         """(Team, id) -> record. A key may move to another team while its connection is open."""
         self._conversations: dict[str, tuple[str, str]] = {}
-        """Id of a conversation's last response, even if it is stored -> the conversation's team, and the id of its last
-        remembered response. The most recently continued conversation comes last."""
+        """Id of a conversation's last response, stored or remembered -> the conversation's team, and the id of its
+        latest remembered response. The most recently continued conversation comes last."""
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
         return await self._store.keep(team, id, record, before, again=again)
@@ -118,7 +118,7 @@ class Memory:
         return await self._store.drop(team, id)
 
     async def note(self, team: str, record: Record | NewRecord, *, is_stored: bool) -> None:
-        """Note a complete response: its conversation is now the most recent one. Remember it unless it is stored."""
+        """Make a complete response's conversation the most recent one. Remember the response, unless it is stored."""
         id_ = str(record.response["id"])
         raw = None if is_stored else await written(record)
         # Ids of stored responses, hundreds per conversation, are not kept here: a record's chain has them.

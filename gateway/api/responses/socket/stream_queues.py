@@ -114,7 +114,7 @@ def _end(stream_id: str) -> bytes:
 
 
 MAX_STREAMS = 16
-"""Maximum number of a connection's streams that have messages to answer; a message of one more gets StreamLimit."""
+"""Maximum number of a connection's streams with unanswered messages. Messages of further streams get StreamLimit."""
 MAX_MESSAGES = 32
 """Maximum number of messages of one connection that wait or are being answered; more are refused (StreamLimit)."""
 
@@ -138,8 +138,8 @@ class StreamQueues(Generic[HeldT]):
         on_rest: Callable[[], None],
         max_bytes: int,
     ) -> None:
-        """`respond` answers a message and raises nothing. `on_rest` is called when every queue is empty. `max_bytes`:
-        maximum bytes of all messages that wait or are being answered; one alone may be larger."""
+        """`respond` answers a message and raises nothing. `on_rest` is called once every queue is empty. `max_bytes`:
+        maximum bytes of all messages that wait or are being answered; a message that is alone may be larger."""
         self._tasks = tasks
         self._respond = respond
         self._on_rest = on_rest
