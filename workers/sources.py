@@ -126,6 +126,8 @@ PREFIX = "PADDOCK_"
 OTHER_VARIABLES = frozenset({"PADDOCK_BENCH_DIR", "PADDOCK_DIE_WITH_PARENT", "PADDOCK_VENV", "PADDOCK_WHEEL_CACHE"})
 """Environment variables with the prefix that are not settings: other code reads them."""
 
+REDIS_URLS = frozenset({"redis_url", "worker_redis_url"})
+"""Settings whose value may have a password in it."""
 SECRETS = frozenset(
     {"api_key", "api_keys", "cache_secret", "gateway_secret", "metrics_key", "otlp_headers", "worker_secret"}
 )
@@ -250,7 +252,7 @@ def masked(name: str, value: object) -> object:
     """Return a setting's value as it may be shown: secrets and passwords are masked, paths are text."""
     if name in SECRETS:
         return "********" if value not in ("", "[]") else value
-    if name == "redis_url":
+    if name in REDIS_URLS:
         return masked_url(str(value))
     return str(value) if isinstance(value, Path) else value
 
@@ -303,7 +305,7 @@ def _problems(error: ValidationError, settings_class: type[BaseSettings], origin
         if field is None:
             yield str(detail["msg"]).removeprefix("Value error, ")
             continue
-        given = f"{detail['input']!r} " if name not in SECRETS and name != "redis_url" else "the value "
+        given = f"{detail['input']!r} " if name not in SECRETS | REDIS_URLS else "the value "
         remedy = f"change it there, or give {flag(name)}" if not origins[name].startswith("flag") else "change the flag"
         if name == "port" and str(detail["input"]).startswith("tcp://"):
             remedy = (

@@ -252,8 +252,11 @@ class ForkedMask:
     def begins(self, tokens: tuple[int, ...]) -> bool:
         """Return whether an answer may begin with these tokens. Blocks. Raises CallFailed."""
         question = (forks.BEGIN, _tokens(tokens))
-        self._ask(question)
-        self._catch_up(WAIT_S)
+        try:
+            self._ask(question)
+            self._catch_up(WAIT_S)
+        except MaskPending:
+            raise unavailable(f"there was no time to look at its beginning within {WAIT_S:g} s") from None
         return self._answers[question][:1] != b"\0"
 
     def is_ready(self, wait_s: float) -> bool:

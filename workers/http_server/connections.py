@@ -37,7 +37,7 @@ a reserved descriptor."""
 FREED_AT_ONCE = 8
 """Maximum number of idle connections closed at once when no descriptor is left."""
 MAX_HEADS_BYTES = 32 << 20
-"""Maximum bytes of all unfinished heads together; above it the connections whose heads began first are closed."""
+"""Maximum bytes of all unfinished heads together; above it connections with large ones are closed (`Unfinished`)."""
 MAX_LONG_HEADS_BYTES = 32 << 20
 """Maximum bytes of the long heads of all requests that wait or are being answered; more are refused with 431."""
 LONG_HEAD_BYTES = 16 << 10
@@ -104,6 +104,9 @@ class Closable(Protocol):
     def make_room(self) -> None:
         """Close the connection at once."""
 
+    def cut_unfinished(self) -> None:
+        """Close the connection: all unfinished heads or messages take too much, and its own is among the largest."""
+
 
 class LongHeads:
     """Counts the bytes of the long heads of requests under way. Short heads are not counted, so that others' long
@@ -137,25 +140,41 @@ class LongHeads:
 
 
 class Unfinished:
-    """Counts the bytes of unfinished heads or messages on all connections, up to `max_bytes`."""
+    """Counts the bytes of unfinished heads or messages on all connections, up to `max_bytes`, by their holder."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._bytes: OrderedDict[Closable, int] = OrderedDict()
+        self._held: dict[str, OrderedDict[Closable, int]] = {}
+        """Holder -> connection -> its bytes, the connection whose head or message began first comes first."""
+        self._holder_of: dict[Closable, str] = {}
+        self._totals: Counter[str] = Counter()
         self._total = 0
 
-    def grew(self, connection: Closable, num_bytes: int) -> None:
-        """Count `num_bytes` more; while there are too many, close the connections whose head or message began first."""
-        self._bytes[connection] = self._bytes.get(connection, 0) + num_bytes
+    def grew(self, connection: Closable, num_bytes: int, holder: str) -> None:
+        """Count `num_bytes` more. While there are too many, cut off connections of the holder with the most bytes: the
+        oldest ones that hold at least as much as its average one. A slow honest peer among many is none of these."""
+        holder = self._holder_of.setdefault(connection, holder)
+        held = self._held.setdefault(holder, OrderedDict())
+        held[connection] = held.get(connection, 0) + num_bytes
+        self._totals[holder] += num_bytes
         self._total += num_bytes
         while self._total > self._max_bytes:
-            first = next(iter(self._bytes))
+            most = max(self._totals, key=self._totals.__getitem__)
+            average = self._totals[most] / len(self._held[most])
+            first = next(one for one, size in self._held[most].items() if size >= average)
             self.ended(first)
-            first.make_room()
+            first.cut_unfinished()
 
     def ended(self, connection: Closable) -> None:
         """Stop counting the connection's bytes: its head or message is complete, or never will be."""
-        self._total -= self._bytes.pop(connection, 0)
+        holder = self._holder_of.pop(connection, None)
+        if holder is None:
+            return
+        num_bytes = self._held[holder].pop(connection)
+        self._total -= num_bytes
+        self._totals[holder] -= num_bytes
+        if not self._held[holder]:
+            del self._held[holder], self._totals[holder]
 
 
 @dataclass(slots=True)
@@ -240,9 +259,9 @@ class Connections:
             (self._beyond if known.beyond else self._idle)[connection] = monotonic()
 
     def head_grew(self, connection: Closable, num_bytes: int) -> None:
-        """Count more bytes of an unfinished head; may close the connections whose heads began first (`Unfinished`)."""
-        if connection in self._known:
-            self._heads.grew(connection, num_bytes)
+        """Count more bytes of an unfinished head; may close connections with the largest ones (`Unfinished`)."""
+        if (known := self._known.get(connection)) is not None:
+            self._heads.grew(connection, num_bytes, known.address)
 
     def replaced(self, connection: Closable, by: Closable) -> None:
         """Record that the connection has become a WebSocket, whose protocol is `by`."""

@@ -1,5 +1,5 @@
-"""Bounds how many requests begin in one iteration of the event loop (here: a turn), so that running requests go on in
-between. The others wait, in one queue per caller; the queues are served in rotation.
+"""Bounds how many requests begin in one iteration of the event loop (here: a turn), and how long received bytes are
+parsed in it, so that running requests go on in between. The others wait, in one queue per caller, served in rotation.
 
 Callers are recognised by a key that was valid lately, which is looked for in a request's bytes before they are parsed.
 """
@@ -13,7 +13,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Container
 from time import monotonic, thread_time
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 TURN_S = 0.001
 """Seconds of processor time that the requests of one turn should take together; if they took more, fewer may begin."""
@@ -42,19 +42,22 @@ class Waiting(Protocol):
         """Begin the request, since its turn has come."""
 
 
-class _Lines:
+WaitingT = TypeVar("WaitingT")
+
+
+class Lines(Generic[WaitingT]):
     """Named queues that are served in rotation."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, OrderedDict[Waiting, None]] = OrderedDict()
+        self._lines: OrderedDict[str, OrderedDict[WaitingT, None]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._lines)
 
-    def add(self, name: str, waiting: Waiting) -> None:
+    def add(self, name: str, waiting: WaitingT) -> None:
         self._lines.setdefault(name, OrderedDict())[waiting] = None
 
-    def remove(self, name: str, waiting: Waiting) -> None:
+    def remove(self, name: str, waiting: WaitingT) -> None:
         line = self._lines[name]
         del line[waiting]
         if not line:
@@ -63,9 +66,9 @@ class _Lines:
     def num_waiting(self, name: str) -> int:
         return len(self._lines.get(name, ()))
 
-    def next(self, paused: Container[str] = ()) -> tuple[str, Waiting] | None:
-        """Return the name of the next queue that is not in `paused`, and the first connection of that queue, without
-        removing it. Return None if all queues are paused."""
+    def next(self, paused: Container[str] = ()) -> tuple[str, WaitingT] | None:
+        """Return the name of the next queue that is not `paused`, and its first connection, which stays there; None if
+        all queues are paused."""
         name = next((name for name in self._lines if name not in paused), None)
         if name is None:
             return None
@@ -93,8 +96,8 @@ class Pacer:
         """time.monotonic() until which more than one known caller counts as asking."""
         self._timer: asyncio.TimerHandle | None = None
         """Fires when requests that pause may begin again."""
-        self._known, self._unknown = _Lines(), _Lines()
-        self._line_of: dict[Waiting, tuple[_Lines, str]] = {}
+        self._known, self._unknown = Lines[Waiting](), Lines[Waiting]()
+        self._line_of: dict[Waiting, tuple[Lines[Waiting], str]] = {}
         self._most = FIRST_MOST
         self._num_begun = 0
         """Requests that began in this turn of the loop."""
@@ -225,6 +228,74 @@ class Pacer:
         self._begun_by.clear()
 
 
+PARSE_S = 0.001
+"""Processor seconds per turn after which connections with more bytes to parse wait for a later turn."""
+PARSE_REST_FACTOR, MAX_PARSE_REST_S = 2.0, 0.05
+"""Length of the pause before that later turn, as a multiple of the seconds that the last one took; and its maximum."""
+
+
+class Parsing(Protocol):
+    """A connection with bytes of a body or of WebSocket frames that are not parsed yet."""
+
+    def parse_on(self) -> None:
+        """Parse one more piece, since its turn has come. Call `ParseTurns.wait` if bytes are left."""
+
+
+class ParseTurns:
+    """Shares the time for parsing bodies and WebSocket frames among all connections of one server, caller by caller.
+
+    Each connection is read in pieces; yet hundreds of them, with the shortest frames, took seconds in every turn.
+    """
+
+    def __init__(self) -> None:
+        self._lines: Lines[Parsing] = Lines()
+        self._line_of: dict[Parsing, str] = {}
+        self._spent_s = 0.0
+        """Processor seconds spent on parsing in this turn."""
+        self._is_scheduled = False
+
+    def may_parse(self) -> bool:
+        """Return whether a piece may be parsed at once: no connection waits, and this turn has time left."""
+        return not self._line_of and self._spent_s < PARSE_S
+
+    def waits(self, connection: Parsing) -> bool:
+        return connection in self._line_of
+
+    def wait(self, connection: Parsing, caller: str) -> None:
+        """Have `parse_on` called in the connection's turn. `caller`: the name of its queue."""
+        if connection not in self._line_of:
+            self._line_of[connection] = caller
+            self._lines.add(caller, connection)
+            self._turn_soon()
+
+    def leave(self, connection: Parsing) -> None:
+        """Take a connection out of its queue: it is gone, or parses on."""
+        caller = self._line_of.pop(connection, None)
+        if caller is not None:
+            self._lines.remove(caller, connection)
+
+    def spent(self, seconds: float) -> None:
+        """Count processor seconds that a piece took."""
+        self._spent_s += seconds
+        self._turn_soon()
+
+    def _turn_soon(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        spent_s, self._spent_s = self._spent_s, 0.0
+        if self._line_of and spent_s >= PARSE_S:
+            rest_s = min(PARSE_REST_FACTOR * spent_s, MAX_PARSE_REST_S)
+            asyncio.get_running_loop().call_later(rest_s, self._turn)
+            return
+        self._is_scheduled = False
+        while self._spent_s < PARSE_S and (found := self._lines.next()) is not None:
+            self.leave(found[1])
+            found[1].parse_on()
+
+
 MAX_CALLERS = 1024
 LATELY_S = 600.0
 """Seconds after which a key counts as unknown if it has not been verified again."""
@@ -253,10 +324,15 @@ class KnownCallers:
 
     def caller_of(self, request: bytes) -> str:
         """Return a name for the caller of a request that begins with these bytes; empty for an unknown one."""
+        return self.known(self.digest_of(request))
+
+    def digest_of(self, request: bytes) -> bytes:
+        """Return the digest of the key in a request that begins with these bytes, valid or not; empty without a key."""
         found = KEY.search(request, 0, LOOKED_AT_BYTES)
-        if found is None:
-            return ""
-        digest = self._digest(found[1].rstrip())
+        return b"" if found is None else self._digest(found[1].rstrip())
+
+    def known(self, digest: bytes) -> str:
+        """Return a name for the caller whose key has this digest; empty if the key was not verified lately."""
         verified_at = self._verified_at.get(digest)
         return "" if verified_at is None or monotonic() - verified_at > LATELY_S else digest.hex()
 

@@ -8,6 +8,7 @@ is not read meanwhile. `workers.http_server.connections` says what a connection 
 from __future__ import annotations
 
 import asyncio
+from time import thread_time
 from typing import ClassVar, cast
 
 import httptools
@@ -36,8 +37,6 @@ CHUNKED_PIECE_BYTES = 4 << 10
 """Bytes of a chunked body that the parser gets at once, since the body's end is not known in advance."""
 CHUNK_BYTES = 64
 """Bytes that are counted for each chunk on top of its own, because short chunks take the most time per byte."""
-TURN_BYTES = 64 << 10
-"""Maximum bytes of chunks, plus `CHUNK_BYTES` for each, that are parsed in one iteration of the event loop."""
 UNWANTED_CHUNKS_BYTES = 64 << 10
 """Maximum bytes of chunks, plus `CHUNK_BYTES` for each, that are parsed after the answer; then the connection ends.
 They are enough for a short body that was on its way."""
@@ -50,6 +49,7 @@ LINGER_S, LINGER_BYTES = 1.0, 4 << 20
 would reset the connection, and the refusal would be lost."""
 
 END_OF_HEAD = b"\r\n\r\n"
+KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 
 MALFORMED = Refusal(400, "This is no HTTP request. Send HTTP/1.1; TLS ends before this address.")
 TOO_LARGE = Refusal(
@@ -58,6 +58,7 @@ TOO_LARGE = Refusal(
 TOO_MUCH_TOGETHER = Refusal(
     431, "The long heads of all requests under way take too much together. Send fewer and shorter headers."
 )
+UNFINISHED = Refusal(408, "The unfinished heads of all requests take too much together. Send a request's head at once.")
 TOO_MANY_HEADERS = Refusal(431, f"The request has more than {MAX_HEADERS} headers. Send fewer.")
 CROWDED = Refusal(503, "There are too many connections to this address. Use those that are open, or try again later.")
 
@@ -97,8 +98,6 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     """Bytes of a chunked body since its last content: chunk sizes, extensions, and trailers (which are stored)."""
     _num_chunks = 0
     """Number of parts of bodies that the parser has reported."""
-    _next_turn: asyncio.Handle | None = None
-    """The callback that parses the rest of the received bytes in the next iteration of the event loop."""
     _called = False
     """Whether the server's `Pacer` has called `begin`, which allows this connection to parse one head."""
     _beyond = False
@@ -122,8 +121,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._deaf = True
         self._end_head_timer()
         self._server.pacer.leave(self)
-        if self._next_turn is not None:
-            self._next_turn.cancel()
+        self._server.parse_turns.leave(self)
         super().connection_lost(exc)
         # uvicorn lets this timer run on if the peer broke off; it would keep the connection in memory until it fires.
         self._unset_keepalive_if_required()
@@ -153,6 +151,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         if (self._beyond or asks) and not told:
             self.transport.write(response_of(CROWDED, self._server.form))
         self._close()
+
+    def cut_unfinished(self) -> None:
+        self._refuse(UNFINISHED)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -230,16 +231,17 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal)
 
-    def _parse(self) -> None:
+    def _parse(self, *, is_next: bool = False) -> None:
         """Feed the parser until a request waits for its answer, or the other tasks have waited long enough."""
-        if self._next_turn is not None:
+        turns = self._server.parse_turns
+        if turns.waits(self):
             return
-        turn_left = TURN_BYTES
         while self._unread and not self._deaf and (self._in_body or self._is_free):
-            if turn_left <= 0:
+            if self._in_body and not is_next and not turns.may_parse():
                 self._flow.hold()
-                self._next_turn = self.loop.call_soon(self._parse_on)
+                turns.wait(self, self._caller())
                 return
+            is_next = False
             if not self._in_body and not self._its_turn():
                 break
             piece = self._unread[: self._end_of_piece()]
@@ -248,11 +250,14 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
                 return
             self._unread = self._unread[len(piece) :]
             in_chunks, num_chunks = self._in_body and self._body_left is None, self._num_chunks
+            began_at = thread_time() if self._in_body else 0.0
             if self._in_body:
                 self._count_body(len(piece))
             self._feed(piece)
+            if began_at:
+                turns.spent(thread_time() - began_at)
             if in_chunks:
-                turn_left -= self._count_chunks(len(piece), self._num_chunks - num_chunks)
+                self._count_chunks(len(piece), self._num_chunks - num_chunks)
             if self._num_empty > MAX_HEAD_BYTES or self._num_unwanted > UNWANTED_BYTES:
                 self._deaf = True
                 self._close()
@@ -288,19 +293,22 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             self._refuse(TOO_MUCH_TOGETHER)
         return False
 
-    def _parse_on(self) -> None:
-        self._next_turn = None
+    def parse_on(self) -> None:
+        """Parse more of a body. The server's `ParseTurns` calls this when it is this connection's turn."""
         self._unset_keepalive_if_required()
-        self._parse()
+        self._parse(is_next=True)
 
-    def _count_chunks(self, num_bytes: int, num_chunks: int) -> int:
-        """Return the bytes of chunks, plus `CHUNK_BYTES` for each; stop parsing if too many came after the answer."""
-        counted = num_bytes + num_chunks * CHUNK_BYTES
+    def _caller(self) -> str:
+        """Return the name of the queue in which the request's body waits: its caller's, or its address."""
+        head = b"".join([b"\r\n%b:%b" % header for header in self.headers if header[0] in KEY_HEADERS])
+        return self._server.callers.caller_of(head) or self._server.bounded.address_of(self)
+
+    def _count_chunks(self, num_bytes: int, num_chunks: int) -> None:
+        """Count the bytes of chunks, plus `CHUNK_BYTES` for each; stop parsing if too many came after the answer."""
         if self._is_free and self._in_body and not self._deaf:
-            self._num_unwanted += counted
+            self._num_unwanted += num_bytes + num_chunks * CHUNK_BYTES
             if self._num_unwanted > UNWANTED_CHUNKS_BYTES:
                 self._end_unwanted()
-        return counted
 
     def _count_body(self, num_bytes: int) -> None:
         if self._body_left is None:

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from uvicorn.server import ServerState as UvicornState
 
 from workers.http_server.connections import Connections, Unfinished
-from workers.http_server.pacer import KnownCallers, Pacer
+from workers.http_server.pacer import KnownCallers, Pacer, ParseTurns
 
 RESPONSE = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 
@@ -79,6 +79,7 @@ class ServerState(UvicornState):
         self.bounded = connections
         self.callers = callers or KnownCallers()
         self.pacer = Pacer(rests=callers is not None)
+        self.parse_turns = ParseTurns()
         self.closing = Closing()
         self.messages = Unfinished(max(MAX_MESSAGES_BYTES, 2 * max_message_bytes))
         """Unfinished WebSocket messages."""

@@ -260,7 +260,10 @@ class ClusterClient(RedisCluster):
             return error
         args, options = command
         batch = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *args, **options)]
-        await node.execute_pipeline(batch)
+        try:
+            await node.execute_pipeline(batch)
+        except AWAY as away:
+            return away
         return batch[1].result
 
 

@@ -42,12 +42,13 @@ class Socket:
         await self._receive()
         await self._tell({"type": "websocket.accept", "headers": headers})
 
-    async def receive(self) -> str | None:
-        """Return the next message; None for a binary message."""
+    async def receive(self) -> str | bytes | None:
+        """Return the next message, a long text as its bytes, which may be no UTF-8; None for a binary message."""
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             raise ClientGone
-        return message.get("text")
+        text: str | bytes | None = message["bytes"] if message.get("is_text") else message.get("text")
+        return text
 
     async def send(self, text: str) -> None:
         """Send one message. Waits while the client's buffers are full."""

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from time import thread_time
+from typing import ClassVar, cast
 
 from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -21,7 +22,7 @@ from workers.http_server.connection import BoundedConnection
 from workers.http_server.connections import ConnectionBounds
 from workers.http_server.state import Refusal, response_of
 
-MAX_FRAGMENTS = 16_384
+MAX_FRAGMENTS = 1024
 """Maximum fragments of one message; more close the connection. Empty ones have no size, but each takes memory."""
 
 PIECE_BYTES = 4 << 10
@@ -57,7 +58,8 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
 
     # fmt: off
     UVICORN_PARTS: ClassVar[tuple[str, ...]] = (
-        "close_sent", "close_timeout", "close_timer", "conn", "connection_lost", "data_received", "frames",
+        "close_sent", "close_timeout", "close_timer", "conn", "connection_lost", "curr_msg_data_type", "data_received",
+        "frames", "queue",
         "handle_bytes", "handle_cont", "handle_parser_exception", "handle_ping", "handle_text", "handshake_complete",
         "handshake_initiated", "keepalive_timeout", "loop", "on_task_complete", "pause_writing",
         "read_paused", "receive", "resume_writing", "send_receive_event_to_app", "shutdown", "transport",
@@ -66,11 +68,12 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
     # fmt: on
     """Attributes of uvicorn's class that are used or replaced here; at start, `server.check_parts` checks for them."""
 
-    _goes_on = False
-    """Whether `_read` is already scheduled for the event loop's next turn."""
+    _digest: bytes | None = None
+    """Digest of the key in the handshake (`KnownCallers.digest_of`)."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.messages.ended(self)
+        self._server.parse_turns.leave(self)
         # The websockets protocol is in a reference cycle, which would keep the bytes of an unfinished message.
         self.conn.reader.discard()
         self.frames = []
@@ -92,7 +95,9 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
         self._bound_leftovers()
 
     def make_room(self) -> None:
-        """Close this connection: all unfinished messages take too much memory, and this connection's began first."""
+        self.cut_unfinished()
+
+    def cut_unfinished(self) -> None:
         if not self.handshake_complete or self.close_sent or self.transport.is_closing():
             self._close()
             return
@@ -100,16 +105,21 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
         self.handle_parser_exception()
 
     def data_received(self, data: bytes) -> None:
+        if self._digest is None:
+            self._digest = self._server.callers.digest_of(data)
         self._unread = self._unread + data if self._unread else data
-        if self._goes_on:
-            self.transport.pause_reading()
+        turns = self._server.parse_turns
+        if not turns.waits(self) and turns.may_parse():
+            self.parse_on()
         else:
-            self._read()
+            self.transport.pause_reading()
+            self._parse_later()
 
     async def receive(self) -> ASGIReceiveEvent:
         event = await super().receive()
+        self._server.messages.ended(self)
         if self._unread and not self.read_paused:
-            self._go_on()
+            self._parse_later()
         return event
 
     def handle_ping(self) -> None:
@@ -119,8 +129,16 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
             self.conn.data_to_send()  # drops the pong: pongs would pile up if the client does not read
 
     def send_receive_event_to_app(self) -> None:
-        self._server.messages.ended(self)
-        super().send_receive_event_to_app()
+        """Queue a complete message. A long text is passed on as bytes, with `is_text`: decoding it blocks the loop."""
+        is_long = self.curr_msg_data_type == "text" and sum(map(len, self.frames)) > LONG_PIECE_BYTES
+        if not is_long or self.close_sent:
+            super().send_receive_event_to_app()
+            return
+        text, self.frames = b"".join(self.frames), []
+        self.queue.put_nowait(cast(ASGIReceiveEvent, {"type": "websocket.receive", "bytes": text, "is_text": True}))
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
 
     # The parser keeps a connection's last frame until the next one comes, so each frame is emptied once it is handled.
 
@@ -140,16 +158,17 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"a message has more than {MAX_FRAGMENTS} fragments")
             self.handle_parser_exception()
 
-    def _read(self) -> None:
+    def parse_on(self) -> None:
         """Parse one piece of the received bytes: all of them can be tens of thousands of frames, and block the loop."""
-        self._goes_on = False
         if self.transport.is_closing() or self.read_paused:
             return
         num_bytes = LONG_PIECE_BYTES if len(self.conn.reader.buffer) >= PIECE_BYTES else PIECE_BYTES
         piece, self._unread = self._unread[:num_bytes], self._unread[num_bytes:]
         if len(piece) >= PIECE_BYTES:
-            self._server.messages.grew(self, len(piece))
+            self._server.messages.grew(self, len(piece), self._caller())
+        began_at = thread_time()
         super().data_received(piece)
+        self._server.parse_turns.spent(thread_time() - began_at)
         if self.transport.is_closing():
             self._bound_leftovers()
             return
@@ -160,11 +179,13 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
         elif self._unread:
             self.transport.pause_reading()
             if not self.read_paused:
-                self._go_on()
+                self._parse_later()
         elif not self.read_paused:
             self.transport.resume_reading()
 
-    def _go_on(self) -> None:
-        if not self._goes_on:
-            self._goes_on = True
-            self.loop.call_soon(self._read)
+    def _parse_later(self) -> None:
+        self._server.parse_turns.wait(self, self._caller())
+
+    def _caller(self) -> str:
+        """Return the name under which the connection waits and holds bytes: its caller's, or its address."""
+        return self._server.callers.known(self._digest or b"") or self._server.bounded.address_of(self)

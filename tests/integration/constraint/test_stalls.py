@@ -22,7 +22,7 @@ from workers.constraint.moving_mask import ForkedGrammars
 from workers.constraint.tool_calls import CallForms
 from workers.engine.engine import EngineRequest
 from workers.llama.model import Model
-from workers.protocol.events import CallEvent, Failed, FailureCode, FinishReason, Text
+from workers.protocol.events import CallEvent, CallFailed, Failed, FailureCode, FinishReason, Text
 from workers.protocol.requests import Constraint, Sampling
 
 DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"
@@ -142,6 +142,16 @@ def test_a_caller_who_leaves_takes_the_grammars_process_along(
     bench.engine.cancel(key)
     wait_until(lambda: not psutil.Process(processes.pid).children(), 30)
     assert gaps.longest_s() < MAX_GAP_S
+
+
+def test_a_beginning_that_nobody_has_time_to_look_at_is_tried_again_elsewhere(
+    processes: Forks, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.constraint.moving_mask.WAIT_S", 0.0)
+    grammar = ForkedGrammars(processes, bench.model.vocab).compile('root ::= "ab" [a-z]*')
+    with pytest.raises(CallFailed) as refused:
+        grammar.refused_of([b"ab"])
+    assert refused.value.failure.code is FailureCode.UNAVAILABLE
 
 
 def test_masks_that_answer_late_give_the_same_text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -230,6 +231,9 @@ def test_what_is_too_large_is_refused_while_it_is_copied(
         bench.answer(of_team(bench.request(WORDS[:200], 1)))
         size = sum(len(block.state) for block in copy_of(bench).conversation.blocks)
         assert got(bench.engine.slot_contents.copy(0, "red", "", size)) is not None
+        saved_bytes = -1
+        while saved_bytes != (saved_bytes := bench.engine.counters.ram_bytes):  # what is idle is saved meanwhile
+            time.sleep(0.2)
         states: list[bytes] = []
         save = Memory.save
 

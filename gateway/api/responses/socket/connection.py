@@ -131,13 +131,14 @@ class Connection:
         except ClientGone:
             self._leave()
 
-    async def _take(self, text: str | None, queues: StreamQueues[Body]) -> None:
+    async def _take(self, text: str | bytes | None, queues: StreamQueues[Body]) -> None:
         stream_id, body, is_taken = "", None, False
         try:
             # A key may have been withdrawn since the handshake.
             principal = self._shared.access.authenticate(self._scope)
-            await self._shared.access.starts.start(principal.team)
             body = self._shared.calls.intake.message(principal, raw_message(text))
+            del text  # a long message is held once, and counted
+            await self._shared.access.starts.start(principal.team)
             message = await body.decode(read_message)
             stream_id = message.stream_id
             if monotonic() >= self._ends_at:

@@ -42,11 +42,11 @@ class Create:
     num_bytes: int
 
 
-def raw_message(text: str | None) -> bytes:
+def raw_message(text: str | bytes | None) -> bytes:
     """Return the bytes of a text message. Raises InvalidRequest for a binary message (None)."""
     if text is None:
         raise InvalidRequest("The message is of bytes. Send JSON as text.")
-    return text.encode()
+    return text if isinstance(text, bytes) else text.encode()
 
 
 def read_message(raw: bytes) -> Create:

@@ -7,14 +7,16 @@ import gc
 import socket
 import weakref
 from collections.abc import AsyncIterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import uvicorn
+from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from gateway.api.http.websocket_protocol import WebSocketProtocol, refusal_body
+from gateway.api.http.websocket_protocol import LONG_PIECE_BYTES, WebSocketProtocol, refusal_body
 from tests.support.waiting import until
 from workers.http_server import connection
 from workers.http_server.connections import ConnectionBounds, Unfinished
@@ -89,6 +91,36 @@ async def test_messages_of_any_length_are_read_whole_and_in_turn(port: int) -> N
     async with asyncio.timeout(5):
         assert await reader.readexactly(len(told)) == told
     writer.transport.abort()
+
+
+async def test_a_long_text_is_passed_on_as_its_bytes() -> None:
+    """Whoever takes it decodes it, away from the event loop; a short one costs nothing."""
+    messages: list[ASGIReceiveEvent] = []
+    connection = cast(Any, WebSocketProtocol.__new__(WebSocketProtocol))
+    connection.close_sent, connection.read_paused, connection.curr_msg_data_type = False, True, "text"
+    connection.queue = SimpleNamespace(put_nowait=messages.append)
+    for num_bytes in (LONG_PIECE_BYTES, LONG_PIECE_BYTES + 1):
+        connection.frames = [b"x", b"x" * (num_bytes - 1)]
+        connection.send_receive_event_to_app()
+        assert connection.frames == []
+    short, long = messages
+    assert short == {"type": "websocket.receive", "text": "x" * LONG_PIECE_BYTES}
+    assert long == {"type": "websocket.receive", "bytes": b"x" * (LONG_PIECE_BYTES + 1), "is_text": True}
+
+
+async def test_a_short_message_that_comes_slowly_is_not_cut_off_for_long_ones(port: int) -> None:
+    slow, *long = [await opened(port) for _ in range(5)]
+    slow[1].write(frame(30_000)[:20_000])
+    await asyncio.sleep(0.1)
+    for _, writer in long:
+        writer.write(frame(200_000)[:130_000])
+    async with asyncio.timeout(5):
+        assert (await long[0][0].read())[:1] == b"\x88"
+    slow[1].write(frame(30_000)[20_000:])
+    async with asyncio.timeout(5):
+        assert await slow[0].readexactly(7) == b"\x81\x0530000"
+    for _, writer in (slow, *long):
+        writer.transport.abort()
 
 
 async def test_the_message_that_began_first_makes_room(port: int) -> None:

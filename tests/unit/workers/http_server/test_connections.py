@@ -142,8 +142,18 @@ async def test_heads_that_have_begun_are_bounded_together(served: Served) -> Non
     await asyncio.sleep(0.05)
     await served.keep_open(1, HALF_A_HEAD + b"x" * 40_000)
     async with asyncio.timeout(5):
-        assert (await first.read()).startswith(b"HTTP/1.1 503 ")
+        assert (await first.read()).startswith(b"HTTP/1.1 408 ")
     assert not second.at_eof()
+
+
+async def test_a_short_head_that_comes_slowly_is_not_cut_off_for_long_ones(served: Served) -> None:
+    (slow,) = await served.keep_open(1, HALF_A_HEAD + b"x" * 300)
+    await asyncio.sleep(0.05)
+    for _ in range(3):
+        long = await served.keep_open(3, HALF_A_HEAD + b"x" * 40_000)
+        async with asyncio.timeout(5):
+            assert (await long[0].read()).startswith(b"HTTP/1.1 408 ")
+    assert not slow.at_eof()
 
 
 async def test_headers_of_heads_that_have_begun_count_with_what_they_take(served: Served) -> None:
@@ -153,7 +163,7 @@ async def test_headers_of_heads_that_have_begun_count_with_what_they_take(served
     await asyncio.sleep(0.05)
     await served.keep_open(1, tiny)
     async with asyncio.timeout(5):
-        assert (await first.read()).startswith(b"HTTP/1.1 503 ")
+        assert (await first.read()).startswith(b"HTTP/1.1 408 ")
     assert not second.at_eof()
 
 
@@ -303,6 +313,9 @@ class Quiet:
         self.closed = False
 
     def make_room(self) -> None:
+        self.closed = True
+
+    def cut_unfinished(self) -> None:
         self.closed = True
 
 
