@@ -13,14 +13,20 @@ from typing import Any
 import msgspec
 
 from gateway.api.http.answers import EncodedArray
-from gateway.api.http.streaming import DONE, data
 from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
 from gateway.api.openai.requests import ChatRequest
-from gateway.api.openai.writing import ChunkEncoder, StreamUsage, Verbose, WholeChoices, chat_id, error_body
-from gateway.api.shapes import progress_fields, timings_object, usage_object
+from gateway.api.openai.writing import (
+    ChoiceWriter,
+    ChunkEncoder,
+    ChunkWriter,
+    StreamUsage,
+    Verbose,
+    WholeChoices,
+    chat_id,
+)
+from gateway.api.shapes import progress_fields, usage_object
 from gateway.call import Call
 from gateway.dispatch.fan_out import usage_of
-from gateway.errors import PaddockError
 from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import (
     CallEvent,
@@ -41,70 +47,24 @@ from workers.protocol.requests import GenerateRequest
 _encode = msgspec.json.Encoder().encode
 
 
-class ChunkWriter:
-    """Writes the chunks of a streamed request, over all its answers. What all chunks share is encoded once."""
-
-    def __init__(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> None:
-        self._request_log = request_log
-        usage, legacy = StreamUsage(asked.usage, len(asked.requests), num_prompts=1), asked.as_function
-        self._head = ChunkEncoder(chat_id(), "chat.completion.chunk", call.alias, usage)
-        self._choices = [
-            _ChunkChoice(
-                self._head, usage, number, one, Verbose(one, wanted=asked.verbose, stream=True), as_function=legacy
-            )
-            for number, one in enumerate(asked.requests)
-        ]
-
-    def opening(self) -> bytes:
-        self._head.sign(self._request_log.fingerprint)
-        for choice in self._choices:
-            choice.frame()
-        return b"".join([choice.chunk({"role": "assistant", "content": ""}) for choice in self._choices])
-
-    def chunks(self, events: list[CallEvent], choice: int) -> bytes:
-        """Return the chunks for `events` as one piece of bytes; empty if the client gets nothing of them."""
-        writer = self._choices[choice]
-        if len(events) == 1:
-            event = events[0]
-            if type(event) is Text:
-                return writer.text(event)
-        return b"".join([writer.one(event) for event in events])
-
-    def closing(self) -> bytes:
-        return self._head.last() + DONE
-
-    def idle(self) -> bytes:
-        return self._head.chunk({"index": 0, "delta": {}, "logprobs": None, "finish_reason": None})
-
-    def broken(self, error: PaddockError) -> bytes:
-        return data(error_body(error)) + DONE
+def chunk_writer(asked: ChatRequest, call: Call, request_log: RequestLog) -> ChunkWriter:
+    """Return the writer of a streamed chat."""
+    usage = StreamUsage(asked.usage, len(asked.requests), num_prompts=1)
+    head = ChunkEncoder(chat_id(), "chat.completion.chunk", call.alias, usage)
+    choices = [_ChatChoice(head, usage, number, one, asked) for number, one in enumerate(asked.requests)]
+    idle = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
+    return ChunkWriter(head, choices, idle, request_log)
 
 
-class _ChunkChoice:
-    """Writes one answer's chunks. Holds no reference to its `ChunkWriter`: only the garbage collector frees cycles."""
+class _ChatChoice(ChoiceWriter):
+    """Writes the chunks of one answer of a chat."""
 
     def __init__(
-        self,
-        head: ChunkEncoder,
-        usage: StreamUsage,
-        number: int,
-        request: GenerateRequest,
-        verbose: Verbose,
-        *,
-        as_function: bool,
+        self, head: ChunkEncoder, usage: StreamUsage, number: int, request: GenerateRequest, asked: ChatRequest
     ) -> None:
-        self._head = head
-        self._verbose = verbose
-        self._usage = usage
-        self._number = number
+        super().__init__(head, usage, number, request, Verbose(request, wanted=asked.verbose, stream=True))
         self._logprobs = LogprobsCollector(request.post_sampling_probs)
-        self._tells_timings = "timings" in request.tell
-        self._as_function = as_function
-        self._tokens: list[int] = []
-        self._timings: TimingsSoFar | None = None
-        self._counts = usage.always
-        self._plain = not self._counts
-        """Whether the next text makes a plain chunk, which has no usage, probabilities, tokens or timings."""
+        self._as_function = asked.as_function
         self._logprobs_head = b'},"logprobs":{"content":'
         self._call = -1
         """Number of the tool call for which `_arguments_head` and `_arguments_tail` are encoded; -1: none."""
@@ -112,10 +72,12 @@ class _ChunkChoice:
         self.frame()
 
     def frame(self) -> None:
-        """Encode what frequent chunks have in common. Call this again after `ChunkEncoder.sign` has added a field."""
         self._text_head, self._text_tail = self._frame_delta(b'{"content":', b"}")
         self._thought_head, _ = self._frame_delta(b'{"reasoning_content":', b"}")
         _, self._logprobs_tail = self._head.framed(b"", b',"refusal":null},"finish_reason":null}')
+
+    def opening(self) -> bytes:
+        return self.chunk({"role": "assistant", "content": ""})
 
     def one(self, event: CallEvent) -> bytes:
         match event:
@@ -176,24 +138,10 @@ class _ChunkChoice:
             self._usage.generated(self._number, num_tokens)
         choice: dict[str, Any] = {"index": self._number, "delta": delta}
         # Probabilities left at the end are of tokens that made no text (end token, stop string): they are not written.
-        said = finish_reason is None
-        choice["logprobs"] = logprobs_object(self._logprobs.take()) if self._logprobs and said else None
+        is_told = self._logprobs and finish_reason is None
+        choice["logprobs"] = logprobs_object(self._logprobs.take()) if is_told else None
         choice["finish_reason"] = finish_reason
-        if self._tokens:
-            choice["tokens"], self._tokens = self._tokens, []
-        if self._timings is not None and said:
-            extra += b',"timings":' + _encode(timings_object(self._timings.timings))
-            self._timings = None
-        self._plain = not self._counts
-        return self._head.chunk(choice, extra)
-
-    def _keep(self, event: Tokens | TimingsSoFar) -> None:
-        """Keep the event for the chunk of the text that follows it."""
-        self._plain = False
-        if isinstance(event, Tokens):
-            self._tokens += event.tokens
-        else:
-            self._timings = event
+        return self._complete(choice, extra)
 
     def _tool_call(self, event: ToolCallDelta) -> bytes:
         if not self._as_function:

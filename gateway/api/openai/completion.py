@@ -12,14 +12,20 @@ from typing import Any
 import msgspec
 
 from gateway.api.http.answers import EncodedArray
-from gateway.api.http.streaming import DONE, data
 from gateway.api.openai.logprobs import LegacyCollector, LegacyLogprobs, LogprobsCollector, join_lists, logprobs_object
 from gateway.api.openai.requests import CompletionRequest
-from gateway.api.openai.writing import ChunkEncoder, StreamUsage, Verbose, WholeChoices, completion_id, error_body
-from gateway.api.shapes import progress_fields, timings_object, usage_object
+from gateway.api.openai.writing import (
+    ChoiceWriter,
+    ChunkEncoder,
+    ChunkWriter,
+    StreamUsage,
+    Verbose,
+    WholeChoices,
+    completion_id,
+)
+from gateway.api.shapes import progress_fields, usage_object
 from gateway.call import Call
 from gateway.dispatch.fan_out import usage_of
-from gateway.errors import PaddockError
 from gateway.telemetry.request_log import RequestLog
 from workers.protocol.events import (
     CallEvent,
@@ -198,73 +204,33 @@ class _WholeChoice:
         return choice
 
 
-class CompletionChunks:
-    """Writes the chunks of a streamed request, over all its prompts and answers."""
-
-    def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> None:
-        self._request_log = request_log
-        usage = StreamUsage(asked.usage, len(asked.requests), len(asked.prompts))
-        self._head = ChunkEncoder(completion_id(), "text_completion", call.alias, usage)
-        self._choices = [
-            _ChunkChoice(self._head, usage, number, asked, one, Verbose(one, wanted=asked.verbose, stream=True))
-            for number, one in enumerate(asked.requests)
-        ]
-
-    def opening(self) -> bytes:
-        self._head.sign(self._request_log.fingerprint)
-        for choice in self._choices:
-            choice.frame()
-        return b""
-
-    def chunks(self, events: list[CallEvent], choice: int) -> bytes:
-        writer = self._choices[choice]
-        if len(events) == 1:
-            event = events[0]
-            if type(event) is Text:
-                return writer.text(event)
-        return b"".join([writer.one(event) for event in events])
-
-    def closing(self) -> bytes:
-        return self._head.last() + DONE
-
-    def idle(self) -> bytes:
-        return self._head.chunk({"index": 0, "text": "", "logprobs": None, "finish_reason": None})
-
-    def broken(self, error: PaddockError) -> bytes:
-        return data(error_body(error)) + DONE
+def completion_writer(asked: CompletionRequest, call: Call, request_log: RequestLog) -> ChunkWriter:
+    """Return the writer of a streamed completion, over all its prompts and answers."""
+    usage = StreamUsage(asked.usage, len(asked.requests), len(asked.prompts))
+    head = ChunkEncoder(completion_id(), "text_completion", call.alias, usage)
+    choices = [_CompletionChoice(head, usage, number, one, asked) for number, one in enumerate(asked.requests)]
+    idle = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
+    return ChunkWriter(head, choices, idle, request_log)
 
 
-class _ChunkChoice:
-    """Writes one answer's chunks. Holds no reference to `CompletionChunks`: only the garbage collector frees cycles."""
+class _CompletionChoice(ChoiceWriter):
+    """Writes the chunks of one answer of a completion."""
 
     def __init__(
-        self,
-        head: ChunkEncoder,
-        usage: StreamUsage,
-        number: int,
-        asked: CompletionRequest,
-        request: GenerateRequest,
-        verbose: Verbose,
+        self, head: ChunkEncoder, usage: StreamUsage, number: int, request: GenerateRequest, asked: CompletionRequest
     ) -> None:
-        self._head = head
-        self._verbose = verbose
-        self._usage = usage
-        self._number = number
+        super().__init__(head, usage, number, request, Verbose(request, wanted=asked.verbose, stream=True))
         self._echo = Echo(asked, number)
         self._probs = Probabilities(asked, request)
-        self._tells_timings = "timings" in request.tell
-        self._tokens: list[int] = []
-        self._timings: TimingsSoFar | None = None
-        self._counts = usage.always
-        self._plain = not self._counts
-        """Whether the next text makes a plain chunk, which has no usage, probabilities, tokens or timings."""
         self.frame()
 
     def frame(self) -> None:
-        """Encode what plain chunks have in common. Call this again after `ChunkEncoder.sign` has added a field."""
         self._text_head, self._text_tail = self._head.framed(
             b'{"index":%d,"text":' % self._number, b',"logprobs":null,"finish_reason":null}'
         )
+
+    def opening(self) -> bytes:
+        return b""
 
     def one(self, event: CallEvent) -> bytes:
         match event:
@@ -272,7 +238,11 @@ class _ChunkChoice:
                 return self.text(event)
             case Reasoning():
                 return self._chunk(event.text, event.num_tokens)
-            case Logprobs() | Tokens() | TimingsSoFar():
+            case Logprobs():
+                self._plain = False
+                self._probs.add(event)
+                return b""
+            case Tokens() | TimingsSoFar():
                 self._keep(event)
                 return b""
             case Progress():
@@ -307,21 +277,4 @@ class _ChunkChoice:
         is_told = self._probs.waiting if said else self._probs.waiting_at_end
         choice["logprobs"] = self._probs.take() if is_told else None
         choice["finish_reason"] = finish_reason
-        if self._tokens:
-            choice["tokens"], self._tokens = self._tokens, []
-        if self._timings is not None and said:
-            extra += b',"timings":' + _encode(timings_object(self._timings.timings))
-            self._timings = None
-        self._plain = not self._counts
-        return self._head.chunk(choice, extra)
-
-    def _keep(self, event: Logprobs | Tokens | TimingsSoFar) -> None:
-        """Keep the event for the chunk of the text that follows it."""
-        self._plain = False
-        match event:
-            case Logprobs():
-                self._probs.add(event)
-            case Tokens():
-                self._tokens += event.tokens
-            case TimingsSoFar():
-                self._timings = event
+        return self._complete(choice, extra)

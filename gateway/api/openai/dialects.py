@@ -8,9 +8,10 @@ from __future__ import annotations
 from starlette.types import Scope
 
 from gateway.api.http.diagnostics import ignored_of
-from gateway.api.openai.chat import ChunkWriter, WholeWriter
-from gateway.api.openai.completion import CompletionChunks, CompletionWhole
+from gateway.api.openai.chat import WholeWriter, chunk_writer
+from gateway.api.openai.completion import CompletionWhole, completion_writer
 from gateway.api.openai.requests import ChatRequest, CompletionRequest, read_chat, read_completion
+from gateway.api.openai.writing import ChunkWriter
 from gateway.call import Call
 from gateway.telemetry.request_log import Ignored, RequestLog
 from workers.protocol.requests import GenerateRequest
@@ -23,7 +24,7 @@ class ChatDialect:
         return read_chat(raw, ignored_of(scope))
 
     def stream_writer(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> ChunkWriter:
-        return ChunkWriter(asked, call, request_log)
+        return chunk_writer(asked, call, request_log)
 
     def whole_writer(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> WholeWriter:
         return WholeWriter(asked, call, request_log)
@@ -35,8 +36,8 @@ class CompletionDialect:
     def read(self, raw: bytes, scope: Scope) -> CompletionRequest:
         return read_completion(raw, ignored_of(scope))
 
-    def stream_writer(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> CompletionChunks:
-        return CompletionChunks(asked, call, request_log)
+    def stream_writer(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> ChunkWriter:
+        return completion_writer(asked, call, request_log)
 
     def whole_writer(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> CompletionWhole:
         return CompletionWhole(asked, call, request_log)

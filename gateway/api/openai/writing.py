@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,13 +18,14 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.dialect import ErrorShape, Handler
 from gateway.api.http.answers import in_parts
+from gateway.api.http.streaming import DONE, data
 from gateway.api.openai.bodies import StreamUsageOptions
 from gateway.api.shapes import settings_object, stop_type, timings_object, usage_object
 from gateway.call import Principal
 from gateway.dispatch.fan_out import usage_of
 from gateway.errors import ContextOverflow, NotSupported, PaddockError
 from gateway.telemetry.request_log import RequestLog
-from workers.protocol.events import CallEvent, Finished, Settings, Started, Usage
+from workers.protocol.events import CallEvent, Finished, Settings, Started, Text, TimingsSoFar, Tokens, Usage
 from workers.protocol.requests import GenerateRequest
 
 
@@ -228,6 +230,95 @@ class ChunkEncoder:
         if end is not None and not more:
             body += b',"timings":' + _encode(timings_object(end.timings))
         return body + b"}\n\n"
+
+
+class ChoiceWriter(ABC):
+    """Writes the chunks of one answer. It must not refer to its `ChunkWriter`: only the collector frees such a cycle."""
+
+    def __init__(
+        self, head: ChunkEncoder, usage: StreamUsage, number: int, request: GenerateRequest, verbose: Verbose
+    ) -> None:
+        self._head = head
+        self._verbose = verbose
+        self._usage = usage
+        self._number = number
+        self._tells_timings = "timings" in request.tell
+        self._tokens: list[int] = []
+        self._timings: TimingsSoFar | None = None
+        self._counts = usage.always
+        self._plain = not self._counts
+        """Whether the next text makes a plain chunk, which has no usage, probabilities, tokens or timings."""
+
+    @abstractmethod
+    def frame(self) -> None:
+        """Encode what frequent chunks have in common. Call this again after `ChunkEncoder.sign` has added a field."""
+
+    @abstractmethod
+    def opening(self) -> bytes:
+        """Return the first chunk; empty if there is none before the first event's."""
+
+    @abstractmethod
+    def text(self, event: Text) -> bytes:
+        """Return the chunk of a text."""
+
+    @abstractmethod
+    def one(self, event: CallEvent) -> bytes:
+        """Return the chunk of any event; empty if the client gets nothing of it."""
+
+    def _keep(self, event: Tokens | TimingsSoFar) -> None:
+        """Keep the event for the chunk of the text that follows it."""
+        self._plain = False
+        if isinstance(event, Tokens):
+            self._tokens += event.tokens
+        else:
+            self._timings = event
+
+    def _complete(self, choice: dict[str, Any], extra: bytes) -> bytes:
+        """Return a chunk of the choice with what is kept for it. `extra`: more fields of the chunk, as JSON."""
+        if self._tokens:
+            choice["tokens"], self._tokens = self._tokens, []
+        if self._timings is not None and choice["finish_reason"] is None:
+            extra += b',"timings":' + _encode(timings_object(self._timings.timings))
+            self._timings = None
+        self._plain = not self._counts
+        return self._head.chunk(choice, extra)
+
+
+class ChunkWriter:
+    """Writes the chunks of a streamed request, over all its answers. What all chunks share is encoded once."""
+
+    def __init__(
+        self, head: ChunkEncoder, choices: Sequence[ChoiceWriter], idle: dict[str, Any], request_log: RequestLog
+    ) -> None:
+        """`idle`: the choice of a chunk that says nothing, sent to keep a connection open."""
+        self._head = head
+        self._choices = choices
+        self._idle = idle
+        self._request_log = request_log
+
+    def opening(self) -> bytes:
+        self._head.sign(self._request_log.fingerprint)
+        for choice in self._choices:
+            choice.frame()
+        return b"".join([choice.opening() for choice in self._choices])
+
+    def chunks(self, events: list[CallEvent], choice: int) -> bytes:
+        """Return the chunks for `events` as one piece of bytes; empty if the client gets nothing of them."""
+        writer = self._choices[choice]
+        if len(events) == 1:
+            event = events[0]
+            if type(event) is Text:
+                return writer.text(event)
+        return b"".join([writer.one(event) for event in events])
+
+    def closing(self) -> bytes:
+        return self._head.last() + DONE
+
+    def idle(self) -> bytes:
+        return self._head.chunk(self._idle)
+
+    def broken(self, error: PaddockError) -> bytes:
+        return data(error_body(error)) + DONE
 
 
 class OpenAiErrors:

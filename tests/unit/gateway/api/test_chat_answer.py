@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from gateway.api.openai import chat
 from gateway.api.openai.bodies import StreamUsageOptions
-from gateway.api.openai.chat import ChunkWriter, WholeWriter
+from gateway.api.openai.chat import WholeWriter
 from gateway.api.openai.requests import ChatRequest
+from gateway.api.openai.writing import ChunkWriter
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
 from gateway.telemetry.request_log import RequestLog
@@ -84,7 +86,7 @@ def asked(
 
 
 def chunk_writer(*, include_usage: bool = False, n: int = 1) -> ChunkWriter:
-    return ChunkWriter(asked(include_usage=include_usage, n=n), CALL, request_log())
+    return chat.chunk_writer(asked(include_usage=include_usage, n=n), CALL, request_log())
 
 
 def whole_writer(*, n: int = 1, n_probs: int = 0, post_sampling: bool = False) -> WholeWriter:
@@ -290,7 +292,7 @@ def test_the_older_form_of_a_call() -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "function_call")
     assert "tool_calls" not in choice["message"]
     check("CreateChatCompletionResponse", body)
-    said = chunks(ChunkWriter(asked(as_function=True), CALL, request_log()), *([event] for event in TOOLS))
+    said = chunks(chat.chunk_writer(asked(as_function=True), CALL, request_log()), *([event] for event in TOOLS))
     assert [chunk["choices"][0]["delta"] for chunk in said[1:]] == [
         {"function_call": {"name": "add", "arguments": ""}},
         {"function_call": {"arguments": '{"a":'}},
@@ -331,7 +333,7 @@ def test_who_asks_for_it_is_told_what_the_answer_ran_with() -> None:
         whole = WholeWriter(request, CALL, request_log())
         whole.add(events, 0)
         bodies = [json.loads(b"".join(whole.parts()))]
-        bodies.append(chunks(ChunkWriter(request, CALL, request_log()), *([event] for event in events))[-1])
+        bodies.append(chunks(chat.chunk_writer(request, CALL, request_log()), *([event] for event in events))[-1])
         assert [body["timings"]["predicted_n"] for body in bodies] == [2, 2]
         for body in bodies:
             assert ("__verbose" in body) == verbose
@@ -340,12 +342,12 @@ def test_who_asks_for_it_is_told_what_the_answer_ran_with() -> None:
                 assert (told["prompt"], told["stop_type"], told["tokens_evaluated"]) == ("<s>the prompt", "eos", 7)
                 assert (told["generation_settings"]["temperature"], told["generation_settings"]["seed"]) == (0.25, 7)
     usage = ChatRequest("alias", (GenerateRequest(),), stream=True, usage=StreamUsageOptions(at_end=True), verbose=True)
-    said = chunks(ChunkWriter(usage, CALL, request_log()), *([event] for event in events))
+    said = chunks(chat.chunk_writer(usage, CALL, request_log()), *([event] for event in events))
     assert ["__verbose" in chunk for chunk in said] == [False, False, True, False]
 
 
 def test_usage_so_far_in_every_chunk() -> None:
-    writer = ChunkWriter(
+    writer = chat.chunk_writer(
         ChatRequest("alias", (GenerateRequest(),) * 2, stream=True, usage=StreamUsageOptions(True, True)),
         CALL,
         request_log(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.api.openai.completion import CompletionChunks, CompletionWhole
+from gateway.api.openai.completion import CompletionWhole, completion_writer
 from gateway.api.openai.requests import CompletionRequest, read_completion
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
@@ -64,7 +64,7 @@ def specified(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def chunks(asked: CompletionRequest, *steps: tuple[int, list[CallEvent]]) -> list[dict[str, Any]]:
-    writer = CompletionChunks(asked, CALL, request_log())
+    writer = completion_writer(asked, CALL, request_log())
     raw = writer.opening() + b"".join(writer.chunks(events, number) for number, events in steps) + writer.closing()
     blocks = raw.decode().split("\n\n")
     assert blocks[-2:] == ["data: [DONE]", ""]
@@ -238,6 +238,6 @@ def test_the_last_chunk_has_the_times() -> None:
 
 
 def test_a_broken_answer_says_why_and_ends() -> None:
-    blocks = CompletionChunks(read(stream=True), CALL, request_log()).broken(WorkerLost("gone")).decode().split("\n\n")
+    blocks = completion_writer(read(stream=True), CALL, request_log()).broken(WorkerLost("gone")).decode().split("\n\n")
     assert json.loads(blocks[0].removeprefix("data: "))["error"]["message"] == "gone"
     assert blocks[1:] == ["data: [DONE]", ""]
