@@ -233,7 +233,7 @@ class ChunkEncoder:
 
 
 class ChoiceWriter(ABC):
-    """Writes the chunks of one answer. It must not refer to its `ChunkWriter`: only the collector frees such a cycle."""
+    """Writes one answer's chunks. It must not refer to its `ChunkWriter`: only the collector would free the cycle."""
 
     def __init__(
         self, head: ChunkEncoder, usage: StreamUsage, number: int, request: GenerateRequest, verbose: Verbose
