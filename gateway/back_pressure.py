@@ -76,7 +76,7 @@ def queue_full(queue: QueueState, limit: int, team: str | None = None) -> QueueF
 
 
 def degraded_queue_full(model: str, num_waiting: int, limit: int, setting: str, team: str | None = None) -> QueueFull:
-    """Return the error for a call beyond this gateway's part of the bound `setting`, while Redis is away."""
+    """Return the error for a call beyond `limit`, this gateway's share of the bound `setting` while Redis is away."""
     what = "calls" if team is None else f"calls of team {team!r}"
     return QueueFull(
         f"{num_waiting} {what} wait for model {model!r} at this gateway, whose part of {setting} is {limit} while "

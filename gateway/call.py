@@ -22,7 +22,7 @@ class CallBounds:
     max_tokens: int | None = None
     """Maximum tokens of an answer; None: as many as the model's context has room for."""
     answer_timeout_s: float | None = None
-    """Maximum seconds from an answer's first token to its end; None: those of the gateway's settings."""
+    """Maximum seconds from an answer's first token to its end; None: as many as the gateway's settings allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Call:
     queue_deadline: float
     """time.monotonic() after which the call stops waiting for a slot."""
     start_deadline: float = 0.0
-    """time.monotonic() until which the call waits for its model's first worker, then a slot; 0: `queue_deadline`."""
+    """time.monotonic() until which the call waits for its model's first worker and then a slot; 0: `queue_deadline`."""
     begin_by: float = 0.0
     """Unix time by which the caller wants the answer to begin; 0: the caller named none."""
     adapter: str = ""

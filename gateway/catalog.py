@@ -102,7 +102,7 @@ WHOLE_CHARS, END_CHARS = 64 << 10, 128
 this and of each later one, only the length and END_CHARS at either end are hashed: hashing 8 MiB, or as many tokens,
 would hold up the event loop for tens of milliseconds."""
 WHOLE_ITEMS, END_ITEMS = 4096, 256
-"""At most WHOLE_ITEMS messages are hashed; of a prompt that is a longer array, its length and END_ITEMS at each end."""
+"""At most WHOLE_ITEMS messages are hashed. Of a prompt of more parts, only their number and END_ITEMS at each end."""
 
 _END = b"\x00"
 
@@ -322,10 +322,10 @@ def _check_known(name: str, names: Mapping[str, str], *, complete: bool) -> None
 
 
 def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, strict: bool) -> str:
-    """Return the name of the only model that can do the job, else of the only model that there is, else an empty one.
+    """Return a name of the only model that can do the job or, failing that, of the only model that there is; else "".
 
     The only model is returned even if it can't do the job, so that the error can say so. `job` None: the call only asks
-    about a model, and the only one that can chat is preferred. `strict`: the job does not count.
+    about a model; the only one that can chat is preferred. `strict`: return the only model, whatever it can do.
     """
     models = frozenset(usable.values())
     found = "" if strict else only_model(capable_models(job or "chat", models, workers), workers)

@@ -1,4 +1,4 @@
-"""Sets the metrics that are measured, not counted per call: fleet and queue at each scrape, lost workers, loop lag."""
+"""Sets metrics that are not counted per call: fleet and queue at each scrape, lost workers, the event loop's lag."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class AdmissionView(Protocol):
 
 
 class DispatchView(Protocol):
-    """The part of dispatch that the gauges show: calls that wait without being queued, workers that calls avoid."""
+    """What the gauges show of dispatch: calls that wait for a worker outside the queue, and avoided workers."""
 
     def waiting_for_worker(self) -> Mapping[str, tuple[int, float]]:
-        """Return for each model how many calls wait for a suitable worker, and the longest wait in seconds."""
+        """Return model -> how many calls wait for a suitable worker to appear, and the longest such wait in seconds."""
         ...
 
     def num_avoided(self) -> Mapping[str, int]:
@@ -92,7 +92,7 @@ class GaugeCollector:
         self._connections: Connections | None = None
 
     def follow(self, connections: Connections) -> None:
-        """Show the connections of the server, which is made after this collector."""
+        """Have the gauges show the server's open `connections`. The server is made later than this collector."""
         self._connections = connections
         connections.on_beyond = lambda reason: self._metrics.beyond.labels(reason).inc()
 

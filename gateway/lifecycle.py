@@ -1,6 +1,6 @@
 """Runs a gateway process: starts its parts in order, serves, drains on a signal, and exits with a code for the reason.
 
-    settings -> Redis answers -> the port is ours -> keys, catalog, fleet -> serving -> draining -> the end
+    settings -> the port is ours -> Redis answers -> keys, catalog, fleet -> serving -> draining -> the end
 
 The first SIGTERM or SIGINT drains the gateway: new calls and `/ready` get a 503, running streams go on for `drain_s`,
 then end with an error in the stream. A second signal cuts them off at once.
@@ -53,12 +53,12 @@ the gateway closed one first, a request on its way would fail."""
 GC_THRESHOLDS = 5_000, 3, 50
 """Arguments of `gc.set_threshold`. After 5,000 new objects, the youngest generation is collected, which takes 0.3 ms (4
 ms if all live on); after 3 such collections, the second generation; after 50 of the second, the oldest. Streams leave
-no garbage to collect; a caller that disconnects leaves 150 objects, 19 KiB. With 10, Python's default, in place of 3,
+no garbage to collect; a caller that disconnects leaves 150 objects, 19 KiB. With 10 (Python's default) instead of 3,
 one team's waiting calls grew the second generation to 100,000 objects, which took 54 ms to collect."""
 
 
 LARGE_BLOCK_BYTES = 256 << 10
-"""Blocks of this size or more return to the system when freed. Only bodies and what is made of them are so large."""
+"""Blocks of this size or more return to the system when freed. Only request bodies and what is made of them are."""
 
 
 SWITCH_INTERVAL_S = 0.0005

@@ -58,7 +58,7 @@ HASHES_FILE = "model-hashes.json"
 
 
 def kv_identity(settings: WorkerSettings, model: Model, llama: LlamaSettings, *, n_ctx: int) -> KvIdentity:
-    """Return what identifies the KV that a context computes: KV on disk is used only if it has the same identity.
+    """Return the identity of the KV that a context computes. KV on disk is used only if its identity is the same.
 
     `n_ctx`: number of KV cells in the context.
     """

@@ -101,7 +101,7 @@ def pooled_service(
 def open_pooled_worker(
     opened: contextlib.ExitStack, model: Model, settings: WorkerSettings, spec: ModelSpec, watchdog: Watchdog
 ) -> PooledWorker:
-    """Open the parts. `opened` closes them all. Raises ModelError, ModelTooLarge."""
+    """Open the parts of a pooled worker, which `opened` closes. Raises ModelError, ModelTooLarge."""
     pooling = pooling_of(model, spec.llama)
     processes = opened.enter_context(contextlib.closing(TokenProcesses(model.path, number=prompts_at_once())))
     tokenizer = GuardedTokenizer(model.vocab, processes)
@@ -113,7 +113,7 @@ def open_pooled_worker(
 
 def make_pooled_context(model: Model, spec: ModelSpec, pooling: Pooling, *, workers: int) -> PooledContext:
     """Make the context for pooled work. Raises ModelError, ModelTooLarge. Encoders have no KV cache. A decoder's cache
-    has room for two of the longest inputs, unless `kv_tokens` is set: a long one is read in parts, others meanwhile."""
+    has room for two of the longest inputs, unless `kv_tokens` is set: others are read between parts of a long one."""
     llama, trained = spec.llama, model.facts.n_ctx_train
     n_ctx = spec.ctx or trained
     if n_ctx > trained:

@@ -139,10 +139,10 @@ SPEC_FIELDS = {
     field.name: field
     for field in sorted(structs.fields(ModelSpec), key=lambda field: field.name in ChatDefaults.__struct_fields__)
 }
-"""Name -> field of `ModelSpec`, the chat defaults last. Settings are made of these and declared nowhere else."""
+"""Name -> field of `ModelSpec`, those of `ChatDefaults` last. `with_spec_fields` makes settings from them."""
 
 NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "gpus", "tags"})
-"""Fields of `ModelSpec` that `ModelSettings` lacks: `alias` and `model` set some, supervisors or catalogs the rest."""
+"""Fields that `ModelSettings` lacks: its `alias` and `model` set name and path, supervisors or catalogs the rest."""
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 

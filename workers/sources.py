@@ -124,7 +124,7 @@ def _placeholder(name: str, field: FieldInfo) -> str:
 PREFIX = "PADDOCK_"
 
 OTHER_VARIABLES = frozenset({"PADDOCK_BENCH_DIR", "PADDOCK_DIE_WITH_PARENT", "PADDOCK_VENV", "PADDOCK_WHEEL_CACHE"})
-"""Environment variables with the prefix that are not settings: other code reads them."""
+"""Environment variables that begin with `PADDOCK_` but are no settings: other code reads them."""
 
 REDIS_URLS = frozenset({"redis_url", "worker_redis_url"})
 """Settings whose value may have a password in it."""

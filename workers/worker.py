@@ -150,7 +150,7 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
 
 
 def kept_box(settings: WorkerSettings) -> BlackBox:
-    """Open the file that lists running requests; log those that a dead worker left in it. Raises SettingUnusable."""
+    """Open the file that lists running requests; log those that a dead worker left there. Raises SettingUnusable."""
     path = settings.black_box
     try:
         left = take(path) if path else None

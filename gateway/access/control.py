@@ -65,7 +65,7 @@ class TeamStarts:
 
 
 class Access(Enum):
-    """The right that a route asks of its caller."""
+    """What a route requires of its caller: nothing, an API key, or an admin's API key."""
 
     OPEN = "nothing"
     KEY = "an API key"
@@ -102,8 +102,8 @@ class AccessControl:
         return self._keys.authenticate(scope["headers"])
 
     async def identify(self, scope: Scope, request_log: RequestLog, access: Access) -> Principal:
-        """Return the request's caller, once the caller is noted in the request's log and the request may begin. Call
-        `end` in any case.
+        """Return the request's caller. If that takes an API key, note the caller in the request's log, and wait until
+        the request may begin. Call `end` when the request is over, even if this raised an error.
 
         Raises AuthenticationFailed, PermissionDenied, TooManyRequests.
         """
@@ -138,8 +138,8 @@ class AccessControl:
         self._under_way[key_id] += 1
 
     def _holder(self, scope: Scope, token: RouteToken) -> Principal:
-        """Return NOBODY if the request has the route's token, otherwise the admin who sent it. These requests are not
-        counted."""
+        """Return NOBODY if the request has the route's token, else the admin whose API key it has. Such requests do not
+        count as under way."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         if hmac.compare_digest(given, b"Bearer " + token.token.encode()):
             return NOBODY

@@ -18,11 +18,11 @@ from workers.protocol import keys
 
 REREAD_S = 3.0
 LONGEST_BYTES = 1 << 20
-"""Maximum bytes of a key's record; of a longer value only the beginning is read, so that its key is not valid."""
+"""Maximum bytes of a key's record. Of a longer one only the beginning is read, which does not make a valid key."""
 AT_ONCE = 64
 """Number of records to handle before checking whether the event loop needs a turn."""
 NO_BOUND = 1 << 40
-"""Means "no limit" on how many records and bytes one call reads: only gateways and operators write records."""
+"""Value that stands for no limit on the records and bytes that one call reads: no caller can write records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class KeyStore:
     """Reads the valid keys: the records of the settings, and those in Redis that are sealed with the gateway secret.
     If a name is in both, the settings' record is valid. While Redis is away, the last records stay valid.
 
-    If Redis comes back empty, any gateway that has read the first key writes it again. Other keys that were only in
-    Redis are lost.
+    If Redis has lost its data, a gateway writes the first key (the record named `first`) as it last knew it. Other
+    keys that were only in Redis are lost.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class KeyStore:
         self._first = first
         self._source = load_members_script().source
         self._opened: dict[bytes, _Opened] | None = None
-        """Name -> its value as last read from Redis, and the record in it. An unchanged value is not decoded again."""
+        """Name -> the value last read from Redis, with the record in it. An unchanged value is not decoded again."""
         self._found: dict[str, AccessRecord] = {}
 
     async def refresh(self) -> None:

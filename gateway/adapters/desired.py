@@ -89,7 +89,7 @@ class DesiredAdapters:
         self._models = models
         self._known: dict[str, _Known] = {}
         self._num_changes: Counter[str] = Counter()
-        """Model -> changes that this gateway has made. A reading from Redis that began before a change is dropped."""
+        """Model -> changes made by this gateway. If it makes one while it reads Redis, what it has read is dropped."""
 
     @property
     def models(self) -> list[str]:
@@ -213,9 +213,9 @@ class DesiredAdapters:
         self._known[model] = _Known(records, removed, scales, contents)
 
     def _is_other(self, kind: Unread, model: str, answer: object) -> bool:
-        """Return whether `answer` is the error for a Redis key of another type; the last known value is then kept.
+        """Return whether `answer` is the error for a Redis key of another type: the last known value is then kept.
 
-        Raises `answer` if it is another redis.RedisError.
+        Raises `answer` if it is any other error.
         """
         if not isinstance(answer, NO_ANSWER):
             return False

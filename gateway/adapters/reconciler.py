@@ -48,7 +48,7 @@ class AdapterReconciler:
         """(Worker's boot id, adapter, task) -> time.monotonic() before which the task is not tried again. A task is
         the SHA-256 of a file to load, "" for an adapter to remove, or "adopt" for one to register."""
         self._fixed: dict[str, frozenset[str]] = {}
-        """Worker's boot id -> adapters from its settings; no entry until the worker was asked for its adapters."""
+        """Worker's boot id -> adapters that its settings name; no entry until the worker was asked for them."""
 
     def reconcile_soon(self) -> None:
         """Make `run` compare at once, because the fleet has changed."""

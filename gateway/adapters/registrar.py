@@ -32,11 +32,11 @@ from workers.protocol.queries import (
 log = logging.getLogger(__name__)
 
 AT_ONCE = 32
-"""Maximum number of workers asked at the same time; the others wait for their turn."""
+"""Maximum number of workers that are sent a request at the same time; the others get theirs later."""
 
 SETTLE_S = 3.0
-"""Maximum seconds that the client's answer waits for the workers' heartbeats to show the change; then it is sent
-anyway."""
+"""Maximum seconds for which the client's answer is held back until the workers' heartbeats show the change. Then it is
+sent anyway."""
 LOOK_S = 0.05
 
 MARGIN_S = 5.0
@@ -58,8 +58,8 @@ class AdapterRegistrar:
     async def register(self, model: str, asked: LoadAdapter) -> AdapterRecord:
         """Register an adapter: every worker that answers checks the file, then all workers are told to load it.
 
-        Raises NoWorker, Unavailable if no worker answers, StoreUnavailable, and the error of the first worker that
-        refuses the file; then nothing is registered.
+        Raises NoWorker, Unavailable if no worker answers, and StoreUnavailable. If a worker refuses the file, nothing
+        is registered, and the error of the first worker that refuses is raised.
         """
         beats = self._serving(model)
         record = await self._make_record(beats, model, asked)
@@ -71,7 +71,7 @@ class AdapterRegistrar:
         return record
 
     async def remove(self, model: str, name: str, wait_s: float) -> int:
-        """Remove an adapter, and return how many calls still use it after `wait_s` seconds; these calls go on.
+        """Remove an adapter. Return how many calls still use it after `wait_s` seconds; these calls are not cut off.
 
         Raises InvalidRequest if a worker has the adapter from its settings, and StoreUnavailable.
         """

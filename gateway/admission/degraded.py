@@ -1,7 +1,7 @@
-"""Places calls while Redis is away (degraded placement): by the last snapshot of the fleet, on this gateway's share of
-the slots (`SlotShare`).
+"""Places calls while Redis is away (degraded placement): by the last snapshot of the fleet, and only in slots that are
+this gateway's share (`SlotShare`).
 
-Slot k of a worker belongs to the gateway at place (k + hash of the worker) mod n of the list of the n gateways. If all
+Slot k of a worker belongs to one of the n gateways: that at place (k + hash of the worker) mod n in their list. If all
 gateways use the same list, each slot belongs to exactly one, and their shares of a worker differ by one slot at most.
 
 A model is degraded from the first request to Redis that fails until this gateway has reported to Redis again which
@@ -29,14 +29,14 @@ from gateway.store.client import UNFENCED, Lease
 log = logging.getLogger(__name__)
 
 LEND_AFTER_S = 0.5
-"""Seconds that a call waits before its team is lent a slot, if the team has no slot."""
+"""Seconds that a call waits before its team, if it holds no slot, is lent one beyond the worker's own (`overdraft`)."""
 
 MOST_ENDED = 16_384
 """Maximum number of ids of ended calls, per model, that are kept to be reported to Redis; the oldest are dropped. It
 takes seconds until so many have ended; by then the tickets and leases of the oldest have expired in Redis anyway."""
 
 LINGER = 2.0
-"""Other gateways' calls count as over once Redis is away for this many times the mean time that a call holds a slot."""
+"""Once Redis is away for this many times a call's mean time in a slot, other gateways' calls count as over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class GatewayRing:
     """
 
     def __init__(self, gateway: str, settle_s: float, missed_s: float) -> None:
-        """`settle_s`: seconds after which every gateway has read the name of one that joined. `missed_s`: a gateway
-        that is silent for more seconds counts as cut off from Redis."""
+        """`settle_s`: seconds within which every gateway reads the name of one that has joined. `missed_s`: a gateway
+        whose last heartbeat is more seconds old counts as cut off from Redis."""
         self._gateway = gateway
         self._settle_s = settle_s
         self._missed_s = missed_s
@@ -89,8 +89,7 @@ class GatewayRing:
         self._seen_at = now
 
     def others_were_away(self, since: float) -> bool:
-        """Return whether other gateways, too, may have been without Redis since `since`, the time.monotonic() when this
-        one lost it."""
+        """Return whether other gateways may have lost Redis, too. `since`: time.monotonic() when this one lost it."""
         return self._missed_at >= since - self._missed_s
 
     def share(self) -> SlotShare | None:
@@ -102,7 +101,7 @@ class GatewayRing:
 
 @dataclass(frozen=True, slots=True)
 class _OthersSlots:
-    """The slots that other gateways held when Redis went away; a gateway may have held more slots than its share."""
+    """How many slots of each worker other gateways held when Redis went away: it can be more than their shares."""
 
     busy: Counter[str]
     until: float
@@ -165,7 +164,7 @@ class DegradedPlacement:
             log.info("Redis takes requests for model %s again", model)
 
     def note_ended(self, model: str, id: str) -> None:
-        """Remember a ticket or lease that ended while Redis is away, to withdraw it later."""
+        """Remember a ticket or lease that ended while Redis is away, to have Redis remove it later."""
         self._ended[model].append(id)
 
     def note_undelivered(self, model: str, id: str) -> None:
@@ -175,7 +174,7 @@ class DegradedPlacement:
         self.start(model)
 
     def restore_ended(self, model: str, ids: list[str]) -> None:
-        """Put back the ended ids that `take_ended` returned, after they could not be reported to Redis."""
+        """Put back the ids from `take_ended` (of ended tickets and leases), as they could not be reported to Redis."""
         self._ended[model] += ids
 
     def take_ended(self, model: str) -> list[str]:
@@ -217,7 +216,7 @@ class DegradedPlacement:
         return ahead
 
     def offer(self, model: str) -> None:
-        """Give free slots of the share to waiting calls, while Redis is away."""
+        """Give free slots of this gateway's share to waiting calls, while Redis is away."""
         share = self._ring.share()
         if share is None or model not in self._degraded_since:
             return
@@ -236,7 +235,7 @@ class DegradedPlacement:
         self._lend_slots(model, share)
 
     def _lend_slots(self, model: str, share: SlotShare) -> None:
-        """Lend a worker's `overdraft` slots to teams that hold no slot and have waited LEND_AFTER_S, as Redis does."""
+        """Lend slots beyond a worker's own (`overdraft`) to teams that waited LEND_AFTER_S for one, as Redis does."""
         now = time.monotonic()
         holders = {lease.team for lease in self._queue.leases_of(model)}
         holders |= {w.order.team for w in self._queue.waiters.values() if w.model == model and w.local is not None}

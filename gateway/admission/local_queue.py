@@ -27,7 +27,7 @@ class _RecentMoves:
     num_waiting: int = 0
     """Number of calls that wait and for which this worker is best."""
     waiting_ms: float = 0.0
-    """Sum of the predicted prefill of these waiting calls."""
+    """Sum of the predicted prefill, in ms, of the waiting calls for which this worker is best."""
 
 
 class RecentPlacements:
@@ -136,11 +136,11 @@ class Waiter:
     filed: Filed | None = None
     """The call's place in the queue; None until Redis has answered that it is queued."""
     avoid_now: Callable[[], frozenset[str]] | None = None
-    """Returns the current value of `avoid`; None: it does not change."""
+    """Returns the workers that have failed the call by now, the new value of `avoid`; None: `avoid` does not change."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when Redis may have granted a slot, and when this gateway stops."""
     queue_position: QueuePosition | None = None
-    """The caller's record of the position, updated while the call is queued in Redis."""
+    """The caller's record of the call's position in the queue, updated while the call is queued in Redis."""
     asked: bool = False
     """Whether Redis was asked for a slot: the call may be queued, granted a slot or even leased one there."""
     local: Lease | None = None

@@ -30,21 +30,21 @@ log = logging.getLogger(__name__)
 SHORTEST_TTL_S = 0.05
 
 REFRESHED = 64
-"""Number of tickets per model, from the front of the queue, for which the workers are ranked anew each round: these get
-the next slots."""
+"""Number of tickets per model, from the front of the queue, for which the workers are ranked anew each round. These
+tickets get the next slots."""
 LOAN_CHECK_AFTER_S = 0.3
-"""Seconds from the queuing of a call to an extra sweep, which may lend its team a slot (lua/shared_overdraft.lua)."""
+"""Seconds from a call's queuing to an extra sweep, which may lend its team an extra slot (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
 """Maximum number of tickets per run of the script `reread`; the others follow in further runs. A longer run would delay
 other clients of Redis."""
 ASKING_AT_ONCE = 64
-"""Maximum number of waiting calls that ask Redis at once after it has come back; the next ones ask when these have
+"""Maximum number of waiting calls that ask Redis for slots together after an outage; the next ones ask when these have
 answers. If Redis goes away again, at most this many fall back to this gateway's share of slots in one loop turn."""
 ASKED_POLL_S = 0.002
 
 
 class Maintenance:
-    """Runs the loops that `Admission` needs, on the same `LocalQueue`."""
+    """Runs the loops that keep this process's tickets and leases valid in Redis. Shares `Admission`'s `LocalQueue`."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class Maintenance:
             tasks.create_task(self._repeat(self._sweep, self._sweep_s, self._sweep_now))
 
     def ticket_ttl(self, waiter: Waiter) -> float:
-        """Return the seconds that Redis keeps a ticket which no gateway re-reads: at most until the call's deadline."""
+        """Return the seconds until the ticket expires in Redis if not renewed: at most until the call's deadline."""
         return max(SHORTEST_TTL_S, min(self._ticket_ttl_s, waiter.deadline - time.monotonic()))
 
     def check_for_loan_soon(self, waiter: Waiter) -> None:
-        """Schedule a sweep for the time when the team of a new ticket may be lent a slot, if a worker lends slots at
-        all."""
+        """Schedule a sweep for when the team of a newly queued call may be lent an extra slot. Do nothing if no worker
+        of the model lends slots (`Heartbeat.overdraft`)."""
         if self._loan_timer is None and any(beat.overdraft for beat in self._fleet.snapshot.of(waiter.model)):
             self._loan_timer = asyncio.get_running_loop().call_later(LOAN_CHECK_AFTER_S, self._check_for_loan)
 
@@ -153,8 +153,8 @@ class Maintenance:
             self._ring.update(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
 
     async def _refresh_ring(self) -> None:
-        """Send a heartbeat, to read which gateways were without Redis. Do nothing if that fails: on a Cluster, the
-        list of gateways can be on a node that is still away."""
+        """Send a heartbeat: its reply shows which gateways were without Redis. Do nothing if it fails: on a Cluster,
+        the list of gateways can be on a node that is still away."""
         with suppress(*NO_ANSWER):
             await self._beat()
 
@@ -219,8 +219,8 @@ class Maintenance:
             self._crowded[model] = crowded
 
     async def _recover(self, model: str) -> None:
-        """Use Redis again for the model if Redis answers: report the leases held here and the ended ones, then ask it
-        for slots."""
+        """Place the model's calls by Redis again, if Redis answers: report the leases that are held here and those that
+        have ended, then have the waiting calls ask for slots."""
         crowded = await self._renew_leases(model, was_away=True)
         await self._withdraw_ended(model)
         if crowded:  # ended leases may have taken the slots
@@ -232,7 +232,7 @@ class Maintenance:
         await self._ask_again(model)
 
     async def _ask_again(self, model: str) -> None:
-        """Make the model's waiting calls ask Redis, a few at a time, until all have asked or Redis is away again."""
+        """Have the model's waiting calls ask Redis for slots, a few at a time, until all have or Redis fails again."""
         waiters = self._queue.waiters_of(model)
         for first in range(0, len(waiters), ASKING_AT_ONCE):
             asking = waiters[first : first + ASKING_AT_ONCE]

@@ -22,7 +22,7 @@ ANY_WORKER = Offer("", 0.0, NOBODY_ELSE_MS, 0)
 
 
 def offers_of(ranking: Ranking, begin_within_ms: float = 0.0) -> Offers:
-    """Return a ranking as `Offers`, the form in which a call's ticket carries it. `begin_within_ms`: as in `Offers`."""
+    """Return a ranking as the `Offers` of a ticket. `begin_within_ms`: ms left for the first token; 0: no deadline."""
     if not ranking.bids:
         return Offers(elsewhere=ANY_WORKER, begin_within_ms=begin_within_ms, hold_ms=ranking.hold_ms)
     everywhere = [*ranking.bids] if ranking.elsewhere is None else [*ranking.bids, ranking.elsewhere]

@@ -69,7 +69,7 @@ PromptReader = Callable[[bytes, Ignored], tuple[str, GenerateRequest]]
 
 @dataclass(frozen=True, slots=True)
 class CallHandlers:
-    """Makes handlers for routes of every dialect, each method one kind. All handlers share the parts held here."""
+    """Makes handlers for routes of every dialect: each method makes one kind. All of them share the parts held here."""
 
     resolver: CallResolver
     pipeline: Pipeline

@@ -34,7 +34,7 @@ class Endpoint:
     """A request body, and the routes that accept it."""
 
     routes: tuple[str, ...]
-    """Each as `POST /path`; the first one names the endpoint in the table."""
+    """The routes that accept the body, each as `POST /path`; the first one names the endpoint in the table."""
     body: type[BaseModel]
     ignored: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, Refusal] = field(default_factory=dict)

@@ -29,12 +29,12 @@ SESSION_HEADER = b"x-session-id"
 
 
 def conversation_key(scope: Scope, request: GenerateRequest, team: str) -> Callable[[], str]:
-    """Return a function that returns the key of the request's conversation, by which `CallResolver` picks a model."""
+    """Return a function whose result is the same in all turns of a conversation: `CallResolver` picks a model by it."""
     return partial(conversation_of, request, team, session_of(scope))
 
 
 def session_or_request_id(scope: Scope, request_id: str) -> Callable[[], str]:
-    """Return a function that returns the key to pick a model by for a single request: the session, else its id."""
+    """Return a function that returns the key for `CallResolver` to pick a model: the session, else the request's id."""
     return lambda: session_of(scope) or request_id
 
 
@@ -80,9 +80,9 @@ _EVENT_ID = re.compile(rb"([0-9a-f]{1,64}):([0-9]{1,15})")
 @dataclass(frozen=True, slots=True)
 class ResumeOptions:
     owner: Owner
-    """The team and the request (its digest) that may read the stream again."""
+    """The team that may read the stream again, and the digest of the request that it must send for that."""
     grace_s: float
-    """Seconds for which the answer goes on after its client has left."""
+    """Seconds for which the answer is still generated after its client has disconnected."""
     stream: str
     """Id of the stream to read again; empty: the request begins a new stream."""
     after: int

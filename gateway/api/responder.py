@@ -67,7 +67,7 @@ OUTPUT = (Text, Reasoning, ToolCallDelta)
 
 
 class PartialUsage:
-    """Counts the tokens of a request's answers that have not ended: those that are cut off report no usage.
+    """Counts the tokens of a request's answers that have not ended: an answer that is cut off reports no usage.
 
     `add` is called once per token.
     """
@@ -77,7 +77,7 @@ class PartialUsage:
     def __init__(self) -> None:
         self._started: dict[int, Started] = {}
         self._generated: dict[int, int] = {}
-        """Number of an answer that has not ended -> tokens so far. `_started` has the answer's `Started` instead."""
+        """Index of each answer that has not ended -> its tokens so far. `_started` has its `Started` event instead."""
 
     def add(self, choice: int, events: Iterable[CallEvent]) -> None:
         for event in events:
@@ -145,8 +145,8 @@ class Responder(Generic[RequestIn]):
         *,
         repeats: bool = False,
     ) -> None:
-        """`conclude` is awaited before the last part of a complete answer is sent and, with the error, when an answer
-        that `write` wrote has failed. `repeats`: whether a stream's last event repeats the whole answer."""
+        """`conclude(writer, error)` is awaited before the last part of a complete answer is sent (`error` None), and if
+        an answer fails in `write`. `repeats`: whether a stream's last event repeats the whole answer."""
         self._writers = writers
         self._pipeline = pipeline
         self._pings = pings
@@ -179,7 +179,7 @@ class Responder(Generic[RequestIn]):
         holds: Holds,
         recording: Recording,
     ) -> None:
-        """Write a stream that can be read again into its recording, whether or not a client reads it now."""
+        """Write a resumable stream into its recording, whether or not a client reads the stream now."""
         sink = RecordingSink(recording)
         failure = await self.write(asked, call, request_log, writer, holds, sink)
         if failure is None:

@@ -42,14 +42,14 @@ class RouteRow(NamedTuple):
     method: str
     path: str
     access: Access
-    """The key that a caller needs; an OPEN or ADMIN route can have a token of its own (`AccessControl`)."""
+    """The key that a caller needs. An OPEN or ADMIN route can demand a token of its own (`RouteToken`)."""
     name: str
     """Name of the route's handler; several routes can have the same."""
     about: str
     shape: ErrorShape = OPENAI
     """The form of the route's errors."""
     shape_of: Callable[[Scope], ErrorShape] | None = None
-    """Returns the form of a request's errors, if two APIs share the path; None: `shape` is the form."""
+    """Returns the form of a request's errors on a path that two APIs share; None: the form is always `shape`."""
 
     @property
     def shown_path(self) -> str:

@@ -1,4 +1,4 @@
-"""Computes the result of a run, a `Document`, from the records of its calls (`Tape`).
+"""Computes a run's result (a `Document`) from the records of the run's calls (`Tape`).
 
 Percentiles are computed by nearest rank, so each is a value that was measured.
 """
@@ -68,7 +68,7 @@ MOST_SECONDS = 240
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The facts about a run that the records of its calls (`Tape`) do not have."""
+    """The facts about a run that are not in the records of its calls (`Tape`)."""
 
     started_at: str
     settings: Mapping[str, str | float | int | bool | None]

@@ -35,7 +35,7 @@ from gateway.bench.workload import (
 )
 
 CLOSE_ENOUGH = 1.1
-"""The search ends when the lowest rate found too high is at most this many times the highest rate that was not."""
+"""Maximum ratio of the lowest rate that broke an objective to the highest that broke none, for the search to end."""
 MOST_STEPS = 20
 MOST_FAILED = 0.01
 
@@ -76,7 +76,7 @@ async def search(
 
 
 def judge(found: Document, objectives: tuple[Bound, ...], rate: float) -> Step:
-    """Return the step: whether the objectives held at this rate, and which were broken.
+    """Return the search's step at this rate: whether the objectives held, and which were broken.
 
     A step with a saturated generator fails as well, as it did not measure the server.
     """

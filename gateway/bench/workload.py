@@ -46,9 +46,9 @@ class Length:
 class Preset:
     """A workload. Each conversation has one of `systems` system prompts, and on average `turns` turns.
 
-    Lengths are log-normal, turns geometric. The medians follow published traces: Azure's chats have on average 1,155
-    tokens in and 211 out, its code completions 2,047 and 28 (Splitwise, ISCA 2024); Mooncake's agents re-send long
-    histories and answer briefly (FAST'25).
+    Lengths are log-normal, numbers of turns geometric. The medians follow published traces: Azure's chats have on
+    average 1,155 tokens in and 211 out, its code completions 2,047 and 28 (Splitwise, ISCA 2024); Mooncake's agents
+    re-send long histories and answer briefly (FAST'25).
     """
 
     name: str
@@ -125,7 +125,7 @@ Message = dict[str, str]
 
 @dataclass(slots=True)
 class Prompt:
-    """The prompt of one call. `conversation`: what the `Source` stores here to find it again in `ended`."""
+    """The prompt of one call. `conversation`: set by the `Source`, so that `ended` finds the prompt's conversation."""
 
     messages: list[Message]
     answer_tokens: int

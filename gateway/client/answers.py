@@ -252,7 +252,7 @@ read_chunk = msgspec.json.Decoder(CompletionChunk).decode
 
 
 def read_completion(body: bytes) -> CompletionResponse:
-    """Return the answer in a body. Raises msgspec.MsgspecError, also if it is a list, for several completions."""
+    """Return the one answer in a body. Raises msgspec.MsgspecError, also if the body is a list of answers."""
     return _completion(_document(body))
 
 

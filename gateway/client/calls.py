@@ -217,14 +217,14 @@ def _slot(id_slot: int, action: str, read: Any, filename: str | None, model: str
 
 
 def is_ready() -> Script[bool]:
-    """Return whether the server takes calls; False if nothing answers. Raises a ClientError that waiting won't cure."""
+    """Return whether the server takes calls; False if nothing answers. Raises ClientError if waiting would not help."""
     return (yield from _obstacle()) is None
 
 
 def wait_until_ready(timeout: float, poll_interval: float) -> Script[None]:
     """Wait until the server takes calls. Both parameters are in seconds.
 
-    Raises NotReady after `timeout` and, at once, a ClientError that waiting won't cure.
+    Raises NotReady after `timeout` and, at once, another ClientError if waiting would not help.
     """
     deadline = time.monotonic() + timeout
     while (obstacle := (yield from _obstacle())) is not None:

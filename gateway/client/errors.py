@@ -58,7 +58,7 @@ class StreamBroken(ClientError):
 
 
 class AnswerError(ClientError):
-    """The server answered with an error. `status`: the HTTP status; None for an error in a stream that names none.
+    """The server answered with an error. `status`: the HTTP status; None if the error came in a stream and has none.
     `retry_after`: seconds."""
 
     def __init__(
@@ -184,7 +184,7 @@ def _kind(detail: Mapping[str, Any], status: int | None) -> type[AnswerError]:
 
 
 def _detail(body: bytes) -> Mapping[str, Any]:
-    """Return the `error` object of a body; empty if it has none."""
+    """Return the `error` object of a body; for an `error` that is a text, a `message` with it; empty: there is none."""
     try:
         document = msgspec.json.decode(body)
     except msgspec.DecodeError:

@@ -1,6 +1,6 @@
 """Provides the methods that generate (chat, completion, infill; whole or streamed), and builds their requests.
 
-`Client` and `AsyncClient` share these classes. The type parameters stand for what `send` and `open` return in each.
+`Client` and `AsyncClient` share these classes. The type parameters are what their `send` and `open` return.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Completions(Sender, Generic[Whole, Many, Text, Streamed]):
         return self._generated(COMPLETION, {"prompt": prompt}, stream, resume_grace, parameters)
 
     def complete_many(self, prompts: Sequence[Prompt], **parameters: Unpack[CompletionParameters]) -> Many:
-        """Continue several prompts, or one prompt several times (`n_cmpl`). `index` numbers the answers from 0."""
+        """Continue several prompts, or one prompt several times (`n_cmpl`). The answers' `index` counts from 0."""
         answers: Many = self._send(complete_many(prompts, parameters))
         return answers
 

@@ -111,7 +111,7 @@ class CompletionParameters(GenerationParameters, total=False):
 
     n_cmpl: int | None
     response_fields: Sequence[str] | None
-    """Names of the fields that the answer should have. `a/b` is field b of object a; such fields come in `extra`."""
+    """Names of the fields that the answer should have. `a/b`: field b of object a, which comes in `extra`."""
 
 
 class ChatParameters(GenerationParameters, total=False):

@@ -81,8 +81,8 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
 
 
 def claim_port(host: str, port: int) -> int:
-    """Return the port if it is free; 0: return any free port. Raises PortTaken; OSError if `host` is not this
-    machine's."""
+    """Return the port if it is free; for 0, any free port. Raises PortTaken; OSError if `host` is no address of this
+    machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -90,7 +90,7 @@ class CallResolver:
         return self._served(call, request_log)
 
     def _served(self, call: Call, request_log: RequestLog) -> Call:
-        """Return the call for the first model of its chain that has a worker; unchanged if none has."""
+        """Return the call. If its model has no worker, move it to the first of its fallbacks that has one."""
         workers = self._fleet.snapshot.workers
         standing_in = next((model for model in call.fallbacks if workers.get(model)), None)
         if standing_in is not None and not workers.get(call.model):

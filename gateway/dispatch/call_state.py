@@ -65,7 +65,7 @@ class CallState:
     placement_request_is_stale: bool = False
     """Whether `placement_request` must be made anew: the call has moved to a model with other adapters."""
     at: WorkerAddress | None = None
-    """The process that was asked for the answer, until it begins the answer or fails; None: there is none."""
+    """The worker process that was asked for the answer and has neither begun it nor failed; None: there is none."""
     first_error: PaddockError | None = None
     """The error of the first model that had no slot for the call."""
     lost: set[str] = field(default_factory=set)
@@ -74,7 +74,7 @@ class CallState:
     """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
 
     def enter(self) -> None:
-        """Count the call for its model's retry budget, and as in flight until `leave`."""
+        """Count the call as in flight until `leave`, and as a new call of its model in the retry budget."""
         self.budget.count_call(self.call.model, time.monotonic())
         self.metrics.in_flight.labels(self.call.model).inc()
 
@@ -83,7 +83,7 @@ class CallState:
 
     @property
     def attempt(self) -> AttemptLog:
-        """The attempt at the worker that was asked last."""
+        """The log of the attempt at the worker that was asked last."""
         return self.answer_log.attempts[-1]
 
     @property
@@ -94,7 +94,7 @@ class CallState:
 
     @property
     def used_up_at(self) -> WorkerAddress | None:
-        """The process that had the call but had not begun to answer when the call's time was up; None: none."""
+        """The worker process that had the call, but had not begun its answer, when its time was up; None: none."""
         return self.at if time.monotonic() >= self.call.deadline - TIMER_S else None
 
     def begin_attempt(self, at: WorkerAddress, ranking: Ranking, fingerprint: str) -> None:
@@ -122,7 +122,7 @@ class CallState:
             self.lost.add(at.boot)
 
     def rest(self, at: WorkerAddress, code: FailureCode) -> None:
-        """Make the call avoid a process that failed it: for a while, or for good if the process drains."""
+        """Make the call avoid a worker process that failed it: for a while, or for good if the process drains."""
         rest_s = LOST_REST_S if code is FailureCode.WORKER_LOST else REST_S
         self.resting[at.boot] = math.inf if code is FailureCode.DRAINING else time.monotonic() + rest_s
 

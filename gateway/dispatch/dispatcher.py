@@ -78,7 +78,7 @@ class Dispatcher:
     ) -> AbstractAsyncContextManager[Answer]:
         """Return a context manager that yields the answer once it has begun; leaving its block cancels the call.
 
-        The dispatcher cuts `cutoff` if the caller reads too slowly, and sets on it the time limit of the answer.
+        `cutoff`: the dispatcher interrupts it if the caller reads too slowly, and sets the answer's time limit on it.
         Raises PaddockError: no slot in time, refused by the worker, failed.
         """
 
@@ -136,7 +136,7 @@ class Dispatcher:
             turn.leave()
 
     def _start(self, state: CallState, lease: SlotLease, cutoff: Cutoff) -> AbstractAsyncContextManager[UpstreamAnswer]:
-        """Return a block that runs the call on the worker. The slot is freed when the answer ends, even if unread."""
+        """Return a context manager that runs the call. Its slot is freed when the answer ends, read or not."""
         slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
         return self._upstream.start(
             lease.at,
@@ -149,7 +149,7 @@ class Dispatcher:
         )
 
     def _with_own_slot(self, request: GenerateRequest, at: WorkerAddress) -> GenerateRequest:
-        """Return the request with its slot's number on the worker itself; ANY if another worker has that slot."""
+        """Return the request with the worker's own number of the asked slot; ANY if that slot is on another worker."""
         if request.slot == ANY:
             return request
         found = find_slot(request.slot, self.workers.reachable(at.model))
@@ -171,7 +171,7 @@ class Dispatcher:
             self.workers.note_end(at, begun.end)
 
     def _leave(self, state: CallState) -> None:
-        """Record that the call is over, however it ended; blame a worker that used up the call's time."""
+        """Record that the call is over, however it ended. A worker that used up the call's time counts as failing."""
         state.leave()
         self.workers.circuits.end_trials(state)
         if (at := state.used_up_at) is not None:
@@ -201,8 +201,8 @@ class Dispatcher:
     def _fits_elsewhere(self, state: CallState, failure: Failure) -> bool:
         """Return whether another worker of the model has enough context for a prompt that was too long for one worker.
 
-        A worker that found less memory at its start has a smaller context than others. If another one has enough, the
-        call avoids the workers whose context is too small from now on.
+        A worker that found less memory at its start has a smaller context than others. If another one has enough, from
+        now on the call avoids all workers whose context is too small.
         """
         if not failure.num_prompt_tokens or len(state.answer_log.attempts) >= MAX_ATTEMPTS:
             return False
@@ -230,7 +230,7 @@ async def _wait_for_begin(answer: UpstreamAnswer, state: CallState) -> None:
 
 
 def _num_charged(end: Finished | Failed) -> float | None:
-    """Return the number of tokens to charge the call's team for; None: as many as were predicted."""
+    """Return how many tokens the call's team is charged for; None: as many as were predicted."""
     if not isinstance(end, Finished):
         return None
     usage = end.usage

@@ -117,7 +117,7 @@ class MergedAnswers:
         return events
 
     async def follow(self, number: int, wait_s: float) -> None:
-        """Run answer `number` after `wait_s` and pass on its events; then those in `_further`. Raises PaddockError."""
+        """Run answer `number` after `wait_s`, then answers in `_further`; pass on all events. Raises PaddockError."""
         if wait_s:
             await asyncio.sleep(wait_s)
         await self._follow_one(number)

@@ -25,7 +25,7 @@ from workers.protocol.requests import GenerateRequest
 
 
 class Pipeline:
-    """Takes every call of this gateway process to the end of its answer."""
+    """Runs the calls of this gateway process, each to the end of its answer."""
 
     def __init__(
         self, dispatcher: Dispatcher, adapters: CallAdapters, limits: Limits, prompts: Prompts = UNWRITTEN
@@ -69,7 +69,7 @@ class Pipeline:
     def _counted(
         self, call: Call, request: GenerateRequest | PoolRequest, answer_log: AnswerLog
     ) -> Iterator[tuple[Cutoff, Heard]]:
-        """Count a call as under way during the block. Yield what can cut it off, and what logs its prompt."""
+        """Count a call as under way during the block. Yield its `Cutoff`, and the `Heard` that logs its prompt."""
         limit = f"the limit of {self._limits.request_timeout_s:g} s for one request"
         cutoff, heard = Cutoff(call.deadline, limit), self._prompts.begins(call, answer_log, request)
         self._under_way.add(cutoff)
@@ -81,10 +81,10 @@ class Pipeline:
 
 
 def _bounded(request: GenerateRequest, bounds: CallBounds, answer_log: AnswerLog) -> GenerateRequest:
-    """Return the request, changed where it is beyond the limits of its key.
+    """Return the request, with priority and `max_tokens` lowered to the limits of the caller's key.
 
     A priority above the limit is lowered, not refused: clients send the same priority to every server, and a late
-    answer is better than none. The header `x-paddock-priority` then has the lowered priority.
+    answer is better than none. The answer's header `x-paddock-priority` then shows the lowered priority.
     """
     most_urgent = -bounds.min_priority
     if request.priority > most_urgent:

@@ -15,8 +15,8 @@ from workers.protocol.requests import GenerateRequest, Message, Prompt, Submit
 INLINE_CHARS = 256 << 10
 """A message counts as short if its texts have at most this many characters: encoding it takes about a millisecond."""
 TOKEN_CHARS, VALUE_CHARS, BIAS_CHARS, ENTRY_CHARS = 6, 4, 256, 32
-"""Characters that count for each token, each value in a schema, each bias (a text of a few hundred characters), and
-each message or tool call: a conversation from stored responses can have 160,000 messages without text."""
+"""Characters for which a token, a value in a schema, a bias, and a message or tool call count. A bias can be a text of
+a few hundred characters; a conversation from stored responses can have 160,000 messages without text."""
 
 
 def num_chars(message: msgspec.Struct) -> int:
@@ -71,7 +71,7 @@ def chars_of_message(message: Message) -> int:
 
 
 def _of_value(*values: Any) -> int:
-    """Return approximately how many characters free-form values have; counting stops at INLINE_CHARS."""
+    """Return approximately how many characters the texts in JSON values have; counting stops at INLINE_CHARS."""
     number, left = 0, list(values)
     while left and number <= INLINE_CHARS:
         value = left.pop()
@@ -87,7 +87,7 @@ def _of_value(*values: Any) -> int:
 
 
 def _of_parts(parts: Iterable[Prompt]) -> int:
-    """Return approximately how many characters the parts have together; counting stops at INLINE_CHARS."""
+    """Return approximately how many characters these prompts have together; counting stops at INLINE_CHARS."""
     number = 0
     for part in parts:
         number += _of_part(part)

@@ -1,4 +1,4 @@
-"""Finds slots for calls: on a call's model or, if that has no slot in time, on a fallback of its chain."""
+"""Finds slots for calls: on a call's own model or, if that has no slot in time, on one of its fallback models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from workers.protocol.pooled import PoolRequest
 CHECK_INTERVAL_S = 0.25
 """Seconds between two checks whether the model of a queued call still has workers, for calls with fallbacks."""
 INLINE_HELD_BYTES = 1 << 20
-"""Maximum bytes of decoded bodies that are hashed without a thread: 3,000 messages or 100 tools take a ms or more."""
+"""A decoded body of at most this many bytes is hashed on the event loop: 3,000 messages or 100 tools take over 1 ms."""
 INLINE_TOKENS = 1 << 16
 """The size of pooled work is computed on the event loop if it has at most this many token ids; a million took 48 ms."""
 
@@ -124,9 +124,9 @@ class SlotSearch:
         return placement_request_of(state.request, state.call.principal.team, hashes)
 
     async def wait_for_slot(self, state: CallState, held: AsyncExitStack) -> SlotLease:
-        """Wait for a slot of the first model of the call's chain that has one in time; `held` gives the slot back.
+        """Wait for a slot on the call's model or, if none comes in time, on a fallback. `held` gives the slot back.
 
-        Raises PaddockError if no model of the chain has a slot in time.
+        Raises PaddockError if neither the model nor any fallback has a slot in time.
         """
         while True:
             self._choose_model(state)
@@ -152,7 +152,7 @@ class SlotSearch:
                 return lease
 
     async def _slot_of_model(self, state: CallState, held: AsyncExitStack) -> SlotLease | None:
-        """Return a slot of the call's model, or None as `_wait` does. Raises QueueFull, QueueTimeout, NotSupported."""
+        """Return a slot on the call's model; None: try a fallback. Raises QueueFull, QueueTimeout, NotSupported."""
         avoid = await self._workers.avoided(state)
         priority, queue_position = state.request.priority, state.answer_log.queue_position
         avoid_now = partial(self._workers.avoided_now, state)
@@ -166,7 +166,7 @@ class SlotSearch:
     async def _wait(
         self, state: CallState, held: AsyncExitStack, slot: AbstractAsyncContextManager[SlotLease]
     ) -> SlotLease | None:
-        """Wait for the slot. Return None if the model loses its last suitable worker and a fallback model has one."""
+        """Wait for the slot. Return None if the model loses its last suitable worker while a fallback model has one."""
         if not state.call.fallbacks:
             return await held.enter_async_context(slot)
         try:
@@ -179,7 +179,7 @@ class SlotSearch:
             return None
 
     def _choose_model(self, state: CallState) -> None:
-        """Move the call to the best model of its chain, if that is another one. If none is ready, the call stays."""
+        """Move the call to a fallback if `choose_model` prefers one. If no model has suitable workers, it stays."""
         call = state.call
         if not call.fallbacks:
             return
@@ -191,7 +191,7 @@ class SlotSearch:
                 state.wait_anew()  # it may have waited long for a first worker
 
     def fall_back(self, state: CallState, reason: Reason, error: PaddockError) -> None:
-        """Move the call to a fallback model. If none is ready, raise the call's first error, which may be `error`."""
+        """Move the call to a fallback. If none has a suitable worker, raise the call's first error, or else `error`."""
         state.first_error = state.first_error or error
         if reason is Reason.QUEUE_TIMEOUT:
             state.wait_anew()

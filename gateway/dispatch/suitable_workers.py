@@ -119,7 +119,7 @@ class SuitableWorkers:
         return found
 
     def _avoided(self, state: CallState, beats: Iterable[Heartbeat], now: float, *, going: bool) -> frozenset[str]:
-        """Return the workers to avoid. `going`: the call is sent now, to an open circuit if nothing else is left."""
+        """Return the workers to avoid. `going`: the call is sent now; if all would be avoided, circuits don't count."""
         if not state.resting and not self._upstream.any_lost and self.circuits.all_new:
             return frozenset()  # the usual case, made quick for a thousand workers
         beats = tuple(beats)
@@ -146,7 +146,7 @@ class SuitableWorkers:
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _wait_for_adapters(self, state: CallState) -> None:
-        """Wait, at most ADAPTERS_S, until a worker has the call's adapters. New workers load registered ones soon."""
+        """Wait up to ADAPTERS_S until a worker has the call's adapters. New workers load the fleet's adapters soon."""
         call, adapters = state.call, state.placement_request.adapters
         until = min(call.queue_deadline, time.monotonic() + ADAPTERS_S)
         while time.monotonic() < until:

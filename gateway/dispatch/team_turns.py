@@ -10,7 +10,7 @@ from collections import Counter, deque
 class TeamTurns:
     """Gives turns to a few callers at a time, like a semaphore; the waiting teams are served one after the other.
 
-    By default one team gets all turns but one at most, so that other teams need not wait for its slowest turn.
+    By default one team can hold at most all turns but one, so that other teams need not wait for its slowest turn.
     """
 
     def __init__(self, at_once: int = 1, per_team: int | None = None) -> None:
@@ -27,12 +27,12 @@ class TeamTurns:
         return cls(sys.maxsize, per_team)
 
     async def enter(self, team: str) -> Turn:
-        """Wait for a turn and return it. The caller must call `leave` on it; calling it twice is harmless."""
+        """Wait for a turn and return it. The caller must call the turn's `leave`; a second `leave` has no effect."""
         await self.take(team)
         return Turn(self, team)
 
     async def take(self, team: str) -> None:
-        """Wait for a turn. The caller must call `give_back` after it, but not if the wait is cancelled."""
+        """Wait for a turn. The caller must call `give_back` at its end, but not if the wait was cancelled."""
         if self._num_free and team not in self._waiting and self._num_in[team] < self._per_team:
             self._enter(team)
             return

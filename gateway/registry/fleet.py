@@ -25,18 +25,18 @@ __all__ = ["Fleet", "FleetSnapshot"]
 log = logging.getLogger(__name__)
 
 RECORD_S = 0.003
-"""Minimum seconds between two readings of all records, per worker of the fleet: they then take 1 % of a core."""
+"""Minimum seconds between two readings of all records, per worker of the fleet: readings then take 1 % of a core."""
 WORK_REST = 10
-"""Minimum time between two readings of all records, as a multiple of the work of one: 10 % of a core at most."""
+"""Minimum time between two readings of all records, as a multiple of what one takes: at most 10 % of a core is used."""
 URGENT_SHARE = 0.1
-"""Share of the minimum pause (RECORD_S, WORK_REST) that remains if a worker asks for an early reading, as any can."""
+"""Share of the minimum pause (RECORD_S, WORK_REST) kept before an early reading, for which any worker can ask."""
 MAX_ANNOUNCED = 1024
-"""Maximum number of workers whose announced records are read singly; if more announce records, all records are read."""
+"""Maximum number of workers whose new records are read singly; if more workers announce some, all records are read."""
 RESYNCED_AT_ONCE = 16
 """Maximum number of workers whose prefix hashes are read between two readings of news; others follow later. Each worker
 has a few thousand hashes; reading those of 16 workers takes some ms."""
 PATIENCE_S = 2 * keys.HEARTBEAT_INTERVAL_S
-"""Seconds to keep the last records after Redis lost data or refused writes: live workers write new ones meanwhile."""
+"""Seconds to keep the last records after Redis lost data or refused writes, so that live workers can write new ones."""
 BEFORE_S = 0.02
 """A call placed less than this many seconds before a worker's report is taken as not yet counted in that report."""
 
@@ -106,7 +106,7 @@ class Fleet:
         self._listeners.append(on_change)
 
     def keep_unless(self, takes_writes: Callable[[str], bool]) -> None:
-        """Keep a model's last records while `takes_writes(model)` is False: its workers can't write new ones."""
+        """Have a model's last records kept while `takes_writes(model)` is False: Redis refuses its workers' writes."""
         self._takes_writes = takes_writes
 
     async def refresh(self) -> FleetSnapshot:
@@ -203,7 +203,7 @@ class Fleet:
         return (models if are_all else models | self._state.served), are_all
 
     def _has_forgotten(self, models: frozenset[str], now: float) -> bool:
-        """Return whether Redis lost its data in the last PATIENCE_S: `models` then lacked one that has workers."""
+        """Return whether Redis lost its data in the last PATIENCE_S. It did if `models` lacks one that has workers."""
         if self._forgot_at is None and not self._state.served <= models:
             self._forgot_at = now
         if self._forgot_at is not None and now - self._forgot_at < PATIENCE_S:
@@ -213,7 +213,7 @@ class Fleet:
         return False
 
     def _kept(self, now: float) -> frozenset[str]:
-        """Return the models whose last records are kept: their workers can't write, or could not until lately."""
+        """Return the models whose last records are kept: Redis refuses their workers' writes, or did until lately."""
         refused = [model for model in self._state.served if not self._takes_writes(model)]
         self._kept_until |= dict.fromkeys(refused, now + PATIENCE_S)
         self._kept_until = {model: until for model, until in self._kept_until.items() if until > now}

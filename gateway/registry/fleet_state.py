@@ -1,8 +1,8 @@
 """Combines the records, prefix hashes and news of all workers into the snapshot of the fleet. Does no I/O.
 
-News are a worker's numbered reports of load and cache. Its record and prefix hashes say the last number included in
-them. The hashes are exact if no number is missing between that one and the latest. A worker with a missing number is
-out of sync: its record and hashes are read again until none is missing. Until then it is ranked by what is known.
+News are a worker's numbered reports of load and cache. The worker's record (its heartbeat) and its prefix hashes each
+name the last report included in them. If a later report is missed, the hashes are not exact and the worker is out of
+sync: record and hashes are read again until no report is missing, and meanwhile it is ranked by what is known.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ oldest. Anyone who can write to Redis can add names."""
 
 MOST_STRANGE_HASHES = 1 << 20
 STRANGE_NEWS = 64
-"""Number of prefix hashes that each report of an unknown worker counts as, besides those in it. Once the count is above
-MOST_STRANGE_HASHES, reports of unknown workers are dropped until all records have been read again."""
+"""A report (`News`) of an unknown worker counts as this many prefix hashes, plus those in the report. Once the total is
+above MOST_STRANGE_HASHES, such reports are dropped until all records have been read again."""
 
 NO_POOL = Pool()
 NO_HASHES = PrefixHashes(0, {})
@@ -56,15 +56,15 @@ class FleetState:
         self._updaters: dict[str, PoolUpdater] = {}
         self._recent_news: dict[WorkerKey, deque[News]] = {}
         self._out_of_sync: dict[WorkerKey, None] = {}
-        """Workers whose prefix hashes are not exact, in the order in which they came out of sync."""
+        """Workers whose prefix hashes are not exact; the one that has been so for longest comes first."""
         self._resync_later: set[WorkerKey] = set()
-        """Workers still out of sync after a resync; they are resynced again after the next reading of all records."""
+        """Workers still out of sync after their hashes were read anew; tried again once all records have been read."""
         self._without_record: set[WorkerKey] = set()
         """Workers that have written reports (`News`) but have no record that can be read."""
         self._num_strange_hashes = 0
-        """Number counted against MOST_STRANGE_HASHES since all records were last read."""
+        """Prefix hashes counted for unknown workers since all records were last read; limit: MOST_STRANGE_HASHES."""
         self._behind: dict[WorkerKey, int] = {}
-        """Worker -> number of the last report (`News`) in its record, where that report has not been read yet."""
+        """Worker -> number of the last report (`News`) that its record includes, if the report itself is unread."""
         self._contents: dict[str, Contents] = {}
         self._is_read = False
         self._snapshot: FleetSnapshot | None = FleetSnapshot(is_read=False)
@@ -94,7 +94,7 @@ class FleetState:
 
     @property
     def out_of_sync(self) -> tuple[WorkerKey, ...]:
-        """Workers to be resynced; the one that has waited longest comes first."""
+        """Workers whose record and hashes must be read anew; the one that has waited longest comes first."""
         return tuple(self._out_of_sync)
 
     @property
@@ -168,7 +168,7 @@ class FleetState:
         return known.draining != news.draining
 
     def resync(self, key: WorkerKey, record: Heartbeat | None, hashes: PrefixHashes | None, now: float) -> None:
-        """Replace a worker's record and prefix hashes by those read now (None: none found), and apply later news."""
+        """Replace a worker's record and hashes by those just read and apply later news. `record` None: keep the old."""
         model, worker = key
         self._out_of_sync.pop(key, None)
         if record is None:
@@ -251,7 +251,7 @@ class FleetState:
 
 
 def _is_gapless(included: int, news: Sequence[News], least: int) -> bool:
-    """Return whether `news` goes on from number `included` without a gap, up to number `least` or beyond."""
+    """Return whether `news` continues after report number `included` without a gap, up to number `least` or beyond."""
     versions = [one.version for one in news if one.version > included]
     return versions == list(range(included + 1, included + 1 + len(versions))) and included + len(versions) >= least
 

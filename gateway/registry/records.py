@@ -46,13 +46,13 @@ MOST_NAMES = 10_000
 NAMES_AT_ONCE = 512
 """Number of names to process before checking whether to rest (`Pauses.rest`)."""
 MOST_STRANGERS = 10_000
-"""Maximum number of unknown workers whose records one reading of the fleet reads; of more, it reads a random sample."""
+"""Maximum number of unknown workers whose records one reading reads; if there are more, it takes a random sample."""
 MOST_STRANGE_BYTES = 32 << 20
 """Bytes of unknown workers' records after which a reading of records stops. The largest fleet has far fewer."""
 LONGEST_RECORD = 1 << 20
 """Maximum bytes of a record; longer ones are left out. A record with 4,096 adapters has half of that."""
 ANSWER_BYTES = 2 << 20
-"""Bytes per round trip to Redis, split evenly among its script calls; keys that do not fit are read in the next one."""
+"""Bytes per round trip to Redis, split evenly among its script calls; keys that do not fit wait for the next trip."""
 KEYS_AT_ONCE = 1000
 """Maximum number of keys of one script call."""
 ANSWERS_AT_ONCE = 16
@@ -81,7 +81,7 @@ class Names:
 
     found: frozenset[str]
     are_all: bool = True
-    """False: the set has too many names for one reading. `found` has a part; the next reading, the next part."""
+    """False: the set has too many names for one reading. `found` has some of them; the next reading finds others."""
 
 
 class RecordReader:
@@ -205,7 +205,7 @@ class RecordReader:
     async def _values(
         self, kind: Unread, workers: Iterable[WorkerKey], pauses: Pauses
     ) -> AsyncGenerator[tuple[WorkerKey, bytes]]:
-        """Yield workers' packed records; with Unread.HEADS, prefix hashes. Missing or too long ones are left out."""
+        """Yield workers' packed records, or prefix hashes if `kind` is HEADS. Missing or too long ones are left out."""
         fields: tuple[str, ...] = (BEAT, SEAL)
         name_of, longest = keys.worker, LONGEST_RECORD
         if kind is Unread.HEADS:
@@ -304,7 +304,7 @@ def _shuffled(given: Iterable[Item]) -> list[Item]:
 
 
 FIRST_MS = 5000
-"""Age in ms of the oldest reports that the first reading includes: about that of the prefix hashes in Redis."""
+"""Maximum age in ms of the reports that the first reading includes. The prefix hashes in Redis are about as old."""
 AT_ONCE = 2000
 """Maximum number of entries in one answer of Redis; more entries take several answers."""
 MOST_BYTES = 2 << 20

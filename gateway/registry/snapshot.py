@@ -60,9 +60,9 @@ class FleetView(Protocol):
 class FirstWorkers:
     """Tracks which models still wait for their first worker, for a limited time.
 
-    A model whose first worker came and was lost is no longer waited for: its calls wait until a worker is back. Neither
-    is a model whose first worker did not come in time: otherwise one broken model would keep a new gateway from serving
-    the other models.
+    A model counts as waiting until its first worker comes, but no longer than the given time: otherwise one broken
+    model would keep a new gateway from serving the other models. It does not count as waiting again if that worker is
+    lost: its calls then wait until a worker is back.
     """
 
     def __init__(self, models: frozenset[str], wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:

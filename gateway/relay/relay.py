@@ -44,9 +44,9 @@ from workers.tracing.span import TraceContext
 log = logging.getLogger(__name__)
 
 SETTLE_TIMEOUT_S = 2 * CONNECT_TIMEOUT_S
-"""Seconds that a call waits for the event stream of a worker that is new in the fleet."""
+"""Maximum seconds that a call waits until the event stream of a worker that is new in the fleet is open."""
 RECORD_TIMEOUT_S = 1.0
-"""Maximum seconds that a call with a slot waits until this gateway has read the record of the slot's worker process."""
+"""Maximum seconds that a call with a slot waits for this gateway to read the heartbeat of the slot's worker."""
 
 
 @dataclass(slots=True)
@@ -75,14 +75,14 @@ class Relay:
         self._lost: set[str] = set()
         """Boot ids of processes that are gone, although the fleet may still list them."""
         self._addresses: dict[str, WorkerAddress] = {}
-        """Boot id -> address, from the sealed records that were read last. Calls are sent to these addresses only."""
+        """Boot id -> address, from the sealed heartbeats as last read. Calls are sent to these addresses only."""
         self._fleet_changed = asyncio.Event()
         """Set, and replaced by a new one, when the fleet has changed."""
         self._group: asyncio.TaskGroup | None = None
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self) -> None:
-        """Keep the streams open until cancelled. Workers then end this gateway's calls after a grace period."""
+        """Keep the event streams open until cancelled. Workers then end this gateway's calls after a grace period."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, socket_factory=watched_socket)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
             try:
@@ -181,7 +181,7 @@ class Relay:
         return await connection.client.ask(method, path, message, WholeReply(decode), timeout_s)
 
     def is_lost(self, boot: str) -> bool:
-        """Return whether the process is known to be gone, although the fleet may still list it."""
+        """Return whether the worker process is known to be gone, although the fleet may still list it."""
         return boot in self._lost
 
     @property
@@ -189,7 +189,7 @@ class Relay:
         return bool(self._lost)
 
     async def _connected(self, at: WorkerAddress) -> WorkerConnection:
-        """Return the connection to a process with a sealed record and an open stream. Raises CallFailed, Stopping."""
+        """Return a worker's connection once its heartbeat is read and its stream open. Raises CallFailed, Stopping."""
         if at.boot not in self._connections and at.boot not in self._addresses:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RECORD_TIMEOUT_S):
@@ -209,7 +209,7 @@ class Relay:
         return connection
 
     def _connect(self, at: WorkerAddress) -> WorkerConnection:
-        """Return the connection to a process; make it if there is none yet. Raises Stopping."""
+        """Return the connection to a worker process; make it if there is none yet. Raises Stopping."""
         connection = self._connections.get(at.boot)
         if connection is not None:
             return connection
@@ -261,7 +261,7 @@ class WorkerQueries:
         self._relay = relay
 
     def workers(self, model: str) -> list[Heartbeat]:
-        """Return the model's workers that can be asked, sorted by id: the order in which their slots are numbered."""
+        """Return the model's workers that can be asked, sorted by id. A model's slots are numbered in this order."""
         beats = self._fleet.snapshot.of(model)
         return sorted((beat for beat in beats if not self._relay.is_lost(beat.boot)), key=lambda beat: beat.worker)
 

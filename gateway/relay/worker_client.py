@@ -81,7 +81,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 1.0
 SUBMIT_TIMEOUT_S = 60.0
-"""Seconds for a submit: a worker tokenises the prompt before it answers. If it dies, its event stream tells sooner."""
+"""Seconds for a submit: a worker tokenises the prompt before it answers. A dead worker's event stream ends sooner."""
 CANCEL_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 60.0
 
@@ -93,11 +93,11 @@ MAX_SETTINGS_BYTES = (6 * MAX_PROMPT_CHARS) + (1 << 20)
 MAX_REPLY_BYTES = 4 << 20
 """Maximum bytes of an answer about a model, its slots or its adapters."""
 MAX_LONG_REPLY_BYTES = 128 << 20
-"""Maximum bytes of an answer whose size the question decides: 2,048 vectors of 8,192 numbers, or 8 million tokens."""
+"""Maximum bytes of a reply whose size depends on the request: 2,048 vectors of 8,192 numbers, or 8 million tokens."""
 LONG_REPLIES = frozenset({POOL_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, RENDER_PATH})
 
 NO_SUCH_ROUTE = (404, 405)
-"""HTTP statuses of a worker whose kind has no such route: a worker for pooled work has none for adapters."""
+"""HTTP statuses of a worker of a kind that lacks the route: a worker for pooled work has no routes for adapters."""
 
 _decode_accepted = msgspec.json.Decoder(Accepted).decode
 _decode_failure = msgspec.json.Decoder(Failure).decode
@@ -107,7 +107,7 @@ ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
 class ReplyTooLong(aiohttp.ClientError):
-    """A worker's answer is longer than an answer to this question can be."""
+    """A worker's answer is longer than any answer to the request can be."""
 
 
 class NotReached(CallFailed):
@@ -198,7 +198,7 @@ class WorkerClient:
         return accepted
 
     async def cancel(self, calls: list[int]) -> bool:
-        """Cancel calls. Return whether the worker accepted; if not, the worker's grace period or death ends them."""
+        """Cancel calls. Return whether the worker accepted; if not, they end when it dies or gives this gateway up."""
         try:
             async with self._session.post(
                 self._at.url + CANCEL_PATH,
@@ -260,12 +260,12 @@ class Cancellations:
     client: WorkerClient
     worker: str
     group: asyncio.TaskGroup
-    """The parent of the sending task."""
+    """The task group in which the task that sends cancellations runs."""
     pending: list[int] = field(default_factory=list)
     sending: bool = False
 
     async def send(self) -> None:
-        """Send until nothing is pending. After a failure calls stay pending until the next `add` or connection."""
+        """Have the worker cancel pending calls. If that fails, they stay pending until the next `add` or connection."""
         self.sending = True
         try:
             while self.pending:

@@ -1,4 +1,4 @@
-"""Keeps the event stream of one worker process open as long as the process lives; all calls on it share the stream."""
+"""Keeps the event stream of one worker process open while the process lives. All calls on that worker share it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from workers.protocol.framing import (
 log = logging.getLogger(__name__)
 
 SILENCE_S = 1.25 * KEEP_ALIVE_INTERVAL_S
-"""Seconds of silence, or up to twice as many, that end a connection: workers write every KEEP_ALIVE_INTERVAL_S."""
+"""A connection is ended after one to two times this many silent seconds: workers write every KEEP_ALIVE_INTERVAL_S."""
 REFUSED_FOR_S = 0.2
 """Seconds of refused connections after which a process counts as lost: a refusal shows that the network works."""
 AWAY_FOR_S = 5.0
-"""Seconds of failures other than refusals until a process is lost. Workers keep an absent gateway's calls as long."""
+"""Seconds of failures (not refusals) until a process counts as lost. Workers keep an absent gateway's calls as long."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 FRAMES_PER_TURN = 256
 """Maximum number of frames of a backlog handled per turn of the event loop, so that the mailboxes' readers get turns in
 between: after a stall they would otherwise look like slow clients."""
 LONG_TURN_S = 0.005
-"""CPU seconds of one read above which the stream rests for as long as that took: it uses half of the CPU at most."""
+"""If handling one read takes more CPU seconds than this, the stream then rests as long, to use half a CPU at most."""
 MAX_BACKLOG_FRAMES, MAX_BACKLOG_BYTES = 1 << 16, 64 << 20
 """Maximum frames and bytes of a worker's backlog, output of some minutes. With more, the worker counts as lost."""
 
@@ -52,7 +52,7 @@ many values in a frame, invalid text or JSON, or an unknown event. RecursionErro
 
 
 class WorkerStream:
-    """Reads one worker process's steps and hands each event to its call's mailbox.
+    """Reads the events of one worker process's steps, and puts each into the mailbox of its call.
 
     Reconnects with `Last-Event-ID`, so a short network failure loses nothing. When the process is gone, every call on
     it gets a `Failed` (worker_lost). The stream never waits for the readers of mailboxes.
@@ -78,14 +78,14 @@ class WorkerStream:
         self._reader = FrameReader()
         self._backlog: deque[Frame] = deque()
         self._broken: Exception | None = None
-        """The error after which nothing more is read from this connection; None: no error."""
+        """The error for which the connection will be given up at the next data; None: no error."""
         self._backlog_bytes = 0
-        """Bytes of data in the backlog."""
+        """Bytes of data of the frames in `_backlog`."""
         self._mailboxes: dict[int, Mailbox] = {}
         self._last_id = ""
         self._departed = False
         self._attempts = 0
-        """Connections that ended or failed since the stream was last open."""
+        """Number of connections that failed or broke off since one was last opened."""
         self._troubled_at = 0.0
         self._changed = asyncio.Event()
 
@@ -101,7 +101,7 @@ class WorkerStream:
         return self.at.boot in self._lost
 
     def note_departure(self) -> None:
-        """Remember that the fleet does not list the worker any more: if its stream is down or fails, its calls end."""
+        """Remember that the worker has left the fleet. Its calls end once its stream fails, or now if it is down."""
         self._departed = True
         if not self.connected.is_set():
             self.lose("is gone from the fleet")
@@ -111,7 +111,7 @@ class WorkerStream:
         self._departed = False
 
     def lose(self, why: str) -> None:
-        """End every call on this process."""
+        """Count the worker process as lost, and end all its calls with an error that says `why`."""
         self._lost.add(self.at.boot)
         self._changed.set()
         if self._mailboxes:
@@ -161,7 +161,7 @@ class WorkerStream:
         self.lose("sent events that this gateway cannot read")
 
     def _note_trouble(self, why: str, patience_s: float = AWAY_FOR_S) -> None:
-        """Count a connection that ended or failed; after `patience_s` without one, the process counts as lost."""
+        """Count a failed connection. After `patience_s` of failures, or if the fleet lost the worker, end its calls."""
         now = monotonic()
         self._attempts += 1
         if self._attempts == 1:
@@ -196,7 +196,7 @@ class WorkerStream:
         self._cancel([])
 
     def _on_data(self, data: bytes) -> float:
-        """Handle data. Return the seconds to rest: the CPU time that handling took if over LONG_TURN_S, else 0."""
+        """Handle received data. Return the seconds to stop reading: the CPU time taken if over LONG_TURN_S, else 0."""
         begun = thread_time()
         self._queue_frames(data)
         took_s = thread_time() - begun
@@ -261,7 +261,7 @@ class WorkerStream:
             self._last_id = frame.id
 
     def _fail_missing(self, alive: set[int]) -> None:
-        """Fail the calls that the worker has lost. `alive`: those it has; it lists them if it can't resume."""
+        """Fail the calls that the worker has lost. `alive`: those that it has, as listed by an event `ALIVE_EVENT`."""
         missing = [call for call in self._mailboxes if call not in alive]
         for call in missing:
             self._fail(

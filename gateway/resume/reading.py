@@ -12,7 +12,7 @@ from gateway.store.outage import raise_if_cancelled
 from gateway.store.streams import StreamLog
 
 SIGN_EVERY_S = 0.3
-"""Seconds between two signs, by which a reader at another gateway shows the writing gateway that it still reads."""
+"""Seconds between two signs. By a sign, a reader at another gateway shows the writing gateway that it still reads."""
 LOOK_EVERY_S = 0.03
 """Seconds between two reads of Redis by a reader that has read all events so far; events reach Redis in about that
 time."""
@@ -25,7 +25,7 @@ class Reading(Protocol):
 
     @property
     def refusal(self) -> PaddockError | None:
-        """The error sent in place of an answer; None: there is none."""
+        """The error that is sent in place of an answer; None: there is an answer."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class RemoteReading:
         self._after = after
         self._num_batches = 1
         """Number of batches to read at once. The size of a batch is not known at first, so the number is doubled or
-        halved until so many batches have about PIECE_BYTES."""
+        halved until this many batches have about PIECE_BYTES together."""
         self._ended = False
         self._signed_at = float("-inf")
 
@@ -118,12 +118,12 @@ class RemoteReading:
         return b""
 
     def close(self) -> None:
-        """Stop reading; another reader may then be admitted. The writing gateway notices that no more signs come."""
+        """Stop reading, so that another reader may be admitted. The writing gateway notices that the signs stop."""
         self._lease.leave()
 
     async def _sign(self) -> bool:
-        """Send the sign that the stream is being read, if the last one is SIGN_EVERY_S old. Return whether it was
-        sent."""
+        """Show the writing gateway that the stream is being read, if the last sign is SIGN_EVERY_S old. Return whether
+        a sign was sent."""
         now = time.monotonic()
         if now - self._signed_at < SIGN_EVERY_S:
             return False

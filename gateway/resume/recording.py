@@ -150,7 +150,7 @@ class Recording:
 
 
 def split_events(batch: Batch, after: int) -> bytes:
-    """Return the events of a batch that follow the event of number `after`."""
+    """Return the events of a batch whose numbers are above `after`."""
     if batch.first > after:
         return batch.body
     parts = batch.body.split(b"\n\n")

@@ -38,11 +38,11 @@ Produce = Callable[[Recording], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The team that may read a stream again, and the request that it must send for that."""
+    """Who may read a stream again: its team, if it sends the request again that began the stream."""
 
     team: str
     request: str
-    """Digest of the request; empty: the team may read the stream again with any request."""
+    """Digest of the request that began the stream; empty: the team may read the stream again by any request."""
 
 
 class Recordings:

@@ -51,8 +51,8 @@ class Estimate(msgspec.Struct, frozen=True):
     cached_bytes: int
     """Bytes of the prompt that the worker has cached: those of the longest prefix whose hash it has."""
     placed: int
-    """Number of calls that this gateway has placed there since the worker last reported, minus those that have ended;
-    can be negative."""
+    """Number of calls that this gateway has placed at the worker since the worker's last report, minus those that have
+    ended; can be negative."""
     slot_ms: float
     """Time until the call has a slot."""
     backlog_ms: float
@@ -172,7 +172,7 @@ class Requirements:
         return ""
 
     def met_by_all(self, pool: Pool) -> bool:
-        """Return True only if all workers that serve certainly meet the requirements; False means that some may not."""
+        """Return True only if surely every serving worker meets the requirements; False means that some may not."""
         if self.avoid or self.worker or self.room:
             return False
         return self.n_ctx <= pool.n_ctx and self.adapters.issubset(pool.adapters)
@@ -192,9 +192,9 @@ class Requirements:
 
 
 def requirements_of(request: PlacementRequest, pool: Pool, avoid: frozenset[str]) -> Iterator[Requirements]:
-    """Yield sets of requirements that the call has of a worker, the strictest first: try each only if no worker meets
-    the ones before it. Late ones allow workers that have failed the call. The last one allows any worker, since the
-    refusal of that worker tells the caller what is wrong."""
+    """Yield sets of requirements for the call's worker, the strictest set first. Try a set only if no worker meets the
+    sets before it. Later sets allow workers that have failed the call. The last set allows any worker, since that
+    worker's refusal tells the caller what is wrong."""
     tokens = request.prefix.num_bytes / pool.typical.bytes_per_token * CONTEXT_MARGIN
     place = find_slot(request.slot, pool.by_id()) if request.slot != ANY else None
     if place is not None:

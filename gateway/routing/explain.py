@@ -117,7 +117,7 @@ def _ranked_worker(estimate: Estimate, costs: CostModel, now: float) -> RankedWo
 
 
 def _cached_bytes(request: PlacementRequest, pool: Pool) -> dict[int, int]:
-    """Return worker number -> bytes of the longest prefix of the prompt whose hash that worker has."""
+    """Return, by worker number, the length in bytes of the prompt's longest prefix that the worker has a hash of."""
     ends: dict[int, int] = {}
     for place, holders in pool.hashes.levels(request.prefix.digests):
         for number in (holders,) if isinstance(holders, int) else holders:

@@ -108,8 +108,7 @@ class Bid(msgspec.Struct, frozen=True):
     cached_tokens: int
     """Estimated tokens of the prompt that the worker has cached."""
     burden_ms: float = 0.0
-    """Cost of the call's prefill to other calls: those that wait behind it, and those whose cached prompts it evicts.
-    """
+    """The prefill's cost to other calls: those that wait behind it, and those whose cached prompts it evicts."""
 
     @property
     def weight_ms(self) -> float:

@@ -40,7 +40,7 @@ class SpeedClasses:
     def __init__(self) -> None:
         self._sorted: dict[int, list[WorkerState]] = {}
         self._drawn: dict[int, SpeedClass] = {}
-        """Speed -> its class as `draw` last returned it; classes that have changed since then are not in here."""
+        """Number of a class (`_speed`) -> the class, as `draw` last returned it; one that changed since is missing."""
 
     def add(self, state: WorkerState) -> None:
         speed = _speed(state)

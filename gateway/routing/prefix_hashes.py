@@ -19,7 +19,7 @@ SHARDS = 256
 """Number of dictionaries that the index consists of. A single dictionary with millions of entries would block the
 process for a tenth of a second when it grows; small ones do not."""
 _BITS = 60
-"""Bits kept of a hash: a Python int of 60 bits takes 32 bytes, of 64 bits 48. A collision makes a cost look too low."""
+"""Bits kept of a hash: a Python int of 60 bits takes 32 bytes, of 64 bits 48. Equal hashes make a cost look too low."""
 _MASK = (1 << _BITS) - 1
 _SHARD = _BITS - 8
 """Number of bits to shift a hash right by to get the number of its shard. The highest bits choose the shard, since
@@ -41,7 +41,7 @@ class PrefixHashIndex:
         self._logs: dict[int, array[int]] = {}
         self._counts: dict[int, int] = {}
         self._dropped = 0
-        """Number of dropped hashes, minus those that copies of shards have made up for (`_write_anew`)."""
+        """Number of dropped hashes for which no shard has been copied yet: each copy lowers it (`_write_anew`)."""
         self._turn = 0
 
     def holders(self, prefix_hash: int) -> Holders:
@@ -120,7 +120,7 @@ class PrefixHashIndex:
         self._counts.pop(number, None)
 
     def _write_anew(self, dropped: int) -> None:
-        """Count `dropped` more removed hashes, and copy the shards now due for it, so that no shard grows in memory."""
+        """Add `dropped` to the count of removed hashes, and copy each shard that is now due, so that none grows."""
         self._dropped += dropped
         while self._dropped > (due := len(self._shards[self._turn]) // _WRITTEN_ANEW + 1):
             self._dropped -= due
@@ -148,7 +148,7 @@ def _join(shard: dict[int, Holders], key: int, there: Holders, number: int) -> N
 
 
 def _leave(shard: dict[int, Holders], key: int, there: Holders, number: int) -> bool:
-    """Put a hash back with its holders (`there`) except worker `number`. Return False if the worker was no holder."""
+    """Put back a hash with its holders `there`, less worker `number`. Return False if `number` was none of them."""
     if isinstance(there, int) or number not in there:
         shard[key] = there
         return False

@@ -21,7 +21,7 @@ from gateway.routing.worker_state import WorkerState
 WANTED = MAX_BIDS + 1
 """Number of workers to find: the MAX_BIDS best, and one more whose cost stands for all other workers."""
 EVALUATED = 2 * WANTED
-"""If at most this many workers hold a prefix hash, all of them are looked at; otherwise only those ready soonest."""
+"""If at most this many holders of a prefix hash are left to be looked at, all are; else only those ready soonest."""
 MAX_WALKS = 8
 """Maximum number of searches among holders, per prompt. Each prefix hash with more than EVALUATED holders needs a
 search of its own; once the maximum is reached, such hashes are skipped. A prompt rarely has more than 2 of them."""
@@ -100,7 +100,7 @@ class _Search:
         return self._found[:WANTED]
 
     def _look_at_holders(self) -> None:
-        """Look at the holders of the prompt's prefix hashes: at each worker once, with the deepest hash that it has."""
+        """Look at the workers that have a prefix of the prompt cached: at each once, with the longest it has."""
         fastest_ms = self._pool.classes[0].prefill_ms if self._pool.classes else 0.0
         walks, ends = 0, self._prefix.ends
         for place, holders in self._pool.hashes.levels(self._prefix.digests):
@@ -148,8 +148,8 @@ class _Search:
     def _walk(
         self, ready: Sequence[WorkerState], least_prefill_ms: float, end: int, among: set[int] | None = None
     ) -> None:
-        """Look at the best workers in `ready`, which is sorted by readiness. `end`: bytes of the prompt that they have
-        cached. `among`: numbers of the workers to look at; None: look at all."""
+        """Look at the workers in `ready`, sorted by readiness, until the rest can't be among the best. `end`: bytes of
+        the prompt that these workers have cached. `among`: numbers of those to look at; None: look at all."""
         costs, seen, requirements = self._costs, self._seen, self._requirements
         weighed = costs.uncached_tokens(end) * (1 + BURDEN)
         least_ms = weighed * least_prefill_ms
@@ -173,7 +173,7 @@ class _Search:
                 return
 
     def _in_turn(self, ready: Sequence[WorkerState]) -> Iterator[WorkerState]:
-        """Yield the workers by readiness. Those ready now begin with a different one for each value of `turn`."""
+        """Yield the workers by readiness. Of those ready now, `turn` decides which comes first."""
         ready_now = bisect_right(ready, self._now, key=_ready_at)
         first = self._turn % ready_now if ready_now else 0
         for number in range(first, ready_now):

@@ -26,7 +26,7 @@ WINDOW_S = 30.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 JITTER = 0.2
-"""Share of its length by which a circuit's pause is made longer or shorter at random."""
+"""Maximum part of a circuit's pause by which the pause is made longer or shorter, at random."""
 FORGOTTEN_S = 600.0
 """A process counts as new this many seconds after its last failure or, if that is later, after the end of its pause.
 This also removes the circuits of processes that are gone."""
@@ -55,7 +55,7 @@ class Circuit:
         return State.OPEN if now < self.open_until else State.HALF_OPEN
 
     def after_failure(self, now: float, uniform: float) -> Circuit:
-        """Return the circuit after a call has failed by the worker's fault."""
+        """Return what the circuit becomes when a call has failed by the worker's fault."""
         state = self.state(now)
         failed_at = (*(at for at in self.failed_at if now - at < WINDOW_S), now)[-FAILURES:]
         if state is State.OPEN or (state is State.CLOSED and len(failed_at) < FAILURES):
@@ -64,14 +64,14 @@ class Circuit:
         return Circuit(failed_at, now + pause_s * (1 - JITTER + 2 * JITTER * uniform), pause_s)
 
     def after_begin(self, now: float) -> Circuit:
-        """Return the circuit after an answer has begun."""
+        """Return what the circuit becomes when an answer has begun."""
         if self.state(now) is not State.HALF_OPEN:
             return self
         return Circuit((now,) * (FAILURES - 1), None, self.pause_s)
 
     def after_completion(self, now: float) -> Circuit:
-        """Return the circuit after an answer is complete: a new one, as if nothing had failed. An open circuit stays as
-        it is, since the call was sent before it opened."""
+        """Return what the circuit becomes when an answer is complete: a new one, as if nothing had failed. An open
+        circuit stays as it is, since the call was sent before it opened."""
         return self if self.state(now) is State.OPEN else Circuit()
 
 
@@ -102,8 +102,8 @@ class Circuits:
 
     def admits(self, boot: str, call: Hashable, now: float, *, going: bool = True) -> bool:
         """Return whether the call may be sent to the process. `going`: whether the caller will then send it; False: the
-        caller only wants to know. A call that is sent at a half-open circuit becomes the trial call: no other call may
-        be sent until the answer to the trial call begins, it fails or it is over (`end_trials`)."""
+        caller only wants to know. If the circuit is half open, the call that is sent becomes the trial call. No other
+        call may be sent until the trial call's answer begins, or the trial call fails or is over (`end_trials`)."""
         circuit = self._circuits.get(boot)
         state = State.CLOSED if circuit is None else circuit.state(now)
         if state is not State.HALF_OPEN:

@@ -29,8 +29,8 @@ class Typical:
     hold_ms: float = NOT_KNOWN.hold_ms
     answer_tokens: float = NOT_KNOWN.answer_tokens
     bytes_per_token: float = NOT_KNOWN.bytes_per_token
-    """Used for every worker of the pool, whatever it has measured itself: all have one tokenizer, and no worker must
-    look cheaper because of the requests that it happened to get."""
+    """Bytes per prompt token, for every worker of the pool, whatever it has measured itself: all have one tokenizer,
+    and no worker must look cheaper because of the requests that it happened to get."""
     adapter_load_ms: float = ADAPTER_LOAD_MS
 
 

@@ -72,7 +72,7 @@ class Gateways:
     silent_s: Mapping[str, float]
     """Id of a gateway -> seconds since its heartbeat."""
     stayed: bool
-    """Whether this gateway was still on the list; False: its previous heartbeat had expired before this one."""
+    """Whether this gateway still counted as alive; False: its heartbeat before this one had expired."""
 
 
 class GatewayHeartbeats:

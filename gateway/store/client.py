@@ -51,24 +51,24 @@ class Lease:
     weight: float = 1.0
     """Weight of the team in fair shares."""
     overtaken: int = 0
-    """How often a slot went to a ticket behind this call's in the queue."""
+    """How often a slot went to a ticket further back in the queue than the call's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The predicted cost of a call at one worker."""
+    """What it would cost to place a call on one worker, as predicted."""
 
     worker: str
     cost_ms: float
-    """Time from the slot to the first token."""
+    """Milliseconds from getting the slot to the first token."""
     other_ms: float
-    """Total cost at the best other worker: the wait for a slot, the time to the first token, and the burden there."""
+    """Milliseconds that the best other worker costs: wait for a slot, time to the first token, and its `burden_ms`."""
     kv_tokens: int
     burden_ms: float = 0.0
-    """Cost of the prefill here to other calls: not in `cost_ms`. The burden at the other worker is in `other_ms`."""
+    """Milliseconds that other calls on this worker lose by the call's prefill (its burden). Not part of `cost_ms`."""
 
     def packed(self, hold_ms: float) -> str:
-        """Return the offer as the text of a bid that lua/shared.lua reads; `hold_ms` as in `Offers`."""
+        """Return a ticket's bid for the worker, as text for lua/shared.lua. `hold_ms`: predicted time of the decode."""
         lost_ms = self.other_ms - self.cost_ms - self.burden_ms
         if -NO_LOSS_MS < lost_ms < 0:
             lost_ms = 0.0  # rounding of equal sums
@@ -83,7 +83,7 @@ class Offers:
     take: tuple[Offer, ...] = ()
     """Workers to take at once if they have a free slot, best first."""
     more: tuple[Offer, ...] = ()
-    """Workers not taken at once. A waiting call gets a slot there only if its bid is not negative (`Offer.packed`)."""
+    """Workers not to take at once. A waiting call gets a slot on one only if its bid for it is not negative."""
     elsewhere: Offer | None = None
     """The cost at any worker that the other fields do not name; None: no other worker can serve the call."""
     left_out: frozenset[str] = frozenset()
@@ -91,7 +91,7 @@ class Offers:
     begin_within_ms: float = 0.0
     """Milliseconds from now within which the first token is wanted; 0: there is no deadline."""
     hold_ms: float = 0.0
-    """Predicted time of the decode, after the first token."""
+    """Predicted milliseconds of the decode, which begins with the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +134,17 @@ class Ticket:
     order: Order
     filed: Filed
     ttl_s: float
-    """Seconds that the ticket lives if nobody re-reads it."""
+    """Seconds until the ticket expires, unless its gateway renews it (`reread`) again."""
     offers: Offers | None
-    """New offers; None: the old ones still hold."""
+    """The call's offers if they have changed since the last renewal; None: they are the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
     void: frozenset[str]
-    """Leases that will not come back: their worker process is gone, or another lease has superseded them."""
+    """Leases that are lost for good: their worker process is gone, or another lease has taken their place."""
     crowded: frozenset[str]
-    """Leases that Redis lost or never had, and for which no slot is free there now; the next renewal tries again."""
+    """Leases that Redis lost or never had, and whose worker has no free slot now; the next renewal tries again."""
     fences: Mapping[str, int]
     """Id of each lease that was UNFENCED -> the fencing token that Redis has now given it."""
 
@@ -249,11 +249,11 @@ class Store:
         return int(await self._send(self._withdraw, gateway, model, *ids))
 
     def post_release(self, gateway: str, lease: Lease, share: float | None, lost: Callable[[], None]) -> None:
-        """Send `release` without waiting, in the order of calls. `lost` is called if Redis turns out to be away."""
+        """Queue a `release` behind earlier calls, and return. `lost` is called if Redis turns out to be away."""
         self._pipe.post(lost, *self._call(self._release, gateway, lease.at.model, *_release_arguments(lease, share)))
 
     def post_withdraw(self, gateway: str, model: str, id: str, lost: Callable[[], None]) -> None:
-        """Send `withdraw` without waiting, in the order of calls. `lost` is called if Redis turns out to be away."""
+        """Queue a `withdraw` behind earlier calls, and return. `lost` is called if Redis turns out to be away."""
         self._pipe.post(lost, *self._call(self._withdraw, gateway, model, id))
 
     async def renew(
@@ -283,7 +283,7 @@ class Store:
         return Swept(*await self._send(self._sweep, gateway, model, round(pause_s * 1000)))
 
     async def close(self) -> None:
-        """Wait until every request sent has its answer. The Redis client stays open: its owner closes it."""
+        """Wait until every script call sent has its answer. The Redis client stays open, as it belongs to others."""
         await self._pipe.close()
 
     def _send(self, script: Script, gateway: str, model: str, *rest: str | int) -> asyncio.Future[Any]:

@@ -1,4 +1,4 @@
-"""Keeps loops going while Redis is away, and turns its failures into StoreUnavailable and log lines.
+"""Keeps loops going while Redis is away. Failures of Redis become StoreUnavailable and log lines.
 
 Redis counts as away if a command has no readable reply: the server is gone, starting, full, stuck in a script or not
 allowed to write, or our keys hold data that no gateway wrote. None of this is the fault of a caller or of the gateway:
@@ -45,8 +45,8 @@ __all__ = [
 Answer = TypeVar("Answer")
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, struct.error)
-"""Errors that reading a reply of Redis can raise if another version or program wrote the data; those of msgspec and
-Unicode are ValueErrors."""
+"""Errors that decoding a reply of Redis can raise if another version or program wrote the data. (The decoding errors
+of msgspec and Unicode are ValueErrors.)"""
 
 
 def unavailable(error: BaseException) -> StoreUnavailable:
@@ -100,7 +100,7 @@ class Outage:
 
     @contextmanager
     def survive(self) -> Iterator[None]:
-        """Run one round of the loop inside the block; an error in it ends that round only."""
+        """Treat the block as one round of the loop: an error in it ends that round, not the loop."""
         try:
             yield
         except (StoreUnavailable, *NO_ANSWER) as error:
@@ -127,7 +127,7 @@ MAX_SHOWN = 120
 
 
 def _ignore(kind: str) -> None:
-    """Do nothing about an entry that was skipped."""
+    """Do nothing: the default of `Unreadable`, for callers that do not count skipped entries."""
 
 
 class Unreadable:

@@ -19,8 +19,8 @@ _LENGTH = Struct(">I")
 
 
 def unpacked_keys(packed: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield two things for each key in the reply: what was found, and bytes. THERE: those of the value; TOO_LONG: the
-    value's size, as text; OF_ANOTHER_TYPE: Redis's error, as text; NOTHING: no bytes."""
+    """Yield for each key in the reply what was found, and bytes: for THERE the value, for TOO_LONG the value's size as
+    text, for OF_ANOTHER_TYPE Redis's error as text, for NOTHING none."""
     at = 0
     while at < len(packed):
         what, length = _HEADER.unpack_from(packed, at)
@@ -54,7 +54,7 @@ class Pauses:
         """Total seconds of work so far, up to the last pause."""
 
     def begin(self) -> None:
-        """Begin to count the task's work from now on."""
+        """Count the task's work from now on."""
         self._begun = time.thread_time()
 
     async def rest(self) -> None:

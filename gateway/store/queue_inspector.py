@@ -21,11 +21,11 @@ class QueuedBid:
     cost_ms: float
     """Time from getting the slot to the first token."""
     other_ms: float
-    """Time to the first token on the best other worker, including the wait for a slot there."""
+    """Cost of the best other worker: wait, time to the first token, and what other calls lose more there than here."""
     kv_tokens: int
     rate: float
-    """Milliseconds that the call loses if another call gets the slot, per millisecond for which it would hold the slot;
-    negative: the call is better off waiting for another worker."""
+    """What the call loses if another call gets the slot, divided by the time for which it would hold the slot.
+    Negative: the call is better off if it waits for another worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class QueuedTicket:
     waited_s: float | None
     """Seconds since the call was queued; None: not known."""
     overtaken: int
-    """How often a slot that the call wanted went to a ticket behind it."""
+    """How often a slot that the call wanted went to a ticket further back in the queue."""
     begin_in_s: float | None
     """Seconds until the call's deadline for its first token; below 0: missed; None: it has none."""
     gateway: str
@@ -51,15 +51,15 @@ class QueuedTicket:
 @dataclass(frozen=True, slots=True)
 class QueueView:
     settling: bool
-    """Whether no slots are granted because Redis has lost its data, and gateways must first report which calls run."""
+    """Whether no slots are granted for now: Redis lost its data, and gateways must first report their running calls."""
     waiting: int
     by_priority: Mapping[int, int]
     by_team: Mapping[str, int]
     """Team -> number of its tickets, including tickets that were granted a slot and have not claimed it yet."""
     head: tuple[QueuedTicket, ...]
-    """Tickets that the next free slot may go to, in the order of the queue."""
+    """The tickets to which a free slot is offered first, in the order of the queue."""
     leased: Mapping[str, tuple[int, int]]
-    """Worker -> number of its leases, and the KV tokens that they are predicted to take."""
+    """Worker -> number of its leases, and the KV tokens that the calls with these leases are predicted to take."""
 
 
 class QueueInspector:

@@ -14,7 +14,7 @@ from gateway.store.scripts import ScriptSender, load_response_script
 from workers.protocol import keys
 
 NOT_YET = -1
-"""Reply of `keep_response` if one run has dropped as many old responses as it may, and there is still no room."""
+"""Reply of the script `keep_response` if it has dropped all old responses that one run may, and still lacks room."""
 
 
 class ResponseRecords:

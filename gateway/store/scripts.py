@@ -32,10 +32,10 @@ ONE_PER_MODEL = (
     keys.swept,
     keys.settling,
 )
-"""Functions that name the Redis keys that exist once per model. In scripts, each name is in `<function>_key`."""
+"""Functions that return the names of keys that exist once per model. In scripts, `<function>_key` holds the name."""
 
 MANY_PER_MODEL = (keys.worker, keys.worker_leases, keys.lease, keys.ticket, keys.ticket_bids)
-"""Functions that name the Redis keys that exist once per worker, lease or ticket. Scripts call `<function>_key(id)`."""
+"""Functions that return the names of keys that exist per worker, lease or ticket. Scripts call `<function>_key(id)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +89,22 @@ def load_stream_script(name: str) -> Script:
 
 
 def load_beat_script() -> Script:
-    """Return the script `lua/beat.lua`. Whoever runs it passes the whole name of its key, not only a prefix."""
+    """Return the script `lua/beat.lua`. Its KEYS[1] is a complete key name; that of most scripts is only a prefix."""
     return _script("beat", "")
 
 
 def load_news_script() -> Script:
-    """Return the script `lua/news.lua`. Whoever runs it passes the whole name of its key, not only a prefix."""
+    """Return the script `lua/news.lua`. Its KEYS[1] is a complete key name; that of most scripts is only a prefix."""
     return _script("news", "")
 
 
 def load_members_script() -> Script:
-    """Return the script `lua/members.lua`. Whoever runs it passes the whole names of its keys, not only a prefix."""
+    """Return the script `lua/members.lua`. Its KEYS are complete key names; those of most scripts are only a prefix."""
     return _script("members", "")
 
 
 def load_records_script() -> Script:
-    """Return the script `lua/records.lua`. Whoever runs it passes the whole names of its keys, not only a prefix."""
+    """Return the script `lua/records.lua`. Its KEYS are complete key names; those of most scripts are only a prefix."""
     return _script("records", "")
 
 
@@ -115,10 +115,10 @@ def _script(name: str, head: str) -> Script:
 
 
 Call = tuple[str | int | bytes, ...]
-"""The arguments of EVALSHA: SHA-1, number of keys (1), key, arguments."""
+"""The arguments of EVALSHA: the script's SHA-1, the number of keys (1), the key, the script's arguments."""
 
 REPAIRABLE = (NoScriptError, MovedError)
-"""Errors of a script call that can be run after a repair: its script is not loaded, or its key has moved elsewhere."""
+"""Errors after which `repair` helps: Redis has not loaded the script, or the key has moved to another server."""
 
 
 class Runner(Protocol):
@@ -133,7 +133,7 @@ class Runner(Protocol):
         ...
 
     async def repair(self, call: Call, answer: Any) -> None:
-        """Remove the cause for which Redis did not run `call`. `answer`: the error of the call, one of REPAIRABLE."""
+        """Remove the cause for which Redis did not run `call`. `answer`: the error that it gave, one of REPAIRABLE."""
         ...
 
 
@@ -179,8 +179,8 @@ class ServerRunner:
 
 
 class ClusterRunner:
-    """Runs calls on a Redis Cluster: keys with the same hash tag are on one node, and each key prefix has its own
-    tag."""
+    """Runs calls on a Redis Cluster. Each key prefix has a hash tag of its own, so all keys with the same prefix are on
+    one node."""
 
     def __init__(self, cluster: ClusterClient, scripts: Sequence[Script]) -> None:
         self._cluster = cluster
@@ -207,7 +207,7 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 256
 
 MAX_REPAIRS = 3
-"""Maximum times that a batch is run again, each time after repairing the cause."""
+"""Maximum times that a batch is sent again, from the first call that Redis did not run; a `repair` precedes each."""
 
 LOG_EVERY_S = 10.0
 """Minimum seconds between two log lines that say why a script was not run."""
@@ -229,8 +229,8 @@ class _Queue:
 
 
 class ScriptSender:
-    """Runs scripts in the order in which they were called. For one event loop; its tasks live only while there are
-    calls to send.
+    """Runs scripts in the order in which they were called. Belongs to one event loop, and has a task only while there
+    are calls to send.
 
     Calls that come during a round trip are sent together in the next one: under load a script call then costs a third
     as much. Thanks to the order, giving up is safe: a withdrawal that is sent after an acquisition runs after it, even

@@ -27,7 +27,7 @@ class StreamInfo:
     gateway: str
     """Id of the gateway that writes the stream."""
     trace: str = ""
-    """The `traceparent` of the span that the stream's answer is made in; empty: it has no trace."""
+    """The `traceparent` of the span within which the stream's answer is made; empty: it has no trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Write:
     last: int
     """Number of the newest event."""
     renew: bool = True
-    """Whether to renew the stream's lifetime and to ask whether somebody wants it ended; else only new events are
-    added."""
+    """Whether to renew the stream's lifetime, and to ask whether somebody wants the stream ended. False: only add new
+    events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class StreamLog:
             return StreamInfo(team, request, gateway, (trace or b"").decode())
 
     async def read(self, stream: str, after: int, num_batches: int) -> Page:
-        """Return at most `num_batches` batches, with the events after the event number `after`. The first batch may
-        begin with earlier events."""
+        """Return at most `num_batches` batches of the events whose numbers are above `after`. The first batch may begin
+        with earlier events."""
         log = keys.stream_log(stream)
         entries: Any = await answered(self._redis.xrange(log, min=f"({after}-0", count=num_batches))
         with reading():

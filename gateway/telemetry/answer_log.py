@@ -47,7 +47,7 @@ class TraceRecorder:
             self.links.append(other)
 
     def for_inner_request(self) -> TraceRecorder:
-        """Return the recorder of a request inside this one, for a connection that carries several requests."""
+        """Return a recorder for one of the requests on this request's connection; its trace lies inside this one."""
         return self if self.tracer is None else begin_trace(self.tracer, self.context)
 
 
@@ -79,8 +79,8 @@ class QueuePosition:
         """Predicted wait in seconds when the call was queued first; None: it never had to wait, or no prediction was
         possible."""
         self.on_wait: Callable[[], None] | None = None
-        """Called whenever the call begins or goes on to wait, whether in the queue or for something else; None: nothing
-        is called."""
+        """Called whenever the call begins to wait or still waits, in the queue or for something else; None: nothing is
+        called."""
         self._wait_s = 0.0
         self._told_at = 0.0
 
@@ -118,13 +118,13 @@ class WaitLog:
     context: TraceContext | None
     """Trace context of the wait's own span; None: no trace is recorded."""
     was_filed: bool
-    """Whether the call was queued before this wait already: `queue_position` is then that of the earlier wait."""
+    """Whether an earlier wait of the call was queued: `queue_position.filed` is then of that wait, not of this one."""
     began_at: float = field(default_factory=time.monotonic)
     ended_at: float = 0.0
     error: str = ""
     """The error that ended the wait without a slot; empty: the call got a slot."""
     position: int = 0
-    """Position in the queue when the call was queued; 0: it got a slot at once."""
+    """Position in the queue when the call was queued; 0: it got a slot at once, or `was_filed` is True."""
     predicted_s: float | None = None
     overtaken: int = 0
     """How often a slot went to another call that was behind this call in the queue."""
@@ -155,7 +155,7 @@ class AttemptLog:
     submitted_at: float = field(default_factory=time.monotonic)
     begun_at: float = 0.0
     ended_at: float = 0.0
-    """When the attempt ended (`begun_at`: when its answer began); 0: not yet."""
+    """When the attempt ended; 0: not yet. `begun_at` is when its answer began."""
     error: str = ""
     last_event: Finished | Failed | None = None
 

@@ -168,9 +168,9 @@ PROBED = frozenset({"/health", "/v1/health", "/healthz", "/ready", "/metrics", "
 only."""
 
 NOISE = ("without completing response", "without completing handshake", "Invalid UTF-8 sequence")
-"""Texts in uvicorn's log lines by which these lines are dropped. uvicorn takes the first two for errors of the
-application, which means to cut off a stream without its last chunk, or to refuse a handshake. The third reports a
-client's fault, with a traceback."""
+"""Log lines of uvicorn with one of these texts are dropped. The first two report as errors what the gateway does on
+purpose: it cuts off streams without their last chunk, and refuses handshakes. The third reports a client's fault, with
+a traceback."""
 
 
 def configure(level: str, log_format: str) -> None:

@@ -49,7 +49,7 @@ OPERATIONS = {
     "/rerank": RERANK,
     "/reranking": RERANK,
 }
-"""Path -> operation; any other path is chat. OpenTelemetry's convention has no name for ranking."""
+"""Path -> operation; any other path is `chat`. OpenTelemetry's convention has no name for ranking: `rerank` is ours."""
 
 
 def operation_of(path: str) -> str:
@@ -117,7 +117,7 @@ BEYOND_REASONS = ("address", "all", "descriptors")
 
 
 class Unread(StrEnum):
-    """Redis keys that other processes write, and that gateways may fail to read: each value is a pattern of names."""
+    """Kinds of Redis keys that other processes write and gateways may find unreadable. Values: patterns of names."""
 
     MODELS = "pd:models"
     KEYS = "pd:keys"
@@ -368,7 +368,7 @@ class Metrics:
         )
 
     def announce(self, models: Iterable[str]) -> None:
-        """Set the failure counters of these models to 0: otherwise a first failure would not show as a rise."""
+        """Create the failure counters of these models, at 0: otherwise a first failure would not show as a rise."""
         for model in models:
             if model in self._announced:
                 continue

@@ -67,7 +67,7 @@ FAILED_BY = {
     "internal_error": Who.GATEWAY,
 }
 """Outcome -> who is to blame. An outcome is the code of an error (`gateway.errors`; its type if it has no code), the
-code of a worker's failure (`workers.protocol.events`), or one of the two ways to end without an error."""
+code of a worker's failure (`workers.protocol.events`), or `client_gone` or `cancelled`, which are no errors."""
 
 OTHER = "other"
 """The code of an outcome that is not in the table."""

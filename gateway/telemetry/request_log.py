@@ -40,7 +40,7 @@ class Ignored:
         return Ignored(refuses=self.refuses)
 
     def note(self, name: str) -> None:
-        """Note an ignored parameter whose name Paddock knows: a table of a dialect or the class of a body has it."""
+        """Note an ignored parameter whose name Paddock knows, from a dialect's table or the class of a body."""
         self._known.add(name)
         self._tell(name)
 
@@ -51,13 +51,13 @@ class Ignored:
 
     @property
     def header(self) -> str:
-        """The names in order of appearance, with unsafe characters replaced; empty: no parameter was ignored."""
+        """The names of the ignored parameters in order of appearance, with unsafe characters replaced; empty: none."""
         more = ["..."] if self._num_more else []
         return ", ".join([*self._names, *more])
 
     @property
     def labels(self) -> list[str]:
-        """The names as labels of metrics, each once; UNKNOWN stands for all unknown names."""
+        """The names of the ignored parameters as labels of metrics, each once; UNKNOWN stands for all unknown names."""
         return [*sorted(self._known), *([UNKNOWN] if self._unknown else [])]
 
     def _tell(self, name: str) -> None:
@@ -165,7 +165,7 @@ class RequestLog:
 
     @property
     def overhead_s(self) -> float:
-        """Seconds from arrival until the last worker gets the request, without waits for slots and failed attempts."""
+        """Seconds from arrival until the last attempt is submitted, less waits for slots and failed attempts."""
         answer, attempt = self.answer, self.answer.last_attempt
         if attempt is None:
             return 0.0

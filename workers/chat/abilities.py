@@ -86,7 +86,7 @@ def find_abilities(render: Render, source: str) -> Abilities:
 
 
 class _Probe:
-    """Finds the abilities one by one. If the template reads content only as a list of parts, later tests send that."""
+    """Finds the abilities one by one. If the template reads content only as a list of parts, later tests send lists."""
 
     def __init__(self, render: Render, source: str) -> None:
         self._render = render
@@ -155,8 +155,8 @@ class _Probe:
         return False, True, False
 
     def _called(self, ids: Sequence[str], *, null: bool, as_text: bool, words: str = "") -> str | None:
-        """Render a conversation with calls. It comes without tools or, if the template refuses that, with tools of
-        other names. So the names of the calls, if they are in the output, can come only from the calls."""
+        """Render a conversation in which the assistant calls tools. No tools are listed or, if the template refuses
+        that, tools of another name: so the names of the called tools, if the output has them, come from the calls."""
         arguments: Any = f'{{"{ARGUMENT}": "{VALUE}"}}' if as_text else {ARGUMENT: VALUE}
         calls = [
             {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -197,8 +197,8 @@ class _Probe:
         return THOUGHT not in as_field and THOUGHT in as_parts and not quoted
 
     def _thought(self) -> tuple[str, str]:
-        """Return the marks around a thought, with the text that the template adds to them; the marks alone if the
-        template shows no thought; empty if turns have no thought."""
+        """Return the texts around a thought in an assistant's turn: the marks, and what the template adds to them.
+        If the template does not render thoughts: only the marks. If the model's turns have no thoughts: empty texts."""
         marks = turn_marks_of(self._source)
         if marks is None:
             return "", ""
@@ -258,5 +258,5 @@ def _called_well(text: str) -> bool:
 
 
 def _renamed(signature: Form) -> Form:
-    """Return a tool's signature under another name, so that the marked names in a conversation come from calls only."""
+    """Return a tool's signature under another name, so that the tool's own name in an output comes from calls only."""
     return {**signature, "function": {**signature["function"], "name": "unrelated"}}

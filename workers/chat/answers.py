@@ -113,7 +113,7 @@ class Answers:
         self.family = family
         self._defaults = defaults
         self.controls: Mapping[int, bytes] = MappingProxyType(_controls(family, vocab) if vocab is not None else {})
-        """The control tokens that are marks of the family, with their texts."""
+        """Control token -> its text, for the control tokens that are marks of the family."""
         self._vocab = vocab
         self.ends: tuple[int, ...] = () if vocab is None else tuple(sorted(vocab.eog))
         """The tokens that end an answer."""
@@ -160,7 +160,7 @@ class Answers:
         return self.family.opens_thought(self.text(prompt[-MAX_MARK_TOKENS:]))
 
     def bounds_of_thought(self, request: GenerateRequest) -> Thinking:
-        """Return the request's `thinking`; in a chat, with the catalog's budget and message as defaults."""
+        """Return the request's limits on thoughts; in a chat, the catalog's budget and message are the defaults."""
         return bounded(request.thinking, self._defaults) if _is_chat(request) else request.thinking
 
     def closing_fault(self, message: str) -> str:

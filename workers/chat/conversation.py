@@ -53,12 +53,12 @@ SPOKEN_TURNS: Mapping[str, ThoughtMarks] = MappingProxyType(
         "<atem:function_calls>": ThoughtMarks(" to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
     }
 )
-"""Text that identifies a template -> marks that llama-server itself writes around the thought of an assistant's turn,
-because this template does not show that thought."""
+"""Text by which a template is known -> the marks around the thought of an assistant's turn. llama-server writes them
+itself, because such a template does not show that thought."""
 
 
 def turn_marks_of(template: str) -> ThoughtMarks | None:
-    """Return the marks around the thought in a turn that the answer continues; None if such turns have no thought."""
+    """Return the marks around the thought of an assistant's turn that an answer continues; None: it has no thought."""
     if any(mark in template for mark in NOT_FOUND):
         return None
     return spoken_turn_of(template) or thought_of(template)
@@ -90,7 +90,7 @@ PRESERVED: Mapping[str, bool] = {
 
 def variables(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
     """Return a conversation's variables: `values` and llama-server's defaults, each under every name that templates
-    have for it. By default thinking is on (off for NOT_FOUND), and thoughts of earlier turns are shown.
+    have for it. By default thinking is on (off if `source` has a NOT_FOUND mark), and earlier thoughts are shown.
 
     A name that `values` has keeps its value. `thinking` is set only if a caller or the catalog switches thinking:
     llama-server does not set it, and some templates use it for more than a switch. `source`: the template's text.

@@ -31,7 +31,7 @@ class GenerationTag(Extension):
 
 
 class Missing(Undefined):
-    """An undefined value. Added to a text, it counts as an empty text, as in llama.cpp's interpreter.
+    """An undefined value. A template can add it to a text, which then stays as it is, as in llama.cpp's interpreter.
 
     Command-R+'s template adds each parameter's description to a text, and many parameters have none.
     """
@@ -45,8 +45,8 @@ class Missing(Undefined):
 
 
 def new_environment() -> SandboxedEnvironment:
-    """Return a sandbox without files, modules or attributes that begin with an underscore. It bounds neither time nor
-    memory: untrusted templates are rendered in a process that can be stopped (`workers.chat.render_process`)."""
+    """Return a sandbox: no files, modules, or attributes whose names begin with an underscore. It bounds neither time
+    nor memory, so untrusted templates are rendered in a process that can be stopped (`workers.chat.render_process`)."""
     environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, undefined=Missing, extensions=["jinja2.ext.loopcontrols", GenerationTag]
     )
@@ -84,8 +84,8 @@ def _escaped(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can express: a list for a generator, which filters like `map` return; None for an
-    undefined value. Raises TypeError for others."""
+    """Convert a value that JSON can't express: an iterator, such as the result of the filter `map`, to a list; an
+    undefined value to None. Raises TypeError for any other value."""
     if isinstance(value, Undefined):
         return None
     if isinstance(value, GeneratorType | Iterator):

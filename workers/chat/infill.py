@@ -16,7 +16,7 @@ SNIPPET = "\n\n--- snippet ---\n\n"
 REPOSITORY, FILE = "myproject\n", "filename\n"
 
 CHARACTERS_PER_TOKEN = 8
-"""Assumed characters per token. Texts have fewer on average, so the first part cut from a text has enough tokens."""
+"""Characters cut from a text for each token wanted. Tokens are shorter on average, so the first cut is large enough."""
 
 MARGIN = 1024
 """Number of tokens to read beyond those needed: where a text is cut within a word, the tokens at the cut are wrong."""
@@ -48,7 +48,7 @@ class InfillRoom:
 
     @property
     def near(self) -> int:
-        """Maximum tokens of prefix, suffix and prompt together; leaves a quarter of a small context for the answer."""
+        """Maximum tokens of prefix, suffix and prompt together. A quarter of a small context is left for the answer."""
         return min(self.n_batch, self.n_ctx * 3 // 4)
 
     @property
@@ -91,7 +91,7 @@ class InfillPrompts:
 
 
 def _extra(infill: Infill, fim: InfillTokens, room: int, tokenize: Tokenize) -> list[int]:
-    """Return the last tokens of the other files, at most `room`; files before these tokens are not tokenised."""
+    """Return at most `room` tokens: the last ones of the other files. Files that don't fit at all are not tokenised."""
     parts = [] if fim.file is None else [[fim.file, *tokenize(FILE)]]
     num_tokens = sum(map(len, parts))
     for one in reversed(infill.files):
@@ -107,13 +107,13 @@ def _extra(infill: Infill, fim: InfillTokens, room: int, tokenize: Tokenize) -> 
 
 
 def _end_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
-    """Return the last tokens of a text; of a long text, only as much is tokenised as these tokens need."""
+    """Return the last `num_tokens` tokens of a text; of a long text, only the end is tokenised."""
     found = _read(text, num_tokens, tokenize, lambda size: text[len(text) - size :])
     return found[max(0, len(found) - num_tokens) :]
 
 
 def _start_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
-    """Return the first tokens of a text; of a long text, only as much is tokenised as these tokens need."""
+    """Return the first `num_tokens` tokens of a text; of a long text, only the beginning is tokenised."""
     return _read(text, num_tokens, tokenize, lambda size: text[:size])[:num_tokens]
 
 

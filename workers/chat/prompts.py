@@ -1,4 +1,4 @@
-"""Makes the tokens of a prompt in bounded time, and counts the tokens at its beginning that all teams share."""
+"""Makes the tokens of a prompt in bounded time, and counts its first tokens, if all teams share them."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def too_slow(num_chars: int, seconds: float) -> CallFailed:
 Tokenize = Callable[[Sequence[Message]], Sequence[int]]
 
 OPENINGS = ("a", "Q", "7", " ", "\n\n", "\n", ".", "'s", "\u00e9", "\u4f60", "<", "{")
-"""Beginnings of the user's message in the test conversations of `SharedPrompts`. They are as unlike as possible: if the
-text before them ends in a token that depends on what follows, that token differs, and does not count as shared."""
+"""Beginnings of the user's message in the test conversations of `SharedPrompts`. They are as unlike as possible, so
+that a last token before them that depends on what follows differs between the conversations: it is not shared."""
 
 
 class SharedPrompts:
@@ -76,7 +76,7 @@ class SharedPrompts:
         self._found: dict[tuple[str, str], tuple[date, Sequence[int]]] = {}
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
-        """Return how many tokens at the start of the request's prompt (`tokens`) all teams share."""
+        """Return how many of the prompt's first `tokens` come from a system prompt shared by all teams."""
         if request.prompt is not None or request.tools or not request.messages:
             return 0
         first = request.messages[0]
@@ -246,7 +246,7 @@ class Prompts:
         return tokens
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
-        """Return how many tokens at the start of the request's prompt (`tokens`) all teams share. For any thread."""
+        """Return how many of the prompt's first `tokens` come from a system prompt shared by all teams. Thread-safe."""
         return self._shared.num_public(request, tokens)
 
     def _tokens_of(self, messages: Sequence[Message]) -> Sequence[int]:

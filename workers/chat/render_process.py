@@ -93,8 +93,8 @@ def _warm_up() -> None:
 
 
 def _line(answer: Ready | Unusable | Answer) -> bytes:
-    """Return an answer as a line of JSON. Half a surrogate pair, which UTF-8 can't express, is written as an escape, as
-    it came: JSON within a message (arguments of an earlier call, a tool's result) can contain one."""
+    """Return an answer as a line of JSON. Half a surrogate pair, which UTF-8 can't express, is written as an escape.
+    The caller sent it as an escape, too: in JSON within a message (arguments of an earlier call, a tool's result)."""
     try:
         return encode(answer)
     except UnicodeEncodeError:

@@ -31,10 +31,10 @@ RENDER_S = 5.0
 two hundred messages took at most 0.04 s (docs/chat-templates.md)."""
 
 SPARE_AFTER_S = 3.0
-"""Seconds between the starts of the first and the second process: by then the worker has begun to serve."""
+"""Seconds between the starts of the first and the second helper process. By then the worker has begun to serve."""
 
 NUM_PROCESSES = 2
-"""Default number of processes: while one of them renders one team's conversation, the other serves other teams."""
+"""Default number of helper processes: while one renders a team's conversation, the other serves other teams."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_start: Callable[[bytes], Ready | Unusable] = msgspec.json.Decoder(Ready | Unusable).decode
@@ -140,7 +140,7 @@ class Renderer:
         self.close()
 
     def _started(self) -> Ready:
-        """Start the first process; return its answer. Raises TemplateUnusable."""
+        """Start the first process; return what it found out about the templates. Raises TemplateUnusable."""
         try:
             ready = _decode_start(self._processes[0].start(_encode(self._setup)))
         except NotStarted as error:

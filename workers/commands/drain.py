@@ -53,7 +53,7 @@ class _Parser(ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The process to drain, and what allows that: the process's secret or, if `secret` is empty, an admin's API key."""
+    """The process to drain, and the credential for that: its secret or, if `secret` is empty, an admin's API key."""
 
     part: str
     url: str

@@ -37,8 +37,8 @@ def run(settings: SupervisorSettings) -> int:
 
 
 def _with_own_file(settings: SupervisorSettings, folder: Path) -> SupervisorSettings:
-    """Return the settings. If they name no model, the default is the demo model; but if its link's name,
-    `folder/NAME.gguf`, is taken by a real file, return settings whose model is that file. Raises OSError."""
+    """Return the settings. If they name no model, and a real file has the name of the demo model's link,
+    `folder/NAME.gguf`, return settings whose model is that file. Raises OSError."""
     if settings.catalog or settings.model or settings.hf:
         return settings
     own = first_part(folder / f"{plain_name(settings.alias or DEMO_ALIAS)}{SUFFIX}")

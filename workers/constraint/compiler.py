@@ -36,7 +36,7 @@ Key = tuple[str, bytes]
 MAX_LARK_BYTES = 256 << 10
 MAX_REGEX_BYTES = 16 << 10
 MAX_PATTERNS = 6
-"""Maximum number of patterns in a grammar that may all have to match the same text; a grammar with more is first tried
+"""Maximum number of a grammar's patterns that may all have to match the same text. A grammar with more is first tried
 in a process of its own."""
 
 MULTIPLE = re.compile(r'"multipleOf"\s*:\s*-?([0-9.]+)')
@@ -44,8 +44,8 @@ ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 MAX_DIGITS = 20
 MAX_REMAINDERS = 2_000
 """Maximum number of remainders that divisions by a grammar's `multipleOf` values can leave. llguidance makes a state
-for each, without a limit: a million took 12 s, 290 MiB, and half a second to free, during which no other thread ran. So
-a grammar with more is tried and followed in processes of its own."""
+for each, without a limit: a million took 12 s and 290 MiB, and freeing them half a second in which no other thread ran.
+So a grammar with more is first tried in another process, and its masks are computed in others."""
 
 MAX_TRIGGERS = 16
 MAX_TRIGGER_CHARS = 128
@@ -74,7 +74,7 @@ class GbnfCompiler(Protocol):
 
 class LarkCompiler(Protocol):
     def lark(self, text: str) -> Elsewhere:
-        """Return a grammar made from a Lark text. llguidance must be able to compile the text."""
+        """Return a grammar whose masks other processes compute. `text`: Lark that llguidance is known to compile."""
 
 
 class Trial(Protocol):
@@ -88,8 +88,8 @@ class Compiler:
     def __init__(
         self, vocab: Words, gbnf: GbnfCompiler, trial: Trial, calls: CallForms, elsewhere: LarkCompiler | None = None
     ) -> None:
-        """`elsewhere`: compiles Lark grammars whose masks take too long for a step of the engine; other processes
-        compute these masks. None: the masks of all Lark grammars are computed in this process."""
+        """`elsewhere` makes Lark grammars whose masks other processes compute. It is for masks that take too long for a
+        step of the engine. None: the masks of all Lark grammars are computed in this process."""
         self._vocab = vocab
         self._elsewhere = elsewhere
         self._calls = calls
@@ -97,7 +97,7 @@ class Compiler:
         self._trial = trial
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, tuple[Compiled | Unusable, int]] = OrderedDict()
-        """Compiled grammars (if refused, the errors, which can take seconds to find), and the bytes each counts for."""
+        """Key -> the compiled grammar, or its error (finding it can take seconds), and the bytes that it counts for."""
         self._num_bytes = 0
         self._counts = {"compiled": 0, "reused": 0, "refused": 0}
         self._triggers_of = functools.lru_cache(MAX_TRIGGER_SETS)(self._new_triggers)
@@ -121,8 +121,8 @@ class Compiler:
         _ = self._words, self._pieces
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> Mask | None:
-        """Return the mask for an answer; None if `thought` is None and the request demands no form. The mask bounds the
-        thought, and keeps the text after the thought to the form. Raises CallFailed.
+        """Return the mask for an answer: it limits the thought, and keeps the text after it to the form that the
+        request demands. None if `thought` is None and no form is demanded. Raises CallFailed.
 
         `thought`: how, and how long, the model may think before the answer.
         """
@@ -235,8 +235,8 @@ def is_heavy(lark: str) -> bool:
 
 
 def num_remainders(lark: str) -> int:
-    """Return how many remainders a grammar's `multipleOf` values can leave at most: their least common multiple (if all
-    limit one number) or their sum multiplied by one plus the number of `$ref`s (if not), whichever is larger."""
+    """Return the maximum number of remainders that a grammar's `multipleOf` values can leave: the larger of their least
+    common multiple (if all limit one number) and of their sum times one plus the number of `$ref`s (if not)."""
     text = ESCAPE.sub(lambda found: chr(int(found[1], 16)), lark) if "\\u" in lark else lark
     digits = (number.replace(".", "").strip("0")[:MAX_DIGITS] for number in MULTIPLE.findall(text))
     factors = [int(each) for each in digits if each]

@@ -86,7 +86,7 @@ class Fork:
         return bool(self._poll.poll(wait_s * 1e3))
 
     def take(self, wait_s: float) -> tuple[int, bytes] | None:
-        """Return the next answer: OK or REFUSED, and its bytes; None if it has not come within the time.
+        """Return the next answer: OK or REFUSED, and its bytes; None if it has not come within `wait_s`.
 
         Raises TookTooLong, ProcessEnded (with the text of `helper_process.ending`), NotStarted if the process could not
         be forked.
@@ -238,7 +238,7 @@ class Forks:
         return Fork(end, life)
 
     def is_ready(self, wait_s: float) -> bool:
-        """Return whether `fork` should be tried again; blocks for `wait_s` at most."""
+        """Return whether `fork`, if it returned None, should be called again; blocks for `wait_s` at most."""
         starting = self._starting
         if starting is not None:
             wait((starting,), wait_s)

@@ -17,10 +17,10 @@ Bits = NDArray[np.uint32]
 
 
 class MaskPending(Exception):
-    """Raised by a mask that needs more time: once `is_ready` returns True, repeat the same call before any other."""
+    """Raised by a mask that needs more time. Once `is_ready` returns True, make the same call again, before others."""
 
     def __init__(self, is_ready: Callable[[float], bool]) -> None:
-        """`is_ready(wait_s)` returns whether to repeat the call; it blocks for `wait_s` seconds at most."""
+        """`is_ready(wait_s)` returns whether to make the call again; it blocks for `wait_s` seconds at most."""
         super().__init__()
         self.is_ready = is_ready
 
@@ -46,7 +46,7 @@ class Mask(Protocol):
         may end here. The result is valid until `accept`."""
 
     def accept(self, token: int) -> None:
-        """Note that `token` is the answer's next token."""
+        """Take `token` as the answer's next token; from then on the mask is for the token after it."""
 
 
 def bits_for(num_tokens: int) -> Bits:

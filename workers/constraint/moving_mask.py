@@ -25,11 +25,11 @@ from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
 from workers.protocol.events import CallFailed
 
 SLOW_S = 0.03
-"""Seconds above which one use of a mask counts as slow: other calls notice the longer step."""
+"""A use of a mask that takes more seconds than this counts as slow: the step gets noticeably longer for all calls."""
 
 MAX_SLOW = 3
 """Number of slow uses (`SLOW_S`) after which a mask moves to another process. More than one, since the first use of a
-grammar is slow, and any use can be on a busy machine."""
+grammar is slow, and any use can be slow on a busy machine."""
 
 Answer = TypeVar("Answer")
 
@@ -53,8 +53,8 @@ class MovingGrammar:
         self._here = here
         self._elsewhere = elsewhere
         self.is_beyond = False
-        """Whether a mask of this grammar has exceeded the limits for a step of the engine. Then all the grammar's masks
-        move to other processes: each would take as long until it exceeded the limits, too."""
+        """Whether one mask of this grammar has exceeded the limits for a step of the engine. If so, the grammar's other
+        masks leave this process, too: each would take just as long before it reached the limits."""
 
     def mask(self) -> Mask:
         return self._elsewhere.mask() if self.is_beyond else MovingMask(self, self._here.mask(), [])
@@ -132,7 +132,7 @@ class MovingMask:
         return self._there is None and not self._grammar.is_beyond
 
     def _is_beyond_limits(self) -> bool:
-        """Return whether `here` has exceeded its limits; if so, the grammar's other masks leave this process, too."""
+        """Return whether `here` has exceeded its limits. If so, the grammar's other masks leave this process, too."""
         self._grammar.is_beyond |= self._here.is_beyond_limits
         return self._here.is_beyond_limits
 
@@ -159,7 +159,7 @@ Question = tuple[int, bytes]
 
 
 class ForkedGrammars:
-    """Makes grammars that other processes compile and follow; the calling process only checks the bounds of GBNF."""
+    """Makes grammars that other processes compile and follow. This process only checks the limits of GBNF texts."""
 
     def __init__(self, processes: Forks, vocab: Words) -> None:
         self._processes = processes
@@ -225,7 +225,7 @@ class ForkedMask:
         self._asked: deque[Question] = deque()
         """Questions to which the process has not replied yet, in the order in which they were asked."""
         self._answers: dict[Question, bytes] = {}
-        """Replies of the process by question; emptied with each token that is accepted."""
+        """Question -> the process's reply. Emptied with each accepted token."""
         self._done = False
 
     @property
@@ -244,7 +244,7 @@ class ForkedMask:
         return np.frombuffer(bits, dtype="<u4").astype(np.uint32, copy=False) if bits else None
 
     def accept(self, token: int) -> None:
-        """Note that `token` is the answer's next token. Does not wait for the process to reply."""
+        """Take `token` as the answer's next token. Does not wait for the process to reply."""
         self._answers.clear()
         if token not in self._eog:
             self._ask((forks.ACCEPT, _bytes(token)))
@@ -293,7 +293,7 @@ class ForkedMask:
         self._asked.append(question)
 
     def _catch_up(self, wait_s: float) -> None:
-        """Take the process's replies to all questions. Raises MaskPending if one is not there in time, CallFailed."""
+        """Take the replies to all questions, each within `wait_s`. Raises MaskPending if one is late, CallFailed."""
         while self._asked:
             assert self._fork is not None  # noqa: S101 - for the type checker
             try:

@@ -52,7 +52,7 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
 
 OBJECT_KEYWORDS = frozenset({"properties", "patternProperties", "additionalProperties", "required", "minProperties"})
 OPENING = frozenset({"additionalProperties", "unevaluatedProperties", "propertyNames"})
-"""Keywords by which a schema says which keys its objects may have besides those that it lists."""
+"""Keywords by which a schema itself decides which keys its objects may have besides those in `properties`."""
 
 STRING_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -89,7 +89,7 @@ def enforceable(schema: Any, *, closes: bool = False, comparisons: Comparisons |
     enforced.
 
     `closes`: allow objects only the keys that their schema lists, unless it says which others they may have.
-    `comparisons`: what is left of the answer's budget of comparisons; None: the whole budget.
+    `comparisons`: how many comparisons of two schemas are left for the answer; None: as many as an answer may have.
     """
     comparisons = comparisons or Comparisons()
     reader = _Reader(schema, closes, comparisons)
@@ -113,11 +113,11 @@ class _Reader:
         self._disjoint = Disjoint(root, comparisons)
         self._values = Values(root)
         self._wanted: list[tuple[str, str, bool]] = []
-        """Definitions to read: section, name, and whether another schema applies to the same value as a definition."""
+        """Definitions to read: section, name, and whether their values must satisfy another schema as well."""
         self._num_nodes = 0
         self.is_unclear = False
-        """Whether it is unknown which objects may be denied further keys: the schema has a `$ref` to something other
-        than a definition, and another schema applies to the same value as that `$ref`."""
+        """Whether it is unknown which schemas may forbid unlisted keys: a `$ref` leads to something other than a
+        definition, and its value must satisfy another schema, too."""
 
     def read(self) -> Any:
         result = self._schema(self._root, "the schema", 0, is_root=True)
@@ -227,14 +227,14 @@ class _Reader:
         return [self._schema(part, f"{path}, `{key}` {n}", depth + 2, joined=joined) for n, part in enumerate(value)]
 
     def _unique(self, schema: dict[str, Any], out: dict[str, Any], *, is_asked: bool) -> None:
-        """Enforce `uniqueItems` as far as a grammar can: allow at most as many items as an item has possible values."""
+        """Enforce `uniqueItems` as far as a grammar can: allow no more items than an item has possible values."""
         values = self._values.of(schema.get("items"))
         most = schema.get("maxItems")
         if is_asked and values is not None and not (isinstance(most, int) and most <= len(values)):
             out["maxItems"] = len(values)
 
     def _property_names(self, schema: dict[str, Any], value: Any, out: dict[str, Any], path: str) -> None:
-        """Turn `propertyNames` with a pattern into `patternProperties`, if the schema names no other properties."""
+        """Turn `propertyNames` into `patternProperties`. Raises Unusable if not a pattern, or beside `properties`."""
         if value in (True, {}):
             return
         others = {"properties", "patternProperties"} & set(schema)

@@ -21,14 +21,14 @@ MAX_COMPARED = 20_000
 """Maximum number of pairs of schemas compared for one answer, all its tools and parameters together; further pairs
 count as not excluding each other. If properties refer to each other, a pair is compared once for each path to it."""
 PER_COMPARISON = 16
-"""Number of values, or of property names, whose comparison counts as much as that of one pair of schemas."""
+"""Comparing this many values, or property names, counts against `MAX_COMPARED` like comparing one pair of schemas."""
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 
 @dataclass(slots=True)
 class Comparisons:
-    """Counts how many comparisons are left for one answer."""
+    """Counts how many more pairs of schemas may be compared for one answer."""
 
     left: int = MAX_COMPARED
 
@@ -40,11 +40,11 @@ class Disjoint:
         self._root = root
         self._comparisons = comparisons or Comparisons()
         self._targets: dict[str, Any] = {}
-        """Schemas by the reference to them. Each reference is looked up once: it may be as long as the document."""
+        """Reference -> the schema it leads to. Each reference is looked up once: it may be as long as the document."""
         self._required: dict[int, frozenset[str]] = {}
         self._types: dict[int, frozenset[str]] = {}
         self._values: dict[int, frozenset[str] | None] = {}
-        """Values that a schema lists, by its `id()`. A list is read once: it can be long, and often referred to."""
+        """`id()` of a schema -> the values it lists. Each list is read once: it can be long, and often referred to."""
 
     def all(self, schemas: Any) -> bool:
         """Return whether no value can satisfy two of these schemas."""
@@ -194,16 +194,16 @@ def place_of(reference: Any) -> tuple[str, str] | None:
 
 
 class Values:
-    """The values that the schemas of one document list. Each list is read once, however often it is referred to: a
-    document of 256 KiB has room for a hundred thousand values and for thousands of references."""
+    """Finds out which values a schema of one document lists. Each list is read only once, however often it is referred
+    to: a document of 256 KiB has room for a hundred thousand values and for thousands of references."""
 
     def __init__(self, root: Any) -> None:
         """`root` is the document, which must not change."""
         self._root = root
         self._known: dict[int, list[Any] | None] = {}
-        """Values that a schema lists, by the schema's `id()`; None: it lists none."""
+        """`id()` of a schema -> the values that it lists; None: it lists none."""
         self._places: dict[str, tuple[str, str] | None] = {}
-        """The definition that each reference points to, also read once: a reference may be as long as the document."""
+        """Reference -> the definition it points to. Each reference is read once: it may be as long as the document."""
 
     def of(self, schema: Any) -> list[Any] | None:
         """Return the values that a schema allows, each once; None: the schema does not list them."""
@@ -228,8 +228,8 @@ class Values:
         return self._places[reference]
 
     def unique_arrays(self, schema: dict[str, Any]) -> list[list[Any]] | None:
-        """Return all arrays that an array schema with `uniqueItems` allows, the shortest first. Return None for another
-        schema, and for one whose items' values are not listed or more than MAX_ARRANGED."""
+        """Return all arrays that an array schema with `uniqueItems` allows, the shortest first. Return None for any
+        other schema, and if the values of the items are not listed, or are more than MAX_ARRANGED."""
         asks = schema.get("uniqueItems") is True and schema.get("type") == "array"
         if not asks or not schema.keys() <= ARRAY_KEYWORDS:
             return None

@@ -69,7 +69,7 @@ class ThoughtMask:
         self._words = words
         self._inner = begin() if begin is not None else None
         self._later = begin() if begin is not None and not thought.is_open else None
-        """The mask of an answer after a thought: it must not be given the tokens of the thought's opening tag."""
+        """The mask of an answer after a thought: a new one, since `_inner` may have taken tokens of the opening tag."""
         self._budget, self._again = thought.budget, thought.again
         self._open, self._close = thought.open.encode(), thought.close.encode()
         self._closing = thought.closing.encode() or self._close
@@ -188,7 +188,7 @@ class ThoughtMask:
             self._close_thought()
 
     def _close_thought(self) -> None:
-        """Force the closing tag, or the rest of it: no other tokens may come before it is complete."""
+        """Force the closing tag, or its rest if the model has begun to write it: only these tokens may come next."""
         ways = (self._closing, self._close)
         begun, text = max(((_overlap(self._tail, way), way) for way in ways), key=itemgetter(0))
         rest = self._tokens(text[begun:])
@@ -225,7 +225,7 @@ class ThoughtMask:
 
 
 def _overlap(text: bytes, tag: bytes) -> int:
-    """Return the length of the longest unfinished beginning of `tag` that `text` ends with."""
+    """Return how many bytes at the end of `text` can be the beginning of an unfinished `tag`; 0: none."""
     return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
 
 
@@ -245,9 +245,9 @@ def _is_whole(text: bytes) -> bool:
 
 
 def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Answers) -> Thought | None:
-    """Return how the model may think before its answer; None: it does not, or the marks of its thoughts are not known.
+    """Return the bounds on the model's thought before its answer; None: no thought comes, or its marks are not known.
 
-    Raises CallFailed: INVALID_REQUEST if the message for a used-up budget would end the thought before its own end.
+    Raises CallFailed: INVALID_REQUEST if the message to write when the budget is used up has the closing tag in it.
     """
     family, thinking = answers.family, answers.bounds_of_thought(request)
     marks = family.thought

@@ -21,7 +21,7 @@ from workers.constraint.schema_rules import Comparisons
 from workers.protocol.requests import Constraint, GenerateRequest, Tool
 
 PLAIN_OBJECT = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"})
-"""Keywords of a tool's schema that can be enforced in calls that write each parameter between marks of its own."""
+"""Keywords of a tool's schema that can be enforced in calls that are not JSON, with marks around each parameter."""
 PLAIN_TEXT = frozenset({"type", "enum", "const"})
 """Keywords that can be enforced for a parameter whose value is plain text."""
 
@@ -41,7 +41,7 @@ class Parameter:
     values: tuple[str, ...]
     """Allowed values; empty: any text."""
     schema: Any
-    """Schema of a value that is JSON."""
+    """Schema of the value if it is JSON."""
 
 
 def parameters_of(tool: Tool, *, closes: bool = False, comparisons: Comparisons | None = None) -> Iterator[Parameter]:
@@ -93,7 +93,7 @@ def _parameter(
 
 
 def _check(schema: dict[str, Any], kept: frozenset[str]) -> None:
-    """Raise Unusable for a keyword neither in `kept` nor an annotation: calls that are not JSON can't be kept to it."""
+    """Raise Unusable for a keyword that can't be enforced in calls that are not JSON: not in `kept`, no annotation."""
     for key in schema:
         if key not in kept and key not in ANNOTATIONS:
             raise Unusable(f"the keyword `{key}` can't be enforced in this model's form of calls; leave it out")
@@ -113,7 +113,7 @@ class CallForms:
         self, syntax: CallSyntax, controls: Mapping[int, bytes] | None = None, *, open_objects: bool = False
     ) -> None:
         """`controls`: the model's control tokens that the syntax names, with their texts. `open_objects`: whether
-        objects may have keys that their schema does not list, if it says nothing about such keys."""
+        objects may have keys that their schema does not list, where the schema says nothing about such keys."""
         self._syntax = syntax
         self._closes = not open_objects
         self.controls = controls or {}
@@ -121,7 +121,7 @@ class CallForms:
         self._marks = re.compile("|".join(map(re.escape, self._tokens)) or r"(?!)")
 
     def enforced(self, schema: str) -> Any:
-        """Parse `schema`, a JSON text, and return the form of it that is enforced. Raises Unusable."""
+        """Parse `schema`, a JSON text. Return the schema that is enforced in its place. Raises Unusable."""
         return enforceable(parse(schema), closes=self._closes)
 
     def constraint_of(self, request: GenerateRequest) -> Constraint | None:
@@ -217,7 +217,7 @@ class CallForms:
         return f"{rule}: {' '.join(parts) or chr(34) * 2}\n{''.join(rules)}"
 
     def _text(self, text: str) -> str:
-        """Return Lark that matches `text`, part of the syntax. Control tokens in it may be tokens or spelled out."""
+        """Return Lark for `text`, a part of the syntax. A control token in it may come as a token or spelled out."""
         parts = []
         for word in re.split("( {1,2})", text):
             if word in (" ", "  "):
@@ -238,7 +238,7 @@ def _name(tool: Tool, syntax: CallSyntax) -> str:
 
 
 def _object_of(tool: Tool, *, closes: bool, comparisons: Comparisons) -> Any:
-    """Return the schema to enforce for a tool's arguments. Raises Unusable if a strict tool's can't be enforced."""
+    """Return the schema to enforce for a tool's arguments. Raises Unusable if a strict tool's schema can't be."""
     # By default only the named properties are allowed: models that may add others do so.
     schema = {**ANY_OBJECT, "additionalProperties": False, **(tool.parameters or {})}
     try:

@@ -76,14 +76,14 @@ cache is cleared."""
 
 
 class Triggers:
-    """Strings that switch a constraint on, with the vocabulary's tokens that would overshoot their ends.
+    """Strings that switch a constraint on (triggers), and the vocabulary's tokens that go on beyond a trigger's end.
 
     A token overshoots if it completes a trigger and also begins the text after it, which would escape the constraint.
     Such tokens are ruled out. Most vocabularies have a token for each trigger, and no tokens that overshoot.
     """
 
     def __init__(self, strings: Sequence[str], pieces: PieceIndex) -> None:
-        """Look up the tokens that overshoot. Takes milliseconds, since not every piece is compared with each string."""
+        """Look up the tokens that go on beyond a trigger's end. Takes milliseconds, by means of the index `pieces`."""
         self.texts = tuple(strings)
         self.strings = tuple(string.encode() for string in strings)
         self.pieces = pieces
@@ -128,8 +128,8 @@ class Triggers:
 
 
 class TriggeredMask:
-    """A mask that permits all tokens, except those that overshoot, until a trigger has appeared. Then it follows the
-    mask that `begin` makes for the text after that trigger."""
+    """A mask that, until a trigger has appeared, permits all tokens except those whose text would go on beyond the
+    trigger's end. Then it follows the mask that `begin` makes for the text after that trigger."""
 
     def __init__(self, triggers: Triggers, begin: Callable[[bytes], Mask | None]) -> None:
         self._triggers = triggers

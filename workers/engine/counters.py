@@ -40,7 +40,7 @@ class Tally:
 
 
 class TokenGaps:
-    """Measures the seconds between two tokens of a call: from when the model makes them, not when text is sent."""
+    """Measures the seconds between a call's tokens, by the times at which steps made them, not when text is sent."""
 
     def __init__(self) -> None:
         self.tally = Tally(GAP_S)
@@ -68,7 +68,7 @@ class PromptSources:
 
     computed: int = 0
     kv: int = 0
-    """Tokens shared with a sequence in the KV cache."""
+    """Tokens whose KV another sequence still had in the KV cache."""
     ram: int = 0
     disk: int = 0
     """Tokens that came from disk, through RAM."""
@@ -83,7 +83,7 @@ class PromptTally:
         self._computed = self._kv = self._ram = self._disk = 0
 
     def note(self, sequence: Sequence) -> None:
-        """Count the prompt of a call whose `num_cached` is known, before anything is computed for it."""
+        """Count a call's prompt. To be called once `num_cached` is known, before anything is computed for the call."""
         num_restored = min(sequence.num_restored, sequence.num_cached)
         num_disk = min(sequence.num_fetched, num_restored)
         self._computed += sequence.num_prompt - sequence.num_cached
@@ -100,7 +100,7 @@ class PromptTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
-    """A snapshot of what an engine has done since it started. A counter that the engine does not have stays 0."""
+    """A snapshot of what an engine has done since it started. Counters of things that the engine never does stay 0."""
 
     num_decodes: int = 0
     """Times that `llama_decode` was called."""

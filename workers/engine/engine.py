@@ -266,7 +266,7 @@ class Engine:
         self._look_again_at = time.monotonic() + LOOK_INTERVAL_S
 
     def _rest(self) -> None:
-        """Check the engine's records, then copy idle prefixes to RAM for later calls. Called when no call runs."""
+        """Compare the counts of KV cells with llama.cpp's, then copy idle prefixes to RAM. Called when no call runs."""
         self._look()
         if not self._thread.is_wanted:
             self._stepper.check_cells()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 LONGEST_STEP_S = 2.0
-"""Maximum seconds planned for a step while streams run: chunks are shortened for it, but not below `least` tokens."""
+"""Maximum seconds planned for a step while streams run. Chunks are made shorter for it, down to `least` tokens."""
 
 FIXED_SHARE = 1 / 17
 """Share of a step's time that its fixed cost should take. Chunks are made long enough to bring the share down to this.
@@ -22,8 +22,8 @@ in 34 s with steps of about 128 rows (1.4 s). Without streams, in steps of 512 r
 """
 
 AGAIN_S = 0.02
-"""Maximum seconds that a step spends on recomputing tokens of calls that were preempted within their answer, if other
-calls run too: the callers of the preempted calls have a part of their answer already.
+"""Maximum seconds of a step for computing tokens again while other calls run. These are tokens of calls that were
+preempted (lost their slots) in the middle of their answers: their callers have a part of the answer already.
 
 Without this bound, calls that had given their slots to another team recomputed 600 tokens in steps of 0.13 to 0.28 s
 (demo model).
@@ -72,7 +72,7 @@ class PrefillPace:
 
     @property
     def again(self) -> int:
-        """Return the maximum tokens that a step recomputes for calls preempted in their answer, if other calls run."""
+        """Return the maximum tokens that a step computes again for calls preempted in mid-answer, if others run."""
         return max(self._least, min(self.budget, int(AGAIN_S / self.token_s))) if self.token_s else self._least
 
     @property
@@ -86,7 +86,7 @@ class PrefillPace:
 
     @property
     def steady_s(self) -> float:
-        """Return the mean seconds per token over more steps than `token_s`: a few short prompts don't raise it much."""
+        """Return the mean seconds per token of more steps than `token_s` has; a few short prompts barely raise it."""
         return self._steady_y / self._steady_x if self._steady_x else 0.0
 
     def note(self, num_tokens: int, seconds: float) -> None:
@@ -119,10 +119,10 @@ MOVE_S = 0.02
 """Maximum seconds that a step spends on moving cached tokens while streams run; one block is moved in any case."""
 
 RECENT_MOVES = 8
-"""Number of recent restores; the quickest of them counts as the cost, since others may have been interrupted."""
+"""Number of recent restores. The quickest of them counts as the cost, since slower ones may have been interrupted."""
 
 TRY_AGAIN_S = 10.0
-"""Seconds after the last restore until one is made just to measure it anew, even if computing was quicker last time."""
+"""Seconds after the last restore until one is made just to measure it again, even if computing was quicker before."""
 
 
 class MovePace:
@@ -141,11 +141,11 @@ class MovePace:
 
     @property
     def restore_pays(self) -> bool:
-        """Return whether restoring a prefix from RAM is quicker than computing it, or was not measured lately."""
+        """Return whether to restore a prefix from RAM: if that is quicker than computing it, or not measured lately."""
         return self.fetch_pays(0.0)
 
     def fetch_pays(self, read_s: float) -> bool:
-        """Return what `restore_pays` does for a prefix that is first read from disk, in `read_s` seconds per token."""
+        """Return the same as `restore_pays`, for a prefix that is read from disk first: `read_s` seconds per token."""
         if not (self._restores and self._prefill.token_s) or read_s + self.restore_s < self._prefill.token_s:
             return True
         return self._clock() - self._restored_at > TRY_AGAIN_S

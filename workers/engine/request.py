@@ -99,7 +99,7 @@ class EngineLoad:
     prefill_s: float = 0.0
     """Seconds that computing a prompt token takes; 0: not known yet."""
     overdraft: int = 0
-    """Number of calls that gateways may send beyond the slots, if several teams share them. The engine gives slots to
+    """Number of calls that gateways may send beyond the slots if several teams have calls. The engine gives slots to
     teams in turn (`workers.engine.step.shares`), or serves teams in turn (`workers.engine.pooled.jobs`)."""
 
 
@@ -167,7 +167,7 @@ class Intake:
             return True
 
     def take_cancelled(self) -> frozenset[int]:
-        """Return the keys of cancelled calls, to drop their events. Forget those that are no longer in the engine."""
+        """Return the keys of cancelled calls; their events are to be dropped. Forget keys of calls that are over."""
         if not self._cancelled:
             return frozenset()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Runs the one thread that owns a llama.cpp context, with its mailbox. `Work` holds the functions that it calls."""
+"""Runs the engine's thread, which owns a llama.cpp context. Other threads post functions for it to call."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Work:
 
 
 class EngineThread:
-    """Runs `work` until stopped. Sleeps while there is nothing to do, until something is posted."""
+    """Calls the functions of `work` on one thread until stopped. The thread sleeps while there is nothing to do."""
 
     def __init__(
         self, work: Work, intake: Intake, watchdog: Watchdog, on_crash: Callable[[BaseException], None] | None
     ) -> None:
-        """`on_crash` is called on the thread."""
+        """`on_crash` is called on the engine's thread, with the error that ended its loop."""
         self.crashed: BaseException | None = None
         """The error that ended the loop; None: the loop runs, or was stopped."""
         self._work = work
@@ -55,12 +55,12 @@ class EngineThread:
         self._thread.start()
 
     def post(self, act: Callable[[], None]) -> None:
-        """Queue `act` to be called on the thread between two steps. It must be quick and must not raise."""
+        """Queue `act` to be called on the engine's thread between two steps. `act` must be quick and must not raise."""
         self._mail.append(act)
         self._wake.set()
 
     def stop(self) -> None:
-        """End the loop after the running step and join the thread."""
+        """End the engine's loop after the step that is running, and wait until its thread has ended."""
         self._intake.drain()
         self.post(self._halt)
         if self._thread.is_alive():
@@ -69,7 +69,7 @@ class EngineThread:
             self._end_all()
 
     def check(self) -> None:
-        """Check the engine's records after the running step. Raises IntegrityError."""
+        """Have the engine's records checked after the step that is running. Raises IntegrityError."""
         if not self._thread.is_alive():
             self._work.check()
             return

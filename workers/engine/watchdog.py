@@ -31,7 +31,7 @@ log = logging.getLogger("paddock.engine")
 
 LOOKS_PER_BOUND = 10
 STUCK_BOUNDS = 2
-"""Multiple of `bound_s` without a look of the watching thread after which `faulthandler`'s timer ends the process."""
+"""How many times `bound_s` may pass without a look of the watching thread; then `faulthandler` ends the process."""
 
 FAREWELL_S = 10.0
 """Maximum seconds for the last log lines; then the process ends without them: a hung thread may hold the log's lock."""

@@ -133,7 +133,7 @@ class BoundedConnection(asyncio.Protocol):
         self._bound_leftovers()
 
     def _bound_leftovers(self) -> None:
-        """Bound how long a closing connection waits for its peer to read. Call this after whatever may close it."""
+        """Bound how long the connection, if closing, waits for its peer to read. Call after whatever may close it."""
         self._unread_timer.closing(self.transport)
 
 

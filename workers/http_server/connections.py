@@ -30,7 +30,7 @@ IDLE_S = 1.0
 BEYOND_S = 0.1
 """`IDLE_S` for a connection beyond a bound. It is shorter, because other connections wait for its place."""
 LOOKED_AT = 256
-"""Maximum number of connections, longest idle first, that are searched for one of a certain address."""
+"""Maximum number of connections, the longest idle first, among which one of a given address is searched for."""
 STARVED_S = 0.2
 """Seconds after descriptors ran out for which new connections count as beyond the bound, since they were accepted with
 a reserved descriptor."""
@@ -46,8 +46,8 @@ LONG_HEAD_BYTES = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """The bounds of one server. `most`: number of connections. `reserved`: paths that are answered beyond the bounds,
-    too. `unread_s`: seconds for which a peer may leave its answers unread once its buffers are full."""
+    """The bounds of one server. `most`: number of connections. `reserved`: paths that are answered even on connections
+    beyond a bound. `unread_s`: seconds for which a peer may leave its answers unread once its buffers are full."""
 
     most: int
     most_per_address: int
@@ -118,7 +118,7 @@ class LongHeads:
         self._total = 0
 
     def hold(self, connection: Closable, num_bytes: int) -> bool:
-        """Count the connection's new head in place of its last one. If there is no room, count none; return False."""
+        """Count the connection's new head instead of its last one. If there is no room, count neither; return False."""
         self.release(connection)
         if num_bytes <= LONG_HEAD_BYTES:
             return True
@@ -140,19 +140,19 @@ class LongHeads:
 
 
 class Unfinished:
-    """Counts the bytes of unfinished heads or messages on all connections, up to `max_bytes`, by their holder."""
+    """Counts and bounds the bytes of unfinished heads or messages on all connections, by holder (address or caller)."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held: dict[str, OrderedDict[Closable, int]] = {}
-        """Holder -> connection -> its bytes, the connection whose head or message began first comes first."""
+        """Holder -> connection -> its bytes. The connection whose head or message began first comes first."""
         self._holder_of: dict[Closable, str] = {}
         self._totals: Counter[str] = Counter()
         self._total = 0
 
     def grew(self, connection: Closable, num_bytes: int, holder: str) -> None:
-        """Count `num_bytes` more. While there are too many, cut off connections of the holder with the most bytes: the
-        oldest ones that hold at least as much as its average one. A slow honest peer among many is none of these."""
+        """Count `num_bytes` more. While there are too many, close a connection of the holder with the most bytes: the
+        oldest with at least the average of this holder's connections. A slow honest peer among many has less."""
         holder = self._holder_of.setdefault(connection, holder)
         held = self._held.setdefault(holder, OrderedDict())
         held[connection] = held.get(connection, 0) + num_bytes
@@ -218,9 +218,9 @@ class Connections:
         return self._num_beyond > self._max_beyond // 2
 
     def came(self, connection: Closable, address: str, descriptor: int) -> Verdict:
-        """Return the verdict on a new connection, after closing an idle one for it if need be; count it unless refused.
+        """Return the verdict on a new connection; may close an idle one to make room. Count it unless it is refused.
 
-        `descriptor`: its socket's. The system gives the lowest free one, so a high number shows that few are left.
+        `descriptor`: its socket's. The system assigns the lowest free number, so a high one shows that few are left.
         """
         bounds, beyond, address = self.bounds, False, network_of(address)
         too_many = bounds.most_per_address < bounds.most and self._per_address[address] >= bounds.most_per_address
@@ -264,7 +264,7 @@ class Connections:
             self._heads.grew(connection, num_bytes, known.address)
 
     def replaced(self, connection: Closable, by: Closable) -> None:
-        """Record that the connection has become a WebSocket, whose protocol is `by`."""
+        """Record that the connection has become a WebSocket, which the asyncio protocol `by` serves from now on."""
         known = self._known.pop(connection, None)
         if known is not None:
             self._known[by] = known

@@ -21,18 +21,18 @@ FIRST_MOST = 8
 """Maximum number of requests that begin in a turn, before it is known how long they take."""
 MOST = 128
 REST_FACTOR = 2.0
-"""Length of unknown callers' pause after a turn in which waiting requests of theirs began, as a multiple of the turn's
-processor time: reading requests and writing answers takes about as long again. Meanwhile others have the loop."""
+"""Length of the pause that unknown callers make after a turn in which some of their waiting requests began. It is a
+multiple of that turn's processor time: reading requests and writing answers takes about as long again."""
 CROWD = 16
-"""Number of waiting requests from which a known caller must pause between turns while other known callers ask."""
+"""A known caller with at least this many waiting requests pauses between turns, while several known callers compete."""
 CROWD_REST_FACTOR = 3.0
-"""Length of the pause for a `CROWD`, as a multiple of the processor time of the caller's requests in the turn before.
+"""Length of a known caller's pause (`CROWD`), as a multiple of the processor time of its requests in the last turn.
 
 Measured with 500 short chats a second that are cancelled again, on one core with Redis and a worker: the TTFT of
 another caller is 199 ms with factor 0, 142 with 1, 103 with 3.
 """
 CONTESTED_S = 1.0
-"""Seconds for which several known callers count as asking, once requests of two were queued one after the other."""
+"""Seconds for which known callers count as competing after requests of two of them were queued one after the other."""
 
 
 class Waiting(Protocol):
@@ -80,12 +80,12 @@ class Pacer:
     """Holds the requests of one server that have not begun.
 
     Each known caller has a queue; unknown callers have one per address. In each round, every known caller begins one
-    request, and all unknown callers together begin one: so no crowd without a key holds up a caller who has one. A
-    known caller's crowd pauses while others ask: what its requests do once they have begun takes time from all.
+    request, and all unknown callers together begin one: so callers without a key, however many, hold up nobody who has
+    one. A known caller with a `CROWD` of requests pauses while others compete, as begun requests take time from all.
     """
 
     def __init__(self, *, rests: bool = False) -> None:
-        """`rests`: whether unknown callers (`REST_FACTOR`) and crowds (`CROWD`) pause after some requests began."""
+        """`rests`: whether unknown callers (`REST_FACTOR`) and callers with many requests (`CROWD`) make pauses."""
         self._rests = rests
         self._rest_until = 0.0
         """time.monotonic() until which unknown callers' requests pause."""
@@ -93,7 +93,7 @@ class Pacer:
         """Known caller whose requests pause -> time.monotonic() at which the pause ends."""
         self._last_caller = ""
         self._contested_until = 0.0
-        """time.monotonic() until which more than one known caller counts as asking."""
+        """time.monotonic() until which known callers count as competing (`CONTESTED_S`)."""
         self._timer: asyncio.TimerHandle | None = None
         """Fires when requests that pause may begin again."""
         self._known, self._unknown = Lines[Waiting](), Lines[Waiting]()
@@ -204,7 +204,7 @@ class Pacer:
         self._tasks_at = thread_time()
 
     def _learn(self) -> None:
-        """Halve the maximum of requests per turn if the last turn took too long; raise it by one if it was reached."""
+        """Halve the maximum of requests per turn if the last turn took too long; else add one if it was reached."""
         if self._tasks_at is None:
             return
         took_s = self._spent_s + thread_time() - self._tasks_at
@@ -218,7 +218,7 @@ class Pacer:
             self._most += 1
 
     def _pause_crowds(self, took_s: float) -> None:
-        """Pause known callers with waiting crowds, while others ask. `took_s`: processor seconds of the last turn."""
+        """Pause callers with a `CROWD` waiting, if callers compete. `took_s`: processor seconds of the last turn."""
         now = monotonic()
         if self._rests and now < self._contested_until:
             for caller, num_begun in self._begun_by.items():
@@ -231,7 +231,7 @@ class Pacer:
 PARSE_S = 0.001
 """Processor seconds per turn after which connections with more bytes to parse wait for a later turn."""
 PARSE_REST_FACTOR, MAX_PARSE_REST_S = 2.0, 0.05
-"""Length of the pause before that later turn, as a multiple of the seconds that the last one took; and its maximum."""
+"""Pause after a turn that used up `PARSE_S`: the turn's seconds times the first number, but at most the second."""
 
 
 class Parsing(Protocol):
@@ -244,7 +244,7 @@ class Parsing(Protocol):
 class ParseTurns:
     """Shares the time for parsing bodies and WebSocket frames among all connections of one server, caller by caller.
 
-    Each connection is read in pieces; yet hundreds of them, with the shortest frames, took seconds in every turn.
+    Without turns, one piece for each of hundreds of connections, with the shortest frames, took seconds every time.
     """
 
     def __init__(self) -> None:

@@ -27,10 +27,10 @@ HEADER_BYTES = 160
 HEAD_S = 60.0
 """Maximum seconds from the first byte of a head to its last; then the request is refused with 408."""
 BEYOND_HEAD_S = 2.0
-"""`HEAD_S` for a connection beyond a bound (see `connections`). Its first head must also begin within these seconds."""
+"""Value of `HEAD_S` for a connection that came when there were too many. Its first head must also begin by then."""
 
 MAX_PIPELINED = 8
-"""Maximum number of requests in a row that a peer may send before the previous one is answered; then it is cut off."""
+"""How many requests in a row a peer may send without waiting for the previous answer; then the connection ends."""
 MAX_UNREAD_BYTES = 64 << 10
 """Reading stops once this many bytes wait behind a request that is being answered; the last read may go beyond it."""
 CHUNKED_PIECE_BYTES = 4 << 10
@@ -64,7 +64,7 @@ CROWDED = Refusal(503, "There are too many connections to this address. Use thos
 
 
 class Unwanted(Exception):
-    """Raised from a parser's callback, so that the parser stops."""
+    """Raised in a parser's callback to stop the parser, as the peer has sent what is not accepted."""
 
 
 class HttpProtocol(BoundedConnection, HttpToolsProtocol):
@@ -89,7 +89,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
     _num_ahead = 0
-    """How many answers in a row ended when bytes of the next request were there already."""
+    """Number of answers in a row at whose end some bytes of the next request had come already."""
     _deaf = False
     """Whether received bytes are thrown away."""
     _num_unwanted = 0
@@ -101,7 +101,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     _called = False
     """Whether the server's `Pacer` has called `begin`, which allows this connection to parse one head."""
     _beyond = False
-    """Whether this connection came when there were too many (`Verdict.BEYOND`), so that only a probe is answered."""
+    """Whether there were too many connections when this one came (not `Verdict.WITHIN`): only a probe is answered."""
     _refusal = MALFORMED
     """The refusal to send if the parser stops now."""
 
@@ -131,7 +131,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._bound_leftovers()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """End the connection, as its peer sends no more. During an answer return False, and the loop closes it."""
+        """End the connection, as its peer sends no more. During an answer, return False, so that the loop closes it."""
         if not self._is_free:
             return False
         self._deaf, self._unread = True, b""
@@ -299,7 +299,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._parse(is_next=True)
 
     def _caller(self) -> str:
-        """Return the name of the queue in which the request's body waits: its caller's, or its address."""
+        """Return the name under which this request's body waits for a turn: its caller's, else the peer's address."""
         head = b"".join([b"\r\n%b:%b" % header for header in self.headers if header[0] in KEY_HEADERS])
         return self._server.callers.caller_of(head) or self._server.bounded.address_of(self)
 
@@ -421,7 +421,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     def _should_upgrade(self) -> bool:
         """Return whether a request begins a WebSocket. If not, it is answered as plain HTTP.
 
-        One whose method is not GET does not. Nor does one that comes during an answer, which then would never end.
+        Only a GET can begin one, and not during the answer to an earlier request: that answer would then never end.
         """
         return self._is_free and super()._should_upgrade() and self.scope["method"] == "GET"
 

@@ -44,7 +44,7 @@ _GGUF_FLOAT32 = 6
 _NVFP4 = 40
 
 _EXPONENTS = {0: ("<u4", 0x7F800000), 1: ("<u2", 0x7C00), 30: ("<u2", 0x7F80)}
-"""ggml's type of floats -> numpy's type for their bits, and the bits that are all set in an infinity or NaN."""
+"""ggml's number of a float type -> numpy's type for its bits, and the bits that are all set in an infinity or NaN."""
 
 _F16, _Q8_0 = 1, 8
 _WEIGHT_TYPES = frozenset({*_EXPONENTS, _Q8_0})
@@ -185,7 +185,7 @@ def _read(read: Callable[[int], bytes | None], num_bytes: int) -> bytes:
 
 
 def _header(path: Path, head: bytes, size: int, base: GgufHeader) -> GgufHeader:
-    """Return the header. Raises AdapterError for one that would crash `llama_adapter_lora_init` or is not served."""
+    """Return the header. Raises AdapterError if it would crash `llama_adapter_lora_init`, or its kind is not served."""
     try:
         header = parse_header(Path(path.name), head, size)
     except ModelError as error:
@@ -213,7 +213,7 @@ def _is_gain(value: object) -> bool:
 
 
 def _check_tensors(path: Path, header: GgufHeader, base: GgufHeader) -> int:
-    """Return the largest rank. Raises AdapterError unless all weights form pairs that fit the model's weights."""
+    """Return the largest rank of any pair. Raises AdapterError unless all weights form pairs that fit the model."""
     pairs: dict[str, dict[str, TensorInfo]] = {}
     for name, tensor in header.tensors.items():
         target, dot, half = name.rpartition(".lora_")

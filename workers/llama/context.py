@@ -32,7 +32,7 @@ class Batch:
     def __init__(self, capacity: int, num_sequences: int, n_positions: int, *, padding_token: int = 0) -> None:
         self.capacity = capacity
         self.padding_token = padding_token
-        """Token of the rows whose result is not used."""
+        """Token of rows that belong to no call: they are added because some numbers of rows are computed faster."""
         self.num_tokens = 0
         self._token = (ctypes.c_int32 * capacity)()
         self._pos = (ctypes.c_int32 * capacity)()
@@ -71,8 +71,8 @@ class Batch:
         return row
 
     def add_prompt(self, tokens: Tokens, position: int, sequence: int, *, num_logits: int) -> int:
-        """Add a run of a prompt that starts at `position`; return its last row. Logits are computed for its last
-        `num_logits` tokens."""
+        """Add a run of a prompt that starts at `position`; return the run's last row. Logits are computed for the last
+        `num_logits` tokens of the run."""
         start, end = self.num_tokens, self.num_tokens + len(tokens)
         self._token_view[start:end] = tokens
         self._pos_view[start:end] = self._positions[position : position + len(tokens)]
@@ -91,7 +91,7 @@ MAX_SEQUENCES = 256
 _REASONS = {1: "no free cells in the KV cache", 2: "aborted", -1: "invalid batch"}
 
 PROMPT_LOGITS = 32
-"""Maximum prompt tokens whose logits one step computes, besides one per sequence; memory is reserved for them all."""
+"""How many prompt tokens can get logits in one step, besides one row per sequence. Memory is reserved for them all."""
 
 
 class Context(NativeOwner):

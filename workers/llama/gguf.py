@@ -19,7 +19,7 @@ Scalar = int | float | bool | str
 Value = Scalar | list[Scalar]
 
 MAX_KEPT_ARRAY = 4096
-"""Maximum elements of an array that is kept; longer arrays (vocabularies) are skipped."""
+"""Maximum elements of a metadata array; longer arrays (vocabularies) are skipped when the header is read."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING = 8

@@ -68,8 +68,8 @@ class Memory:
         self.window: int = c.llama_model_n_swa(model) if kind is not MemoryKind.ATTENTION else 0
         """Number of tokens that a layer with a sliding window sees; 0: there is no such layer, or all cells are kept.
 
-        With a window, a `decode` must be one micro-batch. llama.cpp finds cells for all micro-batches before it
-        computes the first, and to find those of a later one it drops cells that only the earlier ones still see.
+        With a window, each `decode` must fit one micro-batch. llama.cpp finds cells for all micro-batches before it
+        computes the first one. For a later one it drops cells that an earlier one, not computed yet, still needs.
         `HYBRID` memory cuts a batch into micro-batches of sequences with equally many rows.
         """
         self.can_shift: bool = (
@@ -116,9 +116,9 @@ class Memory:
         self._calls.memory_seq_cp(self._pointer, source, target, start, end)
 
     def shift(self, sequence: int, start: int, end: int, by: int) -> None:
-        """Move a range's positions, also in other sequences that hold its cells: make sure that there are none.
+        """Move the positions of a range by `by`. No other sequence may hold its cells: they would move there, too.
 
-        Keys are rotated in the next `decode` of any batch: do not `save` the sequence before it. Raises ValueError
+        Keys are rotated in the next `decode` of any batch: do not `save` the sequence before that. Raises ValueError
         if `can_shift` is False: llama.cpp would end the process, or change other sequences' keys.
         """
         if not self.can_shift:
@@ -128,7 +128,7 @@ class Memory:
     def first_position(self, sequence: int) -> int:
         """Return the lowest position that the sequence holds; -1 if it holds none.
 
-        Above 0 with sliding windows; equal to the last one with recurrent states.
+        With a sliding window it can be above 0. With a recurrent state it equals the last position.
         """
         return self._calls.memory_seq_pos_min(self._pointer, sequence)
 
@@ -148,20 +148,20 @@ class Memory:
         return self._save(sequence, _WHOLE)
 
     def save_part(self, sequence: int) -> bytes:
-        """Return what can't be cut by range: a recurrent state, or the window's cells (`ATTENTION`: all cells). While
-        the cache has the rest, `load_part` can take the sequence back to its present length. Raises StateUnusable."""
+        """Return what can't be cut to fewer tokens: a recurrent state, or the window's cells (`ATTENTION`: all cells).
+        If the rest is still there, `load_part` can take the sequence back to this length. Raises StateUnusable."""
         return self._save(sequence, _PART)
 
     def load(self, sequence: int, state: bytes) -> None:
         """Restore a saved state into cells of the sequence's own; cells that it held before are forgotten.
 
-        Raises StateUnusable, with the sequence empty: no free cells, or a state of another model or setting. llama.cpp
-        checks counts and sizes, not positions or values: give it only what `save` returned, and ask `can_continue`.
+        Raises StateUnusable and empties the sequence if cells are lacking or the state is of another model or setting.
+        llama.cpp checks counts and sizes, not positions or values: pass only what `save` returned, ask `can_continue`.
         """
         self._load(sequence, state, _WHOLE)
 
     def load_part(self, sequence: int, state: bytes) -> None:
-        """Replace the sequence's part that can't be cut by one from `save_part`; its other cells stay as they are.
+        """Restore a state that `save_part` returned, in place of the sequence's own. Its other cells stay as they are.
 
         To continue `target` after `num_tokens` of `source`: `share` these, then call this for `target`. To take a
         sequence back to `num_tokens`: call this, then `cut` from there. Raises StateUnusable, with the sequence empty.
@@ -219,8 +219,8 @@ def _keys_turn_freely(model: int) -> bool:
     """Return whether shifting positions of one sequence leaves the keys of all other sequences as they are.
 
     llama.cpp rotates the whole cache, by zero where nothing moved. A rotary embedding that scales as well (YaRN, an
-    attention factor) then scales every key once more; without a rotary embedding there is nothing to rotate and the
-    positions stay as they were learned; with one of several parts llama.cpp ends the process.
+    attention factor) then scales every key once more. Without a rotary embedding nothing is rotated: positions stay as
+    they were learned. With a rotary embedding of several parts llama.cpp ends the process.
     """
     if c.llama_model_rope_type(model) not in _PLAIN_ROPE:
         return False

@@ -90,7 +90,7 @@ def _hand_on(settings: LlamaSettings, params: Any) -> None:
 
 
 def _shares(settings: LlamaSettings) -> ctypes.Array[ctypes.c_float]:
-    """Return `tensor_split` in an array as long as llama.cpp reads: a share per possible device, even absent ones."""
+    """Return `tensor_split`, filled with zeros to the length that llama.cpp reads: a share per possible device."""
     room: int = c.llama_max_devices()
     if len(settings.tensor_split) > room:
         raise ModelError(
@@ -155,7 +155,7 @@ def _bound(name: str, result: Any, *arguments: Any) -> Any:
 __all__ = ["Model", "ModelError", "ModelTooLarge"]
 
 RERANK = "rerank"
-"""Name of the template for ranking, which is not Jinja: `workers.llama.pooling` reads it."""
+"""Name of a model's template for ranking. It is not written in Jinja; `workers.llama.pooling` reads it."""
 
 _ENCODERS = ("gemma-embedding",)
 """Architectures with attention in both directions, whatever their file says."""
@@ -170,7 +170,7 @@ class Model(NativeOwner):
         self.pointer = pointer
         self.header = header
         self.loaded_at = loaded_at
-        """time.time() before the file was read: the weights are those that the file had then."""
+        """time.time() just before the file was read: the weights are those that the file held at that time."""
         self.path = header.path
         self.vocab = Vocab(c.llama_model_get_vocab(pointer))
         self.name = header.text("general.name") or header.path.stem

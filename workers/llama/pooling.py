@@ -1,5 +1,5 @@
-"""A llama.cpp context that turns inputs into vectors or scores, owner of its `llama_context` pointer; and the
-tokeniser of such inputs, which makes the same tokens as llama-server.
+"""Holds the llama.cpp context that turns inputs into vectors or scores, with its `llama_context` pointer, and the
+tokeniser of these inputs, which makes the same tokens as llama-server.
 
 One call of `compute` is one micro-batch: parts of many inputs, each under a sequence of its own. Encoders read a whole
 input at once and have no KV cache; decoders can read an input over several calls. Everything but construction belongs
@@ -35,7 +35,7 @@ Vectors = NDArray[np.float32]
 AUTO = "auto"
 
 GRAIN = 32
-"""A micro-batch's size is a multiple of this, and of the number of sequences; otherwise llama.cpp ends the process."""
+"""`n_ubatch` is a multiple of this, and of the number of sequences: with other sizes llama.cpp ends the process."""
 
 _HEADS = ("cls.weight", "cls.output.weight")
 
@@ -51,7 +51,7 @@ class Pooling(Enum):
 
 
 def is_pooled(model: Model, settings: LlamaSettings) -> bool:
-    """Return whether a model is served for pooled work. If the settings leave that open, the kind of the model decides.
+    """Return whether a model serves vectors or scores, not text. If the settings leave that open, its kind decides.
 
     Raises ModelError if the model can't do what the settings want.
     """
@@ -63,10 +63,10 @@ def is_pooled(model: Model, settings: LlamaSettings) -> bool:
 
 
 def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
-    """Return the pooling that the settings name, or else the one that the file names. If neither names one, it is rank
+    """Return the pooling that the settings name, else the one that the model file names. If neither names one: rank
     for a model with a ranking head, mean for other encoders, last for decoders.
 
-    Raises ModelError for rank without a head.
+    Raises ModelError for rank if the model has no ranking head.
     """
     has_head = any(name in model.header.tensors for name in _HEADS)
     declared = _declared(model)
@@ -86,7 +86,7 @@ def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
 def _divisor(number: int, most: int) -> int:
     """Return the largest divisor of `number` up to `most`.
 
-    If `number` is a multiple of `GRAIN`, this is at least `GRAIN` or, for a smaller `most`, more than half of `most`.
+    If `number` is a multiple of `GRAIN`, the result is at least `GRAIN` or, if `most` is less, over half of `most`.
     """
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
 
@@ -108,15 +108,15 @@ class PooledBatch(Batch):
 
 
 class PooledContext(NativeOwner):
-    """A context for pooled work. Close it before its model."""
+    """A llama.cpp context that computes vectors or scores. Close it before the model that it belongs to."""
 
     def __init__(
         self, model: Model, settings: LlamaSettings, *, pooling: Pooling, n_ctx: int, kv_tokens: int, num_sequences: int
     ) -> None:
         """Allocate the compute buffers, and for decoders the KV cache. Raises ModelError, ModelTooLarge.
 
-        `n_ctx`: maximum tokens of an input, unless the micro-batch allows less. `kv_tokens`: cells that all inputs in
-        progress share; encoders need none. `num_sequences`: maximum inputs at a time if each takes memory.
+        `n_ctx`: maximum tokens of an input; a smaller micro-batch can lower it. `kv_tokens`: KV cells that all inputs
+        in progress share; encoders need none. `num_sequences`: maximum inputs at a time, if each has its own memory.
         """
         log = native_log()
         log.clear()
@@ -167,7 +167,7 @@ class PooledContext(NativeOwner):
             c.llama_synchronize(self.pointer)
 
     def vector(self, sequence: int) -> Vectors:
-        """Return a copy of the pooled vector of a sequence's part in the last batch: float32 [1, width]."""
+        """Return a copy of the pooled vector that the last batch gave for a sequence: float32 [1, width]."""
         address = self._calls.seq(self.pointer, sequence)
         if not address:
             raise DecodeFailed(f"llama.cpp has no pooled vector of sequence {sequence}")
@@ -203,7 +203,7 @@ class PooledContext(NativeOwner):
 
 
 class _Bound:
-    """llama.cpp's functions for reading a result, which take a microsecond and keep the interpreter lock (`native`)."""
+    """llama.cpp's functions for reading a result. They take a microsecond, so they keep the interpreter lock."""
 
     def __init__(self) -> None:
         library = ctypes.PyDLL(c._lib._name)

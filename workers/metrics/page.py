@@ -63,7 +63,7 @@ class Page:
         """Unix time, seconds, for llama-server's header that tells scrapers when the counters began at 0."""
         self._writing = asyncio.Lock()
         self._read_at = float("-inf")
-        """time.monotonic() just before the metrics that the pages in `_bodies` show were read."""
+        """time.monotonic() just before the metrics in the pages of `_bodies` were read."""
         self._bodies: dict[tuple[Format, bool], bytes] = {}
         """(Format, whether gzipped) -> body."""
 

@@ -46,7 +46,7 @@ class Now:
     is_draining: bool
     devices: Sequence[DeviceMemory]
     forms: Mapping[str, int]
-    """Outcome (`FORM_OUTCOMES`) -> number of schemas and grammars that answers had to follow."""
+    """Outcome (`FORM_OUTCOMES`: compiled, ...) -> number of schemas and grammars demanded for answers."""
     prompt_tokens: int
     computed_prompt_tokens: int
     prompt_s: float

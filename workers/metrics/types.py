@@ -126,7 +126,7 @@ class Gauge(_Number, prometheus_client.Gauge):
         raise NotImplementedError(f"{self._name} keeps a number; register a collector for what is read elsewhere")
 
     def replace(self, values: Mapping[str, float]) -> None:
-        """Set the series of a gauge with one label, and drop all others."""
+        """Set the values of a gauge with one label: label value -> number. Drop all other series."""
         for gone in self._metrics.keys() - {(label,) for label in values}:
             self.remove(*gone)
         for label, value in values.items():

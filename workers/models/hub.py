@@ -52,7 +52,7 @@ COMPANIONS = ("mmproj", "imatrix")
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Etags that can name a file in the cache: never a path. The hub's are hashes, those of mirrors something similar."""
+"""Pattern of etags that can be file names in the cache, never paths. The hub's are hashes; mirrors' are similar."""
 
 
 class HubError(Exception):
@@ -60,8 +60,8 @@ class HubError(Exception):
 
 
 def choose(repo: str, names: Iterable[str], quant: str = "") -> tuple[str, ...]:
-    """Return the files of one of a repository's models, all parts in order. Raises HubError. Without `quant` it is the
-    first of `PREFERRED` that the repository has, or else the first model by name."""
+    """Return the files of one of a repository's models, all parts in order. Raises HubError. Without `quant`:
+    the model of the first quantisation in `PREFERRED` that the repository has, or else the first model by name."""
     models = _models(names)
     if not models:
         raise HubError(f"{repo} holds no GGUF file; name a repository with GGUF files (often called ...-GGUF)")

@@ -77,7 +77,7 @@ class Library:
         return cls((settings.models_dir or settings.state_dir / "hub").absolute(), settings.fetch_timeout_s)
 
     def locate_all(self, found: Catalog) -> tuple[ModelSpec, ...]:
-        """Return the models that have workers on this machine, each with the path of its checked file as only source.
+        """Return the models that have workers on this machine, each with its checked local file as its only source.
 
         Raises ModelUnusable for the first model that can't be served.
         """

@@ -11,7 +11,7 @@ from workers.llama.gguf import GgufHeader
 from workers.models.spec import MAX_KV_TOKENS, LlamaSettings
 
 MACHINE_SHARE = 0.8
-"""Share of the free memory that the KV caches of all workers of a machine, which start together, take in total."""
+"""Maximum share of a machine's free memory for the KV caches of all its workers, which start at the same time."""
 
 WORKER_SHARE = 0.4
 """Maximum share of the free memory for one worker's KV cache: the model and its computations need memory too."""
@@ -20,7 +20,7 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5}
 BITS["iq4_nl"] = 4.5
-"""Bits per cached number, block scales included. Source: ggml-common.h of llama.cpp."""
+"""KV type -> bits per cached number, block scales included. Source: ggml-common.h of llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ def share(workers: int) -> float:
 def plan_kv(
     *, slots: int, n_ctx: int, kv_tokens: int, bytes_per_token: float, free_bytes: int | None, workers: int
 ) -> KvPlan:
-    """Return the plan. `kv_tokens` 0: slots x n_ctx cells, or fewer if only fewer fit a share of `free_bytes` (None:
-    unknown, taken to be enough). `workers`: number of workers that share the machine.
+    """Return the plan. `kv_tokens` 0: slots x n_ctx cells, or as many as fit the worker's share of `free_bytes` (None:
+    not known, so all fit). `workers`: number of workers that share the machine.
 
     Any other `kv_tokens` is not reduced to fit the memory: whether it fits shows when it is allocated.
     """

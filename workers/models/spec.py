@@ -23,7 +23,7 @@ MAX_CTX = 2**24
 """Maximum context in tokens. It is far beyond what models are trained for, so a larger number is a mistake."""
 
 MAX_SHARED_BYTES = 96 << 10
-"""Maximum size of a model's shared prompts as JSON. They can be in an environment variable: 128 KiB on Linux."""
+"""Maximum bytes of a model's shared prompts as JSON. They can be in an environment variable: up to 128 KiB on Linux."""
 
 MAX_SLOTS = 254
 """Maximum number of slots. llama.cpp has 256 sequences: one is used to move cells, and one holds a cached prompt that
@@ -236,7 +236,7 @@ class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(f"`samplers` names {twice} a second time; name each sampler once")
 
     def sampling(self) -> Sampling:
-        """Return the parameters for the engine, without the seed if it is -1: to the engine no seed is a random one."""
+        """Return the parameters for the engine. A seed of -1 is left out: then the engine draws a random seed."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         if self.seed == -1:
             del values["seed"]

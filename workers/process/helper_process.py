@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR")
 
 END_S = 2.0
-"""Seconds to wait for a process to end after it closed its pipe."""
+"""Seconds that a helper process has to end by itself after it has closed a pipe; then it is killed."""
 
 CHUNK_BYTES = 256 << 10
 

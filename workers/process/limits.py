@@ -23,8 +23,8 @@ STDERR = 2
 
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 OOM_ADDED = 300
-"""Minimum that a worker sets its `oom_score_adj` to (the maximum is 1000), so that the kernel kills the worker, which
-has most of the memory, and not Redis or a gateway. A process may raise its own. Source: proc_pid_oom_score_adj(5)."""
+"""Minimum of a worker's `oom_score_adj` (1000 at most), so that the kernel kills the worker, which has most of the
+memory, and not Redis or a gateway. A process may raise its own score. Source: proc_pid_oom_score_adj(5)."""
 
 NO_CORE = 1
 """Maximum size of a core file in bytes. No core file is this small, so none is written. Unlike 0, it also keeps Linux
@@ -54,7 +54,7 @@ def bound_memory(extra_bytes: int) -> None:
 
 
 def bound_cpu(seconds: int) -> None:
-    """Limit CPU time to `seconds` from now: so a hanging process ends even without a parent. A new call starts anew."""
+    """Limit CPU time to `seconds` more, so a hanging process ends even without a parent. Replaces an older limit."""
     used = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, resource.RLIM_INFINITY))
 

@@ -1,4 +1,4 @@
-"""Handles the signals that ask a process to stop: while a model loads, and in programs that keep other processes."""
+"""Handles the signals that ask a process to stop: while a model loads, and in programs that run other processes."""
 
 from __future__ import annotations
 

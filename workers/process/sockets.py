@@ -20,7 +20,7 @@ AGAIN_S = 1
 ASKED = 3
 """Number of probes, `AGAIN_S` seconds apart, after which a peer that answers none is taken to be gone."""
 UNACKNOWLEDGED_S = 4
-"""Maximum seconds until bytes are acknowledged: less than `gateway_grace_s` by default, more than bad networks take."""
+"""Seconds that sent bytes may be unacknowledged: under the default `gateway_grace_s`, more than bad networks take."""
 
 
 def tcp_options() -> Mapping[int, int]:

@@ -3,9 +3,9 @@
 The secret is proved by values of three kinds, each an HMAC-SHA256 under the worker secret. Each use has a label of its
 own, so that a value that was stolen from one use is good for no other:
 
-    a seal      stands beside a heartbeat or `News` in Redis: whoever wrote these bytes holds the secret
-    a token     sent by a gateway to a worker, by `paddock drain` to its target; a worker's is for one process (boot)
-    a proof     a worker's reply to a gateway's challenge, before it gets any prompt: it runs, and knows the secret
+    a seal      stands beside a heartbeat or `News` in Redis and shows that their writer holds the secret
+    a token     sent by gateways that ask a worker, and by `paddock drain`; each worker process (boot) has its own
+    a proof     a worker's reply to a gateway's challenge: it runs and knows the secret. Only then it is sent prompts
 
 `POST /health/drain`, of gateways and of workers, takes a process out of service and answers when nothing runs there.
 `timeout_s` in the query bounds the wait. A gateway also takes `settle_s`: it waits until no new request has come for

@@ -25,7 +25,7 @@ CANCEL_PATH = "/v1/cancel"
 HEALTH_PATH = "/health"
 
 ALIVE_EVENT = "alive"
-"""Type of the event that lists the living calls; it is sent first if a gateway's `Last-Event-ID` can't be resumed."""
+"""Type of the event that lists the calls the worker has; sent first if a gateway's `Last-Event-ID` can't be resumed."""
 
 MAX_FRAME_BYTES = 16 << 20
 
@@ -124,11 +124,11 @@ PART_CHARS = 128 << 10
 RUN_ITEMS = 1024
 """Maximum number of items of a long list or object that are copied and measured at once."""
 ITEM_CHARS = 6
-"""Number of characters that `is_long` counts for each value and each name in a message, besides a text's length."""
+"""Characters that `is_long` counts for each value and each name in a message, on top of the lengths of texts."""
 RUN_NUMBERS = 8192
 """Maximum count of numbers from an array that are encoded in one call."""
 BASE64_GROUP = 3
-"""Bytes in a group of base64. The base64 of two pieces can be joined if the first one is whole groups."""
+"""Bytes in a group of base64. The base64 of two pieces can be joined if the first piece is a multiple of this."""
 
 _PLACE = b"\0"
 """Byte that stands for a long field until that field is encoded. It can't occur in JSON."""
@@ -137,7 +137,7 @@ _SIMPLE = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return an array as a list, which has the same JSON. Raises TypeError for values of other types."""
+    """Return an `array` as a list: its JSON is that of the list. Raises TypeError for values of other types."""
     if isinstance(value, array):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} has no JSON")

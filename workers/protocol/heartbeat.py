@@ -52,7 +52,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     answer_tokens: float = 0.0
     """Tokens of a long answer: nine in ten of the last answers had no more."""
     bytes_per_token: float = 0.0
-    """Average bytes per prompt token; the bytes are those that `workers.protocol.prefixes` hashes of a request."""
+    """Average bytes per prompt token. It counts only the bytes that `workers.protocol.prefixes` hashes."""
     preempted: int = 0
     """Times since the process started that a call lost its KV cells for a while because no free cells were left."""
 

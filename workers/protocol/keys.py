@@ -96,7 +96,7 @@ GATEWAYS = "pd:gateways"
 
 
 def gateway(gateway_id: str) -> str:
-    """Return the name of a gateway's heartbeat. Workers look whether it exists: without it the gateway is dead."""
+    """Return the name, in Redis, of a gateway's heartbeat. To workers a gateway without a heartbeat is dead."""
     return f"pd:gateway:{gateway_id}"
 
 

@@ -46,7 +46,7 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
     width: int
     """Number of floats in a row."""
     rows: tuple[int, ...]
-    """Number of rows of each input: 1, or with pooling none one for each token."""
+    """Number of rows of each input: one, but if `pooling` is none, one for each token of the input."""
     num_tokens: tuple[int, ...]
     """Number of tokens of each input, by the worker's own tokenizer."""
     vectors: bytes

@@ -23,9 +23,9 @@ import msgspec
 from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, Prompt, ToolCall
 
 BLOCK_BYTES = 1024
-"""In a long text, bytes between two prefix hashes, about 256 tokens; doubled after each `HEADS_PER_SIZE` hashes."""
+"""Bytes between two prefix hashes in a long text, some 256 tokens; doubled after each `HEADS_PER_SIZE` hashes."""
 HEADS_PER_SIZE = 64
-"""Number of prefix hashes after which their distance doubles: 64 hashes reach 16k tokens, 256 hashes 240k."""
+"""Number of prefix hashes after which the distance between two doubles: 64 hashes reach 16k tokens, 256 reach 240k."""
 MAX_HEADS = 256
 LEAST_BYTES = 128
 """At the end of a text a prefix hash is made only if at least this many bytes have come since the last one."""
@@ -40,7 +40,7 @@ megabyte of empty lists holds the interpreter for 10 ms."""
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder(float_hook=str).decode
-"""Decodes JSON and leaves floats as text: parsing one can take ten microseconds, and they are only hashed."""
+"""Decodes JSON, but leaves floats as text: parsing a float can take ten microseconds, and floats are only hashed."""
 _BLANKS = b" \t\r\n"
 _END = b"\x00"
 
@@ -61,7 +61,7 @@ NOTHING = Prefix((), (), 0)
 
 
 def prefix_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> Prefix:
-    """Return a request's prefix hashes. `adapters`: name -> content hash; without one, the name is hashed."""
+    """Return a request's prefix hashes. `adapters`: name -> hash of contents. Others count by name."""
     chain = chain_of(request, tenant, adapters)
     chain.end()
     return chain.prefix()

@@ -38,7 +38,7 @@ SamplerName = Literal[
 """llama.cpp's stages of sampling a token; the first nine are in llama.cpp's default order."""
 
 Bias = tuple[int | str, float | None]
-"""A token, or a text that stands for its tokens, and the number added to their logits; None: never drawn."""
+"""A token or a text, and the number added to the logit of the token or of each token of the text; None: never drawn."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,7 +50,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     temperature: float | None = None
     """Softmax temperature; 0 is greedy. llama-server's default 0.8."""
     dynatemp_range: float | None = None
-    """Entropy moves the temperature up or down by at most this; 0 is off. Default 0."""
+    """Maximum by which the temperature rises or falls with the probabilities' entropy; 0 is off. Default 0."""
     dynatemp_exponent: float | None = None
     """Exponent of the curve from entropy to temperature. Default 1."""
     top_k: int | None = None
@@ -191,8 +191,8 @@ class Infill(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Notice = Literal["progress", "timings", "tokens", "settings", "prompt"]
-"""What a call gets only if it asks. The first three: the events `Progress`, `TimingsSoFar`, `Tokens`. "settings": the
-prompt's text and the sampling, in `Accepted`; with "prompt" too, a text above `max_prompt_chars` is refused."""
+"""What a call is told only on request. The first three: the events `Progress`, `TimingsSoFar`, `Tokens`. "settings":
+prompt text and sampling, in `Accepted`. "settings" and "prompt": also refuse a text longer than `max_prompt_chars`."""
 
 MAX_PROMPT_CHARS = 4 << 20
 """Maximum characters of prompt text that one client's request gets back (`Accepted.prompt`), over all its answers."""
@@ -217,7 +217,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Maximum number of tokens to generate; `None`: until the model ends or the conversation is `n_ctx` tokens long; 0:
     only prefill."""
     max_predict_ms: int = 0
-    """End the answer at the first line end later than this many ms after its first token; 0: off. From llama-server."""
+    """Milliseconds from the first token after which the answer ends at the next line end; 0: off. From llama-server."""
     n_indent: int = 0
     """End the answer before a line (not its first) with fewer leading blanks than this; 0: off. From llama-server."""
     stop: tuple[str, ...] = ()
@@ -235,8 +235,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     n_probs: int = 0
     """Number of likeliest tokens whose log probabilities come with each token; -1: only the chosen token's; 0: none."""
     prompt_probs: int = 0
-    """Maximum length in tokens of a prompt whose tokens' probabilities are sent (`PromptLogprobs`); a longer prompt is
-    refused; 0: they are not sent. Needs `n_probs`, and `cache_prompt` False: cached tokens are not computed again."""
+    """Send the probabilities of the prompt's tokens (`PromptLogprobs`), and refuse a prompt of more tokens. 0: do not
+    send them. Needs `n_probs`, and `cache_prompt` False: cached tokens are not computed again."""
     post_sampling_probs: bool = False
     """Probabilities after the sampler chain instead of log probabilities before it (llama-server's extension)."""
     special: bool = False
@@ -260,7 +260,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Body of `POST /v1/submit`. Repeating one (same gateway and call) while the call lives changes nothing."""
+    """Body of `POST /v1/submit`. Sending it again (same gateway and call) while the call lives has no effect."""
 
     gateway: str
     """Name of the gateway process (`gateway_process`), on whose event stream the answer is sent."""
@@ -290,7 +290,7 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: str = ""
     """The prompt's text as the model reads it, up to the request's `max_prompt_chars`, for `tell: ["settings"]`."""
     sampling: Sampling | None = None
-    """The values in force, for `tell: ["settings"]`: the caller's, else the model's or llama-server's. Has the seed."""
+    """The values used, for `tell: ["settings"]`: the caller's, else the model's or llama-server's; also the seed."""
 
 
 class Cancel(msgspec.Struct, frozen=True):

@@ -67,7 +67,7 @@ class ClusterClient(RedisCluster):
         max_under_way: int,
         options: dict[str, Any],
     ) -> None:
-        """`max_under_way`: maximum number of commands or pipelines at once; others wait, within their time bound."""
+        """`max_under_way`: maximum number of commands or pipelines at once. Others wait, and may time out meanwhile."""
         super().__init__(
             startup_nodes=[ClusterNode(host, port) for host, port in hosts],
             # If some slots have no server, models in the other slots are still served.
@@ -122,9 +122,9 @@ class ClusterClient(RedisCluster):
         return answer
 
     async def send(self, commands: Sequence[Command], *, redirect: bool = True) -> list[Any]:
-        """Return one answer or exception per command; commands of one slot run in order. `redirect`: a command whose
-        slot has moved is sent again, to the slot's new node. If False, that command and the later ones of its slot get
-        the server's errors as their answers."""
+        """Return one answer or exception per command; commands of one slot run in order. `redirect`: whether a command
+        whose slot has moved is sent again, to the slot's new node. If not, that command and the later ones of its slot
+        get the server's errors as their answers."""
         answers: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
         async with self.bounded():

@@ -37,8 +37,8 @@ from workers.redis.trouble import Gate
 from workers.redis.url import Login, RedisUrl, Tls, checked
 
 MAX_CONNECTIONS = 100
-"""Maximum number of connections of one client to its server; for a Cluster's client, of commands that run at once. More
-commands wait for their turn."""
+"""Maximum number of connections of one client to its server. A Cluster's client runs at most this many commands at the
+same time. Further commands wait for their turn."""
 UNBOUNDED = 2**31
 """redis-py's own limit of a pool, set too high to be reached: `_Pool` has a limit at which commands wait instead."""
 

@@ -50,7 +50,7 @@ def code_of(error: BaseException) -> str:
 
 
 def is_of_one_name(error: BaseException) -> bool:
-    """Return whether Redis works and refuses only this command, because of what is stored under the name it uses."""
+    """Return whether Redis works, and refused this command only because of what is stored under its key."""
     return isinstance(error, ResponseError) and code_of(error) in ("", "WRONGTYPE")
 
 
@@ -71,7 +71,7 @@ LONGEST_S = 0.5
 
 
 class Gate:
-    """Limits attempts to connect. Each failure in a row closes it for twice as long as the last, less a random part."""
+    """Limits attempts to connect. Each failure closes the gate twice as long as the last one, less a random part."""
 
     def __init__(self, first_s: float = FIRST_S, longest_s: float = LONGEST_S) -> None:
         self._first_s = first_s

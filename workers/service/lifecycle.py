@@ -107,7 +107,7 @@ class Lifecycle:
         logger.info("%s: stopping%s", signal.Signals(number).name, " at once" if self.at_once.is_set() else "")
 
     def crashed(self, error: BaseException) -> None:
-        """Stop at once, because the engine failed or one of its steps was lost."""
+        """Stop at once, because the engine failed or the events of one of its steps could not be delivered."""
         logger.critical("the engine failed, or a step of it could not be delivered: %s", error, exc_info=error)
         self.crash = error
         self.draining = True

@@ -119,7 +119,7 @@ class Served:
     announced: Callable[[Heartbeat], Heartbeat]
     """Adds to a heartbeat what only this kind of worker reports."""
     retire: Callable[[], None]
-    """Called when the worker starts to drain: begins to write the cache to disk for other workers. Calls go on."""
+    """Begins to write the cache to disk for other workers. Called when the worker starts to drain; calls go on."""
 
 
 def metrics_of(

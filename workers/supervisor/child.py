@@ -79,8 +79,8 @@ class Child:
     ) -> None:
         """`on_death(code, is_final)` is called when the process ends unasked; `is_final`: it will not be restarted.
 
-        A process that ends with a code in `final` is not restarted, unless an earlier one ran for a minute and ended
-        otherwise: then the trouble may pass (short memory, a full disk). After `ENDED_AS_ASKED` none is ever restarted.
+        A process that ends with a code in `final` stays ended, unless an earlier one ran for a minute and ended with
+        another code: then the cause may pass (a full disk, short memory). After `ENDED_AS_ASKED` none is restarted.
         """
         self.name = recipe.name
         self.starts = 0
@@ -137,7 +137,7 @@ class Child:
         await self._idle.wait()
 
     def hurry(self) -> None:
-        """Do not wait for the rest of `grace_s`: a process that is being stopped is killed now."""
+        """Kill a process that is being stopped, without waiting for the rest of `grace_s`."""
         self._hurried.set()
 
     def _is_final(self, code: int, lived_s: float) -> bool:

@@ -68,8 +68,8 @@ class Fleet:
             return []
 
     async def unloaded(self, models: Sequence[str], *, forget: bool) -> frozenset[str] | None:
-        """Return those of `models` that an admin has unloaded; None: Redis does not answer. Also renew in Redis the
-        marks that a supervisor keeps `models`. `forget`: delete the marks that say "unloaded"; return an empty set."""
+        """Return those of `models` that an admin has unloaded; None: Redis does not answer. Also renew the mark in
+        Redis that each of `models` is supervised. `forget`: delete the "unloaded" marks, and return an empty set."""
         names = [keys.unloaded(model) for model in models]
         try:
             async with asyncio.timeout(2 * TIMEOUT_S), self._client.pipeline(transaction=False) as pipeline:

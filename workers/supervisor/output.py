@@ -150,7 +150,7 @@ STDOUT, STDERR = 1, 2
 
 
 class Terminal:
-    """Writes lines to standard output and error, in order, in a thread. `__exit__` waits `CLOSE_S` for it at most."""
+    """Writes lines to standard output and error, in order, on a thread. `__exit__` waits for it at most `CLOSE_S`."""
 
     def __init__(self, stdout: int = STDOUT, stderr: int = STDERR) -> None:
         """`stdout`, `stderr`: file descriptors."""

@@ -87,10 +87,10 @@ def private_url(state_dir: Path, gateway_secret: str) -> str:
 
 
 class PrivateRedis:
-    """The private server of one state folder. The caller holds the folder's lock and keeps the server's process."""
+    """The private Redis of one state folder: command, files, URLs. The caller locks the folder and runs the command."""
 
     def __init__(self, state_dir: Path, secrets: Mapping[Role, str], server: Path | None = None) -> None:
-        """`secrets`: role -> secret from which its password is derived. The operator's is the gateway's."""
+        """`secrets`: role -> secret that its password is made from. The operator's is made from the gateway's."""
         self.server = server or find_server()
         self.socket = socket_path(state_dir)
         self._state_dir = state_dir

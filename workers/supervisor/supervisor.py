@@ -75,7 +75,7 @@ KILL_MARGIN_S = 5.0
 OF_MODELS = ModelSettings.model_fields.keys() - PaddockSettings.model_fields.keys()
 
 KEPT_BACK = frozenset(map(sources.variable, {"api_key", "api_keys", "gateway_secret", "worker_redis_url", *OF_MODELS}))
-"""Variables that workers don't inherit: those for gateways only, and the model's settings: a spec file has them."""
+"""Variables that workers don't inherit: those only for gateways, and the model's settings, which a spec file has."""
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """File with the microseconds of CPU that this control group may use in a period (or `max`), and the period. Source:
@@ -151,7 +151,7 @@ def available_cores(quota: Path = CPU_QUOTA) -> int:
 
 
 class Supervisor:
-    """Keeps the planned workers running, until `stop` is called or no worker is to be restarted."""
+    """Keeps the planned workers running, until `stop` is called or all have ended for reasons that forbid a restart."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Supervisor:
         environment: Mapping[str, str],
         on_final: Callable[[int, str], None],
     ) -> None:
-        """`on_final(exit code, readable reason)` is called for each worker that ended unasked and is not restarted."""
+        """`on_final(exit code, readable reason)` is called for each worker that ends by itself and is not restarted."""
         self._fleet = fleet
         self._console = console
         self._on_final = on_final
@@ -182,7 +182,7 @@ class Supervisor:
         return {name: slot.pid for name, slot in self._slots.items()}
 
     async def keep(self) -> int:
-        """Keep the workers running. Return the first final exit code that is not OK, in the workers' order, else OK."""
+        """Keep the workers running until all have ended. Return the code of the first that failed for good, else OK."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
@@ -232,7 +232,7 @@ class Supervisor:
             self._on_final(code, f"{worker.name} can't serve {worker.model.name} ({describe(code)}): {complaint}")
 
     def _clear_away(self) -> None:
-        """Remove the workers' files, and report the requests of workers that had to be killed while stopping."""
+        """Remove the workers' files. Report which requests ran on workers that had to be killed when stopped."""
         for path in self._spec_files:
             path.unlink(missing_ok=True)
         for name, path in self._black_boxes.items():

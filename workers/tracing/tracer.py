@@ -1,7 +1,7 @@
 """The tracers, which are given each finished call (a journey). `NoTracer` records nothing. `BackgroundTracer` has a
 thread that makes spans of the calls and sends them to the configured endpoint, the collector.
 
-`tell` appends to a queue. If that is full, or the collector does not take the spans, traces are lost and a log line
+`tell` appends to a queue. If it is full, or if the collector does not take the spans, traces are lost and a log line
 says so; no call ever waits or fails because of tracing. Without an endpoint OpenTelemetry's libraries are not loaded
 and need not be installed.
 """
@@ -27,7 +27,7 @@ MAX_WAITING = 4096
 """Maximum number of finished calls that wait to be sent; further ones are lost. Each takes a few kilobytes."""
 BATCH = 256
 EVERY_S = 5.0
-"""Seconds after which finished calls are sent although they are fewer than `BATCH`: OpenTelemetry's own default."""
+"""Seconds after which finished calls are sent even if they are fewer than `BATCH`; OpenTelemetry's own default."""
 RETRY_S = (0.5, 1.0, 2.0)
 """Seconds to wait before each new attempt to send a batch; if the last attempt fails too, the batch is lost."""
 CLOSE_S = 1.5
@@ -41,15 +41,15 @@ class Journey(Protocol):
     """A finished call or request, from which spans are made."""
 
     def spans(self) -> Sequence[Span]:
-        """Return the spans. Called once, on another thread; the data that they are made from is final by then."""
+        """Return the call's spans. Called once, on another thread, when the data of the call no longer changes."""
         ...
 
 
 class Tracer(Protocol):
     def inside(self, caller: TraceContext | None) -> TraceContext | None:
-        """Return the context of a new call's span; None: the span is not recorded. The ended call is given to `tell`.
+        """Return the context for the span of a call that begins now; None: no span of the call is recorded.
 
-        `caller`: the span around the new one; None: the new span begins a trace.
+        `caller`: the span that contains the new one; None: the new span begins a trace. Pass the ended call to `tell`.
         """
         ...
 
@@ -75,7 +75,7 @@ class ExportFailed(Exception):
     """The collector did not take the spans."""
 
     def __init__(self, why: str, *, is_passing: bool) -> None:
-        """`is_passing`: the collector may take the same spans at a later attempt."""
+        """`is_passing`: whether the fault may pass, so that the collector takes the same spans at a later attempt."""
         super().__init__(why)
         self.is_passing = is_passing
 
@@ -90,9 +90,9 @@ class BackgroundTracer:
     """Records a share of the traces that begin in this process. Spans are sent by the thread that `running` starts."""
 
     def __init__(self, exporter: Exporter, share: float = 1.0, every_s: float = EVERY_S) -> None:
-        """`share`: fraction recorded of the traces that begin here; of other traces, `is_sampled` of `caller` decides.
+        """`share`: fraction of the traces that begin here to record; others are recorded if their caller `is_sampled`.
 
-        `every_s`: seconds after which finished calls are sent although they are fewer than `BATCH`.
+        `every_s`: seconds after which finished calls are sent even if they are fewer than `BATCH`.
         """
         self._exporter = exporter
         self._share = share

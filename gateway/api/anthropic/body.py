@@ -115,7 +115,7 @@ THOUGHTS_ONLY: tuple[dict[str, Any], ...] = (
 """Accepted values of `context_management`, sent by Claude Code. The model's template decides which thoughts stay."""
 
 THREAD = "thread"
-"""Parameter by which the tool runner of Anthropic's SDK first asks the server to keep the conversation."""
+"""Parameter with which Anthropic's SDK (its tool runner) asks the server to keep the conversation; it is refused."""
 
 REFUSED = {
     **OTHERS_REFUSED,

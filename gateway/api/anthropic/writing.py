@@ -130,7 +130,7 @@ class StreamWriter:
         return _event("message_start", {"type": "message_start", "message": message})
 
     def _in_block(self, key: tuple[str, int], block: dict[str, Any], text: str) -> bytes:
-        """Return a delta of the block `key`. If another block is open, close that and open this one first."""
+        """Return a delta of block `key`. If `key` is not open, first close the open block, if any, and open `key`."""
         begun = b""
         if key != self._block:
             begun = self._close_block() + self._open_block(key, block)

@@ -92,8 +92,8 @@ async def send_json(send: Send, document: Any, request_log: RequestLog) -> None:
 
 
 async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, request_log: RequestLog) -> None:
-    """Send an answer that can be large, one part after another. Other tasks run between two parts. Parts are made as
-    the connection takes them, one ahead, so that the whole answer is never in memory."""
+    """Send an answer that can be large, one part after another. Other tasks run between two parts. Each part is
+    made just before the previous one is sent, so that the whole answer is never in memory."""
     part, more = next(parts), next(parts, None)
     if more is None:
         await send_bytes(send, part, content_type, request_log)
@@ -117,8 +117,8 @@ async def send_bytes(send: Send, body: bytes, content_type: bytes, request_log: 
 
 
 async def send_last(send: Send, body: bytes) -> None:
-    """Send the last bytes of an answer. If they are many, wait until the peer has read most of them: when this returns,
-    the call's memory is given back, and the call counts no longer among the requests of its key."""
+    """Send the last bytes of an answer. If they are many, wait until the peer has read most of them: once this returns,
+    the memory of the call is given back, and the call no longer counts among the requests of its key."""
     if len(body) > UNREAD_BYTES:
         for start in range(0, len(body), PART_BYTES):
             await send({"type": "http.response.body", "body": body[start : start + PART_BYTES], "more_body": True})

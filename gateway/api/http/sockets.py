@@ -43,7 +43,7 @@ class Socket:
         await self._tell({"type": "websocket.accept", "headers": headers})
 
     async def receive(self) -> str | bytes | None:
-        """Return the next message, a long text as its bytes, which may be no UTF-8; None for a binary message."""
+        """Return the next message: a short text, or a long text's bytes, perhaps no UTF-8; None: it was binary."""
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             raise ClientGone
@@ -70,7 +70,7 @@ class Socket:
 
 
 def refusing(send: Send) -> Send:
-    """Return a `send` that sends an HTTP answer as the refusal of a WebSocket handshake."""
+    """Return a `send` that turns an HTTP answer into the refusal of a WebSocket handshake."""
 
     async def told(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
@@ -99,7 +99,7 @@ class Sockets:
         return len(self._open)
 
     def check(self, principal: Principal) -> None:
-        """Raise TooManySockets if the key has its maximum of open sockets, TooManyConnections if the gateway has."""
+        """Raise TooManySockets if the key may open no more sockets, TooManyConnections if this gateway may not."""
         if self._per_key[principal.key_id] >= self._most_per_key:
             raise too_many_sockets_of_key(self._most_per_key)
         if len(self._open) >= self._most:

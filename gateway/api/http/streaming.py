@@ -18,7 +18,7 @@ END = b"\n\n"
 """The end of an event. Each event is sent as one chunk of the response: some clients take a chunk for an event."""
 
 UNREAD_BYTES = 64 << 10
-"""Bytes of an answer that the server buffers. A send beyond that returns at once; uvicorn delays the one after it."""
+"""Bytes of an answer that the server buffers. A send that exceeds this returns at once; uvicorn delays the next one."""
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -40,7 +40,7 @@ class LongEvent:
     parts: Iterator[bytes]
     """The whole event; each part is made when it is to be sent."""
     brief: Iterator[bytes]
-    """A short form of the event, for readers that need it in one piece: it repeats only short content."""
+    """A short form, for readers that need the event in one piece: it repeats earlier content only if that is short."""
 
 
 Written = bytes | list[bytes | LongEvent]

@@ -1,6 +1,6 @@
 """uvicorn's WebSocket protocol, with what uvicorn lacks: a handshake always ends, and messages are bounded.
 
-`workers.http_server` serves HTTP. The errors that it sends on its own get a gateway's form by `refusal_body` here.
+`workers.http_server` serves HTTP. `refusal_body` writes the errors that this server sends by itself, in OpenAI's form.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from workers.http_server.connections import ConnectionBounds
 from workers.http_server.state import Refusal, response_of
 
 MAX_FRAGMENTS = 1024
-"""Maximum fragments of one message; more close the connection. Empty ones have no size, but each takes memory."""
+"""Maximum fragments of one message; more close the connection. Even an empty fragment takes memory."""
 
 PIECE_BYTES = 4 << 10
-"""Bytes parsed at once. Within a long frame it is LONG_PIECE_BYTES, since only a complete frame is handled."""
+"""Bytes parsed at once; LONG_PIECE_BYTES in the middle of a long frame, as nothing is handled before its end."""
 LONG_PIECE_BYTES = 64 << 10
 
 ERRORS: dict[int, type[PaddockError]] = {
@@ -69,7 +69,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
     """Attributes of uvicorn's class that are used or replaced here; at start, `server.check_parts` checks for them."""
 
     _digest: bytes | None = None
-    """Digest of the key in the handshake (`KnownCallers.digest_of`)."""
+    """Digest of the API key in the handshake (`KnownCallers.digest_of`); None: no data has come yet."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.messages.ended(self)
@@ -129,7 +129,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
             self.conn.data_to_send()  # drops the pong: pongs would pile up if the client does not read
 
     def send_receive_event_to_app(self) -> None:
-        """Queue a complete message. A long text is passed on as bytes, with `is_text`: decoding it blocks the loop."""
+        """Queue a complete message. A long text stays bytes, marked `is_text`: to decode it would block the loop."""
         is_long = self.curr_msg_data_type == "text" and sum(map(len, self.frames)) > LONG_PIECE_BYTES
         if not is_long or self.close_sent:
             super().send_receive_event_to_app()
@@ -159,7 +159,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def parse_on(self) -> None:
-        """Parse one piece of the received bytes: all of them can be tens of thousands of frames, and block the loop."""
+        """Parse one piece of the received bytes. Parsing tens of thousands of frames at once would block the loop."""
         if self.transport.is_closing() or self.read_paused:
             return
         num_bytes = LONG_PIECE_BYTES if len(self.conn.reader.buffer) >= PIECE_BYTES else PIECE_BYTES
@@ -187,5 +187,5 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
         self._server.parse_turns.wait(self, self._caller())
 
     def _caller(self) -> str:
-        """Return the name under which the connection waits and holds bytes: its caller's, or its address."""
+        """Return to whom the connection's parsing time and bytes count: the caller's name if known, or the address."""
         return self._server.callers.known(self._digest or b"") or self._server.bounded.address_of(self)

@@ -35,10 +35,10 @@ OnPart = Callable[[bytes, int], Awaitable[None]]
 
 MAX_TOKEN = 2**31 - 1
 LONG_BYTES = 64 << 10
-"""A body of more bytes than this is decoded field by field; a field so long, if an array of arrays, item by item."""
+"""Longer bodies (in bytes) are decoded field by field. Longer fields that are arrays of arrays are decoded by item."""
 
 PACKED_BYTES = 256
-"""An array of token ids is packed if its JSON has more bytes than this; a shorter one can be a `logit_bias` pair."""
+"""An array of token ids is packed (`packed`) if its JSON has more bytes. Shorter arrays can be `logit_bias` pairs."""
 
 _ARRAYS = re.compile(rb"\s*\[\s*\[")
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -121,7 +121,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def _decode(body: bytes) -> Any:
-    """Decode a body, a long one field by field, its arrays of token ids packed. Raises what `decode_json` raises.
+    """Decode a body: a long one field by field, with token ids packed (`packed`). Raises what `decode_json` raises.
 
     Decoded in one call, half a million token ids in seventeen prompts held the interpreter for 25 ms. Their 16 MB of
     ints lay among objects that live longer, so that 40 MB of memory never went back to the system.
@@ -194,7 +194,7 @@ MAX_CONTAINERS = 65_536
 """Maximum arrays and objects together in a body."""
 MAX_DEPTH = 128
 MIN_ITEMS = 32_768
-"""Maximum items of an array, or the longest context's tokens if these are more; longer arrays get ContextOverflow."""
+"""Limit on the items of an array, unless the longest context has more tokens: then that. Beyond: ContextOverflow."""
 MAX_NUMBERS = 524_288
 """Maximum numbers in a body, or the longest context's tokens if these are more. Decoding a million takes 40 ms."""
 MAX_EXPONENTS = 1_024
@@ -202,11 +202,11 @@ MAX_EXPONENTS = 1_024
 MAX_DIGITS = 100
 """Maximum digits of a number; no useful one has more. Parsing time grows with the square of an integer's digits."""
 UNCHECKED_BYTES = 16 << 10
-"""Bodies of at most this many bytes are not checked: they can't hold enough to matter."""
+"""Bodies of at most this many bytes are not checked: their strings, numbers and arrays are too few to matter."""
 UNCHECKED_FACTOR = 4
 """Bytes of memory counted for each byte of an unchecked body; its arrays, objects, strings and numbers count extra."""
 UNCHECKED_ARRAY_BYTES, UNCHECKED_OBJECT_BYTES, UNCHECKED_STRING_BYTES, UNCHECKED_NUMBER_BYTES = 96, 256, 64, 24
-"""Bytes of memory counted for each of these in an unchecked body: 500 waiting calls of 15 KiB of `[]` held 70 MB."""
+"""Bytes counted for each array, object, ... of an unchecked body: 500 waiting calls with 15 KiB of `[]` held 70 MB."""
 SLICE_BYTES = 32 << 10
 """Bytes checked without a pause: that takes a millisecond or two if all are brackets, 0.1 ms if they are text."""
 
@@ -221,7 +221,7 @@ _RUNS = re.compile(rb"[\[\]{}]+")
 
 _NARROW = bytes(range(0xF0))
 _WIDE_ESCAPE = re.compile(rb"\\u[dD][89abAB]")
-"""With `_NARROW`, this finds characters beyond U+FFFF: a string with one takes four bytes for every character."""
+"""Finds escaped characters beyond U+FFFF; `_NARROW`: unescaped ones. With one, a string takes 4 bytes per character."""
 _ESCAPE_BYTES = 4
 STRING_BYTES, CONTAINER_BYTES, NUMBER_BYTES = 64, 512, 16
 """Bytes of memory that a string, an array or object, and a number of a body take, in addition to their characters."""
@@ -325,7 +325,7 @@ class ShapeCheck:
 
     @property
     def _num_containers(self) -> int:
-        """Return the number of arrays and objects: of opening or closing brackets, the larger one if they differ."""
+        """Return the number of arrays and objects: that of opening or of closing brackets, whichever is larger."""
         return max(self._num_opened, self._num_closed)
 
     def _widen(self, piece: bytes) -> None:
@@ -351,7 +351,7 @@ class ShapeCheck:
         return piece.replace(b"\\\\", b"").replace(b'\\"', b"")
 
     def _check_numbers(self, outside: bytes) -> None:
-        """Limit each number's digits, and the number of exponents: outside strings, any `e` after a digit is one."""
+        """Limit numbers' digits and the number of exponents (`e` after a digit). `outside`: a slice without strings."""
         if not outside:
             return
         digits = self._digits + outside.translate(_DIGITS)
@@ -363,7 +363,7 @@ class ShapeCheck:
         self._digits = digits[-MAX_DIGITS:]
 
     def _check_items(self, skeleton: bytes) -> None:
-        """Limit the items of one array, counted as commas with no bracket between: an array that long has token ids."""
+        """Limit an array's items, counted as commas with no bracket between: such long arrays have only token ids."""
         num_commas = skeleton.count(b",")
         self._num_commas += num_commas
         if self._num_in_row + num_commas < self._max_items:
@@ -382,7 +382,7 @@ class ShapeCheck:
 
 
 def _check_depth(skeleton: bytes, before: int) -> None:
-    """Raise InvalidRequest where a slice is nested too deeply. `before`: levels that are open at its beginning."""
+    """Raise InvalidRequest if a slice is nested too deeply. `before`: levels that are open at its beginning."""
     steps = array("b", skeleton.translate(None, b",").translate(_STEPS))
     if max(accumulate(steps, initial=before)) > MAX_DEPTH:
         raise InvalidRequest(

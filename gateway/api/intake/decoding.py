@@ -23,14 +23,14 @@ LEAST_REST_S = 0.001
 """Minimum seconds of a rest: timers are no finer. A shorter rest is added to the next."""
 LONGEST_REST_S = 0.25
 REST_AFTER_S = 0.002
-"""Seconds of CPU time that a job uses before it lets the event loop run."""
+"""Seconds of CPU time after which a job rests, so that the event loop can run."""
 TIDY_AFTER_S = 1.0
 
 ResultT = TypeVar("ResultT")
 
 
 class _Job(threading.local):
-    """The state of this thread's job. Each thread has its own; only the decoding thread's is ever under way."""
+    """The state of a thread's job; each thread has its own. Only the decoding thread ever has a job under way."""
 
     is_under_way = False
     since_s = 0.0
@@ -117,7 +117,7 @@ class _Resting:
         await self._turns.take(team)
 
     def give_back(self, team: str, took_s: float) -> None:
-        """End a turn. The next begins after the rest that is due; if that is short, when the event loop runs next."""
+        """End a turn. The next begins after the rest due; if that is below LEAST_REST_S, when the loop runs next."""
         loop = asyncio.get_running_loop()
         self._owed_s += took_s
         if self._owed_s < LEAST_REST_S:

@@ -37,7 +37,7 @@ SMALL_BODY_BYTES = 256 << 10
 """Maximum bytes of a body that has no prompt and only names things; a larger one gets BodyTooLarge."""
 
 LOADS_AT_ONCE = 2
-"""Maximum number of long values read from Redis at once for requests, at most one per team; others wait."""
+"""Maximum number of long values that requests read from Redis at the same time, one per team at most; others wait."""
 
 ReadT = TypeVar("ReadT")
 PartT = TypeVar("PartT")
@@ -91,7 +91,7 @@ class Intake:
             return await body.decode(read)
 
     def message(self, principal: Principal, raw: bytes) -> Body:
-        """Return a `Body` for a WebSocket message; with empty `raw`, one to count the memory of what Redis returns.
+        """Return a `Body` for a WebSocket message or, with empty `raw`, to count the memory of data read from Redis.
 
         Close it in any case. Raises TakesTooMuch, HeldTooMuch, MemoryFull.
         """
@@ -125,7 +125,7 @@ class Intake:
         return incoming.shape()
 
     def begin_check(self) -> ShapeCheck:
-        """Return a check for a long body. Short ones need none. Making one looks at all workers, perhaps 1000."""
+        """Return a check for a long body; short bodies need none. Making one goes through all workers, perhaps 1000."""
         return ShapeCheck(self._longest_context())
 
     async def check_slice(self, team: str, check: ShapeCheck, piece: bytes) -> None:
@@ -138,7 +138,7 @@ class Intake:
 
     @asynccontextmanager
     async def load_in_turn(self, num_bytes: int, team: str) -> AsyncIterator[None]:
-        """Delay the block until it may load `num_bytes`, at once if they are few. Loading keeps the event loop busy."""
+        """Delay the block until its team may load `num_bytes`; few bytes don't wait. Loads keep the event loop busy."""
         if num_bytes <= INLINE_BYTES:
             yield
             return
@@ -192,7 +192,7 @@ class Body:
         return await self._intake.run_aside(self.team, work)
 
     def load_in_turn(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that delays its block until it may load `num_bytes`, at once if they are few."""
+        """Return a context manager that delays its block until its turn to load `num_bytes`; few bytes don't wait."""
         return self._intake.load_in_turn(num_bytes, self.team)
 
     async def decode(self, read: Callable[[bytes], ReadT]) -> ReadT:

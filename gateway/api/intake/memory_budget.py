@@ -17,7 +17,7 @@ KEY_SHARE = 0.75
 class MemoryBudget:
     """Counts the bytes that requests hold, by team and by key, and limits them.
 
-    A team may hold at most as many bytes as are then still free: a team alone half of all, two teams a third each.
+    A team may hold as many bytes as stay free for others: one team alone half of all bytes, two teams a third each.
     So there is always room for one more team (dynamic thresholds of shared-memory switches; Choudhury and Hahne, 1998).
     A key may hold three quarters of what its team may.
     """
@@ -127,12 +127,12 @@ class Reservation:
 MAX_WHOLE_PROBS = 1 << 20
 """Maximum probabilities in answers that are sent whole at the end, about 70 MB of JSON; more: InvalidRequest."""
 MAX_WAITING_PROBS = 1 << 17
-"""Maximum probabilities that a stream holds until the text of their tokens comes; more: InvalidRequest."""
+"""Maximum probabilities that a stream holds back until their tokens' text comes; more: InvalidRequest."""
 
 TOKEN_BYTES = 640
 """Bytes of memory of a token of the answer, in addition to its probabilities: list entries and enclosing objects."""
 PROB_BYTES = 128
-"""Bytes of memory of all copies of one probability: the one that waits for its text, its JSON, and the part sent."""
+"""Bytes of memory for all copies of a probability: one that waits for its token's text, one as JSON, one being sent."""
 PIECE_FACTOR = 5
 """Further bytes of memory for each byte of a token's text: the answer has the byte both as text and as a number."""
 
@@ -159,7 +159,7 @@ class ProbabilityBudget:
 
     def count(self, choice: int, events: Sequence[CallEvent], *, written: bool) -> None:
         """Count the probabilities in `events`, which are of one answer (`choice`). `written`: whether the stream has
-        sent all of that answer's probabilities so far. If so, its count goes back to 0, unless its end repeats them.
+        sent all of that answer's probabilities so far: then they count as 0, unless the answer's end repeats them.
 
         Raises InvalidRequest if there are too many, HeldTooMuch, MemoryFull and TakesTooMuch.
         """

@@ -48,14 +48,14 @@ def _fields(token: TokenLogprob) -> tuple[int, str, list[int], float]:
 
 
 class FleetInfo(Protocol):
-    """Finds the facts about the fleet that the answer of a completion shows."""
+    """Provides what a completion's answer tells about the fleet: numbers of slots, names of adapters."""
 
     def number_slot(self, model: str, worker: str, slot: int) -> int:
-        """Return the number of a worker's slot over all workers of the model; -1: not known."""
+        """Return a worker's slot as a number among the slots of all the model's workers; -1: not known."""
         ...
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """Return the adapters of the call, by name instead of number. Raises InvalidRequest, PermissionDenied."""
+        """Return the adapters a call uses. Numbers in `asked` become names. Raises InvalidRequest, PermissionDenied."""
         ...
 
 
@@ -93,7 +93,7 @@ class Answer:
         tokens: Sequence[int],
         probabilities: Sequence[Entry | SampledEntry] | EncodedArray | None,
     ) -> dict[str, Any]:
-        """Return the answer's last object, with only the `response_fields` that the caller wants, if any are named."""
+        """Return the answer's last object. If the caller has named `response_fields`, it has only these fields."""
         usage, ran_with = end.usage, self._settings
         sampling = self.request.sampling if ran_with is None else ran_with.sampling
         document = {

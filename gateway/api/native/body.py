@@ -45,7 +45,7 @@ CLAMPED: dict[str, tuple[float, float]] = {
     "mirostat": (0, 2),
     "adaptive_target": (-inf, 1),
 }
-"""Parameter -> limits. As in llama-server, numbers beyond become the limit. For other parameters they are refused."""
+"""Limits of the parameters whose numbers, as in llama-server, are moved to the limit instead of refused."""
 
 
 def _any_object(schema: Any) -> Any:

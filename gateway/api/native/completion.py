@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChunkWriter:
-    """Writes the events of a streamed request, those of several answers mixed. No event marks the end of the stream."""
+    """Writes the events of a streamed request; several answers' events come mixed. No event marks the stream's end."""
 
     def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog, fleet: FleetInfo) -> None:
         self._answers = [
@@ -152,7 +152,7 @@ class WholeWriter:
             answer.add(event)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield JSON, one answer as an object, several as an array; in parts, since each one's settings can be long."""
+        """Yield JSON in parts, since answers can have long settings: an object for one answer, an array for several."""
         if self._is_single:
             return in_parts(self._answers[0].object())
         return gathered(self._array())

@@ -98,7 +98,7 @@ class AdapterRoutes:
         await send_json(send, {"success": True}, request_log_of(scope))
 
     async def load(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have every worker of the model load an adapter, those that start later too."""
+        """Have every worker of the model load an adapter, including workers that start later."""
         document = await self._reader.document(principal, scope, receive)
         call = self._reader.call(principal, document, scope, strict=True)
         body = validated(LoadBody, document, request_log_of(scope).ignored)

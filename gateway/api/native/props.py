@@ -27,7 +27,7 @@ MODALITIES = {"vision": "image", "video": "video", "audio": "audio"}
 
 @dataclass(frozen=True, slots=True)
 class EnabledRoutes:
-    """Which routes are served, of those that an operator can switch off."""
+    """Which of the routes that an operator can switch off are served."""
 
     slots: bool = True
     metrics: bool = True

@@ -150,7 +150,7 @@ def _word(number: int, trigger: Trigger) -> str:
 
 
 def _notices(body: GenerationBody) -> tuple[Notice, ...]:
-    """Return what workers send besides text. As in llama-server: tokens for a stream, settings for the last object."""
+    """Return what workers send besides text. As in llama-server, streams have tokens, the last object has settings."""
     notices = read_notices(body, stream=body.stream)
     if body.stream and "tokens" not in notices:
         notices = (*notices, "tokens")

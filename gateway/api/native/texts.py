@@ -133,7 +133,7 @@ class TextRoutes:
 
 
 def _tokenize_of(raw: bytes, scope: Scope, team: str) -> tuple[str, Tokenize | None]:
-    """Return the model's name and what to ask a worker; None: there is no text. Raises InvalidRequest, NotSupported."""
+    """Return the model's name and the request to a worker (None: no text). Raises InvalidRequest, NotSupported."""
     document = document_of(raw)
     name, body = named_model(document, scope), validated(TokenizeBody, document, ignored_of(scope))
     if body.content is None or body.content == []:
@@ -150,7 +150,7 @@ def _tokens_of(raw: bytes, scope: Scope) -> tuple[str, tuple[int, ...]]:
 
 
 async def decoded_reply(body: HeldBody, reply: bytes, decode: Callable[[bytes], ReplyT]) -> ReplyT:
-    """Decode a worker's answer, on a thread if it is long. Its bytes, which can far exceed the body's, are counted.
+    """Decode a worker's answer, on a thread if it is long. Count its bytes too: they can far exceed the body's.
 
     Raises InternalError, HeldTooMuch, MemoryFull, TakesTooMuch.
     """

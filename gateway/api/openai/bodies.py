@@ -77,7 +77,7 @@ class ChatBody(
 
 
 DEFAULT_MAX_TOKENS = 16
-"""Maximum tokens of a completion that sets no maximum: OpenAI's default. llama-server's clients send `n_predict`."""
+"""Maximum tokens of a completion whose request has neither `max_tokens` nor `n_predict`: OpenAI's default."""
 
 MAX_LOGPROBS = 20
 

@@ -46,7 +46,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Echo:
-    """Holds the prompt that `echo` puts before an answer. For a prompt sent as tokens, a worker tells the text.
+    """Holds the prompt that `echo` puts before an answer. A worker reports the text of a prompt sent as tokens.
 
     If the prompt's probabilities are wanted, the prompt is written when the probabilities of all its tokens have come.
     """
@@ -70,7 +70,7 @@ class Echo:
         return self._text if self._by_worker and not self.has_probs else ""
 
     def probs(self, event: PromptLogprobs, probs: Probabilities) -> str:
-        """Add an event to `probs`; return the prompt if it brings the prompt's last probabilities, else empty text."""
+        """Add the event to `probs`; return the prompt if all probabilities of its tokens have come, else empty text."""
         return self._text if probs.add_prompt(event, self._num_tokens, self._text) else ""
 
 
@@ -122,7 +122,7 @@ class WholeProbabilities:
         self._modern: list[bytes] = []
 
     def add_waiting(self) -> None:
-        """Collect the probabilities that `Probabilities` holds. Call it when the text of their tokens has come."""
+        """Take what `Probabilities` holds, and collect it. Call this when the text of the tokens concerned has come."""
         if self._probs.is_legacy:
             self._legacy.append(self._probs.take())
         else:
@@ -205,7 +205,7 @@ class _WholeChoice:
 
 
 def completion_writer(asked: CompletionRequest, call: Call, request_log: RequestLog) -> ChunkWriter:
-    """Return the writer of a streamed completion, over all its prompts and answers."""
+    """Return the writer of a streamed completion, which writes the answers to all its prompts."""
     usage = StreamUsage(asked.usage, len(asked.requests), len(asked.prompts))
     head = ChunkEncoder(completion_id(), "text_completion", call.alias, usage)
     choices = [_CompletionChoice(head, usage, number, one, asked) for number, one in enumerate(asked.requests)]

@@ -113,10 +113,10 @@ class LegacyCollector:
         return len(self._lengths)
 
     def end_prompt(self, text: str) -> None:
-        """Set the offset of each prompt token in `text`, the prompt as the answer shows it, once all have been added.
+        """Set the offset of each prompt token, once all have been added. `text`: the prompt as the answer shows it.
 
-        The tokens can have more characters than `text`: a begin token, or the blank that some models put before a text.
-        The surplus tokens get offset 0.
+        The tokens can have more characters than `text`: those of a begin token, or the blank that some models put
+        before a text. Tokens that `text` does not show get offset 0.
         """
         place = len(text) - sum(self._lengths)
         for length in self._lengths:

@@ -1,4 +1,4 @@
-"""Answers `GET /v1/models`, `/v1/models/{id}`, `/models`: OpenAI's cards with llama-server's `aliases`, `meta`, ..."""
+"""Answers `GET /v1/models`, `/v1/models/{id}`, `/models`: OpenAI's model cards, with more fields of llama-server's."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Models:
         return not (self._names.is_chain(name) or self._names.is_adapter(name, snapshot.models, snapshot.adapters))
 
     def _without_aliases(self, permitted: Mapping[str, str]) -> dict[str, str]:
-        """Return `permitted` with one name per model (its own, else the first alias), all chains and all adapters."""
+        """Return `permitted` with one name per model (its own, else its first alias); chains and adapters all stay."""
         shown: dict[str, str] = {}
         for name, model in permitted.items():
             if self._is_alias(name) and (name == model or model not in shown):
@@ -66,7 +66,7 @@ class Models:
         return {name: model for name, model in permitted.items() if not self._is_alias(name) or shown[model] == name}
 
     async def _cards(self, named: Mapping[str, str], permitted: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return a card per name in `named` (name -> model). A chain of models shows its first model with a worker.
+        """Return a card per name in `named` (name -> model). A chain's card is that of its first model with a worker.
 
         `permitted`: name -> model for all names that the key may use.
         """

@@ -64,7 +64,7 @@ class EmbeddingsDialect:
         return EmbeddingsRequest(body.model, request, body.encoding_format == "base64", body.dimensions)
 
     def parts(self, asked: EmbeddingsRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
-        """Yield the answer's JSON in parts; it has an object per input. Raises InvalidRequest before the first part."""
+        """Yield the answer's JSON, with one object per input, in parts. Raises InvalidRequest before the first part."""
         if result.pooling == "none":
             message = (
                 f"The model `{call.alias}` makes a vector of each token (pooling none), which this answer has no place "
@@ -139,7 +139,7 @@ class RerankDialect:
         return RerankRequest(body.model, request, body.top_n, body.return_text if bare else body.return_documents, bare)
 
     def parts(self, asked: RerankRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
-        """Yield the answer's JSON in parts: documents, best first; of equal scores, the earlier document first."""
+        """Yield the answer's JSON in parts: the documents, best first; those with equal scores in the order sent."""
         scores = [row[0] for row in rows_of(result)]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
         entries = [self._entry(asked, index, scores[index]) for index in order]

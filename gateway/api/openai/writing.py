@@ -91,7 +91,7 @@ class WholeChoices(Generic[ChoiceT]):
     """Collects all answers to one request from the events, each in a collector (`Choice`) of its own."""
 
     def __init__(self, make: Callable[[int], ChoiceT], number: int) -> None:
-        """`number`: answers in all. `make(i)` makes a collector of answer `i` once that begins: 100 may be waiting."""
+        """`number`: answers in all. `make(i)` makes the collector of answer `i` when it begins: 100 may be waiting."""
         self._make = make
         self._number = number
         self._made: dict[int, ChoiceT] = {}
@@ -255,7 +255,7 @@ class ChoiceWriter(ABC):
 
     @abstractmethod
     def opening(self) -> bytes:
-        """Return the first chunk; empty if there is none before the first event's."""
+        """Return the chunk to send before any event comes; empty if there is none."""
 
     @abstractmethod
     def text(self, event: Text) -> bytes:
@@ -263,7 +263,7 @@ class ChoiceWriter(ABC):
 
     @abstractmethod
     def one(self, event: CallEvent) -> bytes:
-        """Return the chunk of any event; empty if the client gets nothing of it."""
+        """Return the chunk for an event of any type; empty if the client gets nothing of it."""
 
     def _keep(self, event: Tokens | TimingsSoFar) -> None:
         """Keep the event for the chunk of the text that follows it."""
@@ -285,7 +285,7 @@ class ChoiceWriter(ABC):
 
 
 class ChunkWriter:
-    """Writes the chunks of a streamed request, over all its answers. What all chunks share is encoded once."""
+    """Writes the chunks of all answers to one streamed request. What all chunks share is encoded once."""
 
     def __init__(
         self, head: ChunkEncoder, choices: Sequence[ChoiceWriter], idle: dict[str, Any], request_log: RequestLog

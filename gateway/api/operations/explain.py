@@ -122,7 +122,7 @@ def _seconds(seconds: float | None) -> float | None:
 
 
 MAX_WORKERS = 64
-"""Maximum number of suitable workers that an answer lists, the best first, and maximum number of the others."""
+"""Maximum length of each of an answer's two lists of workers: the suitable ones, best first, and the others."""
 
 
 class Explainer(Protocol):

@@ -32,7 +32,7 @@ METRICS_PATHS = ("/metrics", "/metrics/targets")
 def metrics_route_token(metrics_key: str) -> RouteToken:
     """Return the token of both routes, for operators who limit who may read them.
 
-    There is a reason to: a team's counters, read before and after a call, show how long its prompt was.
+    Limiting them is useful: a team's counters, read before and after a call, show how long the call's prompt was.
     """
     return RouteToken(metrics_key, "Only the key of PADDOCK_METRICS_KEY or an admin's API key may read metrics.")
 
@@ -69,7 +69,7 @@ class Targets:
     def __init__(self, fleet: FleetView) -> None:
         self._fleet = fleet
         self._told: tuple[object, bytes] = (None, b"")
-        """The fleet's workers, and the answer that lists them, kept since anybody may ask and fleets can be large."""
+        """The fleet's workers, and the answer that lists them. It is kept: anybody may ask, and fleets can be large."""
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         workers = self._fleet.snapshot.workers

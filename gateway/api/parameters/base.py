@@ -55,8 +55,8 @@ def _names_of(kind: type[BaseModel]) -> frozenset[str]:
 class Body(BaseModel):
     """A request's body whose values are not converted: "1" is not accepted as a number, nor 1 as a boolean.
 
-    Unknown fields are errors, unless the context of the validation is an `Ignored` whose `refuses` is false: then they
-    are noted in that `Ignored` and left out.
+    Unknown fields are errors. But if the context of the validation is an `Ignored` with `refuses` false, they are left
+    out, and noted in that `Ignored`.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)

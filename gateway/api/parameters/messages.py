@@ -125,7 +125,7 @@ def read_messages(messages: Sequence[MessageBody]) -> tuple[Message, ...]:
 
 
 def _message(message: MessageBody, number: int, called: dict[str, str]) -> Message:
-    """Return the canonical message. `called` (updated): function called in the older form -> id of its last call."""
+    """Return the canonical message. Notes calls of the older form in `called`: function name -> id of its last call."""
     path = f"messages.{number}"
     if message.audio is not None:
         raise NotSupported(f"`{path}.audio` is not supported: the models here read text. Leave it out.", param=path)
@@ -201,7 +201,7 @@ class Toolbox:
 
     tools: tuple[Tool, ...]
     forced: tuple[str, ...]
-    """Names of tools, one of which the answer must call; empty: the model decides."""
+    """Names of the tools of which the answer must call one; empty: the model decides whether to call any."""
     parallel: bool
     """Whether the answer may have several tool calls."""
     as_function: bool
@@ -250,7 +250,7 @@ def _allowed_tools(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool
 
 
 def _forced_names(choice: str | NamedFunction | None, tools: tuple[Tool, ...], param: str) -> tuple[str, ...]:
-    """Return the names of tools, one of which the answer must call; empty: the model decides."""
+    """Return the names of the tools of which the answer must call one; empty: the model decides whether to call any."""
     names = tuple(tool.name for tool in tools)
     source, words = ("tools", ("auto", "none", "required")) if param == "tool_choice" else ("functions", _OLD_WORDS)
     if choice is None or choice in ("auto", "none"):

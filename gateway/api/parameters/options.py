@@ -120,7 +120,7 @@ class NoticesBody(ProgressBody):
 
 
 def read_notices(body: NoticesBody, *, stream: bool, verbose: bool = False) -> tuple[Notice, ...]:
-    """Return what a body asks to be sent beside the answer (`GenerateRequest.tell`); `verbose` adds the settings."""
+    """Return what the caller wants besides the answer (`GenerateRequest.tell`). `verbose`: the settings, too."""
     notices: list[Notice] = ["settings"] if verbose else []
     notices += read_progress_notices(body, stream=stream)
     if body.return_tokens:
@@ -129,13 +129,13 @@ def read_notices(body: NoticesBody, *, stream: bool, verbose: bool = False) -> t
 
 
 def read_progress_notices(body: ProgressBody, *, stream: bool) -> tuple[Notice, ...]:
-    """Return which of progress and timings a body asks for; none without `stream`, as nothing is sent early."""
+    """Return which of progress and timings the caller wants; neither if the answer is not streamed, but sent whole."""
     wanted: list[tuple[bool, Notice]] = [(body.return_progress, "progress"), (body.timings_per_token, "timings")]
     return tuple(notice for is_wanted, notice in wanted if is_wanted and stream)
 
 
 def share_prompt_chars(requests: Sequence[GenerateRequest]) -> tuple[GenerateRequest, ...]:
-    """Divide MAX_PROMPT_CHARS, the limit on prompt text sent back to one client, equally among its `requests`."""
+    """Give each of one client's `requests` an equal part of MAX_PROMPT_CHARS, the limit on prompt text sent back."""
     most = MAX_PROMPT_CHARS // max(1, len(requests))
     return tuple(replace(one, max_prompt_chars=most) if "settings" in one.tell else one for one in requests)
 
@@ -187,7 +187,7 @@ def repeat_request(request: GenerateRequest, n: int) -> tuple[GenerateRequest, .
 MAX_STOPS = 128
 MAX_STOP_CHARS = 512
 MAX_ALL_STOP_CHARS = 8192
-"""Maximum characters of all stop strings of a request; more are refused. A worker makes a tree of them."""
+"""Maximum characters of all stop strings of a request; more are refused. A worker builds a search tree of them."""
 
 Stop = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<parts>")],

@@ -111,7 +111,7 @@ def drop_beside_tools(form: Constraint | None, forced: Sequence[str], ignored: I
 
 
 def to_json(value: Any) -> str:
-    """Return a part of a decoded body as JSON. `json.dumps` takes 0.2 s for 8 MiB of numbers, ten times as long."""
+    """Return a part of a decoded body as JSON. `json.dumps` takes ten times as long: 0.2 s for 8 MiB of numbers."""
     return msgspec.json.encode(value).decode()
 
 

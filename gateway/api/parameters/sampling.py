@@ -81,7 +81,7 @@ NUM_SEEDS = 2**32 - 1
 
 MAX_BIAS = 100
 LEAST_BIAS = 1e-45
-"""A bias nearer to 0 than this is set to 0, as in a worker's 32-bit floats: parsing such numbers can be slow."""
+"""A bias nearer to 0 than this becomes 0, as in a worker's 32-bit floats: numbers so small can be slow to parse."""
 MAX_BIAS_CHARS = 512
 MAX_ALL_BIAS_CHARS = 16_384
 """Maximum characters, in all, of the texts in `logit_bias`; more are refused. A worker tokenises each text."""

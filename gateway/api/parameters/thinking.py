@@ -121,7 +121,7 @@ def read_thinking(body: ThinkingBody, others: OtherWords = OtherWords()) -> Thin
 
 
 def is_on(switch: ThinkingSwitch) -> bool | None:
-    """Return whether the object switches thinking on; None: the model's default."""
+    """Return whether `thinking`, sent as an object, switches thinking on; None: the model's default decides."""
     return None if switch.type == "auto" else switch.type != "disabled"
 
 
@@ -151,7 +151,7 @@ def read_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def read_template_values(body: ThinkingBody) -> dict[str, Any]:
-    """Return further variables for the template. Raises InvalidRequest if they are nested too deeply."""
+    """Return a body's chat template variables, except those of thinking. Raises InvalidRequest for deep nesting."""
     values = read_kwargs(body.chat_template_kwargs)
     _check_depth("documents", body.documents)
     for name in ("documents", "add_generation_prompt", "continue_final_message"):

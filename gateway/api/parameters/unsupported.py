@@ -1,4 +1,4 @@
-"""Reads a JSON object into the model of a body: resolves synonyms, and ignores or refuses what Paddock does not read.
+"""Parses a JSON object as the class of its body: resolves synonyms, and ignores or refuses what Paddock does not read.
 
 A parameter that changes nothing here is ignored: it is noted, and a header of the answer names it. Others are refused
 with a remedy, except with a value that asks for nothing (`harmless`): many clients send every parameter they know.
@@ -30,7 +30,7 @@ class Refusal:
     remedy: str
     harmless: tuple[Any, ...] = ()
     is_hint: bool = False
-    """Whether the parameter does not change what an answer means. Then it is ignored unless `Ignored.refuses`."""
+    """Whether the parameter leaves an answer's meaning as it is. Then it is ignored unless `Ignored.refuses`."""
 
 
 def read_body(
@@ -39,7 +39,7 @@ def read_body(
     unread: tuple[Mapping[str, str], Mapping[str, Refusal]],
     ignored: Ignored,
 ) -> BodyT:
-    """Return the parsed body. `unread`: two tables, of the parameters that the dialect ignores and of those it refuses.
+    """Return the parsed body. `unread`: the dialect's tables of ignored parameters and of refused ones.
 
     Raises InvalidRequest and UnsupportedParameter, each naming the parameter by its path.
     """

@@ -35,8 +35,7 @@ ANSWER_SHARE = 8
 STANDING = ("system", "developer")
 
 MAX_RENDERS = 6
-"""Maximum number of times that one conversation is rendered to find how much of it fits; three nearly always suffice.
-"""
+"""Maximum renderings of one conversation to find how much of it fits the context; three nearly always suffice."""
 
 
 async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], Awaitable[int]]) -> int:

@@ -42,7 +42,7 @@ class ItemEvents:
         self._num_events = 0
         self._parts: list[bytes] = []
         self._long: list[bytes | LongEvent] = []
-        """Long events and the events before them, to be sent before those in `_parts`; empty if no event is long."""
+        """Long events, and the events before each of them; sent before those in `_parts`. Empty: no event is long."""
         self._heads: dict[str, bytes] = {}
         """Id of an item -> the bytes with which all its delta events begin, encoded once."""
         self._delta_head = b""
@@ -64,7 +64,7 @@ class ItemEvents:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
 
     def long_event(self, kind: str, fields: dict[str, Any], brief: dict[str, Any]) -> LongEvent:
-        """Return an event that repeats a message's probabilities. `brief`: the fields of its short form."""
+        """Return an event that repeats a message's probabilities. `brief`: `fields`, but without long lists of them."""
         number = {"sequence_number": self._num_events}
         self._num_events += 1
         parts, few = (_event_parts(kind, {"type": kind, **one, **number}) for one in (fields, brief))

@@ -32,7 +32,7 @@ from workers.protocol.events import (
 )
 
 INLINE_PROBS = 1_024
-"""If a message has more probabilities than this (some 80 KB), its final events are written in parts."""
+"""The final events of a message with more probabilities than this (some 80 KB) are written in parts."""
 MAX_BRIEF_PROBS = 16_384
 """Maximum number of a message's probabilities where the message has to be in one piece: in stored responses, in streams
 that may be read again, and on a WebSocket. If it has more, all of them are left out: they would be megabytes, and
@@ -126,7 +126,7 @@ OutputItem = Message | Thought | FunctionCall
 
 
 class Listener(Protocol):
-    """Is called when an item begins (`opened`), gets more text (`grew`, once per token) or ends (`closed`)."""
+    """A receiver of changes: an item begins (`opened`), gets more text (`grew`, once per token) or ends (`closed`)."""
 
     def opened(self, item: OutputItem) -> None: ...
 
@@ -149,7 +149,7 @@ class Output:
         speaks: bool = True,
         custom: frozenset[str] = frozenset(),
     ) -> None:
-        """`speaks`: whether an empty answer gets an empty message. `custom`: names of tools whose input is a text."""
+        """`speaks`: whether an answer without items gets an empty message. `custom`: names of the custom tools."""
         self._custom = custom
         self.items: list[OutputItem] = []
         self.end: Finished | None = None
@@ -186,12 +186,12 @@ class Output:
 
     @property
     def is_long(self) -> bool:
-        """Whether a message is so long that its final events are written in parts."""
+        """Whether a message has so many probabilities that its final events are written in parts."""
         return any(isinstance(item, Message) and item.is_long for item in self.items)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there are probabilities of tokens whose text is still to come."""
+        """Whether probabilities have come of tokens whose text has not come yet."""
         return bool(self._waiting)
 
     def _open_text_item(self, kind: str) -> Message | Thought:

@@ -15,13 +15,13 @@ from gateway.api.responses.items import Item
 from workers.protocol.framing import read_float
 
 LONG_BYTES = 256 << 10
-"""A record is encoded on a thread if its input, already encoded, has more bytes than this: 32 MiB take 20 ms."""
+"""A record whose input is encoded already is completed on a thread if the input has more bytes: 32 MiB take 20 ms."""
 
 PIECE_BYTES = 64 << 10
-"""Maximum bytes of a record to decode in one call. They hold at most 2,000 parts of items, decoded in a millisecond."""
+"""Maximum bytes of a record to decode in one call: at most 2,000 parts of items, which take a millisecond."""
 
 _PLACE = b"\0"
-"""Stands for an encoded input until `encode_record` inserts it: JSON never has this byte."""
+"""Placeholder for an encoded input, which `encode_record` puts in its place. JSON never has this byte."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,7 +46,7 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     response: dict[str, Any]
     input: tuple[Item, ...] | bytes | msgspec.Raw
-    """The input; bytes: it is encoded already, since a response in the background is stored three times."""
+    """The input. Bytes are encoded already: a background response is stored three times, and encoded once."""
     chain: tuple[str, ...] = ()
     is_background: bool = False
     is_too_long: bool = False
@@ -132,7 +132,7 @@ def encode_record(record: Record | NewRecord) -> bytes:
 
 
 async def written(record: Record | NewRecord) -> bytes:
-    """Encode a record for Redis. If its input is encoded and long, use a thread, so that the event loop goes on."""
+    """Encode a record for Redis: on a thread if its input is encoded and long, so that the event loop goes on."""
     if isinstance(record.input, bytes) and len(record.input) > LONG_BYTES:
         return await asyncio.to_thread(encode_record, record)
     return encode_record(record)

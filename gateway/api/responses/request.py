@@ -35,7 +35,7 @@ from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
 
 LONGEST_INPUT = 32 << 20
-"""Default maximum bytes of all items of a conversation, including items that are referred to."""
+"""Default maximum bytes of all items of a conversation, including the stored items that the request names by id."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -73,7 +73,7 @@ class ResponseRequest:
     generates: bool = True
     """False: the prompt is computed, and no answer is generated."""
     custom_tools: frozenset[str] = frozenset()
-    """Names of the tools whose input is a text."""
+    """Names of the custom tools, whose input is a text and not JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Draft:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Ids of the responses that must be looked up: the previous one, and those whose items are referred to."""
+        """Ids of the stored responses to look up: the previous one, and those whose items the request names by id."""
         previous = self.body.previous_response_id
         referred = (response_of(reference) for item in self.input if (reference := reference_of(item)))
         return tuple(dict.fromkeys(id_ for id_ in (previous, *referred) if id_ is not None))
@@ -122,14 +122,14 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A request whose references are replaced by the items that they stand for."""
+    """A request in which each reference to a stored item is replaced by that item."""
 
     draft: Draft
     chain: tuple[str, ...]
     before: tuple[Item, ...]
     own: tuple[Item, ...]
     num_own: int
-    """Bytes of `own`, the request's own items. An item counts each time that it is referred to."""
+    """Bytes of `own`, the request's own items. An item that is named twice by id counts twice."""
     num_bytes: int
     """Bytes of `own` and `before`."""
 
@@ -256,7 +256,7 @@ def _chain(previous: str | None, found: Mapping[str, Record]) -> tuple[str, ...]
 
 
 def _replace_references(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item, ...]:
-    """Return the items, with each reference replaced by its item. Raises ResponseNotFound.
+    """Return the items, with each reference replaced by the stored item that it names. Raises ResponseNotFound.
 
     The items of each response are read only once, however many references name them.
     """

@@ -23,7 +23,7 @@ INPUT_SCHEMA: dict[str, Any] = {
 
 
 def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """Return the tools that the model sees, and names of tools: it must call one of these. No names: it may call none.
+    """Return the tools that the model sees, and the names of those of which it must call one; empty: it need not.
 
     Raises InvalidRequest or UnsupportedParameter.
     """

@@ -18,7 +18,7 @@ class ThoughtMarks:
     anywhere: bool = False
     """Whether a thought can begin anywhere in an answer, and not only at the answer's start or after a call."""
     closing: str = ""
-    """Text that is forced on the model to close its thought; empty: `close`."""
+    """Text that is forced on the model to close its thought; if this is empty, `close` is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class CallSyntax:
     close: str = ""
     """Text after the last of the calls, once per answer."""
     triggers: tuple[str, ...] = ()
-    """Texts that can begin the first call. If the model is free to call or not, a grammar applies from such a text on.
-    No texts: only calls that the request forces can be kept to a grammar."""
+    """Texts with which the first call can begin. If the model need not call a tool, the grammar applies once it writes
+    such a text. If there are none, calls can be kept to a grammar only where the request forces them."""
     parameter: tuple[str, tuple[str, ...], str] | None = None
     """The marks of a parameter, in families that do not write arguments as one JSON object: the text before its name,
     the text between name and value (if there are two: before a string, and before JSON), the text after its value."""
@@ -71,7 +71,7 @@ class CallSyntax:
 def list_syntax(
     open: str, close: str = "", *, trigger: str = "", name: str = "name", arguments: str = "arguments"
 ) -> CallSyntax:
-    """Return the syntax of calls that are one JSON list between `open` and `close`. `trigger`: by default `open`."""
+    """Return the syntax of calls that are one JSON list between `open` and `close`. `trigger`: if empty, `open`."""
     return CallSyntax(
         open=f"{open} [ ",
         before=f'{{ "{name}": "',
@@ -90,11 +90,11 @@ class Family:
     name: str
     parse: Callable[[Family, Ask], Parser]
     syntax: CallSyntax
-    """Syntax of calls in grammars: the family's own or, if grammars can't express it, another that its parser reads."""
+    """Syntax of calls for grammars. If no grammar can express the family's own, another that the parser reads."""
     marks: tuple[tuple[str, ...], ...] = ()
     """Sets of texts: a chat template belongs to this family if it contains all texts of one set."""
     controls: tuple[str, ...] = ()
-    """Marks that the parser must see. If they are control tokens, the engine writes them into the text."""
+    """Marks that the parser must see. Those that are control tokens are written into the answer's text for it."""
     thought: ThoughtMarks | None = None
     calls_end_thoughts: bool = False
     """Whether a call in the middle of a thought ends the thought. True for families whose thoughts never mention the

@@ -51,12 +51,12 @@ class HarmonyReader(Reader):
                 return
 
     def _header(self, mark: str) -> Steps[str | None]:
-        """Read the header of a message, which stays held back, and return it; None if there is no whole header."""
+        """Return a message's header; None if it is not complete. Its text is neither passed on nor dropped yet."""
         found = yield from self._up_to(_MESSAGE)
         return None if found is None else mark + found[0]
 
     def _reject_header(self, mark: str) -> None:
-        """Pass on as text what looked like a header. If the token limit cut it off, make it a call or drop it."""
+        """Pass on as text what looked like a header. One cut off by the token limit begins a call, or is dropped."""
         recipient = _RECIPIENT.search(mark + (self._short or ""))
         name = self._likely(recipient.group(1)) if recipient is not None else ""
         is_known = self._is_name(name, known=True)
@@ -68,7 +68,7 @@ class HarmonyReader(Reader):
             self._reject()
 
     def _read(self, header: str) -> Steps[None]:
-        """Read one message, whose header was read before and is still held back."""
+        """Read one message after its `header`, whose text has been neither passed on nor dropped so far."""
         channel = _CHANNEL.search(header)
         recipient = _RECIPIENT.search(header)
         if recipient is not None and self._is_name(recipient.group(1), known=True):

@@ -129,7 +129,7 @@ class JsonText:
         return mark == self._stack[-1] and not (self._in_call and mark == "}")
 
     def _begin(self, mark: str, text: str, start: int, ended: bool, out: list[str]) -> int:
-        """Read the beginning of a string, a word, or an opening bracket; return the position reached."""
+        """Read the quote that opens a string, or a whole word, or an opening bracket; return the position reached."""
         if self._want == COLON:
             return self._break(start)
         quote = GEMMA_QUOTE if mark == "<" else mark

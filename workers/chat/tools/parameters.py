@@ -19,7 +19,7 @@ TEXT = frozenset({"string"})
 
 class ParameterReader(Reader):
     trims_lines = False
-    """Whether a value is written on lines of its own; the line ends around it are removed."""
+    """Whether a value is written on lines of its own; if so, the line ends around it are removed."""
 
     def __init__(self, family: Family, ask: Ask) -> None:
         super().__init__(family, ask)

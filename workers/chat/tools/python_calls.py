@@ -52,8 +52,8 @@ class PythonReader(Reader):
         return True
 
     def _identifier(self, *, known: bool) -> Generator[None, None, str | None]:
-        """Return the text before `(`, which stays unread; None if it can't be a name. `known`: a name that is cut off
-        must be the beginning of a tool's name."""
+        """Return the name before `(`, and leave the `(` unread; None if there is no name. `known`: a name that is cut
+        off must be the beginning of a tool's name."""
         start = self._at
         while True:
             rest = self._text[start:]

@@ -1,4 +1,4 @@
-"""Has the base class of all families' parsers, which read an answer in portions.
+"""Has the base class of the parsers of all families of tool calls. They read an answer in portions.
 
 A reader runs a generator that pauses when it needs more text. Text that may be the beginning of a call is held back; it
 is called the head. `_begin` turns the head into a call; a head that is no call is passed on as text. So every character
@@ -22,8 +22,8 @@ SPACE = " \t\r\n"
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 MIN_MARK_CHARS = 4
-"""Minimum length from which an unfinished mark at the end of a cut-off answer counts as a call. A shorter one, or one
-that begins with a letter, is text unless the request forces a call."""
+"""Minimum characters of an unfinished mark (such as `<tool_ca`) that count as a call if the answer is cut off there. A
+shorter one, or one that begins with a letter, is text unless the request forces a call."""
 _OTHER_KEYS = ("type", "id", "tool_call_id")
 
 
@@ -41,8 +41,8 @@ class Gap(Enum):
 
 
 class Reader(Scanner):
-    """The parser of one answer. Families' subclasses add `_call`. The marks in `openers` can begin a call anywhere; the
-    marks in `bare` can do so only at the start of the answer, or after a thought or call.
+    """The parser of one answer; the subclass of each family adds `_call`. Marks in `openers` can begin a call anywhere,
+    marks in `bare` only at the start of the answer, or after a thought or call.
 
     If the token limit cuts an answer off at the beginning of a call, the call still comes out: with the part of its
     name that was written, or with the whole name if only one tool's name begins like this.
@@ -51,7 +51,7 @@ class Reader(Scanner):
     openers: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
     thought_ends: tuple[str, ...] | None = None
-    """The `openers` that end a thought, in families whose calls end thoughts; None: all of them."""
+    """Marks of calls that end a thought, in families where a call can end a thought; None: all of `openers`."""
     silent: tuple[str, ...] = ()
     """Marks that are dropped wherever they stand."""
 
@@ -80,7 +80,7 @@ class Reader(Scanner):
         """Arguments of the call that is being read, if the model wrote them before the call's name."""
         self._pieces: list[Piece] = []
         self._reasons: str | None = None
-        """Whitespace held back because the thought may end with it; None before the thought's first word."""
+        """Whitespace held back because the thought may end after it; None before the thought's first word."""
         self._steps = self._answer()
 
     def feed(self, text: str) -> list[Piece]:
@@ -90,8 +90,8 @@ class Reader(Scanner):
         return pieces
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        """Return the pieces held back. A call whose arguments have not begun when the answer ends comes out as text,
-        but as a call without arguments if the answer was cut off there."""
+        """Return the pieces held back at the end of the answer. If the arguments of a last, unfinished call have not
+        begun, it comes out as text; but if `cut_off`, as a call."""
         self._ended, self._cut_off = True, cut_off
         next(self._steps, None)
         pieces, self._pieces = self._pieces, []
@@ -139,7 +139,7 @@ class Reader(Scanner):
         return True
 
     def _call(self, mark: str) -> Steps[bool]:
-        """Read the calls that `mark` opens (it has been read and is held back); return False if there are none."""
+        """Read the calls that `mark` opens; return False if there are none. `mark` has been read, and is held back."""
         yield from ()
         return False
 
@@ -165,7 +165,7 @@ class Reader(Scanner):
         return None
 
     def _until(self, tags: Tags, *, thinking: bool = False) -> Steps[str | None]:
-        """Pass on the text before the next mark; return the mark, which stays held back. None: the answer ended."""
+        """Pass on the text before the next mark; return the mark, and hold it back. None: the answer ended before."""
         say = self._reason if thinking else self._say
         while True:
             if self._in_gap:
@@ -291,7 +291,7 @@ class Reader(Scanner):
         return bool(begun) and (self._must_call or (self._cut_off and is_long))
 
     def _is_sure(self, mark: str) -> bool:
-        """Return whether an answer that is cut off after `mark`, or after a name, is cut off within a call."""
+        """Return whether cut-off text after `mark` is surely a call: the mark, a tool's name or the request tells."""
         return mark not in self.bare or bool(self._ask.forced) or self._is_name(self._written, known=True)
 
     def _note_name(self, name: str | None) -> None:
@@ -307,7 +307,7 @@ class Reader(Scanner):
 
     def _begin_cut(self, name: str) -> None:
         """Turn the rest of a cut-off answer into a call of `name`, so that none of it comes out as text. If `name` is
-        empty and this is the answer's first call, use the only tool's name. Without a name, drop the rest."""
+        empty and no call came before, call the only tool there is. If several could be meant, drop the rest."""
         self._text, self._at = "", 0
         name = name or ("" if self.num_calls else self._likely(""))
         if self._is_name(name):
@@ -315,7 +315,7 @@ class Reader(Scanner):
             self._add(self._early)
 
     def _listed(self, one: Callable[[], Steps[bool]], mark: str, close: str) -> Steps[bool]:
-        """Read calls that each begin with `mark`, and `close` after them. The first `mark` has been read already."""
+        """Read calls up to `close`: `mark` begins each call (the first has been read), `one` reads the rest of it."""
         if not (yield from one()):
             return False
         while (yield from self._mark(mark)):
@@ -334,7 +334,7 @@ class Reader(Scanner):
         self._text, self._at = self._text[self._at :], 0
 
     def _reject(self, *, thought: bool = False) -> None:
-        """Pass on the text held back, as text of the answer or of a thought; go on with the text after it."""
+        """Pass on the text held back, as text of the answer or of a thought. What follows it is parsed next."""
         head, self._at = self._at, 0
         (self._reason if thought else self._say)(self._space + self._text[:head])
         self._text, self._space = self._text[head:], ""
@@ -342,7 +342,7 @@ class Reader(Scanner):
     # What calls are made of
 
     def _name_up_to(self, tags: Tags) -> Steps[tuple[str, str] | None]:
-        """Read and note the name of a call, up to one of `tags`; return what `_up_to` returns."""
+        """Read and note the name of a call; return it and the tag that follows. None: no tag within MAX_HEAD_CHARS."""
         found = yield from self._up_to(tags)
         self._note_name(found[0] if found is not None else None)
         return found
@@ -367,7 +367,7 @@ class Reader(Scanner):
     def _value(self, *, is_syntax: bool = False) -> Steps[str]:
         """Read a whole JSON value and return it; text after it stays unread. Raises HeadTooLong.
 
-        `is_syntax`: drop the value: it is neither the name nor the arguments of the call, which has begun already.
+        `is_syntax`: the value is neither the name nor the arguments of the call that has begun, so drop it.
         """
         value, parts = JsonText(), []
         while True:

@@ -208,7 +208,7 @@ class FunctionaryReader(Reader):
 
 
 class Recipients:
-    """A set of marks, each a line that names a recipient. Faster to make than `Tags` if there are many tools."""
+    """Marks to look for: the lines that name a tool or `all`. Faster to make than `Tags` if there are many tools."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._lines = frozenset(f"{name}\n" for name in names)
@@ -265,8 +265,8 @@ class RecipientReader(Reader):
                 return
 
     def _reject_recipient(self) -> None:
-        """Pass on as text the line where a recipient's name is missing or unknown. If the token limit cut the name
-        off, begin a call with the part that was written, or drop that part if it can be the name `all`."""
+        """Treat the line as text, since its recipient is missing or unknown. But if the token limit cut it off, begin a
+        call with the part that was written, or drop that part if it can begin `all` and no call is forced."""
         if not self._is_cut:
             self._reject()
             return

@@ -66,7 +66,7 @@ class TypedText:
     def __init__(self, kinds: frozenset[str], *, is_text: bool = False) -> None:
         """`is_text`: the value is a string, passed on as it comes; its opening quote has been written already."""
         self.rest = ""
-        """Text received but not read as JSON."""
+        """Text that has come and is not read as part of the JSON value."""
         self._kinds = kinds
         self._holds = not is_text
         self._is_json = False
@@ -75,7 +75,7 @@ class TypedText:
         self._has_begun = False
         """Whether anything but whitespace has come."""
         self._parts: list[str] = []
-        """The portions of the held-back value as they came; `_repaired` has the same portions as JSON."""
+        """Portions of the value that are held back, as the model wrote them. `_repaired` has them as JSON."""
         self._repaired: list[str] = []
         self._num_chars = 0
 

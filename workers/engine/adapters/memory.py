@@ -21,7 +21,7 @@ from workers.llama.model import Model
 from workers.metrics.types import LOAD_S
 
 NUM_LOADS = 8
-"""Number of newest loads whose median is `load_ms`."""
+"""Number of loads, the newest ones, whose median duration is `load_ms`."""
 
 
 class AdapterMemory:
@@ -57,8 +57,8 @@ class AdapterMemory:
     def load(self, entry: Entry, keep: Collection[Entry]) -> None:
         """Copy an adapter's weights into memory; free others that are not in `keep` to make room. Raises AdapterError.
 
-        Freed first: adapters without calls, those used longest ago before others. Then: those with waiting calls. Last:
-        those with calls that are being unloaded, as their file may have changed. `keep` and `entry` must fit together.
+        Adapters without calls are freed first, the one used longest ago before others; then those with waiting calls;
+        last those with calls that are being unloaded: the file may have changed. `keep` and `entry` must fit together.
         """
         evictable = sorted((one for one in self.resident if one not in keep), key=_worth)
         while evictable and not self.fits([*self.resident, entry]):

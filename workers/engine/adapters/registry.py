@@ -45,15 +45,15 @@ MAX_SET = 8
 
 MAX_NAMES = 4096
 MAX_INSPECTED = 64
-"""Maximum files whose check is remembered. A file that changes is checked again."""
+"""Maximum number of checked files that are remembered. A remembered file is checked again only if it changes."""
 LOAD_S = 120.0
-"""Seconds that `register` waits for the engine's thread."""
+"""Maximum seconds that `register` waits until the engine's thread has taken the adapter."""
 
 LOAD_STEP_S = 0.02
 """Seconds of loading after which no more adapters are loaded until the next step, since streams wait meanwhile."""
 
 PATIENCE_S = 2.0
-"""Seconds that a call waits for room for its adapters until others, whose adapters are in use, stop overtaking it."""
+"""Seconds for which a call that waits for room for its adapters may be overtaken by calls whose adapters are in use."""
 
 
 class AdapterRegistry:
@@ -61,7 +61,7 @@ class AdapterRegistry:
 
     At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory. The adapter used longest ago
     makes room; adapters that running calls use and pinned adapters stay. A call that finds no room waits until other
-    calls end, or are preempted for its team (`workers.engine.step.scheduler`).
+    calls end, or calls of other teams are preempted for it (`workers.engine.step.scheduler`).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AdapterRegistry:
         self._inspected: dict[Path, AdapterFile] = {}
         self._ticks = itertools.count(1)
         self._held: frozenset[Entry] = frozenset()
-        """Adapters of the calls that held a slot at the last `begin_round`. Written on the engine's thread."""
+        """Adapters of the calls last given as `running` or entered since. Written on the engine's thread."""
         self._is_awaited = False
         """Whether a call waits for room in memory. Later calls that need room too do not overtake it."""
         self._awaited_since = math.inf
@@ -92,14 +92,14 @@ class AdapterRegistry:
         self._coming: frozenset[Entry] = frozenset()
         """Adapters of a call that is loading them over several rounds; the loaded ones stay in memory meanwhile."""
         self._is_coming_asked = False
-        """Whether the call that loads `_coming` tried again in this round; if not, the next one gives `_coming` up."""
+        """Whether the call that loads `_coming` tried again this round. If not, the next round gives `_coming` up."""
         self._load_left_s = LOAD_STEP_S
         """Seconds of this round that are left for loading adapters."""
 
     # Any thread may call these.
 
     def follow(self, post: Post) -> None:
-        """Use `post` for all work on weights from now on; until this call, the caller's own thread does that work."""
+        """From now on, have all work on weights done through `post`; before, the thread that asks for it does it."""
         self._post = post
 
     def inspect(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo:
@@ -224,7 +224,7 @@ class AdapterRegistry:
     # The engine's thread calls these.
 
     def begin_round(self, running: Iterable[AdapterSet]) -> None:
-        """Begin a round of admission. `running`: the sets of the calls that hold a slot."""
+        """Begin a round of admission, before waiting calls `enter`. `running`: the sets of calls that hold a slot."""
         self._held = _entries(running)
         if not self._is_awaited:
             self._awaited_since = math.inf
@@ -256,12 +256,12 @@ class AdapterRegistry:
             return self._memory.fits(_entries(running) | self._pinned | self._coming | adapters.entries)
 
     def enter_beside(self, adapters: AdapterSet, running: Iterable[AdapterSet]) -> bool:
-        """Do what `enter` does, for a call that may overtake waiting calls. `running`: the sets of the other calls."""
+        """Do what `enter` does, for a call that may overtake waiting calls. `running`: the sets of running calls."""
         self._held = _entries(running)
         return self._bring(adapters.entries)
 
     def apply(self, adapters: AdapterSet) -> bool:
-        """Make llama.cpp compute the next step with a set that has entered; return whether its adapters change."""
+        """Make llama.cpp use an entered set in the next step. Return whether it used other adapters before."""
         return self._memory.apply(adapters)
 
     def check(self, held: Iterable[AdapterSet]) -> None:
@@ -393,7 +393,7 @@ class AdapterRegistry:
         self._leaving.append(entry)
 
     def _as_fixed(self, known: Entry, file: AdapterFile) -> AdapterInfo:
-        """Return what `register` returns for a fixed name that is known. Raises CallFailed if the contents differ."""
+        """Return what `register` returns if the name is fixed already. Raises CallFailed if the contents differ."""
         if file.digest != known.file.digest:
             raise _refused(
                 f"adapter {known.name!r} stands in this worker's settings with other contents (SHA-256 "
@@ -411,7 +411,7 @@ class AdapterRegistry:
             raise CallFailed(Failure(FailureCode.BUSY, message, "adapters"))
 
     def _require_room(self, entry: Entry, pinned: frozenset[Entry | None]) -> None:
-        """Raise CallFailed if an adapter to be pinned does not fit beside `pinned` and those of running calls."""
+        """Raise CallFailed if an adapter to pin does not fit beside `pinned` ones and those that running calls use."""
         fixed = {one for one in pinned | self._in_use if one is not None}
         if not self._memory.fits({*fixed, entry}):
             message = f"calls in progress and pinned adapters leave no room for one that is pinned{self._limit}"

@@ -1,5 +1,4 @@
-"""Chooses the adapters that the next step computes with, since all rows of one `llama_decode` share their adapters. The
-decisions are pure.
+"""Chooses the adapters of the next step, since all rows of one `llama_decode` share their adapters. Pure decisions.
 
 Calls with the same adapters and scales (`AdapterSet`) are a group. Teams take turns, and a team's turn goes to its
 group that has waited longest: a team that makes many groups delays only its own calls. The turn of a group computes
@@ -30,14 +29,14 @@ FEWEST_STEPS = 2
 """Minimum steps of a turn: the first includes the switch, the second shows how long a step takes without it."""
 
 MOST_STEPS = 16
-"""Maximum steps of a turn while other groups wait; of k groups of one team, none waits longer than k - 1 such turns."""
+"""Maximum steps of a turn while others wait. If a team has k sets of adapters, none waits for more than k - 1 turns."""
 
 WAIT_S = 0.25
-"""Maximum seconds that a group waits until all other groups of its team have had a turn. Each turn gets an equal part
-of this time, and at least one step."""
+"""Seconds within which every group (calls with the same adapters) of a team should get a turn. So a turn ends after an
+equal part of these seconds, but not before its first step has ended."""
 
 TEAM_WAIT_S = 0.06
-"""Maximum seconds that other teams' groups wait: if n of them wait, a turn ends before it exceeds 1/n of this."""
+"""Maximum seconds that other teams wait: if they wait for n sets of adapters, a turn takes at most 1/n of this."""
 
 _WEIGHT = 0.3
 """Weight of the newest measurement in a running mean; the mean of those before it has the remaining weight."""
@@ -61,33 +60,33 @@ class Keyed(Protocol):
 S = TypeVar("S", bound=AdapterUser)
 
 Callers = Mapping[K, Mapping[str, int]]
-"""Number of callers (at least one) of each group and team."""
+"""Group (calls with the same adapters) -> team -> number of the team's callers in the group, at least one."""
 
 
 class AdapterTurns(Generic[K]):
-    """Decides which of the groups with something to compute has the turn. All times are seconds of the same clock."""
+    """Decides which group (calls with the same adapters) the next step computes. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self.switch_s = 0.0
-        """Seconds that a switch takes; 0: not known yet."""
+        """Seconds that a switch of adapters adds to a step; 0: not known yet."""
         self.step_s = 0.0
-        """Seconds of a step without a switch."""
+        """Seconds of a step without a switch of adapters; 0: not known yet."""
         self._current: K | None = None
         self._holder = ""
         """The team whose turn it is."""
         self._groups: dict[K, None] = {}
-        """The groups that have callers, in the order of their turns: the group that has waited longest is first."""
+        """The groups (calls with the same adapters) in the order of their turns: the longest waiting one first."""
         self._teams: dict[str, None] = {}
         """The teams that have callers, in the order of their turns."""
         self._num_steps = 0
         self._since = 0.0
         self._first_s = 0.0
-        """Seconds of the turn's first step if that included a switch; else 0."""
+        """Seconds of the turn's first step if adapters were switched in it; else 0."""
         self._last_s = 0.0
-        """Seconds of the turn's last step, without a switch."""
+        """Seconds of the turn's last step, less the time of a switch of adapters in it."""
 
     def choose(self, callers: Callers[K], now: float) -> K:
-        """Return the group whose calls the next step computes. `callers` is not empty. Asking twice changes nothing."""
+        """Return the group (calls with the same adapters) to compute next. `callers` must not be empty. Idempotent."""
         self._groups = _present(self._groups, callers)
         self._teams = _present(self._teams, (team for teams in callers.values() for team in teams))
         claims = self._claims(callers)
@@ -106,7 +105,8 @@ class AdapterTurns(Generic[K]):
         return current
 
     def note_step(self, seconds: float, *, switched: bool, comparable: bool = True) -> None:
-        """Learn from the time of the chosen group's step. `comparable`: the step computed one token per caller only."""
+        """Update the mean times of a step and of a switch of adapters from one step's time. `switched`: adapters were
+        switched in it. `comparable`: it computed no prompts, so its time can be compared with that of other steps."""
         self._num_steps += 1
         self._last_s = max(0.0, seconds - self.switch_s * switched)
         if not comparable:
@@ -120,8 +120,8 @@ class AdapterTurns(Generic[K]):
                 self._first_s = 0.0
 
     def length(self, group: K, callers: Callers[K], rivals: Collection[str] = ()) -> int:
-        """Return how many steps a turn of `group` has. `rivals`: other teams that wait; empty: only its own team's
-        groups wait."""
+        """Return how many steps a turn of `group` (calls with the same adapters) has. `rivals`: the other teams that
+        wait; empty: only other groups of the same team wait."""
         worth = math.ceil(self.switch_s / (SHARE * self.step_s)) if self.step_s else 0
         others = [
             sum(count for team, count in teams.items() if not rivals or team in rivals)
@@ -133,7 +133,7 @@ class AdapterTurns(Generic[K]):
         return min(MOST_STEPS, max(FEWEST_STEPS, worth) * max(1, share))
 
     def _claims(self, callers: Callers[K]) -> dict[str, K]:
-        """Return, for each team, the group that gets the team's next turn: its group that has waited longest."""
+        """Return team -> the group (calls with the same adapters) that gets its next turn: the one waiting longest."""
         claims: dict[str, K] = {}
         for group in self._groups:
             for team in callers[group]:
@@ -141,7 +141,7 @@ class AdapterTurns(Generic[K]):
         return claims
 
     def _rivals(self, group: K, claims: Mapping[str, K]) -> set[str]:
-        """Return the teams that wait while `group` has the turn."""
+        """Return the teams that wait while `group` (calls with the same adapters) has the turn."""
         return {team for team, claim in claims.items() if claim != group and team != self._holder}
 
     def _is_over(self, group: K, callers: Callers[K], claims: Mapping[str, K], now: float) -> bool:
@@ -195,7 +195,7 @@ class Entry:
     fixed: bool = False
     """Whether the adapter comes from the worker's settings, so that it can't be replaced or unloaded."""
     adapter: Adapter | None = None
-    """The weights in memory. Written on the engine's thread only."""
+    """The weights in memory; None: not loaded. Written on the engine's thread only."""
     num_calls: int = 0
     last_use: int = 0
     leaving: bool = False

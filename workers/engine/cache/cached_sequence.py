@@ -1,5 +1,5 @@
-"""The part of a call that the cache uses: the call's tokens and KV cells, and the cells and saved blocks that match
-these tokens along a walk through the radix tree.
+"""The part of a call that the cache uses: the call's tokens and KV cells. Also finds the KV cells and saved blocks of
+other calls that match these tokens, along the nodes of a walk through the radix tree.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Checkpoint:
 
 
 def checkpoints_along(steps: Steps) -> Iterator[Checkpoint]:
-    """Yield the checkpoints along the steps of a walk, for memory that can continue only from a checkpoint."""
+    """Yield the checkpoints along the steps of a walk. Some kinds of memory can continue only from a checkpoint."""
     for number, (node, end) in enumerate(steps):
         for block in node.blocks:
             whole = block.start < block.end
@@ -114,7 +114,7 @@ class CachedSequence:
     def __init__(
         self, key: int, prompt: Prompt, scope: Scope, n_ctx: int, *, cache_prompt: bool = True, num_public: int = 0
     ) -> None:
-        """`cache_prompt`: whether other calls may share the cells. `num_public`: first tokens that all teams share."""
+        """`cache_prompt`: other calls may share the cells. `num_public`: number of first tokens any team may share."""
         self.key, self.prompt, self.scope = key, prompt, scope
         self.num_prompt, self.num_public, self.cache_prompt = len(prompt), num_public, cache_prompt
         self.id = NOWHERE
@@ -126,15 +126,15 @@ class CachedSequence:
         self.restores: deque[Restore] = deque()
         """Saved blocks to restore before anything is computed."""
         self.num_restored = self.num_fetched = 0
-        """Tokens restored from RAM for this call so far, and tokens fetched from disk to RAM for it."""
+        """Tokens of the call so far: `num_restored`, restored from RAM; `num_fetched`, fetched from disk to RAM."""
         self.fetching = self.fetched = False
-        """Whether the call waits for blocks from disk, and whether the disk was asked for the call's blocks yet."""
+        """`fetching`: the call waits for blocks from disk. `fetched`: the disk was asked for the call's blocks."""
         self.stops: set[int] = set()
-        """Lengths of the prompt at which its state is to be saved: a chunk must end at each of them."""
+        """Lengths of the prompt at which the state is saved: a chunk of the prompt must end at each of them."""
         self.shifted = False
         """Whether the context was shifted. If so, no call may share the cells: they depend on dropped tokens."""
         self._own = "" if cache_prompt else token_hex(16)
-        """Name that hides the cells from other calls: without `cache_prompt`, or after a shift. Empty: not hidden."""
+        """Name that hides the cells from other calls: without `cache_prompt`, or after a context shift. Else empty."""
         self._num_unturned = 0
         """Number of cells that remained after the last context shift; the next step rotates their keys."""
         self._base: Tokens = prompt.ids()

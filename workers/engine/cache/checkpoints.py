@@ -20,15 +20,15 @@ from workers.llama.memory import MemoryKind
 from workers.llama.native import StateUnusable
 
 MIN_STOP_TOKENS = 32
-"""Minimum distance, in tokens, from the last checkpoint to the end of a prefix that prompts share. If it is less, no
-checkpoint is saved there, as each one cuts a prompt in two and copies a state."""
+"""A checkpoint at the end of a shared prefix is saved only if the last checkpoint is at least this many tokens before:
+each one cuts a prompt in two and copies a state."""
 
 FORK_SHARE = 1 / 16
-"""Maximum share of the RAM tier for the whole state of a prefix that prompts share; larger ones are not saved."""
+"""The whole state of a shared prefix is saved only if it takes at most this part of the RAM tier."""
 
 
 class CheckpointCache(PrefixCache):
-    """A prefix cache with checkpoints, used by the engine's thread. Tokens whose state can't be loaded are computed."""
+    """A prefix cache with checkpoints, for the engine's thread. Tokens are computed if their state can't be loaded."""
 
     needs_stops = True
     can_pack = False
@@ -74,7 +74,7 @@ class CheckpointCache(PrefixCache):
         self._pace.note_restore(part.end, time.perf_counter() - started)
 
     def reached(self, sequence: CachedSequence) -> None:
-        """Save a checkpoint, because the sequence's prompt is computed up to one of its `stops`, or to its end."""
+        """Save a checkpoint now that the prompt is computed up to its end, or to one of `sequence.stops` within it."""
         is_stop = sequence.num_cells in sequence.stops
         sequence.stops.discard(sequence.num_cells)
         if sequence.cache_prompt and not sequence.shifted and self._mark(sequence.id, sequence) and is_stop:
@@ -84,7 +84,7 @@ class CheckpointCache(PrefixCache):
         return sequence.id == NOWHERE or num_cells >= sequence.num_cells
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
-        """Yield a copy of the longest whole state from which the conversation can continue, or nothing."""
+        """Yield a copy of the whole state saved for the longest part of the path's first `end` tokens, or nothing."""
         if start:
             return
         if (id_ := self._idle_at(path, end)) is not None:
@@ -119,7 +119,7 @@ class CheckpointCache(PrefixCache):
         return found if found.holder != NOWHERE or self._pace.restore_pays else nothing
 
     def _give_way(self, sequence: CachedSequence, found: Checkpoint) -> None:
-        """Evict idle prefixes that hold tokens after `found` that this sequence computes: the index has each once."""
+        """Evict idle prefixes with tokens that this sequence will compute, since the index can hold each token once."""
         path = sequence.path()
         for id_ in [id_ for id_ in self._idle if id_ != found.holder]:
             if self.index.held_in(id_, path) > found.end:
@@ -149,16 +149,16 @@ class CheckpointCache(PrefixCache):
         return True
 
     def _settle(self, id_: int, sequence: CachedSequence) -> bool:
-        """Enter into the index a sequence whose call has ended. Return False if other sequences have some of its tokens
-        in the index: in this kind of memory, the sequence can't use their cells in place of its own."""
+        """Enter a sequence whose call has ended into the index. Return False if some of its tokens are there already,
+        for other sequences: in this kind of memory, the sequence can't use their cells in place of its own."""
         if self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
         self._mark(id_, sequence)
         return True
 
     def _mark(self, id_: int, sequence: CachedSequence) -> bool:
-        """Save a checkpoint of the sequence's present state. Return False if there is no RAM tier or no memory for it,
-        or if other sequences computed some of its tokens too."""
+        """Save a checkpoint of the sequence's present state. Return False if there is no RAM tier, if memory is short,
+        or if other sequences computed some of the same tokens."""
         if not self.ram.max_bytes or self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
         try:
@@ -195,7 +195,7 @@ class CheckpointCache(PrefixCache):
         return () if saved else ((0, end),)
 
     def _save_until(self, id_: int, until: float) -> bool:
-        """Save the whole state at once, since it can't be cut into parts, if RAM can hold it. Always return True."""
+        """Save the whole state in one go, if RAM can hold it: it can't be saved in parts. Always return True."""
         for start, end in self._unsaved(id_):
             if self._memory.state_size(id_) <= self.ram.max_bytes:
                 self._save(id_, start, end)

@@ -24,7 +24,7 @@ from workers.llama.memory import Memory
 from workers.llama.native import StateUnusable
 
 IDLE_STEPS = 32
-"""Steps of other calls for which an idle prefix stays in the KV cache.
+"""Number of steps, computed for other calls, after which an idle prefix leaves the KV cache.
 
 Keeping it costs attention's scan (0.3 us per token and step with flash attention, 2.6 us without). Moving it to RAM
 costs saving and restoring (a few us per token). After this many steps keeping it has cost more.
@@ -34,11 +34,11 @@ CHEAP_CELLS = 256
 """Number of idle cells that cost almost nothing: llama.cpp rounds the cells that it scans up to a multiple of this."""
 
 IDLE_STEPS_WITHOUT_RAM = 8192
-"""Steps of other calls for which an idle prefix stays if there is no RAM tier: once gone, it must be computed anew."""
+"""Without a RAM tier, an idle prefix leaves the KV cache after this many steps, and must be computed anew then."""
 
 
 PACK_CELLS = 512
-"""Packing begins if more cells than this are free below the highest cell in use, and more than are in use."""
+"""Packing begins if the free cells below the highest used cell outnumber both this and the cells in use."""
 
 PACK_TOKENS = 1024
 """Most tokens that packing moves at once: about 2 ms with a 0.5 B model."""
@@ -72,7 +72,7 @@ class PrefixCache:
     can_pack = True
     """Whether cells can be moved within the cache."""
     needs_stops = False
-    """Whether a prefix can be shared only at lengths for which `reached` was called."""
+    """Whether a prefix can be shared only at lengths where a checkpoint was saved, such as by `reached`."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class PrefixCache:
 
     @property
     def num_used(self) -> int:
-        """Return how many cells hold a token, or are kept free for the context shift of conversations that are full."""
+        """Return how many cells hold a token, or stay free so that full conversations can shift their context."""
         index = self.index
         own = sum(one.num_cells - index.held_by(id_) for id_, one in self._live.items())
         return index.num_cells + own + self._num_to_part()
@@ -126,7 +126,7 @@ class PrefixCache:
 
     @property
     def keeps_parts(self) -> bool:
-        """Return whether a partly computed prompt can leave the KV cache for a while without being computed again."""
+        """Return whether a partly computed prompt can leave the KV cache and come back without being computed again."""
         return not self.needs_stops and self.ram.max_bytes > 0
 
     def num_idle_without(self, leaving: Iterable[CachedSequence]) -> int:
@@ -202,7 +202,7 @@ class PrefixCache:
 
     def shift(self, sequence: CachedSequence, start: int, end: int, until: float) -> bool:
         """Shift the context: drop tokens [start, end). Return False if there is no room: the call must end then.
-        If the time `until` came first, return True with the sequence still `is_full`: the next step calls this again.
+        If the time `until` passes before, return True but leave the sequence `is_full`: the next step calls this again.
 
         A shift moves cells for all sequences that hold them, so this sequence gets copies of its shared cells first.
         They are copied from the last to the first, so that the cells still shared are always those at the beginning.
@@ -244,7 +244,7 @@ class PrefixCache:
         return True
 
     def tidy(self, step: int, seconds: float) -> None:
-        """Move prefixes that have been idle for long to RAM, and pack cells; in every step, for about `seconds`."""
+        """Move prefixes that were idle for long to RAM, and pack cells, for about `seconds`. Called in every step."""
         self._step = step
         if self._idle or self._packing:
             self._tidy_until(time.perf_counter() + seconds)
@@ -275,7 +275,7 @@ class PrefixCache:
             start = block.end
 
     def state_size(self, path: Path, end: int) -> int:
-        """Return the bytes of the whole state that `copies` would save anew; 0: it would save no whole state."""
+        """Return the bytes of the whole state that `copies` must save; 0: `copies` yields ranges or a saved state."""
         return 0
 
     def erase(self, path: Path) -> None:
@@ -317,7 +317,7 @@ class PrefixCache:
         self._memory.clear()
 
     def check(self) -> None:
-        """Raise IntegrityError if the records contradict each other or llama.cpp's cache."""
+        """Raise IntegrityError if the cache's records contradict each other, or what llama.cpp's KV cache holds."""
         try:
             self.index.check()
             self.ram.check()
@@ -326,7 +326,7 @@ class PrefixCache:
         self.check_cells()
 
     def check_cells(self) -> None:
-        """Do the quick part of `check`. Raises IntegrityError."""
+        """Check only how many cells each sequence has, the quick part of `check`. Raises IntegrityError."""
         self._check_ids()
         held = {id_: one.num_cells for id_, one in self._live.items()}
         held |= {id_: self.index.held_by(id_) for id_ in self._idle}
@@ -357,7 +357,7 @@ class PrefixCache:
                 self._packing = None
 
     def _pack(self) -> Iterator[None]:
-        """Move the cells of running calls down into free cells that others left, a part at a time.
+        """Move the cells of running calls down into free cells with lower numbers, a part at a time.
 
         Attention scans all cells up to the highest one in use, free ones too.
         """
@@ -389,13 +389,13 @@ class PrefixCache:
         self._most_used = self.num_used
 
     def _has_own(self, id_: int, sequence: CachedSequence, start: int, end: int) -> bool:
-        """Return whether the call still has this id and its cells [start, end) are unshared (not in the index)."""
+        """Return whether the call still has this id and alone holds its cells [start, end): the index lacks them."""
         if self._live.get(id_) is not sequence or sequence.shifted:
             return False
         return self.index.held_by(id_) <= start < end <= sequence.num_cells
 
     def _move_down(self, holders: list[int], start: int, end: int) -> bool:
-        """Move cells down. Return False if there is no memory for it; then they stay, and attention is slower."""
+        """Move cells to lower numbers. Return False if memory is short: they then stay, and attention is slower."""
         try:
             num_bytes = self._memory.relocate(holders, self._scratch, start, end)
         except MemoryError:
@@ -462,7 +462,7 @@ class PrefixCache:
         return self.index.held_by(id_) - self.index.num_exclusive(id_)
 
     def _num_to_part(self) -> int:
-        """Return how many cells to copy until full conversations share none; one of a cell's holders needs no copy."""
+        """Return how many cells to copy so that full conversations share none; one holder can keep the original."""
         full = {id_ for id_, one in self._live.items() if one.is_full}
         nodes = {id(node): node for id_ in full for node in self.index.nodes_of(id_)}
         return sum(len(node.tokens) * min(len(node.holders & full), len(node.holders) - 1) for node in nodes.values())
@@ -483,12 +483,12 @@ class PrefixCache:
         self.ram.touch(*self._blocks_of(id_))
 
     def _blocks_of(self, id_: int) -> set[Block]:
-        """Return the saved blocks that lie wholly within a prefix, so none that goes on into another prefix."""
+        """Return the saved blocks that lie wholly within a prefix; leave out those that extend into another prefix."""
         nodes = set(self.index.nodes_of(id_))
         return {block for node in nodes for block in node.blocks if block.nodes <= nodes}
 
     def _drop_covered(self, by: int) -> None:
-        """Free the id of each idle prefix that the sequence `by` makes needless: it holds all of the prefix's cells."""
+        """Free the id of each idle prefix whose cells the sequence `by` holds as well: the id is not needed then."""
         for id_ in [id_ for id_ in self._idle if id_ != by and self.index.ends_above(id_, by)]:
             self._free(id_)
 
@@ -552,7 +552,7 @@ class PrefixCache:
             )
 
     def _spared(self, block: Block) -> bool:
-        """Return whether a shorter saved block is still useful beside a longer block that covers it."""
+        """Return whether to keep a shorter saved block beside a longer one that covers it: here never."""
         return False
 
     def _take(self, id_: int, start: int, end: int) -> bytes:

@@ -28,11 +28,11 @@ from workers.engine.cache.prefix_tree import (
 from workers.engine.cache.prompt import Path
 
 Spared = Callable[[Block], bool]
-"""Function that returns whether to keep a block that a longer one covers, as with states usable only at their end."""
+"""Function that says whether a block stays though a longer one covers it: a state may be usable only at its own end."""
 
 
 def nothing(block: Block) -> bool:
-    """Return False, as a `Spared`: keep no block that a longer one covers, as ranges can be cut out of the longer."""
+    """Return False (a `Spared`): keep no block that a longer one covers, as ranges can be cut out of the longer."""
     return False
 
 
@@ -44,13 +44,13 @@ class PrefixIndex:
         self.num_cells = 0
         """Number of cells that sequences in the index hold; shared cells count once."""
         self.num_losses = 0
-        """Number of times that cached or saved tokens may have been lost."""
+        """Number of removals so far that may have cost a token its last cell or saved copy."""
         self.num_releases = 0
         """Number of calls of `release` so far. If it has changed, an id that `match` returned before may be reused."""
         self._leaf: dict[int, Node] = {}
 
     def match(self, path: Path, limit: int, start: int = 0) -> Match:
-        """Return what part of the path's first `limit` tokens is in cells or, from `start` on, in saved blocks."""
+        """Return how many of the first `limit` tokens are in cells, and the saved blocks after them, from `start`."""
         steps = list(walk(self.root, path, limit))
         num_held, holder = 0, -1
         for node, end in steps:
@@ -101,9 +101,9 @@ class PrefixIndex:
         self._hold(sequence, path, end, shared=True)
 
     def extend(self, sequence: int, path: Path, end: int) -> int:
-        """Enter the sequence's cells up to `end` into the index, as far as they are not in it; return where this ended.
+        """Enter the sequence's cells up to `end` into the index, and return the position reached.
 
-        It ends before tokens whose cells other sequences have in the index, which has each token's cells only once.
+        Stop at the first token that has cells of other sequences in the index: it lists each token's cells only once.
         """
         return self._hold(sequence, path, end, shared=False)
 
@@ -142,8 +142,8 @@ class PrefixIndex:
         return leaf is None or other in leaf.holders
 
     def unsaved(self, sequence: int, size: int) -> list[tuple[int, int]]:
-        """Return the ranges to save before the sequence's cells are freed: no other sequence holds these, and no block
-        covers them.
+        """Return the ranges to save before the sequence's cells are freed: those that no other sequence holds and no
+        block covers.
 
         They begin and end at multiples of `size` tokens as far as the sequence is long enough, so that later sequences
         find the same ranges.
@@ -180,7 +180,7 @@ class PrefixIndex:
         return self._drop_needless(block, spared)
 
     def own_blocks(self, path: Path) -> list[Block]:
-        """Return the saved blocks that only this path has: not public, not on another path, held by no sequence."""
+        """Return the saved blocks of this path alone: tokens not public, on no other path and held by no sequence."""
         found: dict[Block, None] = {}
         below: Node | None = None
         for node, end in reversed(list(walk(self.root, path, len(path.tokens)))):

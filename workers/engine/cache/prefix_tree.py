@@ -17,19 +17,19 @@ import numpy as np
 from workers.engine.cache.prompt import BLOCK_TOKENS, Path, Scope, Tokens, common, links
 
 MAX_FORKS = 256
-"""Maximum number of forks on one path from the root, since a lookup takes 5 us for each. A saved block below a fork of
-a path with more is not kept (`is_crowded`)."""
+"""Maximum number of forks on one path from the root, since a lookup takes 5 us for each. On a path with more, saved
+blocks below a fork are crowded (`is_crowded`) and not kept."""
 
 MANY_PATHS = 8
-"""Maximum number of children with which a fork makes blocks crowded; with more, dropping one block helps no lookup."""
+"""Blocks below a fork with more children than this are never crowded: dropping one of so many speeds up no lookup."""
 
 
 @dataclass(eq=False, slots=True)
 class Block:
     """The saved state of the cells [start, end) of a path; `nodes` are the nodes with these tokens.
 
-    An empty block (`start` = `end`) is a checkpoint. It has only that part of the state after `end` tokens that can't
-    be shared by ranges of tokens.
+    An empty block (`start` = `end`) is a checkpoint. It holds only the part of the model's state after `end` tokens
+    that can't be cut into ranges of tokens, such as a recurrent state.
     """
 
     start: int
@@ -77,7 +77,7 @@ class Node:
 
     @property
     def num_public(self) -> int:
-        """Return how many tokens are public, from the root to this node's end."""
+        """Return how many tokens, from the root to this node's end, are public: shared by all teams."""
         node: Node | None = self
         while node is not None and node.scope is not None:
             if node.scope.tenant is None:
@@ -196,7 +196,7 @@ def split(node: Node, length: int) -> Node:
 
 
 def join(node: Node) -> None:
-    """Merge `node` with its neighbours above and below where that is possible (`continuation`). The lowest one stays.
+    """Merge `node` with neighbours above and below where `continuation` allows it. The lowest `Node` gets all tokens.
 
     Without this, a long conversation would stay split at every length that was ever looked up.
     """
@@ -247,7 +247,7 @@ def recount(node: Node) -> None:
 
 
 def is_crowded(block: Block) -> bool:
-    """Return whether the block is below a fork (not of public tokens) on a path of more than `MAX_FORKS` forks."""
+    """Return whether the last fork above the block is private and on a path of over MAX_FORKS forks; see MANY_PATHS."""
     node = max(block.nodes, key=lambda node: node.end).parent
     while node is not None and len(node.children) < 2:
         node = node.parent

@@ -24,7 +24,7 @@ class Scope:
     """The trust boundary of cached KV: only calls with an equal scope use it again."""
 
     tenant: str | None
-    """Team; None: all teams, for tokens of a prompt that the catalog marks shareable."""
+    """Team; None: all teams, for tokens of a prompt from the catalog's `shared_prompts`."""
     salt: str = ""
     """The caller's `cache_salt`."""
     adapters: bytes = b""
@@ -43,7 +43,7 @@ class Scope:
 
     @property
     def public(self) -> Scope:
-        """Return the scope of this conversation's shareable tokens."""
+        """Return the scope of the conversation's first tokens, those that all teams may share (`shared_prompts`)."""
         return Scope(None, "", self.adapters)
 
 
@@ -184,7 +184,7 @@ class Media:
     """Hash of the media's contents: conversations share cells of media only if the hash is the same."""
 
     def ids(self) -> Tokens:
-        """Return a number for each of the media's cells, made from `digest`. All are negative, which no token is."""
+        """Return a number, made from `digest`, for each cell of the media; it is negative, which no token is."""
         drawn = hashlib.shake_256(self.digest).digest(4 * self.num_cells)
         return np.frombuffer(drawn, dtype="<i4").astype(np.int32) | np.int32(-(1 << 31))
 
@@ -221,7 +221,7 @@ class Path:
     tokens: Tokens
     scope: Scope
     num_public: int = 0
-    """Number of tokens at the beginning that all teams share."""
+    """Number of first tokens whose KV all teams may use: those of a prompt from the catalog's `shared_prompts`."""
 
     def scope_at(self, position: int) -> Scope:
         return self.scope.public if position < self.num_public else self.scope

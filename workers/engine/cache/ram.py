@@ -10,11 +10,11 @@ from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block, is_crowded
 
 LOW_WATER = 0.9
-"""Share of `max_bytes` down to which a full store may shrink when it drops blocks to make room, and no further."""
+"""Share of `max_bytes`. A full store drops blocks to make room, but no more once at most this much is left."""
 
 MAX_DROP_BYTES = 64 << 20
-"""Maximum bytes freed at once: all calls wait while the system takes memory back, 65 ms for a GiB, and 0.1 s for
-1.6 GiB."""
+"""Maximum bytes freed at once, since all calls wait while the system takes memory back. That takes 65 ms for a GiB, and
+0.1 s for 1.6 GiB."""
 
 
 class RamStore:
@@ -39,8 +39,8 @@ class RamStore:
         return frozenset(self._blocks)
 
     def add(self, block: Block, needless: list[Block]) -> None:
-        """Add a block that is in the index, and forget the blocks in `needless`, which it replaced. If the block is too
-        large for the store, or crowded (`is_crowded`), remove it from the index instead."""
+        """Add a block that is in the index, and forget the older blocks in `needless`, which it replaces. If the new
+        block is too large for the store, or crowded (`is_crowded`), remove it from the index instead."""
         for old in needless:
             self._forget(old)
         if len(block.state) > self.max_bytes or is_crowded(block):
@@ -64,7 +64,7 @@ class RamStore:
 
     @property
     def low_water(self) -> int:
-        """Return the bytes down to which the store may shrink when it drops blocks to make room, and no further."""
+        """Return `LOW_WATER` in bytes. To make room, the store drops no more blocks once at most so many are left."""
         return int(self.max_bytes * LOW_WATER)
 
     def touch(self, *blocks: Block) -> None:

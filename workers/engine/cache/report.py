@@ -1,4 +1,4 @@
-"""Reports how much of each conversation that ended is still cached here; gateways use that to place the next calls.
+"""Reports how much of each ended conversation is still cached here. Gateways place the next calls by these reports.
 
 Conversations are looked up like a new call's prompt, so the report covers cells, RAM and disk and any kind of memory.
 They are looked up again after something cached was lost, a few at a time between two steps.
@@ -18,18 +18,18 @@ from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.cache.prompt import Path
 
 LOOK_S = 0.0005
-"""Seconds after which `look` stops; the next `look` goes on. A 16k conversation takes 30 us, up to 2 ms with disk."""
+"""Seconds after which one `look` stops, and the next goes on. 16k tokens take 30 us, or up to 2 ms with the disk."""
 
 PASS_S = 1.0
-"""Minimum seconds between two passes over all conversations; one begins if cached tokens were lost in the meantime."""
+"""Minimum seconds between two passes over all conversations. One begins if cached tokens were lost since the last."""
 
 DISK_S = 30.0
-"""Seconds after which conversations are looked up on disk again (a digest per block), as other workers write there."""
+"""Seconds until conversations are looked up on disk again, as other workers write there. A lookup hashes each block."""
 
 MAX_CONVERSATIONS = 8192
 
 MAX_TOKENS = 16 << 20
-"""Maximum tokens of all conversations (64 MiB, 2,048 for each of `MAX_CONVERSATIONS`); beyond it, the oldest go."""
+"""Maximum tokens of all conversations (64 MiB; 2,048 for each of `MAX_CONVERSATIONS`). The oldest are dropped first."""
 
 
 class DiskLookup(Protocol):
@@ -55,9 +55,9 @@ class _Entry:
     told: Found | None = None
     """What was last found about the conversation."""
     in_memory: int = -1
-    """Number of tokens at the beginning that were in memory when `on_disk` was looked up; -1: it never was."""
+    """Number of first tokens that were in memory when `on_disk` was last looked up; -1: it was never looked up."""
     on_disk: int = 0
-    """Number of tokens at the beginning that are in memory or on disk."""
+    """Number of first tokens that are in memory or on disk."""
     until: float = 0.0
     """Time until which `on_disk` counts as current, `time.monotonic` seconds."""
 
@@ -79,7 +79,7 @@ class CacheReport:
         self._began_at = clock()
 
     def ended(self, sequence: CachedSequence) -> None:
-        """Add the conversation of a call that has ended and whose prefix other calls may share."""
+        """Begin to look up the conversation of a call that has ended, and whose prefix other calls may share."""
         path = sequence.path()
         if sequence.shifted:
             path = Path(sequence.prompt.ids(), sequence.scope, sequence.num_public)

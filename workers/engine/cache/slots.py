@@ -30,7 +30,7 @@ Work = Generator[None, None, T]
 
 
 class SlotCall(Protocol):
-    """The attributes of a call in a slot that `SlotContents` needs."""
+    """A call in a slot, with the attributes that `SlotContents` needs."""
 
     @property
     def request(self) -> EngineRequest: ...
@@ -76,7 +76,7 @@ class SavedConversation:
     blocks: tuple[SavedBlock, ...]
     """Blocks in order, without gaps, from token 0."""
     num_public: int = 0
-    """Number of tokens at the beginning that come from a shareable prompt."""
+    """Number of first tokens that belong to a prompt which the catalog lets all teams share."""
     num_bytes: int = 0
     """Bytes of the file that the conversation was read from."""
 
@@ -124,7 +124,7 @@ class SlotContents:
         return bool(self._jobs) and not self._reading
 
     def ended(self, sequence: SlotCall, *, keep: bool) -> None:
-        """Note the conversation of a call that is about to leave its slot. `keep`: whether its cells may be reused."""
+        """Note the conversation that an ending call leaves in its slot. `keep`: whether its KV cells may be reused."""
         if sequence.slot == NOWHERE:
             return
         self._held.pop(sequence.slot, None)
@@ -232,7 +232,7 @@ class SlotContents:
                 yield
 
     def _copied_state(self, path: Path, end: int, max_bytes: int) -> Work[list[Block]]:
-        """Return a list with a copy of the path's longest saved state; empty: there is none."""
+        """Return a list with a copy of the conversation's longest saved state; empty if no state is saved."""
         _check_size(self._cache.state_size(path, end), max_bytes)
         block = next(self._cache.copies(path, 0, end), None)
         known = 0 if block is None else block.end
@@ -242,7 +242,7 @@ class SlotContents:
         return found
 
     def _read(self, path: Path, known: int, end: int) -> Work[list[Block]]:
-        """Return the blocks that the disk has after the path's first `known` tokens; other jobs wait meanwhile."""
+        """Return the conversation's blocks on disk, from token `known` to `end`. Other jobs wait until that is done."""
         blocks: list[Block] = []
         if self._disk is not None and self._disk.look_up(path, known, end, partial(self._have_read, blocks)):
             self._reading = True
@@ -273,7 +273,7 @@ class SlotContents:
         return True
 
     def _of(self, slot: int, tenant: str, salt: str) -> SlotConversation | None:
-        """Return the conversation that the slot holds for this team and salt, or None. Raises CallFailed (BUSY)."""
+        """Return the slot's conversation of this team and salt, or None. Raises CallFailed (BUSY) if a call runs."""
         self._refuse_busy(slot)
         held = self._held.get(slot)
         mine = held is not None and (held.path.scope.tenant, held.path.scope.salt) == (tenant, salt)

@@ -37,19 +37,19 @@ class ConversationOverBound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SaveBounds:
-    """Bounds on the size of the files in the folder."""
+    """Bounds on the number and the size of the saved conversations in one folder."""
 
     max_files_per_team: int
     max_bytes_per_team: int
     max_bytes: int
-    """Maximum bytes of all teams together."""
+    """Maximum bytes of the files of all teams together."""
 
 
 class ConversationFiles:
     """The folder of saved conversations, with a subfolder for each team. Methods block while they read or write."""
 
     def __init__(self, path: Path, keys: CacheKeys, bounds: SaveBounds) -> None:
-        """Open the folder. Raises CacheFolderUnusable."""
+        """Open the folder `path` of saved conversations. Raises CacheFolderUnusable."""
         self._folder = CacheFolder(path)
         self._keys = keys
         self._bounds = bounds
@@ -58,7 +58,7 @@ class ConversationFiles:
         self._folder.close()
 
     def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> int:
-        """Return the maximum bytes of a file called `name`. A present file of that name is not counted.
+        """Return how many bytes a new file `name` may have. An old file of that name does not count: it is replaced.
 
         Raises ConversationOverBound if a bound forbids a file of `num_bytes`. Workers that save into one folder at the
         same moment can each exceed a bound by one file.
@@ -161,7 +161,7 @@ def _label(scope: Scope, fingerprint: bytes, num_tokens: int) -> Label:
 
 
 def _contents(file: SealedReader, length: int, max_tokens: int) -> SavedConversation:
-    """Return the conversation in a file. The lengths in it, unverified yet, are checked against its size before use."""
+    """Return the conversation in a file. Each length that the file states is checked against the file's real size."""
     num_tokens, num_public, num_blocks = _COUNTS.unpack(_bounded(file, _COUNTS.size, length))
     left = length - _COUNTS.size
     if num_tokens > max_tokens:

@@ -34,10 +34,10 @@ CHUNK_BYTES = 8 << 20
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 16 << 10
-"""Bytes of each sample that `system_fingerprint` reads of a file; few, since it must be known when a worker starts."""
+"""Bytes of each sample of a file that `system_fingerprint` reads. Few, since a starting worker waits for it."""
 
 FRESH_NS = 2_000_000_000
-"""Nanoseconds after a file's change in which its times may miss another change, so that no hash is remembered."""
+"""For so many nanoseconds after a file changed, its hash is not remembered: a new change may not show in its times."""
 
 MOST_REMEMBERED = 64
 """Maximum number of files whose hashes are remembered; the oldest are forgotten."""
@@ -49,7 +49,7 @@ HARMLESS = frozenset(
         *("embeddings", "pooling", "spm_infill"),
     }
 )
-"""Settings that change neither the layout of KV nor, beyond rounding, its numbers. All other settings count."""
+"""Settings that change neither the layout of KV nor, beyond rounding, its numbers; not part of the fingerprint."""
 
 
 class ModelChanged(RuntimeError):
@@ -124,9 +124,9 @@ class ModelHashes:
     def digest(
         self, paths: Sequence[Path], *, loaded_at: float = float("inf"), stop: Callable[[], bool] = lambda: False
     ) -> bytes | None:
-        """Return the hash of all files together; None: `stop` returned True. Reads files whose hash is not known.
+        """Return the hash of all files together; None: `stop` returned True. Only files of unknown hash are read.
 
-        `loaded_at`: `time.time` seconds when llama.cpp began to read them. Raises ModelChanged, OSError.
+        `loaded_at`: time.time() when llama.cpp began to read the files. Raises ModelChanged, OSError.
         """
         whole = hashlib.sha256()
         for path in paths:
@@ -200,7 +200,7 @@ class KvIdentity:
     def __init__(
         self, header: GgufHeader, settings: LlamaSettings, hashes: ModelHashes, *, n_ctx: int, loaded_at: float
     ) -> None:
-        """`n_ctx`: cells of the llama.cpp context. `loaded_at`: `time.time` seconds before the model was loaded."""
+        """`n_ctx`: cells of the llama.cpp context. `loaded_at`: time.time() just before the model was loaded."""
         self._header = header
         self._settings = settings
         self._hashes = hashes

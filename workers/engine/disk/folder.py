@@ -28,7 +28,7 @@ STALE_S = 3600.0
 """Age in seconds after which a file that still has its temporary name counts as left by a process that has ended."""
 
 LEFT = ".left"
-"""File that a worker touches when it is about to end and has written all queued blocks, so that others scan again."""
+"""File that an ending worker touches once all its queued blocks are written, so that other workers scan again."""
 
 ERASED = ".erased-"
 ERASE_TRIES = 20
@@ -46,7 +46,7 @@ class CacheFolderUnusable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A folder of the lowest level, which holds files."""
+    """A folder of the lowest level, `<version>/<team>/<2 hex digits>`: only these folders hold files of the cache."""
 
     version: str
     tenant: str
@@ -134,7 +134,7 @@ class CacheFolder:
             return False
 
     def leaves(self) -> Iterator[Leaf]:
-        """Yield each folder that may hold files; it may be gone by the time it is opened."""
+        """Yield each folder that may hold files. Another process may remove a folder before the caller opens it."""
         for version in self.versions():
             for tenant in self.tenants(version):
                 for shard in self._names(_SHARD, version, tenant):
@@ -147,7 +147,7 @@ class CacheFolder:
         return self._names(_FOLDER, version)
 
     def entries(self, leaf: Leaf) -> list[Entry]:
-        """Return a leaf's files. Removes unfinished files older than `STALE_S`, and a leaf that was empty so long."""
+        """Return a leaf's files. Removes unfinished files after `STALE_S`, and the leaf if empty for `STALE_S`."""
         found, now = [], time.time()
         try:
             with self.opened(*leaf.parts) as folder:
@@ -305,11 +305,11 @@ LOW_WATER = 0.9
 
 REFRESH_S = 60.0
 REFRESH_SHARE = 0.01
-"""`REFRESH_S`: minimum seconds between scans. `REFRESH_SHARE`: maximum share of its thread's time that scans take."""
+"""`REFRESH_S`: minimum seconds between scans of the folder. `REFRESH_SHARE`: maximum share of time spent on scans."""
 
 HURRIED_S = 0.5
 HURRIED_SHARE = 0.1
-"""As `REFRESH_S` and `REFRESH_SHARE`, once an ending worker has called `mark_left`: its files may be wanted soon."""
+"""`REFRESH_S` and `REFRESH_SHARE` for when a worker has marked its end (`mark_left`): its files may be wanted soon."""
 
 
 class DiskIndex:
@@ -325,7 +325,7 @@ class DiskIndex:
         self.next_scan_at = 0.0
         """When the next scan is due, `time.monotonic` seconds."""
         self.next_hurried_at = 0.0
-        """Earliest time of a scan after a worker marked its end, `time.monotonic` seconds."""
+        """Earliest time of a scan made because a worker marked its end (`mark_left`), `time.monotonic` seconds."""
         self._folder = folder
         self._entries: dict[Place, Entry] = {}
         self._written_since: dict[Place, Entry] | None = None
@@ -348,7 +348,7 @@ class DiskIndex:
         return 0 if entry is None else entry.size
 
     def states(self, version: str) -> list[Place]:
-        """Return the places of all whole states of a version."""
+        """Return the places of a version's files that hold the state of a whole conversation, not a block of it."""
         return [place for place in self._entries if len(place.name) > NAME_HEX and place.version == version]
 
     def add(self, place: Place, size: int) -> None:
@@ -361,7 +361,7 @@ class DiskIndex:
             self._written_since[place] = entry
 
     def forget(self, place: Place) -> None:
-        """Remove a file that no longer exists from the index."""
+        """Take a file out of the index, because the file no longer exists."""
         entry = self._entries.pop(place, None)
         if entry is not None:
             self.num_bytes -= entry.size

@@ -45,7 +45,7 @@ class DiskLink:
         self._post = post
 
     def evicted(self, block: Block) -> None:
-        """Queue a block for writing, as it leaves RAM. If the queue is full, the tier drops, counts and logs it."""
+        """Queue a block that leaves RAM for writing. If the queue is full, the block is dropped, counted and logged."""
         name = self._name(block)
         if name is not None:
             self._tier.put(name, block.state)
@@ -66,9 +66,9 @@ class DiskLink:
         return not sequence.fetching
 
     def look_up(self, path: Path, known: int, limit: int, on_blocks: OnBlocks) -> bool:
-        """Begin to fetch what the disk has of a conversation's tokens [known, limit); return whether it has begun.
+        """Start to fetch what the disk has of a conversation's tokens [known, limit); return whether it has started.
 
-        If so, `on_blocks` is called with the blocks later, once, on the engine's thread.
+        If it has, `on_blocks` is called with the blocks later, once, on the engine's thread.
         """
         names = self._missing(path, known, limit)
         return bool(names) and self._fetch(names, on_blocks)
@@ -86,7 +86,7 @@ class DiskLink:
         return self._tier.wait_room(len(block.state), 0.0) and self._tier.put(name, block.state)
 
     def tell(self) -> None:
-        """Have other workers look for new files whenever the queue is written out: this worker is about to end."""
+        """From now on, have other workers look for new files when the queue was written: this worker is ending."""
         self._tier.tell()
 
     def write(self, block: Block, until: float) -> bool:
@@ -117,7 +117,7 @@ class DiskLink:
         self._post(partial(on_blocks, blocks))
 
     def _room(self, sequence: CachedSequence, cache: PrefixCache) -> int:
-        """Return how many more bytes of the call's prefix RAM can take. Beyond that, the prefix's beginning would be
+        """Return how many more bytes of the call's prefix fit in RAM. With more, the prefix's beginning would be
         evicted, and the rest be useless. Marks the prefix's blocks in RAM as used now."""
         if not self._by_range:
             return cache.ram.max_bytes
@@ -134,9 +134,9 @@ class DiskLink:
     def _take_in(
         self, sequence: CachedSequence, cache: PrefixCache, num_asked: int, rest: list[BlockName], blocks: list[Block]
     ) -> None:
-        """Put some fetched blocks into RAM, the others after the next step; then fetch `rest`, if no block was missing.
+        """Put up to MAX_TAKEN_IN blocks into RAM, more after the next step; then fetch `rest`, if no block was missing.
 
-        Begins with the last block: that makes one index node for all, and if RAM fills up, the first blocks stay in it.
+        The last block goes first: one index node then serves for all, and if RAM fills up, the first ones are kept.
         """
         path = sequence.path()
         for _ in range(min(len(blocks), MAX_TAKEN_IN)):
@@ -185,8 +185,8 @@ class DiskLink:
         return []
 
     def _name(self, block: Block) -> BlockName | None:
-        """Return a block's name on disk. None: it is not written, since only one call may use it, or it is not a full
-        block, is a checkpoint (useless without cells in the KV cache), or is no longer in the index."""
+        """Return a block's name on disk; None: the block is not written. That is so if only one call may use it, or it
+        is not full, is a checkpoint (useless without cells in the KV cache), or is no longer in the index."""
         if not block.nodes or (self._by_range and not _is_whole(block)) or block.start == block.end:
             return None
         node, end = max(block.nodes, key=lambda node: node.end), block.end
@@ -221,7 +221,7 @@ class DrainWriter:
         disk.tell()
 
     def go_on(self, seconds: float) -> None:
-        """Copy idle prefixes to RAM and offer the blocks there to the disk tier, for about `seconds`."""
+        """Copy idle prefixes to RAM, and offer blocks in RAM to the disk tier, for about `seconds`."""
         now = time.monotonic()
         until = now + seconds
         if now >= self._look_at:

@@ -130,11 +130,11 @@ class SealedReader:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the whole file."""
+        """Return the size of the whole file in bytes."""
         return self.status.st_size
 
     def label(self) -> tuple[Label, int]:
-        """Return the file's label (not yet verified), and the bytes of its parts. Raises FileRefused."""
+        """Return the file's label (not yet verified), and the number of bytes of its parts. Raises FileRefused."""
         magic, form, kind, zero, fingerprint, digest, start, end, length = HEADER.unpack(self.take(HEADER.size))
         if magic != MAGIC or zero:
             raise FileRefused("it is not a file of Paddock")
@@ -157,7 +157,7 @@ class SealedReader:
             raise FileRefused("its seal does not fit: damaged, forged, or of another secret")
 
     def touch(self) -> None:
-        """Set the time of last use to now."""
+        """Set the file's time of last use to now."""
         os.utime(self._file)
 
     def close(self) -> None:
@@ -227,15 +227,15 @@ def _write_all(file: int, parts: Sequence[bytes], stop: Callable[[], bool]) -> i
 FOLDER_HEX = 16
 NAME_HEX = 40
 STEM_HEX = 16
-"""Number of hex digits of a masked mark (`CacheKeys`), the last part of a whole state's file name."""
+"""Number of hex digits at the end of a whole state's file name that are the state's mark, masked (see `CacheKeys`)."""
 
 
 class CacheKeys:
     """Derives a key for each use from the secret, and makes names that nobody without the secret can make or guess.
 
     Names are HMACs of what the KV was computed from (`workers.engine.cache.prompt`), so they tell nothing of prompts or
-    teams. A whole state's stem is the digest of its full blocks; its mark is an HMAC of the stem. The file name ends in
-    the mark, masked with a key: so one lookup per block of a prompt shows whether any state ends in that block.
+    teams. States that end in one block have one stem: the digest of their full blocks. A state's file name ends in its
+    mark, an HMAC of the stem, masked with a key. So one lookup per block of a prompt shows if any state ends in it.
     """
 
     __slots__ = ("_folders", "_masks", "_names", "_stems", "seal")
@@ -257,16 +257,16 @@ class CacheKeys:
         return hmac.digest(self._folders, text, "sha256").hex()[:FOLDER_HEX]
 
     def file_name(self, fingerprint: bytes, digest: bytes, stem: bytes = b"") -> str:
-        """Return the name of a block's file, or if `stem` (digest of its full blocks) is given, a whole state's."""
+        """Return the name of a block's file or, with `stem` (digest of its full blocks), of a whole state's file."""
         name = hmac.digest(self._names, fingerprint + digest, "sha256").hex()[:NAME_HEX]
         return name + self._masked(name, self.stem_mark(fingerprint, stem)) if stem else name
 
     def stem_mark(self, fingerprint: bytes, stem: bytes) -> str:
-        """Return the mark of a stem: what `mark_of` returns for the file name of every state with this stem."""
+        """Return the mark of a stem, an HMAC. File names of states with this stem end in it, masked (see `mark_of`)."""
         return hmac.digest(self._stems, fingerprint + stem, "sha256").hex()[:STEM_HEX]
 
     def mark_of(self, name: str) -> str:
-        """Return the mark of a whole state's stem (`stem_mark`), unmasked from the state's file name."""
+        """Return the mark at the end of a whole state's file name, unmasked: what `stem_mark` returns for its stem."""
         return self._masked(name[:NAME_HEX], name[NAME_HEX:])
 
     def _masked(self, name: str, mark: str) -> str:

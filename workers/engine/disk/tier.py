@@ -44,10 +44,10 @@ TOUCH_S = 60.0
 """Minimum seconds between two updates of a file's time of last use; reading it updates that time."""
 
 SYNC_FILES = 32
-"""Number of new file names that are synced together; fewer if nothing is left to write."""
+"""Number of new files whose names are synced to the disk together; fewer if nothing is left to write."""
 
 LEFT_LOOK_S = 0.5
-"""Seconds between two looks for new files of other workers that are about to end (`CacheFolder.left_at`)."""
+"""Seconds between two checks of whether a worker that is about to end has written files (`CacheFolder.left_at`)."""
 
 COMPLAIN_S = 60.0
 """Minimum seconds between two log lines about one kind of trouble."""
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 Stop = Callable[[], bool]
 Identify = Callable[[Stop], bytes | None]
-"""Function that returns the KV's fingerprint (32 bytes), perhaps after a minute; None: it found none, or must stop."""
+"""Function that finds the KV's fingerprint (32 bytes), which can take a minute; None: not found, or told to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class DiskTier:
         self._fingerprint = b""
         self._tenants: dict[str | None, str] = {}
         self._stems: set[tuple[str, str]] = set()
-        """Team folder and `CacheKeys.mark_of` the file name of each whole state on disk. Some states may be gone."""
+        """(team folder, `CacheKeys.mark_of` of the file name) of each whole state on disk; some may be gone by now."""
         self._changed = threading.Condition()
         self._puts: deque[BlockName] = deque()
         self._fetches: deque[_Fetch] = deque()
@@ -191,7 +191,7 @@ class DiskTier:
         return True
 
     def wait_room(self, num_bytes: int, deadline_s: float) -> bool:
-        """Wait for room for `num_bytes`, or the tier to close; return False if neither came in `deadline_s` seconds."""
+        """Wait until the queue has room for `num_bytes` or the tier closes; return False after `deadline_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closing or self._fits(num_bytes), deadline_s)
 
@@ -204,7 +204,7 @@ class DiskTier:
         return next((count for count, name in enumerate(names) if not self.has(name)), len(names))
 
     def has_states(self, tenant: str | None, stem: bytes) -> bool:
-        """Return whether there may be a whole state of this team with this `BlockName.stem`. Takes microseconds."""
+        """Return whether a whole state of this team with this `BlockName.stem` may exist. Takes microseconds."""
         if any(name.stem == stem for name in list(self._pending)):
             return True
         return self.ready and (self._folder_of(tenant), self._keys.stem_mark(self._fingerprint, stem)) in self._stems
@@ -232,7 +232,7 @@ class DiskTier:
         return True
 
     def tell(self) -> None:
-        """Have other workers look for new files whenever the queue is written out: this worker is about to end."""
+        """Note that this worker is about to end: whenever its queue is written out, others look for the files."""
         self._tells = True
 
     def discard(self, name: BlockName) -> None:
@@ -303,7 +303,7 @@ class DiskTier:
                 self._changed.wait_for(lambda: self._puts or self._fetches or self._closing, LEFT_LOOK_S)
 
     def _one_has_left(self) -> bool:
-        """Return whether a worker that is about to end has written something here since the last scan."""
+        """Return whether a worker that is about to end has written files in the folder since the last scan."""
         now = time.monotonic()
         if now < max(self._look_at, self._index.next_hurried_at):
             return False

@@ -117,7 +117,7 @@ class PooledEngine:
         self._thread.stop()
 
     def check_integrity(self) -> None:
-        """Compare the records of sequences with llama.cpp's. Raises IntegrityError. Waits for the running step."""
+        """Compare the cells noted for sequences with llama.cpp's. Raises IntegrityError. Waits for the running step."""
         self._thread.check()
 
     # The engine thread calls these.
@@ -170,7 +170,7 @@ class PooledEngine:
                 self._tell(job.key, _not_numbers(wrong[0]) if wrong else tuple(job.results))
 
     def _rest(self) -> None:
-        """Check the records of sequences while there is nothing to compute."""
+        """Do what `check_integrity` does, as there is nothing to compute; skip it if something was posted meanwhile."""
         if not self._thread.is_wanted:
             self._check()
 

@@ -1,8 +1,8 @@
 """The calls of pooled work (jobs), and the plan of one micro-batch: a pure decision from the progress of the jobs.
 
-Teams take turns: the next input comes from the team that has had the fewest tokens, and of its jobs from the one that
-has had the fewest. A new team or job starts level with the least served. So a short job is in the next micro-batch
-even beside many huge jobs of another team, and nobody starves.
+Teams take turns: the next input is one of the team for which the fewest tokens were computed so far, and of that team's
+job with the fewest. A new team or job begins with the lowest count of the others. So a short job is in the next
+micro-batch even beside many huge jobs of another team, and nobody starves.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Account:
 
     team: str
     served: int = 0
-    """Tokens computed for the team, plus a start value: the lowest count of the other teams when it began."""
+    """Tokens computed for the team, plus a start value: the lowest count of other teams when its first job came."""
 
 
 class Progress(Protocol):
@@ -82,7 +82,7 @@ class Progress(Protocol):
 
     @property
     def offset(self) -> int:
-        """Return how many tokens of input `index` are computed; if any, it holds a sequence and all cells it needs."""
+        """Return how many tokens of input `index` are computed. Once any are, it holds a sequence and all its cells."""
 
     @property
     def served(self) -> int:
@@ -123,7 +123,7 @@ NO_SEQUENCE = -1
 
 @dataclass(frozen=True, slots=True)
 class PooledRequest:
-    """A tokenised call."""
+    """A call of pooled work, with its inputs as tokens."""
 
     key: int
     """Number of the call in this engine, never used twice."""
@@ -155,10 +155,10 @@ class Job:
         self.offset = 0
         self.served = 0
         self.sequence = NO_SEQUENCE
-        """Id of the sequence of an input that is computed in parts. Other inputs hold a sequence for one step only."""
+        """Id of the sequence while an input is computed in parts. An input in one part holds one for a single step."""
         self.results: list[Vectors] = []
         self._parts: list[Vectors] = []
-        """Vectors of input `index` so far: each part's, if there is no pooling, else one for all computed parts."""
+        """Results so far for input `index`: without pooling the vectors of each part, else one vector for all parts."""
 
     @property
     def num_cells(self) -> int:
@@ -189,8 +189,8 @@ class Job:
 def plan_batch(jobs: Iterable[J], room: Room) -> list[Part[J]]:
     """Return the parts of the next micro-batch, at most one of each input. `jobs` are in order of arrival.
 
-    If a job has its turn but there is no free sequence for its next input, or too few free cells, then no later job
-    begins an input in this micro-batch: otherwise, short inputs could keep a long one out for ever.
+    If it is a job's turn, but no sequence or too few cells are free for its next input, no later job may begin an
+    input in this micro-batch: otherwise, short inputs could keep a long one out for ever.
     """
     parts: list[Part[J]] = []
     num_tokens, num_sequences, num_cells = room.num_tokens, room.num_sequences, room.num_cells

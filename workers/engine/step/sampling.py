@@ -61,7 +61,7 @@ class LogSoftmax:
         return _bounded(float(self._row[chosen]) - highest - log_sum), likeliest
 
     def _likeliest(self, tops: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-        """Return the `count` likeliest tokens, best first, from the `count` blocks with the highest maxima (`tops`)."""
+        """Return the `count` likeliest tokens, best first. `tops`: the highest logit of each block of BLOCK_LOGITS."""
         if count <= 0:
             return np.empty(0, np.intp)
         if count >= len(tops):
@@ -85,8 +85,8 @@ class SamplerTools:
         self.softmax = LogSoftmax(vocab.num_tokens)
 
     def sampler(self, request: EngineRequest, chain: SamplerChain) -> TokenSampler | None:
-        """Return the call's sampler; None: `chain` alone is enough. For a call with a mask or `min_tokens`, `chain`
-        must be made with `masked`."""
+        """Return the call's sampler; None: `chain` alone is enough. If the call has a mask or `min_tokens`, `chain`
+        must have been made with `masked` set to True."""
         is_free = request.mask is None and not request.asked.min_tokens
         if is_free and not request.asked.n_probs and not chain.slow and not request.has_hooks:
             return None
@@ -192,7 +192,7 @@ class TokenSampler:
         return draw.token
 
     def _ask_mask(self, draw: Draw) -> None:
-        """Have the mask check the drawn token; if refused, draw one that the mask allows, as llama-server does."""
+        """Have the mask check the drawn token; if the mask refuses it, draw an allowed one, as llama-server does."""
         mask = self._mask
         if mask is None:
             return
@@ -206,7 +206,7 @@ class TokenSampler:
         _ = mask.is_done  # may raise MaskPending here; later, in `Sequence.accept`, the mask must not be pending
 
     def _choose_for(self, draw: Draw, allowed: Words | None) -> None:
-        """Draw an allowed token (None: any). Compute probabilities now: the next call reuses the working memory."""
+        """Draw an allowed token (None: any) and compute its probability now, before another draw reuses the memory."""
         draw.token = self._choose(draw.biased, allowed)
         draw.told = self._logprobs(draw.token, draw.logits) if self._wants_probs else None
 
@@ -256,11 +256,11 @@ MAX_DEBT_S = 1.0
 """Maximum debt of a call, in seconds. If it is exceeded while other calls run, the call is ended."""
 
 FIRST_TOKENS = 512
-"""Number of prompt tokens left above which a slow call is in every step, as it hardly draws its first token there."""
+"""Number of prompt tokens. A slow call with more left is in every step, as one step hardly finishes its prompt."""
 
 PASSED_S, PASSED_TOKENS = 0.05, 64
-"""While any call has at most `PASSED_TOKENS` prompt tokens left before its first token, slow calls that already decode
-are left out of the step, unless their newest token is at least `PASSED_S` seconds old."""
+"""Bounds for passing over slow calls that already decode. They are left out of a step if a call before its first token
+has at most `PASSED_TOKENS` prompt tokens left, unless their newest token is at least `PASSED_S` seconds old."""
 
 WEIGHT = 0.2
 """Weight of the newest token in `SamplingCost.mean_s`."""

@@ -1,10 +1,10 @@
 """Decides which calls run and which wait: admits calls, lets them wait for each other's prefixes, and preempts them.
 
-Calls are ordered by priority, then deadline, then arrival. A call enters (gets a slot) as soon as there are free cells
-for it and for what answers usually still need. If cells run out after all, the last call in order is preempted: its
-cells go to RAM, it waits again, and continues later without loss. The first call in order is never preempted, so each
-call's turn comes. A call of a team that has more than its share is also preempted for a call of a team that has less
-(`workers.engine.step.shares`), which needs its slot, its cells, or the memory that its adapters take.
+Calls are ordered by priority, then deadline, then arrival. A call enters (gets a slot) as soon as there are free KV
+cells for its prompt and for the tokens that all answers are likely to add. If cells run out nevertheless, the last call
+in order is preempted: its cells go to RAM, it waits again, and continues later without loss. The first call in order is
+never preempted, so each call's turn comes. A call of a team that has more than its share is also preempted if a call of
+a team that has less (`workers.engine.step.shares`) needs its slot, its cells or the memory that its adapters take.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MIN_WAIT_TOKENS = 16
 """Minimum number of tokens for which a call waits for another call's prefix; fewer are computed sooner."""
 
 SPARE_CELLS = 3
-"""Number of free cells kept for the empty rows with which a step may be padded (`BatchLayouts`)."""
+"""Number of free KV cells kept for the empty rows with which a step may be padded (`BatchLayouts`)."""
 
 CALM_STEPS = 64
 """Maximum number of steps in a row that repeat the last plan, without checking whether anything has to be decided."""
 
 LATELY_S = 0.25
-"""Seconds for which steps stay short after an answer's end, as if it still ran: its team will likely ask again soon."""
+"""Seconds after an answer's end for which steps stay as short as while it ran: its team is likely to ask again soon."""
 
 
 class Scheduler:
@@ -58,7 +58,7 @@ class Scheduler:
         self.num_sliced = 0
         """Times that a call was preempted for another team's call."""
         self.has_spare_room = False
-        """Whether the planned step leaves `SPARE_CELLS` free."""
+        """Whether the planned step leaves at least `SPARE_CELLS` KV cells free."""
         self.prompts = PromptTally()
         self.refused: list[tuple[Sequence, Failure]] = []
         """Calls whose adapters could not be loaded; the caller of `admit` ends them."""
@@ -73,15 +73,15 @@ class Scheduler:
         self._calm: Plan[Sequence] | None = None
         """The last plan, which the next `_calm_steps` steps repeat."""
         self._ended_at: dict[str, float] = {}
-        """Team -> when its newest answer ended, for teams whose answer ended in the last `LATELY_S`."""
+        """Team -> time.perf_counter() at the end of its last answer; dropped after `LATELY_S`."""
 
     @property
     def has_work(self) -> bool:
-        """Return whether a step can do something: a call runs, or waits with no fetch from disk under way for it."""
+        """Return whether a step can do something: whether a call runs, or waits for something other than the disk."""
         return bool(self.running) or any(not sequence.fetching for sequence in self.waiting)
 
     def calm_plan(self) -> Plan[Sequence] | None:
-        """Return the last plan if the next step can repeat it: all calls decode as before, and have room. Else None."""
+        """Return the last plan if the next step can repeat it, as nothing has changed; None: plan the step anew."""
         if self._calm_steps <= 0:
             return None
         self._calm_steps -= 1
@@ -100,7 +100,7 @@ class Scheduler:
         return next((one for one in (*self.running, *self.waiting) if one.key == key), None)
 
     def remove(self, sequence: Sequence, *, keep: bool) -> None:
-        """Remove a call that is over. `keep`: leave its prefix in the cache, if other calls can share it at all."""
+        """Remove a call that is over. `keep`: leave its prefix in the cache, unless no other call may use it."""
         if sequence.slot == NOWHERE:
             self.waiting.remove(sequence)
             sequence.fetching = False
@@ -147,7 +147,7 @@ class Scheduler:
                 sequence.start(sequence.slot, time.perf_counter(), events)
 
     def plan(self, chosen: Callable[[list[Sequence]], list[Sequence]]) -> Plan[Sequence]:
-        """Plan the next step and free the cells it needs. `chosen` returns those ready calls that can share a batch."""
+        """Plan the next step and free the cells it needs. `chosen` picks the ready calls that can share a batch."""
         now, may_pass = time.perf_counter(), True
         while True:
             ready = chosen([sequence for sequence in self.running if sequence.ready])
@@ -171,7 +171,7 @@ class Scheduler:
             self._preempt()
 
     def _beside(self, ready: list[Sequence], now: float) -> Beside:
-        """Return the bounds on a step's prompt tokens; lower if they would delay other teams' answers, now or soon."""
+        """Return the limits on a step's prompt tokens: lower ones if other teams' answers run now, or likely soon."""
         pace = self._pace
         streams = [one.team for one in self.running if one.decoding]
         reading = {one.team for one in ready if one.num_prompt_left and not one.is_back}
@@ -182,7 +182,7 @@ class Scheduler:
         return Beside(pace.budget, pace.again, most, len(streams) + len(soon))
 
     def check(self) -> None:
-        """Raise ValueError if slots, running and waiting calls contradict each other."""
+        """Raise ValueError if a slot is held by two calls, or held and free, or a waiting call holds a slot or cells."""
         slots = [sequence.slot for sequence in self.running]
         if len(set(slots)) != len(slots) or set(slots) & set(self._free_slots):
             raise ValueError(f"slots are held twice: {slots}, free {self._free_slots}")
@@ -190,7 +190,7 @@ class Scheduler:
             raise ValueError("a waiting call holds a slot or cells")
 
     def _free_slot(self, wanted: int) -> int:
-        """Take a free slot: `wanted` if it is free, else another, as a call in any slot can use all cached prompts."""
+        """Take a free slot and return it: `wanted` if free, else another. All slots share the cached prompts."""
         if wanted not in self._free_slots:
             return self._free_slots.pop()
         self._free_slots.remove(wanted)
@@ -198,7 +198,7 @@ class Scheduler:
 
     @property
     def _is_shared(self) -> bool:
-        """Return whether calls wait, and the running and waiting calls together are of more than one team."""
+        """Return whether there is a waiting call, and calls (running or waiting) of at least two teams."""
         return bool(self.waiting) and is_shared(self.running, self.waiting)
 
     def _giving_way(self, newcomer: Sequence, running: list[Sequence], now: float) -> Sequence | None:
@@ -222,8 +222,8 @@ class Scheduler:
         return leaving is not None
 
     def _has_adapters(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
-        """Load a call's adapters; return whether they are in memory. `roomless`: the calls of this round whose adapters
-        found no room; if this call's find none, it is added to them, unless its team is wide (`_wide_teams`)."""
+        """Load a call's adapters; return whether they are in memory. `roomless`: calls whose adapters found no room in
+        this round. If this call's find none, the call is added to them, unless its team is wide (`_wide_teams`)."""
         try:
             return self._adapters.enter(sequence.adapter_set) or self._make_adapter_room(sequence, roomless, now)
         except CallFailed as failed:
@@ -234,9 +234,9 @@ class Scheduler:
         """Preempt other teams' calls to make room for a call's adapters; return whether the adapters are loaded now.
         Raises CallFailed.
 
-        Shares are counted over calls with adapters only. The call does not overtake a call in `roomless` of its own
-        team, or of a team with a smaller share. It may overtake all others: otherwise, one that must wait for calls of
-        its own team to end would block them all. A wide team (`_wide_teams`) takes no room from others.
+        Only calls with adapters count towards a team's share. The call does not overtake calls in `roomless` of its own
+        team, or of teams with a smaller share. It may overtake all others: otherwise one call that waits for its own
+        team's calls to end would hold up every team. A wide team (`_wide_teams`) takes room only from wide teams.
         """
         users = [one for one in self.running if one.adapter_set.uses]
         wide = self._wide_teams([*users, sequence])
@@ -295,7 +295,7 @@ class Scheduler:
             self._put_off(one)
 
     def _fits(self, sequence: Sequence, running: list[Sequence], leaving: list[Sequence]) -> bool:
-        """Return whether cells suffice for the call and the usual needs of `running`, if `leaving` are preempted."""
+        """Return whether, with `leaving` preempted, cells suffice for the call and what `running` will likely add."""
         if not running:
             return True
         match = self._cache.lookup(sequence)
@@ -319,7 +319,7 @@ class Scheduler:
         return int(self._lengths.left(sequence.num_predicted, sequence.limit))
 
     def _enter(self, sequence: Sequence) -> None:
-        """Enter a call into the cache, or have it wait for a call that is computing a prefix of it now."""
+        """Enter a call into the cache or, if another is computing a prefix of its prompt now, have it wait for that."""
         sequence.waits_for = None
         known = self._cache.lookup(sequence).num_known
         for source, num_common in self._sources(sequence):
@@ -331,7 +331,7 @@ class Scheduler:
             sequence.waits_for.stops.add(sequence.waits_until)
 
     def _sources(self, sequence: Sequence) -> Iterator[tuple[Sequence, int]]:
-        """Yield the calls that are computing a prefix of this call now, with the number of tokens that both share."""
+        """Yield each call that is computing a prefix of this call's prompt, with the number of tokens they share."""
         if not sequence.cache_prompt or sequence.shifted:
             return
         most = sequence.num_known - 1
@@ -370,7 +370,7 @@ class Scheduler:
         self._put_off(last_of(holders[1:]))
 
     def _put_off(self, sequence: Sequence) -> None:
-        """Preempt a call: take its slot and cells, and have it wait for them again."""
+        """Preempt a call: take its slot and cells away, and have it wait for them again."""
         sequence.num_preempted += 1
         sequence.decoding = False
         self._step_down(sequence, keep=True)

@@ -90,24 +90,24 @@ class Sequence(CachedSequence):
         """Number of the call's slot; `NOWHERE` while the call waits."""
         self.slice = TimeSlice()
         self.waits_since = 0.0
-        """When the call began to wait for a slot."""
+        """Time at which the call began to wait for a slot."""
         self.waits_for: Sequence | None = None
-        """The call that is computing a prefix for which this call waits; None: it waits for no prefix."""
+        """Another call whose prompt begins alike, and which is computing that beginning first; None: there is none."""
         self.waits_until = self.num_cached = self.num_preempted = 0
-        """`waits_until`: tokens that `waits_for` must have computed. `num_cached`: prompt tokens found in the cache.
+        """`waits_until`: tokens that `waits_for` must compute first. `num_cached`: prompt tokens found in the cache.
         `num_preempted`: times that the call lost its slot and cells, for lack of cells or to another team's call."""
         self.decoding = False
         """Whether all of the call's tokens except the newest are in the cache."""
         self.draft: tuple[int, ...] = ()
-        """Guessed tokens after the newest one: the next step computes them too, and keeps those that are drawn."""
+        """Guesses at the tokens after the newest. The next step computes them, and keeps those that it then draws."""
         self.row = self.token = 0
         """`row`: the row of the batch from whose logits the next token is drawn. `token`: the newest token."""
         self.started_at = self.first_token_at = self.token_at = 0.0
         """`token_at`: end of the `llama_decode` that computed the logits from which the newest token was drawn."""
         self.chain, self.sampler, self.cost = chain, sampler, SamplingCost(chain.draw_s)
         self.pending: Callable[[float], bool] | None = None
-        """Waits at most the given seconds until the mask can decide on the drawn token; returns whether it can now.
-        None: no decision is awaited."""
+        """Function that waits, for at most the given seconds, until the mask can decide on the drawn token, and returns
+        whether it can. None: no decision is awaited."""
         self.limit = _limit(request, n_ctx)
         """Maximum number of the answer's tokens."""
         self.num_predicted = self._num_untold = 0
@@ -128,7 +128,7 @@ class Sequence(CachedSequence):
 
     @property
     def num_next(self) -> int:
-        """Return the maximum number of tokens that the next step can compute of the call's prompt."""
+        """Return the maximum number of prompt tokens that the next step may compute for the call."""
         ahead = [stop for stop in self.stops if stop > self.num_cells] if self.stops else ()
         num_next = min(ahead) - self.num_cells if ahead else self.num_prompt_left
         return min(num_next, PROMPT_LOGITS) if self.tells_prompt else num_next
@@ -140,7 +140,7 @@ class Sequence(CachedSequence):
 
     @property
     def is_back(self) -> bool:
-        """Return whether the call was preempted within its answer and must recompute tokens before it can go on."""
+        """Return whether the call was preempted in the middle of its answer, and must recompute tokens to go on."""
         return self.num_predicted > 0 and not self.decoding
 
     @property
@@ -185,7 +185,7 @@ class Sequence(CachedSequence):
         return None
 
     def pick(self, context: Context, events: list[CallEvent]) -> Outcome:
-        """Draw the next token from the logits of `row`; return why the call ends or waits for its mask, else None."""
+        """Draw the next token from the logits of `row`. Return why the call ends, PENDING (mask not ready), or None."""
         if self.sampler is not None:
             return self._pick_with(self.sampler, context, events)
         if self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
@@ -241,7 +241,7 @@ class Sequence(CachedSequence):
         return Finished(self.key, reason, usage, self.timings(now), self._text.stop, truncated, self.num_preempted)
 
     def resume(self, events: list[CallEvent]) -> Outcome:
-        """Continue `pick` with the drawn token, in case the mask can decide on it now; return what `pick` would."""
+        """Ask the mask again about the token that `pick` drew, now that it may decide. Return what `pick` returns."""
         assert self.sampler is not None  # noqa: S101 - for the type checker
         try:
             token = self.sampler.resume(events)

@@ -19,11 +19,11 @@ from typing import Protocol, TypeVar
 SLICE_TOKENS = 64
 """A slice is this many tokens of an answer, or `SLICE_S`, whichever is sooner; after it the call can be preempted."""
 SLICE_S = 1.0
-"""Maximum seconds of an answer in a slice."""
+"""Seconds of an answer after which a slice is over, even if it had fewer than `SLICE_TOKENS` tokens."""
 FIRST_SLICE = 0.1
-"""Part of a slice after which a call must give its slot to a team that has no slot, and so can't get a first token."""
+"""Part of a slice after which a call must give its slot to a team without a slot, which can't begin an answer."""
 RETURN_SHARE = 0.2
-"""A call's slice is made so long that bringing the call back after a preemption took at most this part of it."""
+"""Maximum part of a slice that bringing the call back from a preemption may have taken: else the slice is longer."""
 LONGEST_SLICE_S = 10.0
 MIN_OVERDRAFT = 8
 """Minimum number of calls that an engine takes beyond its slots, so that teams can share the slots."""
@@ -65,9 +65,9 @@ class TimeSlice:
     entered_at: float = 0.0
     """When the call got the slot."""
     resumed_at: float = 0.0
-    """When the call's answer began or continued in this slot; 0: the prompt is still being computed."""
+    """When the call's answer began or continued in this slot; 0: not yet, the prompt is still being computed."""
     return_s: float = 0.0
-    """Seconds from getting the slot to the next token, if the call had been preempted within its answer; else 0."""
+    """Seconds from getting the slot to the next token, if the call was preempted within its answer before; else 0."""
     num_before: int = 0
     """Number of tokens that the call's answer had when the call got the slot."""
     num_cut: int = 0
@@ -84,7 +84,7 @@ class TimeSlice:
     def is_over(self, now: float, num_predicted: int, *, keeps_prompt: bool, part: float = 1.0) -> bool:
         """Return whether the call has had its slice, or `part` of it, and can be preempted.
 
-        `keeps_prompt`: whether what is computed of the prompt is kept when the call is preempted.
+        `keeps_prompt`: whether a preempted call keeps the part of its prompt that has been computed.
         """
         if not self.resumed_at:
             # The slice doubles each time: so even if all of the prompt is lost each time, the call gets to its answer,
@@ -110,10 +110,10 @@ def is_shared(running: Iterable[Sharer], waiting: Iterable[Sharer]) -> bool:
 
 
 def next_in(waiting: Collection[S], running: Collection[Sharer]) -> S:
-    """Return the waiting call that is admitted next.
+    """Return the waiting call that is admitted next: one of those that are first in `order` among their team's calls.
 
-    Each team's first call in order is a candidate. Teams without a slot go first, of these the one whose call has
-    waited longest; then the most urgent priority class, and within it the team with the fewest slots for its weight.
+    Teams without a slot come first; among them, the call that has waited longest. If all teams have slots, the most
+    urgent priority class comes first; within it, the team with the fewest slots for its weight.
     """
     held = _held(running)
 
@@ -130,8 +130,8 @@ def next_in(waiting: Collection[S], running: Collection[Sharer]) -> S:
 def gives_way(running: Collection[S], newcomer: Sharer, has_had_slice: Callable[[S], bool]) -> S | None:
     """Return the call whose slot the newcomer takes; None: no call has to give it a slot, or none has had its slice.
 
-    If the newcomer's team has no slot, a call of any other team can give way. Otherwise a call gives way only if it is
-    no more urgent than the newcomer and its team has more slots for its weight than the newcomer's would then have.
+    If the newcomer's team has no slot, a call of any other team can give way. Otherwise, a call gives way only if it is
+    no more urgent, and its team has more slots for its weight than the newcomer's team would have with one slot more.
     """
     held = _held(running)
     mine = held.get(newcomer.team, 0.0)
@@ -156,7 +156,7 @@ def goes_before(waiting: Sharer, newcomer: Sharer, running: Iterable[Sharer]) ->
 
 
 def last_of(holders: Collection[S]) -> S:
-    """Return the call to preempt when cells run out: the last in order of the team with most slots for its weight."""
+    """Return the call to preempt when cells run out: the last in `order` of the team with most slots for its weight."""
     held = _held(holders)
     return max(holders, key=lambda one: (held[one.team], one.order))
 

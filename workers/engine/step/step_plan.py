@@ -131,11 +131,11 @@ class Beside:
     """Bounds on a step's prompt tokens while streams wait for the step to end (`workers.engine.pace`)."""
 
     prompts: int
-    """Maximum prompt tokens of a call that waits for its first token. If several calls wait, `plan_step` raises it."""
+    """Maximum prompt tokens of a step if one call waits for its first token; with more calls `plan_step` raises it."""
     again: int
-    """Tokens per step that calls preempted within their answer recompute while others run; `plan_step` may raise it."""
+    """Tokens that a step recomputes for calls preempted within their answer while others run; `plan_step` adapts it."""
     most: int
-    """Maximum number of prompt tokens of calls that wait for their first token, however many such calls there are."""
+    """Maximum prompt tokens of a step for calls that wait for their first token, however many such calls there are."""
     streams: int = 0
     """Number of streams that wait for the step, including those that take no part in it."""
 
@@ -180,8 +180,8 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
 
 
 def _whole_tiles(back: list[S], num_again: int, num_before: int) -> int:
-    """Return how many tokens of the calls in `back` to recompute: `num_again`, raised until they and the step's
-    `num_before` other rows fill whole tiles of 64. If fewer than 64 of their tokens would be left, return them all."""
+    """Return how many tokens to recompute for the calls in `back`: `num_again`, or more, so that the step's rows (with
+    `num_before` others) fill whole tiles of 64. If fewer than 64 tokens would be left, return all of theirs."""
     tile = ROWS_MULTIPLES[0]
     num_again += -(num_before + num_again) % tile
     num_left = sum(sequence.num_prompt_left for sequence in back)
@@ -227,13 +227,13 @@ MOST_PADDED = 32
 """Maximum number of rows of a step without prompts that may be padded with empty rows."""
 
 MOST_PADDED_PROMPT = 256
-"""Maximum rows of a step with prompts that may be padded; in larger steps the gain is not worth up to 3 KV cells."""
+"""Maximum rows of a step with prompts that is padded: for larger ones the gain is not worth up to 3 KV cells."""
 
 TRIES = 2
 """Number of times that each layout is tried before the layouts are compared."""
 
 TRY_AGAIN_STEPS = 256
-"""Steps with equally many rows after which one of the layouts, in turn, is tried anew, as times grow with contexts."""
+"""After so many steps of the same number of rows, a layout (each in turn) is tried anew: times grow with contexts."""
 
 _WEIGHT = 0.3
 """Weight of the newest measurement in a running mean; the measurements before it share the rest."""

@@ -38,8 +38,8 @@ MIN_PREFILL = 32
 CLEAN_WAIT_S = 1.0
 """Seconds during which no call gets a slot after a call's logits were not numbers (NaN).
 
-Without flash attention, that call's cells spoil other calls: these soon end too, and the cache is cleared when none
-runs any more. With flash attention they do not, and new calls have no reason to wait longer.
+Without flash attention, that call's cells spoil all running calls: they soon end too, and then the cache is cleared.
+With flash attention the other calls go on, and new calls have no reason to wait longer.
 """
 
 PROBE_EVERY_S, STEP_BYTES = 0.02, 16 << 20
@@ -69,7 +69,7 @@ class Stepper:
     ) -> None:
         """`on_end(key)` is called when a call is over and its slot, cells and adapters are released.
 
-        `disk(pace, by_range)` makes the link to the disk tier; `by_range`: of blocks of tokens, not whole states.
+        `disk(pace, by_range)` makes the link to the disk tier; `by_range`: it saves blocks of tokens, not whole states.
         `n_ctx`: maximum length of one conversation, tokens. `ram_bytes`: maximum memory for prefixes in RAM.
         """
         self.events: list[CallEvent] = []
@@ -113,7 +113,7 @@ class Stepper:
         self._drain_writer: DrainWriter | None = None
         self._spoiled = False
         self._spoiled_at = 0.0
-        """When a call's logits were not numbers, after which the cache must be cleared; `time.monotonic` seconds."""
+        """time.monotonic() at which a call first had logits that were not numbers, since the cache was cleared."""
 
     @property
     def num_running(self) -> int:
@@ -185,7 +185,7 @@ class Stepper:
             self._forget(sequence)
 
     def end(self, key: int, num_tokens: int) -> None:
-        """End an answer with its first `num_tokens` tokens, as its caller wants no more; unknown keys are ignored."""
+        """End an answer after its first `num_tokens` tokens, as its caller wants no more; unknown keys are ignored."""
         sequence = self._scheduler.find(key)
         if sequence is not None:
             num_dropped = max(0, sequence.num_predicted - num_tokens)
@@ -211,7 +211,7 @@ class Stepper:
             is_ready(PENDING_S)
 
     def _has_memory(self) -> bool:
-        """Return whether there is memory for a step, because llama.cpp ends the process if it gets none."""
+        """Return whether there is memory for a step. Without it, llama.cpp would end the process."""
         now = time.perf_counter()
         if now >= self._probe_at:
             self._probe_at = now + PROBE_EVERY_S
@@ -282,7 +282,7 @@ class Stepper:
         self._spoiled = False
 
     def _parts(self, plan: Plan[Sequence]) -> Iterable[Plan[Sequence]]:
-        """Cut a step into batches that llama.cpp can compute: with a sliding window, at most a micro-batch each."""
+        """Cut a step into batches that llama.cpp can compute: with a sliding window, at most `n_ubatch` tokens each."""
         memory, n_ubatch = self._context.memory, self._context.n_ubatch
         alike = memory.kind is MemoryKind.HYBRID and bool(plan.prefill)
         if not memory.window or (plan.num_tokens <= n_ubatch and not alike):
@@ -354,15 +354,15 @@ class Stepper:
         self._num_switches += switched
 
     def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return the calls whose adapters have their turn, with at most one that wants the probabilities of its prompt:
-        there is memory for the logits of only one prompt."""
+        """Return the calls whose adapters have the turn. At most one of them is a call that wants the probabilities of
+        its prompt's tokens: there is memory for the logits of only one prompt."""
         ready = chosen(self._adapter_turns, ready, time.perf_counter())
         later = [one for one in ready if one.tells_prompt][1:]
         return [one for one in ready if one not in later] if later else ready
 
     def _shift_full(self) -> None:
-        """Drop the older half of each conversation that fills its context, except what `n_keep` keeps, now or in a
-        later step. End a conversation if there is no room to shift it."""
+        """Drop the older half of each conversation that fills its context, except the tokens that `n_keep` keeps. This
+        may take several steps. End a conversation if there is no room for this."""
         until = time.perf_counter() + MOVE_S
         for sequence in [one for one in self._scheduler.running if one.is_full]:
             num_kept = sequence.num_prompt if sequence.request.asked.n_keep < 0 else sequence.request.asked.n_keep
@@ -408,7 +408,7 @@ class Stepper:
         self._end(ended)
 
     def _pick(self, sequence: Sequence, *, again: bool = False) -> Outcome:
-        """Draw a call's next token, or with `again` continue with the drawn one; record the processor time it took."""
+        """Draw a call's next token; `again`: continue with the one already drawn. Record the processor time used."""
         before = time.thread_time()
         outcome = sequence.resume(self.events) if again else sequence.pick(self._context, self.events)
         cost = sequence.cost
@@ -435,7 +435,7 @@ class Stepper:
         return outcome
 
     def _first(self, sequence: Sequence) -> Outcome:
-        """Draw a token for a call whose prompt has just been computed (after a preemption: with the answer so far)."""
+        """Draw a token for a call whose prompt, and answer so far after a preemption, have just been computed."""
         outcome: Outcome = FinishReason.LENGTH
         if sequence.limit:
             if sequence.token_at:

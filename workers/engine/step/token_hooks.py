@@ -27,10 +27,10 @@ class Indent:
     def __init__(self, least: int) -> None:
         self._least = least
         self._seen: int | None = None
-        """Number of blanks that begin the current line; None: it is the first line, or other text has followed them."""
+        """Blanks read at the start of the current line; None: other text followed them, or it is the first line."""
 
     def end_in(self, text: str) -> int | None:
-        """Return the position in `text`, the next piece of the answer, where the answer ends; None: it does not end."""
+        """Return the position in `text` (the next piece of the answer) at which the answer ends; None: it goes on."""
         for place, character in enumerate(text):
             if self._seen is not None and character in BLANKS:
                 self._seen += 1
@@ -67,7 +67,7 @@ class TokenHooks:
         self._indent = Indent(request.asked.n_indent) if request.asked.n_indent else None
 
     def accept(self, answer: Answer, token: int, events: list[CallEvent]) -> FinishReason | None:
-        """Take a drawn token like `Sequence.accept`; also add wanted `Tokens` and `TimingsSoFar` before the text."""
+        """Take a drawn token like `Sequence.accept`. Before its text, emit `Tokens` and `TimingsSoFar` if asked for."""
         if self._tells_tokens:
             events.append(Tokens(self._key, (token,)))
         place = len(events)

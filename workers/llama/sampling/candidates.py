@@ -23,7 +23,7 @@ MAX_SPARSE_WORDS = 512
 """Maximum words with bits set that are unpacked one by one; if a set has more, unpacking the whole set is faster."""
 
 MOST = 0.75
-"""Share of allowed tokens from which it is faster to copy all tokens, then overwrite those that are not allowed."""
+"""Share of tokens. If at least so many are allowed, it is faster to copy all, then overwrite those not allowed."""
 
 _TOKEN_DATA = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama_token_data
 _BIT = np.arange(32, dtype=np.uint32)
@@ -151,7 +151,7 @@ class Candidates:
         return self.size
 
     def _fill_all_but(self, logits: Logits, allowed: NDArray[np.bool_], size: int) -> int:
-        """Take the `size` allowed tokens: copy all tokens, then write those beyond place `size` over the others."""
+        """Take the `size` allowed tokens: copy all tokens, then move the last allowed ones to the others' places."""
         self._fill_all(logits)
         holes = np.flatnonzero(~allowed[:size])
         last = np.flatnonzero(allowed[size:]) + size

@@ -28,7 +28,7 @@ from workers.llama.tokens.vocab import Vocab
 ROOT = b"root"
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-"""`llama_token_data`."""
+"""llama.cpp's struct `llama_token_data`, as a type of numpy arrays."""
 
 Candidates = NDArray[np.void]
 
@@ -78,7 +78,7 @@ class GbnfGrammars:
 
 
 class GbnfGrammar:
-    """A compiled grammar, at the start of an answer. Immutable: `mask` may be called from several threads."""
+    """A compiled grammar that has read no text yet. Immutable: `mask` may be called from several threads."""
 
     def __init__(self, pointer: int, vocab: Vocab, tables: _Tables, names_tokens: bool) -> None:
         self._pointer = pointer
@@ -100,7 +100,7 @@ class GbnfGrammar:
         return mask
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first of `beginnings` with which the grammar lets no answer begin; None: it permits them all."""
+        """Return the first of `beginnings` that the grammar forbids as an answer's beginning; None: it permits all."""
         return next((begun for begun in beginnings if self.mask_after(begun) is None), None)
 
 
@@ -197,7 +197,7 @@ def _candidates(tokens: Any) -> Candidates:
 
 
 def _array(candidates: Candidates) -> Any:
-    """Return a `llama_token_data_array` over the same memory."""
+    """Return a `llama_token_data_array` that points to the memory of `candidates`."""
     array = c.llama_token_data_array()
     array.data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(c.llama_token_data))
     array.size, array.selected, array.sorted = len(candidates), -1, False

@@ -1,10 +1,10 @@
-"""The process that forks another for each caller's grammar (`workers.constraint.forks` is its other end).
+"""Forks a process for each trial of a grammar and each answer that follows a grammar, for `workers.constraint.forks`.
 
     python -m workers.llama.sampling.grammar_forks MODEL.gguf
 
-Standard input is a socket that brings two descriptors for each process to fork. Over the first, that process gets the
-questions of `workers.constraint.forks`. When the worker closes the second, the process ends; a question that takes too
-much processor time ends it too. Over the second, the worker is told how the process ended.
+Standard input is a socket that brings two sockets for each process to fork. Over the first, the forked process gets
+the questions of `workers.constraint.forks`. The process ends when the worker closes the second socket, or when a
+question takes too much processor time. Over the second socket, the worker is told how the process ended.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from workers.protocol.events import CallFailed
 
 EXERCISE_S = 0.1
 WALK_STEPS = 200
-"""`EXERCISE_S`: seconds for which a new grammar is tried with random answers. `WALK_STEPS`: maximum tokens of each."""
+"""Maximum tokens of each random answer by which a new grammar is tried; EXERCISE_S: seconds for all these answers."""
 
 STEP_S = 0.25
-"""Maximum processor seconds to check or accept a token, or to make a mask: a fifth is enough for 150,000 tokens."""
+"""Maximum processor seconds to check or accept a token, or to make a mask: with 150,000 tokens that takes a fifth."""
 
 TRIAL_CPU_S = 2.0
 """Maximum processor seconds to compile a grammar, to try it, or to begin an answer that follows it."""
 
 BASE_CPU_S, TOKEN_CPU_S = 1.5, 0.06
-"""Maximum processor seconds of a whole answer: a base, and more for each of its tokens."""
+"""Maximum processor seconds for a whole answer: BASE_CPU_S, and TOKEN_CPU_S more for each of its tokens."""
 
 EXTRA_BYTES = 256 << 20
 """Maximum bytes of memory beyond what the vocabulary takes, so that a grammar that grows without end is stopped."""
@@ -236,8 +236,8 @@ def main(path: Path) -> None:
 
 
 def fork(children: Children, life: int) -> bool:
-    """Fork; return whether this is the new process. How it ended, or that forking failed, is sent over the socket
-    `life`, which is then closed."""
+    """Fork; return whether this is the new process. How the new process ended, or that forking failed, is sent over the
+    socket `life`, which is then closed."""
     try:
         pid = os.fork()
     except OSError:

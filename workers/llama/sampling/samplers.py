@@ -148,9 +148,9 @@ class SamplerChain:
     ) -> None:
         """Make the chain. Raises CallFailed (INVALID_REQUEST).
 
-        `banned` tokens are never drawn. `n_ctx`: what -1 means for `repeat_last_n` and the like. `masked`: the drawing
-        code applies `biases` and `permitted`, because the chain's own way of adding a bias is slow if candidates were
-        left out. `dry`: the store of DRY stages; without it each is made anew.
+        `banned` tokens are never drawn. `n_ctx`: what -1 means for `repeat_last_n` and the like. `masked`: the code
+        that draws leaves out candidates, and applies `biases` and `permitted` itself, since the chain's own way of
+        adding a bias is slow then. `dry`: the store of DRY stages; without it each is made anew.
         """
         settings = Settings.of(sampling, n_ctx)
         stages = working_stages(settings)
@@ -158,16 +158,16 @@ class SamplerChain:
         biases = _added(vocab, settings.logit_bias, banned)
         self.greedy = is_greedy(settings, stages)
         self.draw_s = draw_s(settings, stages, vocab.num_tokens)
-        """Expected seconds of drawing a token."""
+        """Expected seconds that it takes to draw a token."""
         self.slow = looks_far(settings, stages) or (not self.greedy and sorts_all(settings, stages))
         """Whether drawing takes so long that other threads should run meanwhile."""
         simple = self.greedy and PENALTIES.isdisjoint(stages) and all(bias == -math.inf for bias in biases.values())
         self.ruled_out: frozenset[int] | None = frozenset(biases) if simple else None
-        """Banned tokens. The chain would draw the likeliest token, unless it is one of these. None: run the chain."""
+        """Banned tokens. The likeliest token, if not banned, is drawn without the chain. None: always run the chain."""
         self.biases: Biases | None = None
-        """With `masked`: the biases to add to the logits before the chain runs; None: there are none to add."""
+        """If made with `masked`: the biases to add to the logits before the chain runs. None: there are none."""
         self.permitted: Words | None = None
-        """With `masked`: the tokens that may be drawn at all; None: all of them."""
+        """If made with `masked`: the tokens that may be drawn at all, as bits. None: all tokens."""
         self._num_remembered = 0
         if masked:
             self.biases, self.permitted = _split(vocab, biases)
@@ -217,7 +217,7 @@ class SamplerChain:
 
 
 def _stage(name: SamplerName, vocab: Vocab, settings: Settings, seed: int) -> Any:
-    """Return a new stage other than DRY; None if the name has no stage of its own."""
+    """Return a new stage for any name but `dry`; None for `adaptive_p`, which the drawing stage does."""
     s = settings
     match name:
         case "penalties":

@@ -64,7 +64,7 @@ class TokenFloor:
         longest_first = sorted(texts, key=len, reverse=True)
         known = {text for text in longest_first if len(text) == 1}
         self._most: list[tuple[bytes, int]] = []
-        """For each set of `COUNTED`: the bytes not counted, and the most bytes of the set that one token has."""
+        """For each set of `COUNTED`: all bytes that are not counted, and the maximum of counted bytes in one token."""
         for characters in COUNTED:
             kept = {character for character in characters if bytes((character,)) in known}
             others = bytes(set(EVERY_BYTE) - kept)

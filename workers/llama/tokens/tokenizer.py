@@ -49,7 +49,7 @@ from workers.process.helper_process import (
 from workers.protocol.events import CallFailed, Failure, FailureCode
 
 IN_PROCESS_CHARS = 4096
-"""Maximum characters tokenised in the worker itself: a run of so many takes up to 1.3 MiB of stack and some 1/100 s."""
+"""Maximum characters tokenised in the worker itself: that many alike take up to 1.3 MiB of stack and about 0.01 s."""
 
 NUM_PROCESSES = 2
 NUM_READY = 2
@@ -69,7 +69,7 @@ class GuardedTokenizer:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         """Return the tokens as `Vocab.tokenize` does. Blocks, for seconds at most. Raises CallFailed for a text that is
-        too slow or that llama.cpp can't take, TooManyTokens for one that must have more than `most`."""
+        too slow or that llama.cpp can't take; TooManyTokens if its characters show that it has more than `most`."""
         if len(text) <= IN_PROCESS_CHARS:
             return self._vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
         seconds = patience_s(len(text))

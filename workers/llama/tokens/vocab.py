@@ -80,7 +80,7 @@ class Vocab:
         return known
 
     def num_met_by(self, text: bytes) -> int:
-        """Return about how many tokens contain `text` or end with its first bytes: DRY stores these per breaker."""
+        """Return about how many tokens contain `text` or end with its start: DRY stores these for every breaker."""
         beginnings = (text[:length] + _BETWEEN for length in range(1, len(text)))
         return self._all_pieces.count(text) + sum(map(self._all_pieces.count, beginnings))
 

@@ -33,7 +33,7 @@ class CallRecord:
     """The kind of work: generate, embed or rank."""
     request_id: str
     caller: TraceContext | None
-    """The gateway's span; None: the call is in no trace."""
+    """The gateway's span of the call; None: the gateway sent none, so the call is in no trace."""
     own: TraceContext | None
     """The call's own span; None: no span is recorded."""
     began_at: float = field(default_factory=time.monotonic)
@@ -45,7 +45,7 @@ class CallRecord:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     end: Finished | Failed | None = None
-    """The last event; None: the call was cancelled, or is of a kind without such an event."""
+    """The call's last event; None: the call was cancelled, or is pooled work, which has no such event."""
     outcome: str = CANCELLED
     """Why the call ended: a finish reason, the code of a failure, `ANSWERED` or `CANCELLED`."""
 

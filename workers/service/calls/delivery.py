@@ -43,13 +43,13 @@ BROKEN = Failure(
 """The failure of a call whose answer can't be parsed or encoded."""
 
 PASSED_ON = (Logprobs, PromptLogprobs, Tokens, TimingsSoFar, Progress)
-"""Events that are passed on unchanged, except that the engine's key becomes the call's number."""
+"""Events that are passed on unchanged, except that `call` becomes the number that the gateway gave the call."""
 
 logger = logging.getLogger(__name__)
 
 
 class Delivery:
-    """Opens the mailbox on construction; then takes each engine step out of it and delivers the step's events."""
+    """Takes the events of each engine step from the mailbox and delivers them. The constructor opens the mailbox."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Delivery:
             self._hub.publish(book, self._sayable(book, step, frame, error))
 
     def _sayable(self, book: GatewayBook, step: int, frame: list[CallEvent], failure: Exception) -> list[CallEvent]:
-        """End each call that has an unencodable event; return the frame with an end in place of that call's events.
+        """End each call with an event that can't be encoded. Return the frame with an end event in place of its events.
 
         Raises `failure` if every event can be encoded: then no call is at fault.
         """
@@ -208,9 +208,9 @@ class Delivery:
         return sayable
 
     def _break_off(self, call: LiveCall, step: int, frame: list[CallEvent], error: Exception) -> None:
-        """End one call whose answer can't be passed on. Raises `error` if memory was short: no call's fault.
+        """End one call whose answer can't be passed on, because of `error`. A call that has ended gets no second end.
 
-        A call that has ended already gets no second end event.
+        Raises `error` if it means that memory is short, which is not the call's fault.
         """
         if is_shortage(error):
             raise error
@@ -224,7 +224,7 @@ class Delivery:
 
 
 def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) -> None:
-    """Append parsed text as events. The first event carries the number of tokens whose text was held back."""
+    """Append parsed text as events. The first one counts all tokens that the parser has read since the last event."""
     number, adverts = call.listing.number, call.adverts
     for piece in pieces:
         num_tokens, call.held_tokens = call.held_tokens, 0
@@ -239,6 +239,6 @@ def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) 
 
 
 def _log_broken(whose: str, error: Exception) -> None:
-    """Log that the call `whose` ends, with the error's type and traceback, not its message: it may quote the answer."""
+    """Log that a call (`whose`) ends, and the error's type and traceback. Not its message: it may quote the answer."""
     where = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s ends, its answer can't be passed on: %s at\n%s", whose, type(error).__name__, where)

@@ -54,8 +54,8 @@ class Constraints(Protocol):
         """Number of forms asked for so far, by outcome (`workers.metrics.readings.FORM_OUTCOMES`)."""
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> TokenMask | None:
-        """Return the mask that makes an answer follow its form, and limits the `thought` before it to its budget of
-        tokens. None: no mask is needed.
+        """Return the mask that makes an answer follow the form that the request demands, and that keeps the `thought`
+        before the answer to the thought's budget of tokens. None: no mask is needed.
 
         May block for seconds. Raises CallFailed.
         """
@@ -81,7 +81,7 @@ class GenerateCalls:
         adapter_hashes: Callable[[], Mapping[str, str]],
     ) -> None:
         """`lane`: threads for prompts that take longer than an instant. `defaults`: sampling parameters where a caller
-        sets none. `adapter_hashes` returns adapter -> hash of its contents, on any thread."""
+        sets none. `adapter_hashes` returns adapter -> hash of its contents; any thread may call it."""
         self.idle, self.rates, self.end_all = calls.idle, calls.rates, delivery.end_all
         self._engine = engine
         self._calls = calls
@@ -98,14 +98,14 @@ class GenerateCalls:
         self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
         self._keys = itertools.count(1)
         self._early_cancels: dict[tuple[str, int], None] = {}
-        """(gateway, call number) of cancels that arrived before the submit of their call, oldest first."""
+        """(gateway, number) of each call whose cancellation arrived before its submit, oldest first."""
 
     @property
     def num_calls(self) -> int:
         return len(self._calls)
 
     async def submit(self, submit: Submit) -> Begun:
-        """Take one call. Raises CallFailed. While the call lives, a repeated submit of it gets the same result."""
+        """Take one call; if it is sent again while it lives, return the same result. Raises CallFailed."""
         listing = self._hub.find(submit.gateway, submit.call)
         if listing is not None:
             outcome = await asyncio.shield(self._calls[listing.key].outcome)
@@ -121,7 +121,7 @@ class GenerateCalls:
         return outcome
 
     def cancel(self, cancel: Cancel) -> None:
-        """End calls at once, without another event. Remember numbers of unknown calls: their submits may come later."""
+        """End the named calls at once, without a last event. Remember unknown ones: their submits may arrive later."""
         for number in cancel.calls:
             listing = self._hub.find(cancel.gateway, number)
             if listing is not None:
@@ -236,7 +236,7 @@ class GenerateCalls:
         return begun._replace(prompt=text[:most], sampling=ran)
 
     async def _prompt(self, call: LiveCall, submit: Submit) -> tuple[Sequence[int], int, Chain]:
-        """Return the prompt's tokens, how many at its start all teams share, and its hash chain. Raises CallFailed."""
+        """Return the prompt's tokens, how many leading ones all teams may reuse, its hash chain. Raises CallFailed."""
         if is_quick(submit.request):
             return self._tokens(submit)
         work = self._lane.run(submit.tenant, text_chars(submit.request), self._tokens, submit)
@@ -288,7 +288,7 @@ def takes_long(sampling: Sampling) -> bool:
 
 
 def _with_seed(sampling: Sampling) -> Sampling:
-    """Return the parameters with a seed. It is drawn here, not by the engine, so that the caller can be told it."""
+    """Return the parameters with a seed. The seed is drawn here, not in the engine, so that the caller can learn it."""
     return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbelow(MAX_SEED + 1))
 
 

@@ -17,7 +17,7 @@ from workers.service.registration.prefix_adverts import CallAdverts
 
 
 class Engine(Protocol):
-    """The part of an engine that calls need. It hands events to `Delivery`, with the request's key as their `call`."""
+    """The part of an engine that calls need. Its events go to `Delivery`; their field `call` is the request's key."""
 
     @property
     def n_ctx(self) -> int:
@@ -34,7 +34,7 @@ class Engine(Protocol):
 
 
 class Begun(NamedTuple):
-    """Facts about a call that the engine has taken; the reply to its submit has them (`protocol.requests.Accepted`)."""
+    """Facts about a call that the engine has taken, for the reply to its submit (`protocol.requests.Accepted`)."""
 
     num_prompt_tokens: int
     prompt: str = ""
@@ -55,7 +55,7 @@ class LiveCall:
     adverts: CallAdverts | None = None
     """The prefix hashes of the call; None: its prompt is not cached."""
     preparing: asyncio.Future[Any] | None = None
-    """The work before the engine takes the call; cancelled if nobody wants the call any more. None: no work runs."""
+    """Preparation of the call for the engine; cancelled if nobody wants the call any more. None: none is under way."""
     has_ended: bool = False
     """Whether the call's last event was sent. A short answer can end before the thread that submitted it returns."""
     outcome: asyncio.Future[Begun | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())

@@ -190,7 +190,7 @@ class PooledCalls:
         return PooledAnswer(head, outcome)
 
     def end_all(self, why: Callable[[], Failure]) -> None:
-        """End every call, because the engine is gone or the time to drain is up. `why` returns a call's failure."""
+        """End every call, because the engine is gone or the time to drain is up. `why` makes each call's failure."""
         for key in self._outcomes.keys:
             self._outcomes.settle(key, why())
             self._engine.cancel(key)

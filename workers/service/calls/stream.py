@@ -236,7 +236,7 @@ class EventHub:
             book.feed.wake()
 
     def attach(self, gateway_id: str, last_event_id: str | None) -> Feed:
-        """Return the feed of a gateway's new connection; an older one of the same gateway is closed."""
+        """Return the feed of a gateway's new connection; an older connection of the same gateway is closed."""
         book = self._open(gateway_id)
         if book.feed is not None:
             book.feed.close()
@@ -249,7 +249,7 @@ class EventHub:
         return book.feed
 
     def detach(self, feed: Feed) -> None:
-        """Record that a connection is gone. Unless a newer one replaced it, the gateway's grace period begins."""
+        """Note that a connection is gone. Unless a newer connection replaced it, the gateway's grace period begins."""
         feed.close()
         book = feed.book
         if book.feed is feed:
@@ -292,7 +292,7 @@ class EventHub:
         return all(book.feed is None or book.feed.caught_up for book in self._books.values())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if what is kept for a gateway disagrees, such as the frames and their byte count."""
+        """Raise AssertionError if the records about a gateway disagree, such as its frames and their byte count."""
         for gateway_id, book in self._books.items():
             steps = [step for step, _ in book.frames]
             if steps != sorted(set(steps)) or (steps and steps[0] <= book.floor):
@@ -321,7 +321,7 @@ class EventHub:
         return book
 
     def _position(self, book: GatewayBook, last_event_id: str | None) -> int:
-        """Return the step after which a connection reads on; below the book's `floor`: an `alive` frame comes first."""
+        """Return the step after which a connection reads on. If it is below `floor`, `alive` comes first."""
         if not last_event_id:
             return book.floor - 1 if book.lossy else book.floor
         parsed = parse_event_id(last_event_id)

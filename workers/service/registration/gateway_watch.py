@@ -21,7 +21,7 @@ from workers.redis.trouble import NO_ANSWER
 logger = logging.getLogger(__name__)
 
 MISSED = 2
-"""Checks in a row that must find no heartbeat before a gateway is taken for dead; a live one sends one per interval."""
+"""Number of checks in a row without a heartbeat that make a gateway count as dead; a live one sends one per check."""
 
 
 class GatewayWatch:
@@ -35,7 +35,7 @@ class GatewayWatch:
         *,
         interval_s: float = keys.GATEWAY_INTERVAL_S,
     ) -> None:
-        """`gateways` returns the ids of the processes to watch; `doubt` is called with the id of one that is silent."""
+        """`gateways` returns the ids of the gateway processes to watch; `doubt` gets the id of a silent one."""
         self._redis = redis
         self._gateways = gateways
         self._doubt = doubt
@@ -45,7 +45,7 @@ class GatewayWatch:
         self._missed: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Check until cancelled."""
+        """Check the heartbeats of all gateways every `interval_s` until cancelled."""
         this = asyncio.current_task()
         while this is None or not this.cancelling():  # as in `Registration.run`
             try:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def connect(url: str) -> Redis:
-    """Return a client that fails fast and never retries: the next heartbeat is the retry. Raises BadRedisUrl."""
+    """Return a client that fails fast and never retries, since the next heartbeat tries again. Raises BadRedisUrl."""
     return link.connect(url, timeout_s=REDIS_TIMEOUT_S, retries=0)
 
 
@@ -63,7 +63,7 @@ class Registration:
     def __init__(
         self, redis: Redis, secret: str, read: Callable[[], Heartbeat], adverts: Adverts | None = None
     ) -> None:
-        """`secret` seals heartbeats and news. `read` returns the heartbeat at once. `adverts` None: no cache."""
+        """`secret` seals heartbeats and news. `read` returns the heartbeat at once. No `adverts`: there is no cache."""
         self._redis = redis
         self._secret = secret
         self._read = read
@@ -119,7 +119,7 @@ class Registration:
                 continue
 
     async def _clear(self) -> None:
-        """Delete what has a wrong type under this worker's own names in Redis, so that a heartbeat can be written."""
+        """Delete values of a wrong type under this worker's own names in Redis: they prevent heartbeats."""
         mine = self._read()
         record, heads = keys.worker(mine.model, mine.worker), keys.worker_heads(mine.model, mine.worker)
         with contextlib.suppress(*NO_ANSWER):
@@ -129,7 +129,7 @@ class Registration:
                     await self._redis.delete(name)
 
     async def leave(self) -> None:
-        """Delete the record, unless a successor in the same place has written its own."""
+        """Delete this worker's record, unless a worker that took its place has overwritten it."""
         mine = self._read()
         name = keys.worker(mine.model, mine.worker)
         try:
@@ -248,7 +248,7 @@ class Rates:
         """Number and sum (seconds) of all gaps between tokens that the engine had counted at the last `_look`."""
 
     def accepted(self, num_bytes: int, num_tokens: int) -> None:
-        """Count a prompt. `num_bytes`: length of its conversation, written out as for the prefix hashes."""
+        """Count a prompt. `num_bytes`: length of its conversation in the form that prefix hashes are made from."""
         keep = 1 - _WEIGHT
         self._num_bytes = self._num_bytes * keep + num_bytes
         self._num_tokens = self._num_tokens * keep + num_tokens

@@ -25,10 +25,10 @@ from workers.protocol.prefixes import Chain, Prefix, prefix_after
 from workers.protocol.requests import GenerateRequest, ToolCall
 
 LEAST_SHARE = 0.5
-"""Of the tokens by which a prefix is longer than the last kept one, this share must be cached to keep its hash."""
+"""Minimum share of a prefix's tokens beyond the next shorter kept prefix that must be cached to keep its hash."""
 
 NEWS_SHARE = 1 / 16
-"""A prefix's number of cached tokens is published again once it differs from the last one by more than this share."""
+"""A prefix's number of cached tokens is published again if the published number is off by more than this share."""
 
 
 class CacheReport(Protocol):
@@ -42,7 +42,7 @@ class CacheReport(Protocol):
 class _Conversation:
     key: int
     heads: list[int]
-    """Prefix hashes, shortest prefix first. Some may be dropped, or owned by a conversation that used them later."""
+    """Prefix hashes, shortest prefix first. Some may be dropped, or belong to a conversation that used them later."""
     places: list[int]
     """Number of tokens in the prefix of each of `heads`."""
     num_own: int = 0
@@ -97,8 +97,8 @@ class PrefixAdverts:
     def enter(self, key: int, prefix: Prefix, points: Sequence[tuple[int, int]], *, guessed: bool = False) -> None:
         """Enter a conversation, or add to the one that has this key. `prefix`: the conversation's heads up to now.
 
-        `points`: pairs (first bytes of the conversation, tokens in them), ascending; the last is all of it.
-        `guessed`: the last pair is an estimate, on which later calls must not build.
+        `points`: for some beginnings of the conversation, (number of bytes, number of tokens), ascending. The last pair
+        is for the whole conversation; `guessed`: it is an estimate, which later estimates must not be based on.
         """
         exact = {at for at, _ in (points[:-1] if guessed else points)}
         heads, places = list(prefix.digests), self._places(prefix, points)
@@ -219,7 +219,7 @@ class CallAdverts:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the request's conversation, written out as for its prefix hashes."""
+        """Bytes of the request's conversation, as it is written out to hash its prefixes."""
         return self._prefix.num_bytes
 
     def started(self) -> None:
@@ -247,7 +247,7 @@ def _calls(pieces: Iterable[Piece]) -> tuple[ToolCall, ...]:
 
 
 def _merged(known: _Conversation, heads: list[int], places: list[int]) -> tuple[list[int], list[int]]:
-    """Merge new heads and places with the conversation's old ones, which may belong to another continuation of it."""
+    """Merge a conversation's new heads and places with the old ones, some of which may be from another continuation."""
     new = set(heads)
     left = [(place, head) for head, place in zip(known.heads, known.places, strict=True) if head not in new]
     if not left:

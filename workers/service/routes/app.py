@@ -1,7 +1,7 @@
 """The ASGI application of one worker: `/v1/submit`, `/v1/cancel`, `/v1/events`, `/v1/pool`, `/metrics`, its probes and
 routes that only some workers have.
 
-Requests below `/v1/` must carry the gateways' token for this process; a request to drain, one that allows only that.
+Requests below `/v1/` need the token that gateways have for this process; drain requests, a token for draining only.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ STALL_S = 30.0
 """Maximum seconds of one write. A connection that takes longer counts as dead: the gateway's grace period begins."""
 
 LOOK_S = 0.25
-"""Seconds between two checks whether an event stream has been silent too long, or a write to it hangs."""
+"""Seconds between two checks whether an event stream has been silent too long or a write to the stream hangs."""
 
 MAX_GATEWAY_ID_CHARS = 128
 

@@ -21,10 +21,10 @@ from workers.service.routes.bodies import answer, refusal
 READY_PATH = "/ready"
 
 SETTLE_S = 0.5
-"""Minimum seconds until a request to drain is answered. Calls may still arrive in that time, with slots granted before
-gateways heard of the draining: a refusal sends them elsewhere sooner than a connection that nobody accepts."""
+"""Minimum seconds until a request to drain is answered. Calls may still arrive in that time: their slots were granted
+before gateways heard of the draining. The worker refuses them, so that gateways place them elsewhere at once."""
 LOOK_S = 0.25
-"""Seconds between two checks whether the sender of a request to drain is still there."""
+"""Seconds between two checks whether the client that asked the worker to drain is still connected."""
 
 
 class Calls(Protocol):
@@ -98,7 +98,7 @@ class Probes:
         return answer({"status": "draining" if calls else "drained", "calls": calls, "waited_s": waited_s})
 
     async def _idle(self, request: Request) -> None:
-        """Wait until no call runs, or the sender of the request is gone."""
+        """Wait until no call runs, or the client that sent the request is gone."""
         while not self._calls.idle.is_set() and not await request.is_disconnected():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):

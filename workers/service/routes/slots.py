@@ -73,7 +73,7 @@ class SlotKeeper:
         n_ctx: int,
         max_bytes: int,
     ) -> None:
-        """`files` None: nothing is saved or restored. `fingerprint` returns the KV's fingerprint, or None: unknown.
+        """`files`: None if nothing is saved or restored. `fingerprint` returns the KV's fingerprint; None: unknown.
 
         `max_bytes`: maximum bytes of the KV states of a conversation that is restored.
         """
@@ -181,7 +181,7 @@ class SlotRoutes:
         self._teams: Counter[str] = Counter()
         """Team -> its running and waiting actions."""
         self._looking: asyncio.Future[list[SlotInfo]] | None = None
-        """The last question to the engine for its slots. Requests that come before it is answered share its answer."""
+        """The latest request to the engine for its list of slots. Callers that come before the reply share it."""
 
     def routes(self) -> list[Route]:
         return [

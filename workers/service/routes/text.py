@@ -1,7 +1,7 @@
-"""The routes about text, which need no engine: tokens of a text, text of tokens, a request's prompt, the properties.
+"""The routes that need no engine: a text's tokens, the text of tokens, a request's prompt, the model's properties.
 
-Work that takes longer than an instant runs on the threads of a lane (`workers.service.calls.lanes`), where teams take
-turns. Results are encoded there too, since those of long texts are long.
+Work that takes longer than an instant runs on the threads of a `FairLane` (`workers.service.calls.lanes`), which serves
+teams in turn. The replies are encoded there too, since the reply about a long text is long.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from workers.service.calls.lanes import FairLane
 from workers.service.routes.bodies import PeerGone, answer, decoded, encode, read_body, refusal, while_peer_stays
 
 MAX_RENDER_BYTES = 64 << 20
-"""Maximum bytes of the body of a `Render`, the same as of a submit."""
+"""Maximum bytes of the body of a request to render a prompt (`Render`), the same as of a call's `Submit`."""
 
 JOINED_AT_ONCE = 1024
-"""Number of tokens that are joined to text between two checks of the text's length."""
+"""Number of tokens whose texts are joined before the length of the whole text is checked again."""
 
 SHORT_BYTES = SHORT_CHARS
 """Maximum bytes of a request that is answered on the event loop itself. Requests to render always go to a thread."""

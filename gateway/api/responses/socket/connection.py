@@ -53,7 +53,7 @@ class Bounds:
     """The limits of one connection."""
 
     max_bytes: int
-    """Maximum bytes of the connection's requests that are not answered yet, and of the responses that it remembers."""
+    """Maximum bytes of the connection's unanswered requests and, counted separately, of the responses it remembers."""
     idle_s: float
     """Seconds for which the connection stays open without a request under way."""
     life_s: float
@@ -62,7 +62,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """The parts that all connections share."""
+    """The objects that all WebSocket connections of the gateway use, such as its handlers and its access control."""
 
     calls: CallHandlers
     access: AccessControl
@@ -96,12 +96,12 @@ class Connection:
         self._gone = False
         """Whether the client has gone."""
         self._was_long = False
-        """Whether the timer was last set to go off at the end of `life_s`, rather than of `idle_s`."""
+        """Whether the timer was last set to the end of the connection's life (`life_s`), not of its idle time."""
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Answer requests until the client leaves or, while no response runs, this side ends the connection."""
+        """Answer requests until the client leaves or this side ends the connection, but only between responses."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._queues = StreamQueues(tasks, self._respond, self._rest, self._shared.bounds.max_bytes)
@@ -177,7 +177,7 @@ class Connection:
             finish_request(request_log, self._shared.metrics)
 
     async def _answer(self, message: Create, body: Body, request_log: RequestLog) -> None:
-        """Answer one message. Raises PaddockError if no event of the response was sent yet, and ClientGone."""
+        """Answer one message. Raises ClientGone, and PaddockError if it fails before any of its events is sent."""
         shared = self._shared
         # A key may have been withdrawn since the handshake.
         principal = shared.access.authenticate(self._scope)
@@ -207,7 +207,7 @@ class Connection:
         await self._write_last(self._socket.send(error_text(error, shape, request_log, stream_id)))
 
     async def _write_last(self, saying: Coroutine[None, None, None], patience_s: float = LAST_WRITE_S) -> None:
-        """Send the last message of a response or connection; if it is not received, end the connection."""
+        """Send the last message of a response or connection; if sending takes over `patience_s`, end the connection."""
         try:
             async with asyncio.timeout(patience_s):
                 await saying

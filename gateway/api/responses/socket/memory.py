@@ -74,11 +74,11 @@ class Memories:
 
 @dataclass(slots=True)
 class _Remembered:
-    """A response, remembered as long as it is the last of a conversation or a remembered response continues it."""
+    """A remembered response. It is forgotten once no conversation and no other remembered response needs it."""
 
     record: bytes
     before: str | None
-    """Id of the latest earlier response of its conversation that is remembered; None: there is none."""
+    """Id of the last remembered response before this one in the conversation; None: none before it is remembered."""
     num_users: int = 0
 
 
@@ -118,7 +118,7 @@ class Memory:
         return await self._store.drop(team, id)
 
     async def note(self, team: str, record: Record | NewRecord, *, is_stored: bool) -> None:
-        """Make a complete response's conversation the most recent one. Remember the response, unless it is stored."""
+        """Record that a response has continued its conversation. Remember the response, unless it is stored."""
         id_ = str(record.response["id"])
         raw = None if is_stored else await written(record)
         # Ids of stored responses, hundreds per conversation, are not kept here: a record's chain has them.
