@@ -10,6 +10,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Mapping
 from enum import Enum
+from time import monotonic, thread_time
 from typing import NamedTuple
 
 from starlette.types import Scope
@@ -30,27 +31,66 @@ STARTS_PER_TURN = 4
 """Maximum number of a team's requests that begin per turn of the event loop; others wait. Each takes 0.1 ms or more."""
 
 
+LONG_TURN_S = 0.002
+"""Processor seconds of a turn after which fewer requests of each team begin in the next, down to one."""
+REST_FACTOR, MAX_REST_S = 2.0, 0.05
+"""Length of the pause of a waiting team after a long turn, while other teams ask, as a multiple of the seconds that the
+turn took; and its maximum."""
+CONTESTED_S = 1.0
+"""Seconds for which several teams count as asking after two of them asked in turn."""
+
+
 class TeamStarts:
-    """Lets a few requests of each team begin per turn of the event loop, so that no team's burst delays the others."""
+    """Lets a few requests of each team begin per turn of the event loop, so that no team's burst delays the others.
+
+    Reading a body can take milliseconds, and hundreds of them came at once. So the number of starts falls while turns
+    take long, and a team that waits rests after a long turn while other teams ask.
+    """
 
     def __init__(self, per_turn: int = STARTS_PER_TURN) -> None:
-        self._per_turn = per_turn
+        self._most = self._per_turn = per_turn
         self._begun: Counter[str] = Counter()
         """Requests that have begun in this turn of the loop, by team."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._last_team = ""
+        self._contested_until = 0.0
+        """time.monotonic() until which more than one team counts as asking."""
+        self._turn_began = 0.0
+        """thread_time() when this turn began."""
+        self._is_resting = False
 
     async def start(self, team: str) -> None:
-        """Wait until a request of the team may begin: at most `per_turn` begin in one turn of the event loop."""
-        if team not in self._waiting and self._begun[team] < self._per_turn:
+        """Wait until a request of the team may begin: at most a few begin in one turn of the event loop."""
+        if team != self._last_team:
+            if self._last_team:
+                self._contested_until = monotonic() + CONTESTED_S
+            self._last_team = team
+        if team not in self._waiting and self._begun[team] < self._most:
             if not self._begun:
-                asyncio.get_running_loop().call_soon(self._turn)
+                self._turn_later()
             self._begun[team] += 1
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(team, deque()).append(turn)
         await turn
 
+    def _turn_later(self) -> None:
+        if not self._is_resting:
+            self._turn_began = thread_time()
+            asyncio.get_running_loop().call_soon(self._turn)
+
     def _turn(self) -> None:
+        took_s = 0.0 if self._is_resting else thread_time() - self._turn_began
+        self._is_resting = False
+        if took_s > LONG_TURN_S:
+            self._per_turn = max(1, self._per_turn // 2)
+        elif self._per_turn < self._most:
+            self._per_turn += 1
+        if self._waiting and took_s > LONG_TURN_S and monotonic() < self._contested_until:
+            self._begun = Counter({team: num for team, num in self._begun.items() if team in self._waiting})
+            self._is_resting = True
+            asyncio.get_running_loop().call_later(min(REST_FACTOR * took_s, MAX_REST_S), self._turn)
+            return
         self._begun.clear()
         for team, waiting in list(self._waiting.items()):
             while waiting and self._begun[team] < self._per_turn:
@@ -61,7 +101,7 @@ class TeamStarts:
             if not waiting:
                 del self._waiting[team]
         if self._begun:
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._turn_later()
 
 
 class Access(Enum):

@@ -89,7 +89,7 @@ class DesiredAdapters:
         self._models = models
         self._known: dict[str, _Known] = {}
         self._num_changes: Counter[str] = Counter()
-        """Model -> changes made by this gateway. If it makes one while it reads Redis, what it has read is dropped."""
+        """Model -> changes made by this gateway. If it makes one while it reads from Redis, what it read is dropped."""
 
     @property
     def models(self) -> list[str]:

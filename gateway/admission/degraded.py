@@ -235,7 +235,7 @@ class DegradedPlacement:
         self._lend_slots(model, share)
 
     def _lend_slots(self, model: str, share: SlotShare) -> None:
-        """Lend slots beyond a worker's own (`overdraft`) to teams that waited LEND_AFTER_S for one, as Redis does."""
+        """Lend teams without a slot, after LEND_AFTER_S, one beyond a worker's own (`overdraft`), as Redis does."""
         now = time.monotonic()
         holders = {lease.team for lease in self._queue.leases_of(model)}
         holders |= {w.order.team for w in self._queue.waiters.values() if w.model == model and w.local is not None}

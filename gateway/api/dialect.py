@@ -70,7 +70,7 @@ class StreamWriter(Protocol):
         ...
 
     def chunks(self, events: list[CallEvent], choice: int) -> Written:
-        """Return one answer's events in the dialect's form. `choice`: its index in `DialectRequest.requests`."""
+        """Return events in the dialect's form. `choice`: index of their answer in `DialectRequest.requests`."""
         ...
 
     def idle(self) -> bytes:

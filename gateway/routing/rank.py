@@ -100,7 +100,7 @@ class _Search:
         return self._found[:WANTED]
 
     def _look_at_holders(self) -> None:
-        """Look at the workers that have a prefix of the prompt cached: at each once, with the longest it has."""
+        """Look at the workers that have a prefix of the prompt cached: at each once, with its longest one."""
         fastest_ms = self._pool.classes[0].prefill_ms if self._pool.classes else 0.0
         walks, ends = 0, self._prefix.ends
         for place, holders in self._pool.hashes.levels(self._prefix.digests):

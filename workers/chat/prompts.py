@@ -1,4 +1,4 @@
-"""Makes the tokens of a prompt in bounded time, and counts its first tokens, if all teams share them."""
+"""Makes the tokens of a prompt in bounded time, and counts those of a system prompt that all teams share."""
 
 from __future__ import annotations
 

@@ -150,6 +150,11 @@ class Unfinished:
         self._totals: Counter[str] = Counter()
         self._total = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all unfinished heads or messages."""
+        return self._total
+
     def grew(self, connection: Closable, num_bytes: int, holder: str) -> None:
         """Count `num_bytes` more. While there are too many, close a connection of the holder with the most bytes: the
         oldest with at least the average of this holder's connections. A slow honest peer among many has less."""

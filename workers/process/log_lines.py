@@ -70,7 +70,8 @@ class UnblockedHandler(logging.Handler):
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._descriptor = descriptor
+        self._own_terminal = _opened_again(descriptor)
+        self._descriptor = descriptor = descriptor if self._own_terminal is None else self._own_terminal
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
         self._waiting = deque[bytes]()
@@ -94,6 +95,9 @@ class UnblockedHandler(logging.Handler):
     def close(self) -> None:
         with self.lock or threading.RLock():
             self._write(CLOSE_S)
+            if self._own_terminal is not None:
+                os.close(self._own_terminal)
+                self._waiting, self._own_terminal = deque(), None
         super().close()
 
     def _left_out(self) -> bytes:
@@ -121,6 +125,18 @@ class UnblockedHandler(logging.Handler):
             piece = self._waiting.popleft()
             if num_written < len(piece):
                 self._waiting.appendleft(piece[num_written:])
+
+
+def _opened_again(descriptor: int) -> int | None:
+    """Return a non-blocking descriptor of the terminal that `descriptor` is; None if it is no terminal.
+
+    A terminal that has room for a byte says that it can be written to, and then blocks for the rest of the line. Its
+    own descriptor may be shared with other processes, which do not expect it to be non-blocking.
+    """
+    try:
+        return os.open(os.ttyname(descriptor), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
 
 
 class _Drops(logging.Filter):

@@ -20,14 +20,18 @@ from gateway.telemetry.finish import PROBED
 from workers.http_server.acceptor import raise_limit
 from workers.http_server.connection import BoundedConnection
 from workers.http_server.connections import ConnectionBounds
+from workers.http_server.pacer import PARSE_S
 from workers.http_server.state import Refusal, response_of
 
 MAX_FRAGMENTS = 1024
 """Maximum fragments of one message; more close the connection. Even an empty fragment takes memory."""
 
 PIECE_BYTES = 4 << 10
-"""Bytes parsed at once; LONG_PIECE_BYTES in the middle of a long frame, as nothing is handled before its end."""
-LONG_PIECE_BYTES = 64 << 10
+"""Bytes parsed at once, which can be hundreds of the shortest frames."""
+ITS_TURN_S = PARSE_S / 4
+"""Processor seconds after which a connection with more to parse leaves the rest of the turn to others."""
+LONG_TEXT_BYTES = 64 << 10
+"""Bytes of a text message above which it is not decoded on the event loop."""
 
 ERRORS: dict[int, type[PaddockError]] = {
     400: InvalidRequest,
@@ -130,7 +134,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """Queue a complete message. A long text stays bytes, marked `is_text`: to decode it would block the loop."""
-        is_long = self.curr_msg_data_type == "text" and sum(map(len, self.frames)) > LONG_PIECE_BYTES
+        is_long = self.curr_msg_data_type == "text" and sum(map(len, self.frames)) > LONG_TEXT_BYTES
         if not is_long or self.close_sent:
             super().send_receive_event_to_app()
             return
@@ -159,16 +163,24 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def parse_on(self) -> None:
-        """Parse one piece of the received bytes. Parsing tens of thousands of frames at once would block the loop."""
+        """Parse some of the received bytes. Parsing tens of thousands of frames at once would block the loop."""
         if self.transport.is_closing() or self.read_paused:
             return
-        num_bytes = LONG_PIECE_BYTES if len(self.conn.reader.buffer) >= PIECE_BYTES else PIECE_BYTES
-        piece, self._unread = self._unread[:num_bytes], self._unread[num_bytes:]
-        if len(piece) >= PIECE_BYTES:
-            self._server.messages.grew(self, len(piece), self._caller())
-        began_at = thread_time()
-        super().data_received(piece)
-        self._server.parse_turns.spent(thread_time() - began_at)
+        began_at, num_bytes, took_s = thread_time(), 0, 0.0
+        while (
+            num_bytes < len(self._unread)
+            and took_s < ITS_TURN_S
+            and not (self.read_paused or self.transport.is_closing())
+        ):
+            super().data_received(self._unread[num_bytes : num_bytes + PIECE_BYTES])
+            num_bytes += PIECE_BYTES
+            took_s = thread_time() - began_at
+        self._server.parse_turns.spent(took_s)
+        num_bytes, self._unread = min(num_bytes, len(self._unread)), self._unread[num_bytes:]
+        if self.conn.reader.buffer or self.frames or not self.queue.empty():
+            self._server.messages.grew(self, num_bytes, self._caller())
+        else:
+            self._server.messages.ended(self)
         if self.transport.is_closing():
             self._bound_leftovers()
             return

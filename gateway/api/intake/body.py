@@ -35,7 +35,7 @@ OnPart = Callable[[bytes, int], Awaitable[None]]
 
 MAX_TOKEN = 2**31 - 1
 LONG_BYTES = 64 << 10
-"""Longer bodies (in bytes) are decoded field by field. Longer fields that are arrays of arrays are decoded by item."""
+"""Longer bodies (in bytes) are decoded field by field. Longer fields that are arrays of arrays: by item."""
 
 PACKED_BYTES = 256
 """An array of token ids is packed (`packed`) if its JSON has more bytes. Shorter arrays can be `logit_bias` pairs."""
@@ -194,7 +194,7 @@ MAX_CONTAINERS = 65_536
 """Maximum arrays and objects together in a body."""
 MAX_DEPTH = 128
 MIN_ITEMS = 32_768
-"""Limit on the items of an array, unless the longest context has more tokens: then that. Beyond: ContextOverflow."""
+"""Maximum items of an array, raised to the longest context's tokens if these are more. Beyond it: ContextOverflow."""
 MAX_NUMBERS = 524_288
 """Maximum numbers in a body, or the longest context's tokens if these are more. Decoding a million takes 40 ms."""
 MAX_EXPONENTS = 1_024
@@ -206,7 +206,7 @@ UNCHECKED_BYTES = 16 << 10
 UNCHECKED_FACTOR = 4
 """Bytes of memory counted for each byte of an unchecked body; its arrays, objects, strings and numbers count extra."""
 UNCHECKED_ARRAY_BYTES, UNCHECKED_OBJECT_BYTES, UNCHECKED_STRING_BYTES, UNCHECKED_NUMBER_BYTES = 96, 256, 64, 24
-"""Bytes counted for each array, object, ... of an unchecked body: 500 waiting calls with 15 KiB of `[]` held 70 MB."""
+"""Bytes counted per array, object, string, number of an unchecked body: 500 waiting calls of 15 KiB `[]` held 70 MB."""
 SLICE_BYTES = 32 << 10
 """Bytes checked without a pause: that takes a millisecond or two if all are brackets, 0.1 ms if they are text."""
 
@@ -221,7 +221,7 @@ _RUNS = re.compile(rb"[\[\]{}]+")
 
 _NARROW = bytes(range(0xF0))
 _WIDE_ESCAPE = re.compile(rb"\\u[dD][89abAB]")
-"""Finds escaped characters beyond U+FFFF; `_NARROW`: unescaped ones. With one, a string takes 4 bytes per character."""
+"""Finds escaped characters beyond U+FFFF (`_NARROW`: unescaped). A string with one takes 4 bytes for each character."""
 _ESCAPE_BYTES = 4
 STRING_BYTES, CONTAINER_BYTES, NUMBER_BYTES = 64, 512, 16
 """Bytes of memory that a string, an array or object, and a number of a body take, in addition to their characters."""

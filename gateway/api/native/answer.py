@@ -93,7 +93,7 @@ class Answer:
         tokens: Sequence[int],
         probabilities: Sequence[Entry | SampledEntry] | EncodedArray | None,
     ) -> dict[str, Any]:
-        """Return the answer's last object. If the caller has named `response_fields`, it has only these fields."""
+        """Return the answer's last object: only its `response_fields`, if the caller named any."""
         usage, ran_with = end.usage, self._settings
         sampling = self.request.sampling if ran_with is None else ran_with.sampling
         document = {

@@ -129,7 +129,7 @@ def read_notices(body: NoticesBody, *, stream: bool, verbose: bool = False) -> t
 
 
 def read_progress_notices(body: ProgressBody, *, stream: bool) -> tuple[Notice, ...]:
-    """Return which of progress and timings the caller wants; neither if the answer is not streamed, but sent whole."""
+    """Return which of progress and timings the caller wants; neither if the answer is sent whole."""
     wanted: list[tuple[bool, Notice]] = [(body.return_progress, "progress"), (body.timings_per_token, "timings")]
     return tuple(notice for is_wanted, notice in wanted if is_wanted and stream)
 

@@ -1,4 +1,4 @@
-"""Parses a JSON object as the class of its body: resolves synonyms, and ignores or refuses what Paddock does not read.
+"""Parses a JSON body into its class: resolves synonyms, and ignores or refuses parameters that Paddock does not read.
 
 A parameter that changes nothing here is ignored: it is noted, and a header of the answer names it. Others are refused
 with a remedy, except with a value that asks for nothing (`harmless`): many clients send every parameter they know.

@@ -132,7 +132,7 @@ def encode_record(record: Record | NewRecord) -> bytes:
 
 
 async def written(record: Record | NewRecord) -> bytes:
-    """Encode a record for Redis: on a thread if its input is encoded and long, so that the event loop goes on."""
+    """Encode a record for Redis: on a thread if its input is long and already encoded, to keep the loop free."""
     if isinstance(record.input, bytes) and len(record.input) > LONG_BYTES:
         return await asyncio.to_thread(encode_record, record)
     return encode_record(record)

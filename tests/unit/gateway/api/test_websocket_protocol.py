@@ -16,7 +16,7 @@ from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from gateway.api.http.websocket_protocol import LONG_PIECE_BYTES, WebSocketProtocol, refusal_body
+from gateway.api.http.websocket_protocol import LONG_TEXT_BYTES, WebSocketProtocol, refusal_body
 from tests.support.waiting import until
 from workers.http_server import connection
 from workers.http_server.connections import ConnectionBounds, Unfinished
@@ -99,13 +99,35 @@ async def test_a_long_text_is_passed_on_as_its_bytes() -> None:
     connection = cast(Any, WebSocketProtocol.__new__(WebSocketProtocol))
     connection.close_sent, connection.read_paused, connection.curr_msg_data_type = False, True, "text"
     connection.queue = SimpleNamespace(put_nowait=messages.append)
-    for num_bytes in (LONG_PIECE_BYTES, LONG_PIECE_BYTES + 1):
+    for num_bytes in (LONG_TEXT_BYTES, LONG_TEXT_BYTES + 1):
         connection.frames = [b"x", b"x" * (num_bytes - 1)]
         connection.send_receive_event_to_app()
         assert connection.frames == []
     short, long = messages
-    assert short == {"type": "websocket.receive", "text": "x" * LONG_PIECE_BYTES}
-    assert long == {"type": "websocket.receive", "bytes": b"x" * (LONG_PIECE_BYTES + 1), "is_text": True}
+    assert short == {"type": "websocket.receive", "text": "x" * LONG_TEXT_BYTES}
+    assert long == {"type": "websocket.receive", "bytes": b"x" * (LONG_TEXT_BYTES + 1), "is_text": True}
+
+
+async def test_parts_of_any_size_count_until_the_message_is_taken(port: int) -> None:
+    """Parts below a page were not counted, however long the message was; pings are no message."""
+    connections = [await opened(port) for _ in range(3)]
+    messages = SERVERS[-1].state.messages
+    parts = frame(100_000)
+    for place in range(0, 60_000, 1000):
+        for _, writer in connections:
+            writer.write(parts[place : place + 1000])
+        await asyncio.sleep(0)
+    await until(lambda: messages.num_bytes >= 3 * 60_000, 5.0, "all is counted")
+    for reader, writer in connections[:2]:
+        writer.write(parts[60_000:])
+        async with asyncio.timeout(5):
+            assert await reader.readexactly(8) == b"\x81\x06100000"
+    await until(lambda: messages.num_bytes == 60_000, 5.0, "what is taken does not count")
+    connections[2][1].transport.abort()
+    connections[1][1].write(PING * 5000)
+    await until(lambda: messages.num_bytes == 0, 5.0, "pings do not count")
+    for _, writer in connections:
+        writer.transport.abort()
 
 
 async def test_a_short_message_that_comes_slowly_is_not_cut_off_for_long_ones(port: int) -> None:

@@ -78,6 +78,24 @@ def test_a_log_that_nobody_reads_holds_nothing_up_and_tells_what_is_missing(pipe
     ]
 
 
+def test_a_terminal_that_nobody_reads_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one behind a connection that hangs. It says that it can be written to while it has room for a byte."""
+    monkeypatch.setattr(log_lines, "CLOSE_S", 0.2)
+    master, terminal = os.openpty()
+    try:
+        logger, handler = log_to(terminal)
+        began = time.monotonic()
+        for number in range(2000):
+            logger.warning("%d", number, extra={"fields": {"filler": "x" * 500}})
+        assert os.read(master, 1 << 16).startswith(b'{"time"')
+        handler.close()
+        assert time.monotonic() - began < MOST_S
+        assert os.get_blocking(terminal), "others that have it open are not disturbed"
+    finally:
+        os.close(master)
+        os.close(terminal)
+
+
 def test_a_line_longer_than_a_pipe_takes_at_once_comes_whole(pipe: tuple[int, int]) -> None:
     logger, handler = log_to(pipe[1])
     text = "long " * PIECE_BYTES * 8
