@@ -291,9 +291,13 @@ class ParseTurns:
             asyncio.get_running_loop().call_later(rest_s, self._turn)
             return
         self._is_scheduled = False
-        while self._spent_s < PARSE_S and (found := self._lines.next()) is not None:
-            self.leave(found[1])
-            found[1].parse_on()
+        try:
+            while self._spent_s < PARSE_S and (found := self._lines.next()) is not None:
+                self.leave(found[1])
+                found[1].parse_on()
+        finally:
+            if self._line_of:
+                self._turn_soon()
 
 
 MAX_CALLERS = 1024

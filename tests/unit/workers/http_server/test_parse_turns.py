@@ -71,3 +71,18 @@ async def test_who_leaves_is_not_parsed(leaves: bool) -> None:
     assert parsed == ([] if leaves else ["one"])
     assert not turns.waits(one)
     assert turns.may_parse()
+
+
+async def test_one_that_fails_keeps_nobody_from_parsing() -> None:
+    class Failing:
+        def parse_on(self) -> None:
+            raise RuntimeError("this one")
+
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    turns, parsed = ParseTurns(), list[str]()
+    turns.wait(Failing(), "bad")
+    turns.wait(Flooded(turns, "one", parsed, 0.0, pieces=1), "one")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (len(told), parsed) == (1, ["one"])
