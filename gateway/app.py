@@ -350,8 +350,7 @@ async def _key_store(
 ) -> KeyStore:
     """Return the store of API keys, including the keys of the settings.
 
-    Raises KeysInvalid, redis.RedisError, OSError.
-    """
+    Raises KeysInvalid, redis.RedisError, OSError."""
     fixed = read_records(settings.api_keys)
     first = await first_key.settle(redis, secret, settings.api_key, settings.state_dir)
     # A preset key can't be overruled by records in Redis.

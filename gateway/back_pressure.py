@@ -106,8 +106,7 @@ def no_worker_in_time(model: str, waited_s: float) -> QueueTimeout:
 def no_worker(model: str) -> NoWorker:
     """Return the error for a request about a model without workers, if the request does not wait for one to start.
 
-    `model`: the name that the caller used.
-    """
+    `model`: the name that the caller used."""
     return NoWorker(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
 
 
@@ -147,8 +146,7 @@ def memory_full(num_held: int, limit: int) -> MemoryFull:
 def memory_share_taken(holder: str, num_held: int, share: int) -> HeldTooMuch:
     """Return the error for a request that would exceed its team's or key's share of memory.
 
-    `holder`: "team" or "key". The numbers are bytes.
-    """
+    `holder`: "team" or "key". The numbers are bytes."""
     return HeldTooMuch(
         f"With this one, the requests of this {holder} that are under way would hold {num_held} bytes of the "
         f"gateway's memory; {share} are its share now. Wait for some to end."

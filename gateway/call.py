@@ -72,7 +72,7 @@ class Call:
     session: str = ""
     """The caller's session: a newer call of the same key and session ends this call. Empty: no newer call ends it."""
     held_bytes: int = 0
-    """Maximum bytes of memory that the decoded body takes. The time to process the body grows with them."""
+    """Bytes of memory that the decoded body takes, estimated from above: the more, the longer its processing takes."""
     unhurried: bool = False
     """Whether nobody waits for the answer, so that the call may stay queued until its deadline."""
 
@@ -80,8 +80,7 @@ class Call:
         """Return the call with new limits on its waiting, counted from `now`: `queue_s` for a slot, `start_s` for a
         first worker.
 
-        Neither limit is after the call's deadline; an unhurried call may wait until its deadline.
-        """
+        Neither limit is after the call's deadline; an unhurried call may wait until its deadline."""
         if self.unhurried:
             return replace(self, queue_deadline=self.deadline, start_deadline=self.deadline)
         queue_deadline, start_deadline = min(self.deadline, now + queue_s), min(self.deadline, now + start_s)

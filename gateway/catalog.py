@@ -110,8 +110,7 @@ _END = b"\x00"
 def rank_targets(targets: Sequence[Target], conversation: str) -> tuple[str, ...]:
     """Return the names of the models in the order to try them for this conversation; models of weight 0 are left out.
 
-    `conversation`: the conversation's hash; empty: the models are sorted by weight, the greatest first.
-    """
+    `conversation`: the conversation's hash; empty: the models are sorted by weight, the greatest first."""
     if conversation:
         ranked = sorted(targets, key=lambda target: -_draw(target, conversation))
     else:
@@ -122,8 +121,7 @@ def rank_targets(targets: Sequence[Target], conversation: str) -> tuple[str, ...
 def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
     """Return a hash that is the same in all turns of a conversation, and almost never the same for two users.
 
-    `session`: the caller's own name for the conversation; empty: the texts at its beginning are hashed.
-    """
+    `session`: the caller's own name for the conversation; empty: the texts at its beginning are hashed."""
     named = blake2b(team.encode() + _END, digest_size=16)
     left = WHOLE_CHARS
     for text in ("session", session) if session else _opening_texts(request):
@@ -133,8 +131,8 @@ def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
 
 
 def _opening_texts(request: GenerateRequest) -> Iterator[str]:
-    """Yield a chat's texts up to its first user message, since the texts before that message can be the same in many
-    chats. For another request, yield its prompt or, for an infill, the beginning of its prefix and its file names."""
+    """Yield a chat's texts up to and including its first user message, as earlier texts can be the same in many chats.
+    For another request, yield its prompt or, for an infill, the beginning of its prefix and its file names."""
     if request.prompt is not None:
         yield from map(str, _parts(request.prompt))
     elif request.infill is not None:
@@ -170,8 +168,7 @@ def _draw(target: Target, conversation: str) -> float:
     gets as many conversations as its share of the weights.
 
     Weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005). When a weight
-    changes, no more conversations change their model than necessary.
-    """
+    changes, no more conversations change their model than necessary."""
     digest = blake2b(target.model.encode() + _END + conversation.encode(), digest_size=8).digest()
     between_0_and_1 = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)
     return -target.weight / math.log(between_0_and_1)
@@ -197,8 +194,7 @@ class ModelNames:
     A model that workers serve has a name even if it is not in the catalog, so that a worker started alone is reachable.
     So has a LoRA adapter (name -> base model), if nothing else has its name. A key that is limited to some names needs
     the adapter's own name among them: the base model's name does not give access to its adapters. A name with several
-    models maps to the model of greatest weight; `chain` returns the others too.
-    """
+    models maps to the model of greatest weight; `chain` returns the others too."""
 
     def __init__(self, catalog: Catalog | None) -> None:
         self.models = frozenset(model.name for model in catalog.models) if catalog is not None else frozenset()
@@ -245,8 +241,7 @@ class ModelNames:
         """Return the model behind a name. `complete`: whether the gateway has read all models that the fleet serves.
 
         Raises ModelNotFound for an unknown name (Unavailable if not `complete`), and PermissionDenied. The error lists
-        the names that the key may use, except for Unavailable.
-        """
+        the names that the key may use, except for Unavailable."""
         names = self.all(fleet_models, adapters)
         _check_known(name, names, complete=complete)
         model = names.get(name)
@@ -275,8 +270,7 @@ class ModelNames:
 
         `job`: the work that the call asks for; None: it only asks about a model. `strict`: accept only a known name or,
         if the call has none, the only model that there is. Raises what `resolve` raises; without a name also
-        InvalidRequest and NotSupported.
-        """
+        InvalidRequest and NotSupported."""
         names = self.all(fleet_models, adapters)
         is_unknown = bool(name) and name not in names
         if name and not (is_unknown and complete and self._takes_unknown and not strict):
@@ -325,8 +319,7 @@ def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, stric
     """Return a name of the only model that can do the job or, failing that, of the only model that there is; else "".
 
     The only model is returned even if it can't do the job, so that the error can say so. `job` None: the call only asks
-    about a model; the only one that can chat is preferred. `strict`: return the only model, whatever it can do.
-    """
+    about a model; the only one that can chat is preferred. `strict`: return the only model, whatever it can do."""
     models = frozenset(usable.values())
     found = "" if strict else only_model(capable_models(job or "chat", models, workers), workers)
     if not found and (strict or job is None or len(models) == 1):

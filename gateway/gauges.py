@@ -15,8 +15,7 @@ LAG_INTERVAL_S = 0.1
 async def measure_lag(observe: Callable[[float], None]) -> None:
     """Call `observe` every LAG_INTERVAL_S with the number of seconds by which a timer was late, until cancelled.
 
-    Whatever keeps the event loop from running the timer in time delays all streams, too.
-    """
+    Whatever keeps the event loop from running the timer in time delays all streams, too."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_INTERVAL_S
@@ -45,7 +44,7 @@ class AdmissionView(Protocol):
 
 
 class DispatchView(Protocol):
-    """What the gauges show of dispatch: calls that wait for a worker outside the queue, and avoided workers."""
+    """The part of dispatch that the gauges show: calls that wait for a worker outside the queue, and avoided workers."""
 
     def waiting_for_worker(self) -> Mapping[str, tuple[int, float]]:
         """Return model -> how many calls wait for a suitable worker to appear, and the longest such wait in seconds."""

@@ -60,8 +60,7 @@ HASHES_FILE = "model-hashes.json"
 def kv_identity(settings: WorkerSettings, model: Model, llama: LlamaSettings, *, n_ctx: int) -> KvIdentity:
     """Return the identity of the KV that a context computes. KV on disk is used only if its identity is the same.
 
-    `n_ctx`: number of KV cells in the context.
-    """
+    `n_ctx`: number of KV cells in the context."""
     hashes = ModelHashes(settings.state_dir / HASHES_FILE)
     return KvIdentity(model.header, llama, hashes, n_ctx=n_ctx, loaded_at=model.loaded_at)
 
@@ -69,8 +68,7 @@ def kv_identity(settings: WorkerSettings, model: Model, llama: LlamaSettings, *,
 def open_tier(settings: WorkerSettings, identity: KvIdentity) -> DiskTier | None:
     """Open the disk tier and start its thread; return None where no `cache_dir` is set. Close it after the engine.
 
-    Raises CacheFolderUnusable.
-    """
+    Raises CacheFolderUnusable."""
     if settings.cache_dir is None:
         return None
     try:
@@ -100,8 +98,7 @@ def cache_keys(settings: WorkerSettings) -> CacheKeys:
     from a secret that is made once and kept in the state folder.
 
     They are not derived from the workers' secret: whoever learned that could write files that are parsed in C++, and
-    all files would be unreadable once it changes. Raises CacheFolderUnusable where no secret can be made.
-    """
+    all files would be unreadable once it changes. Raises CacheFolderUnusable where no secret can be made."""
     path = settings.state_dir / secret_file.CACHE_SECRET
     try:
         return CacheKeys(settings.cache_secret or secret_file.made_once(path))
@@ -220,8 +217,7 @@ def open_chat_worker(
     """Open the parts, in the order in which they need each other. `opened` closes them all.
 
     Raises ModelError, ModelTooLarge, AdapterError, TemplateUnusable, TemplateFileUnusable, FamilyUnknown,
-    CacheFolderUnusable, SettingUnusable.
-    """
+    CacheFolderUnusable, SettingUnusable."""
     renderer = opened.enter_context(open_renderer(model, spec.chat_template, prompts_at_once()))
     answers = Answers(family_of("\n".join(renderer.sources.values()), spec.tool_family), model.vocab, spec)
     logger.info("answers are read as those of the family %s", answers.family.name)
@@ -280,8 +276,7 @@ def make_context(model: Model, spec: ModelSpec, *, workers: int) -> tuple[Contex
 
     `workers`: number of workers that share the machine.
 
-    Unless `kv_tokens` is set, a KV cache that is too large is halved until it fits, down to one conversation's size.
-    """
+    Unless `kv_tokens` is set, a KV cache that is too large is halved until it fits, down to one conversation's size."""
     llama, trained = spec.llama, model.facts.n_ctx_train
     asked = spec.ctx or trained
     if asked > trained:

@@ -17,8 +17,7 @@ CACHE_SECRET = "cache-secret"  # noqa: S105
 def made_once(path: Path) -> str:
     """Return the secret in the file; if there is no file, make it with mode 0600. Raises OSError.
 
-    Processes that start at the same time get the same secret: the file appears complete, and is never replaced.
-    """
+    Processes that start at the same time get the same secret: the file appears complete, and is never replaced."""
     while not (found := read(path)):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600

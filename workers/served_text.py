@@ -32,8 +32,7 @@ def open_renderer(model: Model, override: str, number: int) -> Renderer:
     """Open the renderer of chat templates, with `number` processes. `override` is the setting `chat_template`: a file's
     path, the name of a built-in template, or a template. If it is empty, the model's own templates are used.
 
-    Raises TemplateFileUnusable, TemplateUnusable.
-    """
+    Raises TemplateFileUnusable, TemplateUnusable."""
     sources = {DEFAULT: template_of(override)} if override else model.chat_templates
     return Renderer(sources, bos_text=model.bos_text, eos_text=model.eos_text, number=number)
 

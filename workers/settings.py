@@ -150,8 +150,7 @@ Settings = TypeVar("Settings", bound=BaseSettings)
 def with_spec_fields(*names: str) -> Callable[[type[Settings]], type[Settings]]:
     """Return a decorator that adds to a settings class one setting for each field of `ModelSpec` in `names`.
 
-    Settings for lists and objects take JSON text.
-    """
+    Settings for lists and objects take JSON text."""
 
     def extended(settings_class: type[Settings]) -> type[Settings]:
         fields: dict[str, Any] = {name: _as_setting(SPEC_FIELDS[name]) for name in names}

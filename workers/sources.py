@@ -76,8 +76,7 @@ class FlagParser(ArgumentParser):
 def sections(settings_class: type[BaseSettings]) -> list[tuple[str, list[str]]]:
     """Group a class's fields by the class that declares them; return pairs (first line of its docstring, field names).
 
-    The most general class comes last.
-    """
+    The most general class comes last."""
     rows: dict[str, list[str]] = {}
     taken: set[str] = set()
     for owner in reversed(settings_class.__mro__):
@@ -208,8 +207,7 @@ def read(
     """Read settings, with the origin of each, from flags, environment and config file.
 
     `known` are all setting names of Paddock. If it is given, the file's keys outside it are errors, and `PADDOCK_*`
-    variables outside it are warnings. Raises SettingsError; `--help` prints and raises SystemExit(0).
-    """
+    variables outside it are warnings. Raises SettingsError; `--help` prints and raises SystemExit(0)."""
     flags = _flags(settings_class, args, prog)
     environment = EnvSettingsSource(settings_class)()
     file = ConfigFile(settings_class)

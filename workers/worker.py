@@ -119,8 +119,7 @@ def _on_loop(serve: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
 def spec_of(settings: WorkerSettings) -> ModelSpec:
     """Return the spec of the model to serve: the supervisor's (`model_spec`), or one made from the settings.
 
-    Raises SettingUnusable for a setting that is missing or wrong, CatalogError for one that must be JSON and is not.
-    """
+    Raises SettingUnusable for a setting that is missing or wrong, CatalogError for one that must be JSON and is not."""
     if settings.model is None and settings.model_spec is None:
         raise SettingUnusable("model is unset: a worker serves one GGUF file; give --model FILE.gguf")
     if not settings.redis_url:

@@ -44,8 +44,7 @@ class TeamStarts:
     """Lets a few requests of each team begin per turn of the event loop, so that no team's burst delays the others.
 
     Reading a body can take milliseconds, and hundreds of them came at once. So the number of starts falls while turns
-    take long, and a team that waits rests after a long turn while other teams ask.
-    """
+    take long, and a team that waits rests after a long turn while other teams ask."""
 
     def __init__(self, per_turn: int = STARTS_PER_TURN) -> None:
         self._most = self._per_turn = per_turn
@@ -105,7 +104,7 @@ class TeamStarts:
 
 
 class Access(Enum):
-    """What a route requires of its caller: nothing, an API key, or an admin's API key."""
+    """The access that a route requires of its caller: nothing, an API key, or an admin's API key."""
 
     OPEN = "nothing"
     KEY = "an API key"
@@ -145,8 +144,7 @@ class AccessControl:
         """Return the request's caller. If that takes an API key, note the caller in the request's log, and wait until
         the request may begin. Call `end` when the request is over, even if this raised an error.
 
-        Raises AuthenticationFailed, PermissionDenied, TooManyRequests.
-        """
+        Raises AuthenticationFailed, PermissionDenied, TooManyRequests."""
         if access is not KEY:
             if (token := self._tokens.get(scope["path"])) is not None:
                 return self._holder(scope, token)

@@ -32,8 +32,7 @@ async def settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir
     A key in Redis, which others may be using, is kept; only a `preset` key replaces it, not a key in the file or a new
     one. The record in Redis counts only if it is sealed with the gateway secret; a record without a seal is of an
     earlier version and is replaced. If the Redis key for API keys has another type than hash, this gateway uses its own
-    key. Raises OSError if the folder can't be written.
-    """
+    key. Raises OSError if the folder can't be written."""
     try:
         return await _settle(redis, secret, preset, state_dir)
     except ResponseError as error:

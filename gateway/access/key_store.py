@@ -38,8 +38,7 @@ class KeyStore:
     If a name is in both, the settings' record is valid. While Redis is away, the last records stay valid.
 
     If Redis has lost its data, a gateway writes the first key (the record named `first`) as it last knew it. Other
-    keys that were only in Redis are lost.
-    """
+    keys that were only in Redis are lost."""
 
     def __init__(
         self,

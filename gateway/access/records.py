@@ -104,8 +104,7 @@ def seal_record(record: AccessRecord, secret: str) -> bytes:
 def open_record(value: bytes | str, secret: str) -> AccessRecord:
     """Return the record in a value of `keys.ACCESS_KEYS`.
 
-    Raises NotSealed, a ValueError, if the seal is wrong, and ValueError if the value is not a record.
-    """
+    Raises NotSealed, a ValueError, if the seal is wrong, and ValueError if the value is not a record."""
     raw = value if isinstance(value, bytes) else value.encode()  # the types of the Redis client allow both
     seal, _, encoded = raw.partition(b" ")
     if not hmac.compare_digest(seal, _seal(encoded, secret)):

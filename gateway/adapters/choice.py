@@ -35,8 +35,7 @@ class CallAdapters:
     def of(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
         """Return the adapters to compute a call with. `asked`: the adapters that the request names.
 
-        Raises InvalidRequest for an unknown adapter, PermissionDenied for an adapter that the key may not use.
-        """
+        Raises InvalidRequest for an unknown adapter, PermissionDenied for an adapter that the key may not use."""
         scales = self._scales.scales(call.model)
         if not (asked or call.adapter or scales):
             return ()
@@ -55,8 +54,7 @@ def resolve_uses(
     """Return the adapters to compute a call with: those `asked` for, and `called`, which the call names as its model.
 
     The key must allow each adapter whose scale is not 0. A call that names no adapter gets the model's default
-    `scales`, which the operator sets for every key. Raises InvalidRequest, PermissionDenied.
-    """
+    `scales`, which the operator sets for every key. Raises InvalidRequest, PermissionDenied."""
     if not asked and not called:
         return tuple(AdapterUse(name, scale) for name, scale in sorted(scales.items()) if scale and name in known)
     uses = tuple(_permit(use, known, principal) for use in asked)
@@ -84,8 +82,7 @@ def find_adapter(wanted: str, known: Sequence[str], principal: Principal) -> str
 def _permit(use: AdapterUse, known: Sequence[str], principal: Principal) -> AdapterUse:
     """Return `use`, with its adapter's number replaced by the name. Raises InvalidRequest for an unknown adapter.
 
-    Raises PermissionDenied if the key may not use the adapter, unless its scale is 0, which turns the adapter off.
-    """
+    Raises PermissionDenied if the key may not use the adapter, unless its scale is 0, which turns the adapter off."""
     name = find_adapter(use.name, known, principal)
     if use.scale and not principal.may_use(name):
         # The error repeats what was sent, so that a number does not reveal its adapter's name.

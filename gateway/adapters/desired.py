@@ -136,8 +136,7 @@ class DesiredAdapters:
         """Register an adapter that a worker has, unless it is registered or was removed. Return whether it is new in
         Redis.
 
-        Raises redis.RedisError.
-        """
+        Raises redis.RedisError."""
         if await self.is_removed(record.base, record.name):
             return False
         return bool(await self._redis.hsetnx(keys.adapters(record.base), record.name, _encode(record)))
@@ -215,8 +214,7 @@ class DesiredAdapters:
     def _is_other(self, kind: Unread, model: str, answer: object) -> bool:
         """Return whether `answer` is the error for a Redis key of another type: the last known value is then kept.
 
-        Raises `answer` if it is any other error.
-        """
+        Raises `answer` if it is any other error."""
         if not isinstance(answer, NO_ANSWER):
             return False
         if not is_of_one_name(answer):

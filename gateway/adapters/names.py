@@ -21,8 +21,7 @@ NOTHING: Contents = {}
 def contents_of(workers: Iterable[Heartbeat], registered: Contents = NOTHING) -> dict[str, str]:
     """Return adapter -> SHA-256 of its file, for all adapters of one model, sorted by name.
 
-    The hash is the registered one. If none is registered, it is that of the worker that was started last.
-    """
+    The hash is the registered one. If none is registered, it is that of the worker that was started last."""
     found: dict[str, str] = {}
     for beat in sorted(workers, key=_age):
         for name in beat.adapters:
@@ -43,8 +42,7 @@ def known_adapters(workers: Iterable[Heartbeat], registered: Contents = NOTHING)
 def callable_adapters(models: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """Return adapter -> its model, for the adapters that a request may name as `model`: those that only one model has.
 
-    `models`: model -> names of its adapters.
-    """
+    `models`: model -> names of its adapters."""
     owners: dict[str, set[str]] = {}
     for model, names in models.items():
         for name in names:

@@ -59,8 +59,7 @@ class AdapterRegistrar:
         """Register an adapter: every worker that answers checks the file, then all workers are told to load it.
 
         Raises NoWorker, Unavailable if no worker answers, and StoreUnavailable. If a worker refuses the file, nothing
-        is registered, and the error of the first worker that refuses is raised.
-        """
+        is registered, and the error of the first worker that refuses is raised."""
         beats = self._serving(model)
         record = await self._make_record(beats, model, asked)
         check = record.ask(check=True)
@@ -73,8 +72,7 @@ class AdapterRegistrar:
     async def remove(self, model: str, name: str, wait_s: float) -> int:
         """Remove an adapter. Return how many calls still use it after `wait_s` seconds; these calls are not cut off.
 
-        Raises InvalidRequest if a worker has the adapter from its settings, and StoreUnavailable.
-        """
+        Raises InvalidRequest if a worker has the adapter from its settings, and StoreUnavailable."""
         beats = [beat for beat in self._queries.workers(model) if name in beat.adapters]
         fixed = await _ask_all(beats, lambda beat: self._has_fixed(beat, name))
         if any(fixed):

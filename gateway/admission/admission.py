@@ -54,8 +54,7 @@ class HeldSlot:
     def give_back(self, took: float | None = None) -> None:
         """Give the slot back after the call. Never waits; only the first time counts.
 
-        `took`: tokens to charge the call for; None: those predicted.
-        """
+        `took`: tokens to charge the call for; None: those predicted."""
         self.release(self.lease, None if took is None else took / self.weight)
 
     @property

@@ -52,16 +52,14 @@ class SlotShare:
         return max(0, -(-(slots - first) // self.num_gateways))
 
     def part_of(self, bound: int) -> int:
-        """Return this gateway's part of `bound`, a limit for all gateways together. It is at least 1, unless `bound`
-        is 0."""
+        """Return this gateway's part of `bound`, a limit for all gateways together: at least 1, unless `bound` is 0."""
         return -(-bound // self.num_gateways)
 
 
 class GatewayRing:
     """The list of gateways (the ring), as this gateway last read it from Redis.
 
-    A gateway that joined a moment ago has no share: others may not have read its name yet, and would use its slots.
-    """
+    A gateway that joined a moment ago has no share: others may not have read its name yet, and would use its slots."""
 
     def __init__(self, gateway: str, settle_s: float, missed_s: float) -> None:
         """`settle_s`: seconds within which every gateway reads the name of one that has joined. `missed_s`: a gateway
@@ -75,8 +73,9 @@ class GatewayRing:
         self._missed_at = -math.inf
 
     def update(self, silent_s: Mapping[str, float], *, stayed: bool, now: float) -> None:
-        """Take over the list as read from Redis. `silent_s`: id of each live gateway, this one included -> seconds
-        since its heartbeat. `stayed`: whether this gateway was on the list already. `now`: time.monotonic()."""
+        """Note which gateways are alive, as just read from Redis. `silent_s`: id of each, this one included -> seconds
+        since its heartbeat. `stayed`: whether this gateway's previous heartbeat was still valid. `now`:
+        time.monotonic()."""
         if not stayed or not self._ids:
             self._joined_at = now
         others = {*self._ids, *silent_s} - {self._gateway}

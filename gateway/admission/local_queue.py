@@ -96,8 +96,7 @@ class RecentPlacements:
 class WaitLimits:
     """The two wait limits of one call: one clock runs while its model has workers, the other while it has none.
 
-    Thus workers that come and go neither end a wait early nor make it endless. Times are time.monotonic().
-    """
+    Thus workers that come and go neither end a wait early nor make it endless. Times are time.monotonic()."""
 
     __slots__ = ("_other_s", "deadline", "served")
 

@@ -28,8 +28,7 @@ Headers = list[tuple[bytes, bytes]]
 Handler = Callable[[Principal, Scope, Receive, Send], Awaitable[None]]
 """Answers a route's requests like an ASGI app; its first argument is the caller, whose access was checked before.
 
-Every handler is a function or method of this type. `gateway.api.call_handlers` makes those that call a model.
-"""
+Every handler is a function or method of this type. `gateway.api.call_handlers` makes those that call a model."""
 
 
 class ErrorShape(Protocol):
@@ -62,8 +61,7 @@ class DialectRequest(Protocol):
 class StreamWriter(Protocol):
     """Writes one streamed response as whole server-sent events. Methods return empty bytes if there is nothing to send.
 
-    `chunks` runs once per token. It must write nothing for a `Failed` event: `broken` is called with that error.
-    """
+    `chunks` runs once per token. It must write nothing for a `Failed` event: `broken` is called with that error."""
 
     def opening(self) -> bytes:
         """Return the first events. Called once, when the first answer has begun."""

@@ -51,8 +51,7 @@ MAX_SLO_MS = 24 * 3600 * 1000
 def read_ttft_deadline(scope: Scope) -> float:
     """Return the Unix time by which the caller wants the first token; 0 without the header.
 
-    Raises InvalidRequest if the header is not above 0 and at most a day.
-    """
+    Raises InvalidRequest if the header is not above 0 and at most a day."""
     for name, value in scope["headers"]:
         if name == SLO_HEADER:
             slo_ms = _number(value)
@@ -92,8 +91,7 @@ class ResumeOptions:
 async def read_resume_options(scope: Scope, body: Body) -> ResumeOptions | None:
     """Return what `x-resume-grace` and `Last-Event-ID` ask for; None without them. Long bodies are hashed on a thread.
 
-    Raises InvalidRequest, and StreamGone for a `Last-Event-ID` that is not of the form of our ids.
-    """
+    Raises InvalidRequest, and StreamGone for a `Last-Event-ID` that is not of the form of our ids."""
     grace: bytes | None = None
     last: bytes | None = None
     for name, value in scope["headers"]:

@@ -36,8 +36,7 @@ NEWER = "A newer request of this session took this one's place. Nothing is to be
 class SessionCalls:
     """Keeps the latest call of each API key and session in this gateway process, and ends it when a newer one comes.
 
-    This is for autocompletion: a newer request makes the older one useless, and ending that frees its slot.
-    """
+    This is for autocompletion: a newer request makes the older one useless, and ending that frees its slot."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[str, str], Cutoff] = {}
@@ -69,8 +68,7 @@ OUTPUT = (Text, Reasoning, ToolCallDelta)
 class PartialUsage:
     """Counts the tokens of a request's answers that have not ended: an answer that is cut off reports no usage.
 
-    `add` is called once per token.
-    """
+    `add` is called once per token."""
 
     __slots__ = ("_generated", "_started")
 

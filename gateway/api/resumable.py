@@ -81,8 +81,7 @@ class Resumable:
     ) -> None:
         """Send the whole response, with pings while there is nothing else to say. Closes `reading`.
 
-        `holds` is called with the bytes of memory that events take while they are sent; its error ends the response.
-        """
+        `holds` is called with the bytes of memory that events take while they are sent; its error ends the response."""
         try:
             request_log = request_log_of(scope)
             request_log.trace.add_link(read_context(reading.trace))

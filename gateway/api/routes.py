@@ -142,8 +142,7 @@ class Routes:
     """Passes a request and its caller to the handler of its route. Starlette's router tries one pattern after another,
     up to 123, so paths without parameters are looked up in a dict first.
 
-    The router is not part of a Starlette application, whose wrappers around `send` would run for every token.
-    """
+    The router is not part of a Starlette application, whose wrappers around `send` would run for every token."""
 
     def __init__(self, handlers: Mapping[str, Handler], access: AccessControl) -> None:
         """`handlers`: `RouteRow.name` -> handler."""

@@ -112,8 +112,7 @@ def _bench(options: Options, access: Access) -> int:
 def _plan(options: Options, access: Access) -> Plan:
     """Read keys and trace, choose the model, and return the plan for the runner.
 
-    Raises BenchUnusable, TraceUnusable, ClientError.
-    """
+    Raises BenchUnusable, TraceUnusable, ClientError."""
     try:
         there = target(access.url, insecure=options.insecure)
     except ValueError as error:

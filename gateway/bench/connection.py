@@ -122,8 +122,7 @@ class Reading:
     """Parses one answer as it comes, and records it on the call's tape. `said`: the pieces of text so far.
 
     Kinds of errors (`Tape.error`): `http_<status>`, `in_stream` (an error after the stream had begun), `cut` (the
-    stream ended without `[DONE]`), `empty` (a complete stream without text), `unreadable`, `timeout`, `connection`.
-    """
+    stream ended without `[DONE]`), `empty` (a complete stream without text), `unreadable`, `timeout`, `connection`."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape

@@ -78,8 +78,7 @@ async def search(
 def judge(found: Document, objectives: tuple[Bound, ...], rate: float) -> Step:
     """Return the search's step at this rate: whether the objectives held, and which were broken.
 
-    A step with a saturated generator fails as well, as it did not measure the server.
-    """
+    A step with a saturated generator fails as well, as it did not measure the server."""
     calls = found.calls
     broken = [f"{verdict.expression}: {_value(verdict.value)}" for verdict in _verdicts(found, objectives)]
     if calls.failed > MOST_FAILED * max(1, calls.sent):

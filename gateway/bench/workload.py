@@ -19,8 +19,7 @@ import msgspec
 def arrivals(rate: float, variation: float, chance: Random) -> Iterator[float]:
     """Yield the times at which to send calls, `rate` per second. `variation`: coefficient of variation of the gaps.
 
-    0: even gaps; 1: a Poisson process, as of many independent people; above 1: bursts (gamma-distributed gaps).
-    """
+    0: even gaps; 1: a Poisson process, as of many independent people; above 1: bursts (gamma-distributed gaps)."""
     return accumulate(_gaps(rate, variation, chance))
 
 
@@ -48,8 +47,7 @@ class Preset:
 
     Lengths are log-normal, numbers of turns geometric. The medians follow published traces: Azure's chats have on
     average 1,155 tokens in and 211 out, its code completions 2,047 and 28 (Splitwise, ISCA 2024); Mooncake's agents
-    re-send long histories and answer briefly (FAST'25).
-    """
+    re-send long histories and answer briefly (FAST'25)."""
 
     name: str
     summary: str
@@ -154,8 +152,7 @@ class Conversations:
 
     Each call continues a conversation whose last answer has come, or begins a new one; the preset's `turns` sets the
     proportion. So no call has to wait for the answer to another, and histories contain the server's real answers. A
-    conversation ends when prompt and answer together would exceed `most_tokens`.
-    """
+    conversation ends when prompt and answer together would exceed `most_tokens`."""
 
     def __init__(self, preset: Preset, words: Words, most_tokens: int, seed: int) -> None:
         self._preset = preset
@@ -233,8 +230,7 @@ def read(path: Path) -> list[Recorded]:
     """Read a trace file, and return its calls in order of time. Raises TraceUnusable.
 
     The file is either Mooncake's JSON lines (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`: an id per
-    512 tokens of the prompt) or CSV with a header, as in Azure's LLM inference traces and BurstGPT.
-    """
+    512 tokens of the prompt) or CSV with a header, as in Azure's LLM inference traces and BurstGPT."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         calls = list(_json_lines(text) if text.lstrip().startswith("{") else _csv(text.splitlines()))
@@ -279,8 +275,7 @@ def _seconds(text: str) -> float:
 class Replay:
     """Makes one request for each call of a trace. Equal block ids become equal texts; otherwise prompts share no text.
 
-    All lengths are multiplied by `scale`, then cut so that prompt and answer together have at most `most_tokens`.
-    """
+    All lengths are multiplied by `scale`, then cut so that prompt and answer together have at most `most_tokens`."""
 
     def __init__(self, calls: Sequence[Recorded], words: Words, scale: float, most_tokens: int, seed: int) -> None:
         self._calls = iter(calls)

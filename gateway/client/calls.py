@@ -224,8 +224,7 @@ def is_ready() -> Script[bool]:
 def wait_until_ready(timeout: float, poll_interval: float) -> Script[None]:
     """Wait until the server takes calls. Both parameters are in seconds.
 
-    Raises NotReady after `timeout` and, at once, another ClientError if waiting would not help.
-    """
+    Raises NotReady after `timeout` and, at once, another ClientError if waiting would not help."""
     deadline = time.monotonic() + timeout
     while (obstacle := (yield from _obstacle())) is not None:
         left = deadline - time.monotonic()

@@ -54,8 +54,7 @@ class ChatCompletions(Sender, Generic[Whole, Streamed]):
         """Generate the answer to a conversation.
 
         With `resume_grace` (1 to 60 seconds) a stream is resumed if its connection breaks.
-        Raises ClientError; TypeError and ValueError for parameters that can't be sent.
-        """
+        Raises ClientError; TypeError and ValueError for parameters that can't be sent."""
         if stream:
             streamed: Streamed = self._open(chat_stream(messages, resume_grace, parameters))
             return streamed

@@ -83,8 +83,7 @@ class Conversation:
     def say(self, text: str) -> Generator[Piece]:
         """Send a turn and yield the answer in pieces. Raises ClientError.
 
-        The conversation keeps both turns if the answer ends or the caller stops it, and neither if the answer fails.
-        """
+        The conversation keeps both turns if the answer ends or the caller stops it, and neither if the answer fails."""
         self.timings = None
         said: list[str] = []
         turns = [*self._turns, Message("user", text)]

@@ -34,8 +34,7 @@ def welcome(address: str, key: str, kept_in: Path | None, models: tuple[str, ...
     pasted.
 
     `address`: without `/v1`. `key`: empty if another gateway on the same Redis made the first key. `kept_in`: the file
-    that has the key; None: no file has it.
-    """
+    that has the key; None: no file has it."""
     shown = f"{key}{f' (kept in {kept_in})' if kept_in else ''}" if key else OTHERS_KEY
     bearer = f"Bearer {key or NO_KEY}"
     body = {"model": models[0], "stream": True, "messages": [{"role": "user", "content": PROMPT}]}

@@ -53,8 +53,7 @@ class CallResolver:
         share the name. `begin_by` and `held_bytes` as in `Call`, `strict` as in `ModelNames.resolve_call`.
 
         Raises Stopping, ModelNotFound, Unavailable, PermissionDenied; NotSupported if the model can't do the job;
-        InvalidRequest if `alias` is empty and several models could be meant.
-        """
+        InvalidRequest if `alias` is empty and several models could be meant."""
         if self._stopping:
             raise stopping()
         fleet = self._fleet.snapshot

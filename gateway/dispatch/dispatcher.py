@@ -47,8 +47,7 @@ placed once it has a slot or is queued.
 
 Placing a call takes half a millisecond of the event loop, in several steps. If hundreds of one team's calls were placed
 at once, each step of another team's call would wait for a step of every one of them. Eight at once are as fast as any
-number, if a round trip to Redis takes 1 ms.
-"""
+number, if a round trip to Redis takes 1 ms."""
 
 BegunT = TypeVar("BegunT", Answer, PoolResult)
 
@@ -79,8 +78,7 @@ class Dispatcher:
         """Return a context manager that yields the answer once it has begun; leaving its block cancels the call.
 
         `cutoff`: the dispatcher interrupts it if the caller reads too slowly, and sets the answer's time limit on it.
-        Raises PaddockError: no slot in time, refused by the worker, failed.
-        """
+        Raises PaddockError: no slot in time, refused by the worker, failed."""
 
         async def attempt(state: CallState, lease: SlotLease, held: AsyncExitStack) -> Answer:
             answer = await held.enter_async_context(self._start(state, lease, cutoff))
@@ -202,8 +200,7 @@ class Dispatcher:
         """Return whether another worker of the model has enough context for a prompt that was too long for one worker.
 
         A worker that found less memory at its start has a smaller context than others. If another one has enough, from
-        now on the call avoids all workers whose context is too small.
-        """
+        now on the call avoids all workers whose context is too small."""
         if not failure.num_prompt_tokens or len(state.answer_log.attempts) >= MAX_ATTEMPTS:
             return False
         beats = self.workers.reachable(state.call.model)
@@ -217,8 +214,7 @@ class Dispatcher:
 async def _wait_for_begin(answer: UpstreamAnswer, state: CallState) -> None:
     """Wait until the answer begins, with its first token. Raises CallFailed if the call fails before.
 
-    If the caller asks for the prompt's progress, the answer begins earlier, with `Started`.
-    """
+    If the caller asks for the prompt's progress, the answer begins earlier, with `Started`."""
     first = await answer.peek()
     if isinstance(first, Started):
         state.attempt.slot = first.slot

@@ -32,8 +32,7 @@ async def start_answers(
 ) -> AsyncIterator[Answer]:
     """Start the answers; the block is entered when the first has begun, and leaving it cancels those not complete.
 
-    Raises PaddockError, as `Pipeline.answer`; if one of several answers fails, the others are cancelled.
-    """
+    Raises PaddockError, as `Pipeline.answer`; if one of several answers fails, the others are cancelled."""
     # A task group's frame refers to the error that it raises, and the error to the frame, and so to all requests. Many
     # such calls of a hundred requests, left by their callers, were 200,000 objects for the garbage collector. So
     # tracebacks are cut here.
@@ -80,8 +79,7 @@ async def start_answers(
 async def _cancel(branches: Sequence[asyncio.Task[None]]) -> None:
     """Cancel the tasks that still run, one per turn of the event loop.
 
-    When the callers of 20 requests with 100 prompts each left, cancelling all at once blocked the loop for 120 ms.
-    """
+    When the callers of 20 requests with 100 prompts each left, cancelling all at once blocked the loop for 120 ms."""
     for branch in branches:
         if not branch.done():
             branch.cancel()
@@ -167,8 +165,7 @@ def _first_error(group: BaseExceptionGroup[PaddockError]) -> PaddockError:
 def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:
     """Return the usage of all answers together. `ends`: their last events, prompt by prompt, equally many for each.
 
-    A prompt counts once, however many answers it has.
-    """
+    A prompt counts once, however many answers it has."""
     per_prompt = len(ends) // num_prompts
     total = NO_USAGE
     for number, end in enumerate(ends):

@@ -49,8 +49,7 @@ class Pipeline:
     async def answer(self, call: Call, request: GenerateRequest, answer_log: AnswerLog) -> AsyncIterator[Answer]:
         """Place the call, retry it on other workers as long as that is safe, and yield its answer once it has begun.
 
-        Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
-        """
+        Raises PaddockError: no slot in time, refused by the worker, failed, cut off."""
         request = _bounded(request, call.principal.bounds, answer_log)
         with self._counted(call, request, answer_log) as (cutoff, heard):
             async with cutoff, self._dispatcher.answer(call, request, answer_log, cutoff) as answer:
@@ -59,8 +58,7 @@ class Pipeline:
     async def pool(self, call: Call, request: PoolRequest, answer_log: AnswerLog) -> PoolResult:
         """Return the result of pooled work, which is placed and retried like any call.
 
-        Raises PaddockError.
-        """
+        Raises PaddockError."""
         with self._counted(call, request, answer_log) as (cutoff, _):
             async with cutoff:
                 return await self._dispatcher.pool(call, request, answer_log)
@@ -84,8 +82,7 @@ def _bounded(request: GenerateRequest, bounds: CallBounds, answer_log: AnswerLog
     """Return the request, with priority and `max_tokens` lowered to the limits of the caller's key.
 
     A priority above the limit is lowered, not refused: clients send the same priority to every server, and a late
-    answer is better than none. The answer's header `x-paddock-priority` then shows the lowered priority.
-    """
+    answer is better than none. The answer's header `x-paddock-priority` then shows the lowered priority."""
     most_urgent = -bounds.min_priority
     if request.priority > most_urgent:
         answer_log.priority = bounds.min_priority

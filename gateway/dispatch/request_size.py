@@ -40,8 +40,7 @@ def chars_of(request: GenerateRequest) -> int:
     """Return approximately how many characters a request has: its prompt, tools' descriptions, constraint and biases.
 
     The schemas of its tools are not counted: for the usual twenty tools counting takes as long as encoding. Counting
-    messages stops once the request counts as long.
-    """
+    messages stops once the request counts as long."""
     number = sum(len(tool.description or "") + len(tool.name) for tool in request.tools)
     if request.constraint is not None:
         number += len(request.constraint.text)

@@ -87,8 +87,7 @@ class SlotSearch:
         """Set `state.request` to the request in the form for the call's model, and set `state.placement_request`.
 
         The prefixes of a long prompt are hashed on a thread, with teams taking turns. Raises InvalidRequest or
-        PermissionDenied because of the call's adapters.
-        """
+        PermissionDenied because of the call's adapters."""
         if isinstance(state.asked, PoolRequest):
             num_tokens = sum([len(one) for one in state.asked.inputs if not isinstance(one, str)])
             if num_tokens <= INLINE_TOKENS:
@@ -126,8 +125,7 @@ class SlotSearch:
     async def wait_for_slot(self, state: CallState, held: AsyncExitStack) -> SlotLease:
         """Wait for a slot on the call's model or, if none comes in time, on a fallback. `held` gives the slot back.
 
-        Raises PaddockError if neither the model nor any fallback has a slot in time.
-        """
+        Raises PaddockError if neither the model nor any fallback has a slot in time."""
         while True:
             self._choose_model(state)
             if state.placement_request_is_stale:

@@ -10,8 +10,7 @@ from collections import Counter, deque
 class TeamTurns:
     """Gives turns to a few callers at a time, like a semaphore; the waiting teams are served one after the other.
 
-    By default one team can hold at most all turns but one, so that other teams need not wait for its slowest turn.
-    """
+    By default one team can hold at most all turns but one, so that other teams need not wait for its slowest turn."""
 
     def __init__(self, at_once: int = 1, per_team: int | None = None) -> None:
         """`at_once`: maximum turns at a time; `per_team`: maximum of one team; None: `at_once` - 1, at least 1."""

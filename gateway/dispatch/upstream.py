@@ -69,8 +69,7 @@ class Upstream(Protocol):
         `on_end` is called with the answer's last event when it comes, which can be long before the caller takes it;
         `on_overflow`, when the caller reads so slowly that events are dropped. `context`: the parent span of the call's
         own spans. `known_bytes`: size of the conversation; 0: it has not been counted.
-        Raises CallFailed if the address cannot be reached; a refusal can also come as a `Failed` event.
-        """
+        Raises CallFailed if the address cannot be reached; a refusal can also come as a `Failed` event."""
         ...
 
     async def pool(

@@ -91,8 +91,7 @@ class RecordReader:
     sealed with the worker secret for their key.
 
     Whoever has a worker's Redis login can write any number of names and bytes. So each reading is bounded, reads known
-    workers first, and rests after some ms of work. Methods raise redis.RedisError. For use by one task at a time.
-    """
+    workers first, and rests after some ms of work. Methods raise redis.RedisError. For use by one task at a time."""
 
     def __init__(
         self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
@@ -344,8 +343,7 @@ class NewsReader:
 
         Left out are entries that the stream dropped before they were read, and entries that can't be read or have no
         valid seal: the numbers of the yielded entries then have a gap. After some ms of work, which includes the
-        caller's work on an entry, the reader rests.
-        """
+        caller's work on an entry, the reader rests."""
         pauses = Pauses()
         for _ in range(MOST_ANSWERS):
             # EVAL sends the whole script each time: it is short, and a server that lost its scripts needs no retry.

@@ -62,8 +62,7 @@ class FirstWorkers:
 
     A model counts as waiting until its first worker comes, but no longer than the given time: otherwise one broken
     model would keep a new gateway from serving the other models. It does not count as waiting again if that worker is
-    lost: its calls then wait until a worker is back.
-    """
+    lost: its calls then wait until a worker is back."""
 
     def __init__(self, models: frozenset[str], wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`models`: the models that should have workers. `wait_s`: seconds to wait; 0: until all of them have one."""

@@ -61,8 +61,7 @@ async def read_events(
     `on_data` returns the seconds for which to stop reading, so that the sender has to wait (back pressure). `expected`:
     name and value of a header that the answer must have; an answer without it is refused, and `on_open` is not called.
     Raises OSError or TimeoutError if no connection can be made, EventStreamRefused, EventStreamBroken (also after a
-    silence of one to two times `silence_s`), and what `on_data` raises.
-    """
+    silence of one to two times `silence_s`), and what `on_data` raises."""
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     lines = [f"GET {target} HTTP/1.1", f"Host: {parts.netloc}", *(f"{name}: {text}" for name, text in headers.items())]

@@ -17,8 +17,7 @@ class Mailbox:
 
     For use on one event loop. When the reader falls `limit` events or `MAX_BYTES` behind, `on_overflow` is called once
     and later events are dropped: the call is over for the reader. `on_end` is called with the last event as soon as it
-    comes, even if the reader never takes it. `put` and `take` run once per token.
-    """
+    comes, even if the reader never takes it. `put` and `take` run once per token."""
 
     __slots__ = (
         "_bytes",
@@ -102,8 +101,7 @@ class MailboxWithSettings(Mailbox):
     """A mailbox that inserts the call's settings (`Settings`) after `Started`.
 
     The settings come in the worker's answer to the submit, and events can come before that answer. So all events except
-    `Failed` are held back until `release`.
-    """
+    `Failed` are held back until `release`."""
 
     __slots__ = ("_early", "_early_bytes", "_released", "_settings")
 

@@ -62,8 +62,7 @@ class WorkerConnection:
 class Relay:
     """Keeps one event stream open per worker process of the fleet, and has workers compute calls (`start`, `pool`).
 
-    `run` must be running while calls are open. All methods must be called on its event loop.
-    """
+    `run` must be running while calls are open. All methods must be called on its event loop."""
 
     def __init__(self, gateway_id: str, secret: str, buffer_events: int) -> None:
         self._gateway_id = gateway_id
@@ -253,8 +252,7 @@ class WorkerQueries:
     """Asks workers questions that take no slot: about texts and tokens, properties, contents of slots, adapters.
 
     `ask_any` is for questions to which all workers of a model have the same answer, `ask_each` for those to which each
-    has its own.
-    """
+    has its own."""
 
     def __init__(self, fleet: FleetView, relay: Relay) -> None:
         self._fleet = fleet
@@ -276,8 +274,7 @@ class WorkerQueries:
         """Ask the least busy worker; if it can't be reached or takes no questions now, the next. Raises PaddockError.
 
         At most MAX_TRIES workers are asked. If a worker is lost while it answers, no other is asked: the question may
-        have killed it.
-        """
+        have killed it."""
         failure: Failure | None = None
         for beat in sorted(self.workers(model), key=lambda beat: beat.slots_busy / max(1, beat.slots))[:MAX_TRIES]:
             try:

@@ -219,8 +219,7 @@ class WorkerClient:
 
         Raises NotReached if no connection can be made; CallFailed with the worker's own failure, WORKER_LOST if it does
         not answer, INTERNAL if its answer can't be decoded (another version), or INVALID_REQUEST if the request asks
-        for more vectors than one answer can hold.
-        """
+        for more vectors than one answer can hold."""
         at = self._at
         try:
             async with (
@@ -295,8 +294,7 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byte
 async def read_pieces(response: aiohttp.ClientResponse, max_bytes: int, add: Callable[[bytes], None]) -> None:
     """Pass the body to `add` as it comes, some 128 KiB at a time.
 
-    As soon as the body exceeds `max_bytes`, closes the connection and raises ReplyTooLong. Raises what `add` raises.
-    """
+    As soon as the body exceeds `max_bytes`, closes the connection and raises ReplyTooLong. Raises what `add` raises."""
     left = max_bytes
     async for piece in response.content.iter_any():
         left -= len(piece)

@@ -55,8 +55,7 @@ class WorkerStream:
     """Reads the events of one worker process's steps, and puts each into the mailbox of its call.
 
     Reconnects with `Last-Event-ID`, so a short network failure loses nothing. When the process is gone, every call on
-    it gets a `Failed` (worker_lost). The stream never waits for the readers of mailboxes.
-    """
+    it gets a `Failed` (worker_lost). The stream never waits for the readers of mailboxes."""
 
     def __init__(
         self,

@@ -25,8 +25,7 @@ class Recording:
     """The events of one stream. One task writes them, any number of tasks on this event loop read them; each write is
     copied to Redis.
 
-    It is the sink of a streamed answer (`gateway.api.responder.Sink`), and never makes its writer wait.
-    """
+    It is the sink of a streamed answer (`gateway.api.responder.Sink`), and never makes its writer wait."""
 
     def __init__(self, stream: str, head: StreamInfo, max_bytes: int) -> None:
         self.stream = stream

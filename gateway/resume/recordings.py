@@ -38,7 +38,7 @@ Produce = Callable[[Recording], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who may read a stream again: its team, if it sends the request again that began the stream."""
+    """The owner of a stream, who may read it again: its team, if it sends the request again that began the stream."""
 
     team: str
     request: str
@@ -102,8 +102,7 @@ class Recordings:
         stream is given up; None: never.
 
         Once this returns, other gateways can find the stream, unless Redis is away: then only this gateway can resume
-        it. Raises TooManyStreams.
-        """
+        it. Raises TooManyStreams."""
         if self._tasks is None:
             raise RuntimeError("streams are begun while `run` runs")
         recording = Recording(stream, StreamInfo(owner.team, owner.request, self._gateway, trace), self._max_bytes)
@@ -124,8 +123,7 @@ class Recordings:
     async def open(self, stream: str, after: int, owner: Owner) -> Reading:
         """Return a reader of a stream's events after number `after`; the caller closes it.
 
-        Raises StreamGone, InvalidRequest (the stream belongs to another request), TooManyRequests, StoreUnavailable.
-        """
+        Raises StreamGone, InvalidRequest (the stream belongs to another request), TooManyRequests, StoreUnavailable."""
         recording = self._running.get(stream)
         head = recording.head if recording is not None else await self._log.head(stream)
         if head is None or head.team != owner.team:
@@ -192,8 +190,8 @@ class Recordings:
         return not self._away
 
     async def _charge(self, team: str, *, renew: bool) -> None:
-        """Report to Redis how many bytes the team's streams hold here, and limit each stream to its share of the team's
-        bytes."""
+        """Report to Redis how many bytes the team's ended streams hold here. With `renew`, also report its running
+        streams, and set anew how many bytes each of them may keep."""
         running = [one for one in self._running.values() if one.head.team == team] if renew else []
         over = self._over.get(team, [])
         held = [*over, *(StreamBytes(one.stream, one.num_bytes, "running") for one in running)]
@@ -217,8 +215,8 @@ class Recordings:
         return StreamCount(num_running + 1, ()) if num_running < self._quota.bounds.max_streams else None
 
     def _share(self, recording: Recording, count: StreamCount | None) -> None:
-        """Limit the bytes that a stream keeps to its share of its team's bytes. `count`: the team's streams; with None,
-        raises TooManyStreams."""
+        """Set how many bytes the stream may keep: an equal part of its team's bytes, within the bounds for one stream.
+        `count`: the team's running streams; None: the team may have no more, so raise TooManyStreams."""
         if count is None:
             raise too_many_streams(self._quota.bounds.max_streams)
         recording.keep_at_most(min(self._max_bytes, self._quota.bounds.share(count.num_running)))

@@ -29,8 +29,7 @@ BURDEN = 1.0
 """Cost to other calls of prefilling an uncached token, as a multiple of its cost to the call itself.
 
 Other calls wait behind this prefill, and its KV cells evict prefixes that others would have found. At 0, the mean TTFT
-of 8 workers on a public trace was 4 to 5 % longer; any factor from 0.5 to 2 is as good as 1 (docs/performance.md).
-"""
+of 8 workers on a public trace was 4 to 5 % longer; any factor from 0.5 to 2 is as good as 1 (docs/performance.md)."""
 
 
 class RecentPlacements(Protocol):

@@ -33,8 +33,7 @@ dictionary that loses as many entries as it gains doubles in size once its spare
 class PrefixHashIndex:
     """Maps a prefix hash to the workers that have it (its holders), and a worker to its hashes. For use by one thread.
 
-    A worker's hashes are kept in a log. Dropped hashes stay in it until they make up a third of the log.
-    """
+    A worker's hashes are kept in a log. Dropped hashes stay in it until they make up a third of the log."""
 
     def __init__(self) -> None:
         self._shards: list[dict[int, Holders]] = [{} for _ in range(SHARDS)]

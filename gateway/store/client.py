@@ -31,8 +31,7 @@ def connect(url: str) -> redis.asyncio.Redis:
     """Return a client for any URL of docs/redis.md. It connects on first use, and raises if no answer comes in time.
 
     After a dropped connection a command is sent once more, so running a script twice must do no harm. Raises
-    BadRedisUrl.
-    """
+    BadRedisUrl."""
     return link.connect(url, timeout_s=ANSWER_TIMEOUT_S, retries=1)
 
 
@@ -56,7 +55,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What it would cost to place a call on one worker, as predicted."""
+    """The predicted cost of placing a call on one worker."""
 
     worker: str
     cost_ms: float

@@ -24,8 +24,7 @@ def raise_if_cancelled() -> None:
     """Raise CancelledError if this task was cancelled and still runs. Loops that use Redis call this every round.
 
     redis-py sends through `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that arrives just as the
-    command has been sent (python/cpython#86296).
-    """
+    command has been sent (python/cpython#86296)."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

@@ -73,8 +73,7 @@ class QueueInspector:
         """Return the state of a model's queue, and the leases of `workers`. `classes`: the highest priority class;
         classes go from `-classes` to `classes`.
 
-        Raises StoreUnavailable.
-        """
+        Raises StoreUnavailable."""
         head = (keys.model_prefix(model), PROTOCOL_VERSION, 0, "")
         asked = (*map(str, (*head, -classes, classes)), *workers)
         answer: Any = await answered(self._redis.eval(self._script.source, 1, *asked))

@@ -33,8 +33,7 @@ class ResponseRecords:
         meanwhile.
 
         `before`: ids of the earlier responses that this one follows; they are then kept as long as this one. `again`:
-        replace the record that is stored under the same id.
-        """
+        replace the record that is stored under the same id."""
         rest = (id, record, self._ttl_ms, self._bytes_per_team, "1" if again else "", *before)
         prefix = keys.responses(team)
         while (kept := await self._pipe.send(self._keep, prefix, *rest)) == NOT_YET:

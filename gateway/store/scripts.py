@@ -237,8 +237,7 @@ class ScriptSender:
     if no task waits for the acquisition's answer any more.
 
     A batch has `timeout_s`, connecting included: if Redis hangs, a caller waits for at most two batches. On a Cluster
-    each key prefix has a queue of its own, so that a server that is away delays only its own models.
-    """
+    each key prefix has a queue of its own, so that a server that is away delays only its own models."""
 
     def __init__(
         self,

@@ -79,8 +79,7 @@ class RequestLog:
     """The log of one request, without prompts, answers or keys. Times are time.monotonic().
 
     Each field is set once: some when the request comes, others by access control and the pipeline, and the outcome by
-    the code that answers the caller. `answers` has one log for each answer on its way to a worker.
-    """
+    the code that answers the caller. `answers` has one log for each answer on its way to a worker."""
 
     request_id: str
     method: str

@@ -47,8 +47,7 @@ def family_of(template: str, name: str = "") -> Family:
     """Return the family called `name`; without a name, the family that fits the template. A family without thought
     marks of its own gets those found in the template.
 
-    Raises FamilyUnknown.
-    """
+    Raises FamilyUnknown."""
     family = _named(name) if name else next((family for family in FAMILIES if family.fits(template)), PLAIN)
     return family if family.thought is not None else replace(family, thought=thought_of(template))
 

@@ -93,8 +93,7 @@ def variables(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
     have for it. By default thinking is on (off if `source` has a NOT_FOUND mark), and earlier thoughts are shown.
 
     A name that `values` has keeps its value. `thinking` is set only if a caller or the catalog switches thinking:
-    llama-server does not set it, and some templates use it for more than a switch. `source`: the template's text.
-    """
+    llama-server does not set it, and some templates use it for more than a switch. `source`: the template's text."""
     preserve = values.get("preserve_reasoning", True) is True
     given: dict[str, Any] = {name: value if preserve else not value for name, value in PRESERVED.items()}
     given["enable_thinking"] = not any(mark in source for mark in NOT_FOUND)
@@ -127,8 +126,7 @@ def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) ->
     """Return a request's conversation. The request's variables take precedence over `defaults`, the catalog's, and
     these over the variables that templates always get (`variables`).
 
-    Raises CallFailed: INVALID_REQUEST for `template_values` that callers may not set, or that contradict each other.
-    """
+    Raises CallFailed: INVALID_REQUEST for `template_values` that callers may not set, or that contradict each other."""
     values = dict(request.template_values)
     if taken := sorted(RESERVED & values.keys()):
         raise _refused(f"`chat_template_kwargs` may not set {taken[0]!r}; leave it out")

@@ -33,8 +33,7 @@ class GenerationTag(Extension):
 class Missing(Undefined):
     """An undefined value. A template can add it to a text, which then stays as it is, as in llama.cpp's interpreter.
 
-    Command-R+'s template adds each parameter's description to a text, and many parameters have none.
-    """
+    Command-R+'s template adds each parameter's description to a text, and many parameters have none."""
 
     __slots__ = ()
 

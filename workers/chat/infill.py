@@ -75,8 +75,7 @@ class InfillPrompts:
 
         The end of the prefix gets three quarters of `InfillRoom.near`. The start of the suffix gets what
         `infill.prompt` leaves of the last quarter. The last tokens of the other files fill `InfillRoom.extra`. Raises
-        CallFailed: UNSUPPORTED.
-        """
+        CallFailed: UNSUPPORTED."""
         fim = self._tokens
         if fim is None:
             message = "this model has no fill-in-the-middle tokens; ask one that is made to complete code"

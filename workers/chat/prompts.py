@@ -62,14 +62,12 @@ class SharedPrompts:
     A conversation that begins with such a text, word for word, begins with tokens that depend only on the text and the
     model's template. These shared tokens are found once per text and day, as the common beginning of several test
     conversations that differ after the text. A prompt either begins with all of them, or nothing of it is shared. So
-    whether they are cached reveals only that the text was in use, and nothing of what anybody wrote after it.
-    """
+    whether they are cached reveals only that the text was in use, and nothing of what anybody wrote after it."""
 
     def __init__(self, texts: Iterable[str], tokenize: Tokenize, today: Callable[[], date] = date.today) -> None:
         """`texts`: the system prompts. `tokenize` returns the tokens of messages without tools, or raises CallFailed.
 
-        `today` returns the local date, which templates may write into prompts.
-        """
+        `today` returns the local date, which templates may write into prompts."""
         self._texts = frozenset(texts)
         self._tokenize = tokenize
         self._today = today
@@ -221,8 +219,7 @@ class Prompts:
         """Return the tokens of a prompt: a text, a list of token ids, or a list of both.
 
         `add_special`: add special tokens to the prompt's first part, if that is a text. Raises CallFailed;
-        TooManyTokens as soon as a text or a mixed list has more than `most` tokens.
-        """
+        TooManyTokens as soon as a text or a mixed list has more than `most` tokens."""
         if isinstance(prompt, str):
             return self._tokenizer.tokenize(prompt, add_special=add_special, parse_special=parse_special, most=most)
         if set(map(type, prompt)) == {int}:
@@ -273,8 +270,7 @@ class Prompts:
     def _ids(self, prompt: Sequence[int]) -> Sequence[int]:
         """Return a prompt that is only token ids. They are checked all at once: checking 30,000 one by one takes 6 ms.
 
-        Raises CallFailed.
-        """
+        Raises CallFailed."""
         if min(prompt) < 0 or max(prompt) >= self._num_tokens:
             for position, token in enumerate(prompt):
                 self._checked(token, position)

@@ -58,8 +58,7 @@ class Renderer:
         processes; the second starts SPARE_AFTER_S after the first, others when they are first needed.
 
         Starts the first process, which tries the templates; that takes some tenths of a second. Raises
-        TemplateUnusable.
-        """
+        TemplateUnusable."""
         self.sources = {DEFAULT: CHATML, **sources}
         self._render_s = render_s
         self._processes = [HelperProcess("workers.chat.render_process", start_s=start_s) for _ in range(number)]

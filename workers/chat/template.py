@@ -58,8 +58,7 @@ class ChatTemplate:
         """`source`: the template's text; None or empty for CHATML. `abilities`: what the template can show; None: find
         that out now, by rendering.
 
-        Raises TemplateUnusable.
-        """
+        Raises TemplateUnusable."""
         self.source = source or CHATML
         environment = new_environment()
         try:
@@ -87,8 +86,7 @@ class ChatTemplate:
         """Return the prompt of all messages but the last, followed by the last message as llama-server writes it. So
         a thinking model goes on after its thought, and the tokens that are cached from the earlier prompt are reused.
 
-        Raises _Refused; CallFailed if the template can't show the message that is to be continued.
-        """
+        Raises _Refused; CallFailed if the template can't show the message that is to be continued."""
         earlier, last = messages[:-1], messages[-1]
         marks = self.abilities.thought_open, self.abilities.thought_close
         try:
@@ -196,8 +194,7 @@ def chosen(names: Iterable[str], conversation: Conversation) -> str:
     `tool_use` for a conversation with tools, or `rag` for one with documents, if the model has a template of that name;
     otherwise the default. These names are those of Hugging Face transformers.
 
-    Raises CallFailed: INVALID_REQUEST if the model has no template of the name.
-    """
+    Raises CallFailed: INVALID_REQUEST if the model has no template of the name."""
     known = set(names)
     if conversation.template:
         if conversation.template not in known:

@@ -50,8 +50,7 @@ def run(name: str, command: Command, args: Sequence[str], known: Collection[str]
     line each. `known`: names of all settings.
 
     Until the command sets a handler for SIGTERM, the one set here ends the process: loading libraries takes seconds,
-    and in a container the process can be number 1, for which Linux ignores signals that have no handler.
-    """
+    and in a container the process can be number 1, for which Linux ignores signals that have no handler."""
     signal.signal(signal.SIGTERM, _stopped)
     try:
         sources = import_module("workers.sources")
@@ -78,8 +77,7 @@ def _stopped(*_: object) -> NoReturn:
 def guarded(program: Callable[[], int]) -> int:
     """Run a whole program and return its exit code.
 
-    Ctrl-C before the program handles signals, and a closed output (by `head`, say), end it without a traceback.
-    """
+    Ctrl-C before the program handles signals, and a closed output (by `head`, say), end it without a traceback."""
     try:
         try:
             return program()

@@ -27,8 +27,7 @@ MAX_TEXT_BYTES, MAX_KEPT_BYTES = 128 << 10, 256 << 10
 """Maximum bytes of a text whose compiled grammar is kept, and of all these texts together.
 
 A compiled grammar takes up to fifty times the memory of its text. Longer texts are compiled for each call, which takes
-some tenths of a second on a thread of their own.
-"""
+some tenths of a second on a thread of their own."""
 
 Key = tuple[str, bytes]
 """Key of a kept grammar: its kind, and the SHA-256 of its text."""
@@ -124,8 +123,7 @@ class Compiler:
         """Return the mask for an answer: it limits the thought, and keeps the text after it to the form that the
         request demands. None if `thought` is None and no form is demanded. Raises CallFailed.
 
-        `thought`: how, and how long, the model may think before the answer.
-        """
+        `thought`: how, and how long, the model may think before the answer."""
         constraint = self._calls.constraint_of(request)
         begin = None if constraint is None else self._beginning(constraint)
         if thought is not None:

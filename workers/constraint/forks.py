@@ -89,8 +89,7 @@ class Fork:
         """Return the next answer: OK or REFUSED, and its bytes; None if it has not come within `wait_s`.
 
         Raises TookTooLong, ProcessEnded (with the text of `helper_process.ending`), NotStarted if the process could not
-        be forked.
-        """
+        be forked."""
         until = time.monotonic() + wait_s
         while (answer := self._whole()) is None:
             left = until - time.monotonic()
@@ -170,8 +169,7 @@ class Forks:
     def __init__(self, model: Path, *, start_s: float = START_S) -> None:
         """`model`: the GGUF file whose vocabulary the grammars are for. `start_s`: seconds to wait for the start.
 
-        Raises RuntimeError if there is no memory for a thread.
-        """
+        Raises RuntimeError if there is no memory for a thread."""
         self._command = [sys.executable, "-m", "workers.llama.sampling.grammar_forks", str(model)]
         self._start_s = start_s
         self._lock = threading.Lock()

@@ -85,8 +85,7 @@ class Trial:
     def check(self, kind: Kind, text: str) -> None:
         """Try a grammar, and block until that is done: GBNF by random walks through it, Lark by compiling it.
 
-        Raises Unusable with the reason; CallFailed if the grammar can't be tried now.
-        """
+        Raises Unusable with the reason; CallFailed if the grammar can't be tried now."""
         reason = self._reason(kind, text)
         if reason:
             raise Unusable(reason)

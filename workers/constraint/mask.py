@@ -31,8 +31,7 @@ class Mask(Protocol):
     It can be used in two ways: ask for `allowed` before each token; or draw a token first, ask `permits`, and only if
     the token is refused ask for `allowed` and draw again. If tokens are drawn by their probability, both ways have the
     same result, and the second costs next to nothing for a model that keeps to the form by itself. llama-server uses
-    the second.
-    """
+    the second."""
 
     @property
     def is_done(self) -> bool:

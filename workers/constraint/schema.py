@@ -89,8 +89,7 @@ def enforceable(schema: Any, *, closes: bool = False, comparisons: Comparisons |
     enforced.
 
     `closes`: allow objects only the keys that their schema lists, unless it says which others they may have.
-    `comparisons`: how many comparisons of two schemas are left for the answer; None: as many as an answer may have.
-    """
+    `comparisons`: how many comparisons of two schemas are left for the answer; None: as many as an answer may have."""
     comparisons = comparisons or Comparisons()
     reader = _Reader(schema, closes, comparisons)
     try:

@@ -40,11 +40,11 @@ class Disjoint:
         self._root = root
         self._comparisons = comparisons or Comparisons()
         self._targets: dict[str, Any] = {}
-        """Reference -> the schema it leads to. Each reference is looked up once: it may be as long as the document."""
+        """Reference -> the schema it leads to. Each is looked up once: a reference can be as long as the document."""
         self._required: dict[int, frozenset[str]] = {}
         self._types: dict[int, frozenset[str]] = {}
         self._values: dict[int, frozenset[str] | None] = {}
-        """`id()` of a schema -> the values it lists. Each list is read once: it can be long, and often referred to."""
+        """`id()` of a schema -> the values it lists. Each list is read once: it can be long, and its schema shared."""
 
     def all(self, schemas: Any) -> bool:
         """Return whether no value can satisfy two of these schemas."""

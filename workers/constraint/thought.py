@@ -62,8 +62,7 @@ class ThoughtMask:
     that makes the answer's mask; if `begin` is None, the answer is not constrained.
 
     Do not make a ThoughtMask on the engine's thread: tokenising the thought's message takes too long for a step. If the
-    answer's first text may be both the opening tag and an answer, it is a thought once the tag is complete.
-    """
+    answer's first text may be both the opening tag and an answer, it is a thought once the tag is complete."""
 
     def __init__(self, thought: Thought, words: Words, begin: Callable[[], Mask] | None) -> None:
         self._words = words
@@ -247,8 +246,7 @@ def _is_whole(text: bytes) -> bool:
 def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Answers) -> Thought | None:
     """Return the bounds on the model's thought before its answer; None: no thought comes, or its marks are not known.
 
-    Raises CallFailed: INVALID_REQUEST if the message to write when the budget is used up has the closing tag in it.
-    """
+    Raises CallFailed: INVALID_REQUEST if the message to write when the budget is used up has the closing tag in it."""
     family, thinking = answers.family, answers.bounds_of_thought(request)
     marks = family.thought
     is_chat = request.prompt is None and request.infill is None

@@ -47,8 +47,7 @@ class Parameter:
 def parameters_of(tool: Tool, *, closes: bool = False, comparisons: Comparisons | None = None) -> Iterator[Parameter]:
     """Yield a tool's parameters in the schema's order. Raises Unusable if a strict tool's schema can't be enforced.
 
-    `closes`, `comparisons`: see `enforceable`.
-    """
+    `closes`, `comparisons`: see `enforceable`."""
     comparisons = comparisons or Comparisons()
     root = tool.parameters or {}
     properties, required = root.get("properties"), root.get("required")
@@ -129,8 +128,7 @@ class CallForms:
 
         A forced call is constrained from the answer's first token. If the model decides whether to call, its calls are
         constrained from their beginning on, provided that a tool is strict. An answer that must follow a schema may
-        also be a call if there are tools.
-        """
+        also be a call if there are tools."""
         asked, tools, single = request.constraint, request.tools, not request.parallel_tool_calls
         if request.forced_tools:
             if asked is not None:
@@ -168,8 +166,7 @@ class CallForms:
         """Return the Lark rules of one or more calls. Each call names one of `tools`, and its arguments follow that
         tool's schema. `rule`: the first rule's name. `single`: at most one call.
 
-        Raises CallFailed if the schemas are larger than one request may have.
-        """
+        Raises CallFailed if the schemas are larger than one request may have."""
         if sum(len(msgspec.json.encode(tool.parameters)) for tool in tools) > MAX_TOOLS_BYTES:
             message = f"their schemas have more than {MAX_TOOLS_BYTES >> 20} MiB together; send fewer tools"
             raise refused(message, "tools")

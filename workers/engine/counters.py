@@ -48,8 +48,7 @@ class TokenGaps:
     def note(self, sequences: Iterable[Sequence], now: float) -> None:
         """Record that a step which ended at `now` made a further token, not the first, for each of the sequences.
 
-        Neighbours in `sequences` that got their previous token at the same time, as most do, are counted in one go.
-        """
+        Neighbours in `sequences` that got their previous token at the same time, as most do, are counted in one go."""
         last_at, count = now, 0
         for sequence in sequences:
             if sequence.token_at != last_at:

@@ -42,8 +42,7 @@ class Engine:
 
     `submit`, `cancel`, `end`, `drain`, `retire` and `load` may be called from any thread and do not block. `emit(step,
     events)` is called on the engine thread, once per step that has events, with `step` rising by one; it must be
-    quick and must not raise. The events of one call come in the order that `workers.protocol.events` describes.
-    """
+    quick and must not raise. The events of one call come in the order that `workers.protocol.events` describes."""
 
     def __init__(
         self,
@@ -65,8 +64,7 @@ class Engine:
         `ram_bytes`: maximum memory for prefixes that left the KV cache; 0: none are kept. `adapters`: LoRA adapters
         that calls may name. `watchdog`: ends the process if a step hangs. `disk`: the tier behind RAM; `stop`
         spends at most `write_out_s` seconds on writing everything to it. The caller closes adapters, watchdog and disk
-        after `stop`.
-        """
+        after `stop`."""
         if n_ctx > context.kv_tokens:
             raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
         if slots > context.slots:

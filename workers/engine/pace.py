@@ -18,31 +18,27 @@ FIXED_SHARE = 1 / 17
 
 Longer chunks make running streams wait longer, shorter ones make the prompt take longer. A 0.5 B model on one core read
 3,072 tokens beside three streams in 51 s with steps of 64 rows (longest gap between two tokens of a stream: 1.5 s), and
-in 34 s with steps of about 128 rows (1.4 s). Without streams, in steps of 512 rows, it took 24 s.
-"""
+in 34 s with steps of about 128 rows (1.4 s). Without streams, in steps of 512 rows, it took 24 s."""
 
 AGAIN_S = 0.02
-"""Maximum seconds of a step for computing tokens again while other calls run. These are tokens of calls that were
-preempted (lost their slots) in the middle of their answers: their callers have a part of the answer already.
+"""Seconds of a step that computing tokens again should take at most while other calls run (`PrefillPace.again`). The
+tokens are those of calls that lost their slots (were preempted) when a part of their answers had been sent already.
 
 Without this bound, calls that had given their slots to another team recomputed 600 tokens in steps of 0.13 to 0.28 s
-(demo model).
-"""
+(demo model)."""
 
 GENTLE_S, GENTLE_TOKENS = 0.045, 64
 """`GENTLE_S`: maximum seconds that prompts add to a step while answers of other teams run; if the step's fixed cost is
 higher, that is the maximum. `GENTLE_TOKENS`: number of prompt tokens that such a step may compute in any case.
 
 Shorter steps waste more of a device than the streams gain. When prompts of 450 uncached tokens were computed in one
-step, with the demo model, streams of other teams waited 0.23 s.
-"""
+step, with the demo model, streams of other teams waited 0.23 s."""
 
 _STEADY_STEPS = 4
 """Number of recent steps that each give an estimate of the best chunk length. The smallest estimate is used.
 
 With the newest estimate alone, lengths swing up and down, because each chunk changes the next estimate: a 16k prompt of
-a 2-layer model was read in chunks of 505 and 313 tokens alternately, and streams waited 2.6 s at its end.
-"""
+a 2-layer model was read in chunks of 505 and 313 tokens alternately, and streams waited 2.6 s at its end."""
 
 _DECAY = 0.9
 """Factor by which the weight of earlier steps shrinks with each new step."""
@@ -68,11 +64,11 @@ class PrefillPace:
         self._fixed = self._dearest = 0.0
         self._steady_x = self._steady_y = 0.0
         self.budget = most
-        """Maximum prompt tokens of a step while streams run; between `least` and `most`."""
+        """Most prompt tokens of a step while streams run and one call waits for its first token; `least` to `most`."""
 
     @property
     def again(self) -> int:
-        """Return the maximum tokens that a step computes again for calls preempted in mid-answer, if others run."""
+        """Return how many tokens a step should recompute for calls preempted in mid-answer; `plan_step` adapts it."""
         return max(self._least, min(self.budget, int(AGAIN_S / self.token_s))) if self.token_s else self._least
 
     @property
@@ -191,8 +187,7 @@ class AnswerLengths:
     def left(self, num_predicted: int, limit: int) -> float:
         """Return how many more tokens an answer will probably get, by the mean of recent answers longer than it is now.
 
-        `num_predicted`: tokens of the answer so far. `limit`: maximum tokens of the answer.
-        """
+        `num_predicted`: tokens of the answer so far. `limit`: maximum tokens of the answer."""
         ordered, sums = self._table
         longer = bisect_right(ordered, num_predicted)
         count = len(ordered) - longer

@@ -89,8 +89,7 @@ def num_unread(transport: asyncio.Transport) -> int:
 class BoundedConnection(asyncio.Protocol):
     """A base class, listed before one of uvicorn's protocols, that cuts off a peer that leaves answers unread too long.
 
-    Its methods call those of uvicorn's protocol by `super()`.
-    """
+    Its methods call those of uvicorn's protocol by `super()`."""
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop

@@ -105,7 +105,7 @@ class Closable(Protocol):
         """Close the connection at once."""
 
     def cut_unfinished(self) -> None:
-        """Close the connection: all unfinished heads or messages take too much, and its own is among the largest."""
+        """Close the connection: unfinished heads or messages take too many bytes, and its own is among the largest."""
 
 
 class LongHeads:
@@ -145,7 +145,7 @@ class Unfinished:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held: dict[str, OrderedDict[Closable, int]] = {}
-        """Holder -> connection -> its bytes. The connection whose head or message began first comes first."""
+        """Address or caller -> connection -> bytes of its unfinished head or message. Those begun first come first."""
         self._holder_of: dict[Closable, str] = {}
         self._totals: Counter[str] = Counter()
         self._total = 0
@@ -156,7 +156,7 @@ class Unfinished:
         return self._total
 
     def grew(self, connection: Closable, num_bytes: int, holder: str) -> None:
-        """Count `num_bytes` more. While there are too many, close a connection of the holder with the most bytes: the
+        """Count `num_bytes` more. While the sum is too high, close a connection of the holder with the most bytes: the
         oldest with at least the average of this holder's connections. A slow honest peer among many has less."""
         holder = self._holder_of.setdefault(connection, holder)
         held = self._held.setdefault(holder, OrderedDict())
@@ -225,8 +225,7 @@ class Connections:
     def came(self, connection: Closable, address: str, descriptor: int) -> Verdict:
         """Return the verdict on a new connection; may close an idle one to make room. Count it unless it is refused.
 
-        `descriptor`: its socket's. The system assigns the lowest free number, so a high one shows that few are left.
-        """
+        `descriptor`: its socket's. The system assigns the lowest free number, so a high one shows that few are left."""
         bounds, beyond, address = self.bounds, False, network_of(address)
         too_many = bounds.most_per_address < bounds.most and self._per_address[address] >= bounds.most_per_address
         if too_many and not self._close_idle(address):

@@ -29,8 +29,7 @@ CROWD_REST_FACTOR = 3.0
 """Length of a known caller's pause (`CROWD`), as a multiple of the processor time of its requests in the last turn.
 
 Measured with 500 short chats a second that are cancelled again, on one core with Redis and a worker: the TTFT of
-another caller is 199 ms with factor 0, 142 with 1, 103 with 3.
-"""
+another caller is 199 ms with factor 0, 142 with 1, 103 with 3."""
 CONTESTED_S = 1.0
 """Seconds for which known callers count as competing after requests of two of them were queued one after the other."""
 
@@ -81,8 +80,7 @@ class Pacer:
 
     Each known caller has a queue; unknown callers have one per address. In each round, every known caller begins one
     request, and all unknown callers together begin one: so callers without a key, however many, hold up nobody who has
-    one. A known caller with a `CROWD` of requests pauses while others compete, as begun requests take time from all.
-    """
+    one. A known caller with a `CROWD` of requests pauses while others compete, as begun requests take time from all."""
 
     def __init__(self, *, rests: bool = False) -> None:
         """`rests`: whether unknown callers (`REST_FACTOR`) and callers with many requests (`CROWD`) make pauses."""
@@ -244,8 +242,7 @@ class Parsing(Protocol):
 class ParseTurns:
     """Shares the time for parsing bodies and WebSocket frames among all connections of one server, caller by caller.
 
-    Without turns, one piece for each of hundreds of connections, with the shortest frames, took seconds every time.
-    """
+    Without turns, one piece for each of hundreds of connections, with the shortest frames, took seconds every time."""
 
     def __init__(self) -> None:
         self._lines: Lines[Parsing] = Lines()
@@ -310,8 +307,8 @@ KEY = re.compile(rb"\r\n(?:authorization:[ \t]*bearer[ \t]|x-api-key:)[ \t]*([^\
 
 
 class KnownCallers:
-    """Keeps digests of the keys that this process verified lately. They are made with a secret of the process and
-    looked up in a dict, so no key is kept, nor anything that a key could be compared with."""
+    """Keeps digests of the API keys that this process verified lately, to recognise their callers. The digests are made
+    with a random secret of the process: whoever sees them without it can neither read nor test a key."""
 
     def __init__(self, most: int = MAX_CALLERS) -> None:
         self._most = most

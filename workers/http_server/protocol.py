@@ -421,8 +421,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     def _should_upgrade(self) -> bool:
         """Return whether a request begins a WebSocket. If not, it is answered as plain HTTP.
 
-        Only a GET can begin one, and not during the answer to an earlier request: that answer would then never end.
-        """
+        Only a GET can begin one, and not during the answer to an earlier request: that answer would then never end."""
         return self._is_free and super()._should_upgrade() and self.scope["method"] == "GET"
 
 

@@ -24,8 +24,7 @@ class ServerDiffers(RuntimeError):
 def check_parts(protocol: type) -> None:
     """Check that the base classes that `protocol` has from uvicorn have every name in `protocol.UVICORN_PARTS`.
 
-    Raises ServerDiffers.
-    """
+    Raises ServerDiffers."""
     theirs = [each for each in protocol.__mro__ if each.__module__.startswith("uvicorn.")]
     there = {name for each in theirs for name in vars(each)}
     for each in theirs:
@@ -47,8 +46,7 @@ class HttpServer(uvicorn.Server):
         """`form` writes the bodies of the server's own refusals. `callers`: callers known by their keys, each with a
         queue of its own when many requests wait; None: nobody has a key.
 
-        Raises ServerDiffers.
-        """
+        Raises ServerDiffers."""
         super().__init__(config)
         for protocol in (config.http, config.ws):
             if isinstance(protocol, type):

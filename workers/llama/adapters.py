@@ -77,8 +77,7 @@ class AdapterFile:
 def inspect(path: Path, base: GgufHeader, *, max_bytes: int = 0) -> AdapterFile:
     """Read all of `path` and check that it is a LoRA of the model `base`. Raises AdapterError.
 
-    Safe on any thread; takes as long as reading the file. `max_bytes`: maximum size of the file; 0: no bound.
-    """
+    Safe on any thread; takes as long as reading the file. `max_bytes`: maximum size of the file; 0: no bound."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its other end
             raise AdapterError(f"{path.name}: is no file; give the path of the .gguf file")

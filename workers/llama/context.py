@@ -26,8 +26,7 @@ class Batch:
     """A batch with room for `capacity` tokens, each of one sequence.
 
     Single tokens are written through ctypes arrays, runs of a prompt through numpy views of the same memory: each is
-    the faster way for its case.
-    """
+    the faster way for its case."""
 
     def __init__(self, capacity: int, num_sequences: int, n_positions: int, *, padding_token: int = 0) -> None:
         self.capacity = capacity

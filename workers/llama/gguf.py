@@ -138,8 +138,7 @@ class _Reader:
 def read_header(path: Path) -> GgufHeader:
     """Read and check the header of `path`, and of the other parts of a split file. Raises ModelError.
 
-    The check covers magic, version and that every tensor ends before the file does.
-    """
+    The check covers magic, version and that every tensor ends before the file does."""
     header = _read_one(path)
     parts = header.number("split.count") or 1
     match = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
@@ -154,8 +153,7 @@ def read_header(path: Path) -> GgufHeader:
 def parse_header(path: Path, data: bytes, size: int) -> GgufHeader:
     """Return the header of a file of `size` bytes that begins with `data`. Raises ModelError, which names `path`.
 
-    Use it for files that others may still write to: a mapped file that shrinks ends the process.
-    """
+    Use it for files that others may still write to: a mapped file that shrinks ends the process."""
     return _guarded(path, data, size)
 
 

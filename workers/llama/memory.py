@@ -70,8 +70,7 @@ class Memory:
 
         With a window, each `decode` must fit one micro-batch. llama.cpp finds cells for all micro-batches before it
         computes the first one. For a later one it drops cells that an earlier one, not computed yet, still needs.
-        `HYBRID` memory cuts a batch into micro-batches of sequences with equally many rows.
-        """
+        `HYBRID` memory cuts a batch into micro-batches of sequences with equally many rows."""
         self.can_shift: bool = (
             kind is MemoryKind.ATTENTION
             and cache_type_k != "bf16"
@@ -83,8 +82,7 @@ class Memory:
     def can_continue(self, sequence: int, num_tokens: int) -> bool:
         """Return whether the sequence holds all that is needed to compute the token at position `num_tokens`.
 
-        Check this after `share`, `cut`, `load` and `load_part`: llama.cpp reports no error if something is missing.
-        """
+        Check this after `share`, `cut`, `load` and `load_part`: llama.cpp reports no error if something is missing."""
         if num_tokens == 0:
             return self.last_position(sequence) < 0
         first = self.first_position(sequence)
@@ -104,23 +102,20 @@ class Memory:
         """Forget a range, up to the end if `end` is -1; return whether this memory can do that.
 
         Cut only at the end. A recurrent state can't be cut: at its end this returns False, elsewhere True, and nothing
-        changes. With a sliding window the end is cut off, but cells that the window then needs may be gone already.
-        """
+        changes. With a sliding window the end is cut off, but cells that the window then needs may be gone already."""
         return bool(self._calls.memory_seq_rm(self._pointer, sequence, start, end))
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Make `target` hold the cells of `source`'s range too. Nothing is copied if one cache serves all sequences.
 
-        A recurrent state is shared as a whole, whatever the range; each sequence has its own from the next token on.
-        """
+        A recurrent state is shared as a whole, whatever the range; each sequence has its own from the next token on."""
         self._calls.memory_seq_cp(self._pointer, source, target, start, end)
 
     def shift(self, sequence: int, start: int, end: int, by: int) -> None:
         """Move the positions of a range by `by`. No other sequence may hold its cells: they would move there, too.
 
         Keys are rotated in the next `decode` of any batch: do not `save` the sequence before that. Raises ValueError
-        if `can_shift` is False: llama.cpp would end the process, or change other sequences' keys.
-        """
+        if `can_shift` is False: llama.cpp would end the process, or change other sequences' keys."""
         if not self.can_shift:
             raise ValueError("positions of this model can't be moved; see Memory.can_shift")
         c.llama_memory_seq_add(self._pointer, sequence, start, end, by)
@@ -128,15 +123,13 @@ class Memory:
     def first_position(self, sequence: int) -> int:
         """Return the lowest position that the sequence holds; -1 if it holds none.
 
-        With a sliding window it can be above 0. With a recurrent state it equals the last position.
-        """
+        With a sliding window it can be above 0. With a recurrent state it equals the last position."""
         return self._calls.memory_seq_pos_min(self._pointer, sequence)
 
     def last_position(self, sequence: int) -> int:
         """Return the highest position that the sequence holds; -1 if it holds none.
 
-        With a sliding window, -1 can also mean that cells are held in some layers only: `remove` frees them.
-        """
+        With a sliding window, -1 can also mean that cells are held in some layers only: `remove` frees them."""
         return self._calls.memory_seq_pos_max(self._pointer, sequence)
 
     def state_size(self, sequence: int) -> int:
@@ -176,8 +169,7 @@ class Memory:
         `holders`.
 
         Raises StateUnusable if another sequence held the range after all and there is no room for a copy: the range is
-        gone from all `holders` then. Raises MemoryError with everything as it was.
-        """
+        gone from all `holders` then. Raises MemoryError with everything as it was."""
         self.share(holders[0], scratch, start, end)
         try:
             state = self.save(scratch)
@@ -220,8 +212,7 @@ def _keys_turn_freely(model: int) -> bool:
 
     llama.cpp rotates the whole cache, by zero where nothing moved. A rotary embedding that scales as well (YaRN, an
     attention factor) then scales every key once more. Without a rotary embedding nothing is rotated: positions stay as
-    they were learned. With a rotary embedding of several parts llama.cpp ends the process.
-    """
+    they were learned. With a rotary embedding of several parts llama.cpp ends the process."""
     if c.llama_model_rope_type(model) not in _PLAIN_ROPE:
         return False
     prefix = f"{_metadata(model, 'general.architecture')}.rope.scaling"

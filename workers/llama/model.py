@@ -117,8 +117,7 @@ class Devices:
     thread may use it.
 
     ggml knows only the total of the main memory and reports all of it as free (ggml-cpu.cpp), so `main_memory` reports
-    what is free.
-    """
+    what is free."""
 
     def __init__(self, main_memory: Callable[[], int | None]) -> None:
         """`main_memory` returns the free bytes of main memory; None: not known."""

@@ -156,8 +156,7 @@ def build_id() -> str:
 
     It is made of all that states depend on besides model and settings: the version of the bindings, a hash of the
     libraries that lay out states and tensor types, the abilities of the build and this processor, and the one
-    environment variable that changes the contents of the KV cache (llama-kv-cache.cpp). Reads a few megabytes.
-    """
+    environment variable that changes the contents of the KV cache (llama-kv-cache.cpp). Reads a few megabytes."""
     library = Path(c._lib._name).resolve()
     beside = {path.resolve() for path in library.parent.glob("*ggml-base.*")}
     digest = hashlib.sha256()

@@ -53,8 +53,7 @@ class Pooling(Enum):
 def is_pooled(model: Model, settings: LlamaSettings) -> bool:
     """Return whether a model serves vectors or scores, not text. If the settings leave that open, its kind decides.
 
-    Raises ModelError if the model can't do what the settings want.
-    """
+    Raises ModelError if the model can't do what the settings want."""
     if settings.embeddings is False and model.encoder_only:
         raise ModelError(f"{model.path}: this model does not generate text; remove `embeddings: false`")
     if settings.embeddings is not None:
@@ -66,8 +65,7 @@ def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
     """Return the pooling that the settings name, else the one that the model file names. If neither names one: rank
     for a model with a ranking head, mean for other encoders, last for decoders.
 
-    Raises ModelError for rank if the model has no ranking head.
-    """
+    Raises ModelError for rank if the model has no ranking head."""
     has_head = any(name in model.header.tensors for name in _HEADS)
     declared = _declared(model)
     if settings.pooling != AUTO:
@@ -86,8 +84,7 @@ def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
 def _divisor(number: int, most: int) -> int:
     """Return the largest divisor of `number` up to `most`.
 
-    If `number` is a multiple of `GRAIN`, the result is at least `GRAIN` or, if `most` is less, over half of `most`.
-    """
+    If `number` is a multiple of `GRAIN`, the result is at least `GRAIN` or, if `most` is less, over half of `most`."""
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
 
 
@@ -116,8 +113,7 @@ class PooledContext(NativeOwner):
         """Allocate the compute buffers, and for decoders the KV cache. Raises ModelError, ModelTooLarge.
 
         `n_ctx`: maximum tokens of an input; a smaller micro-batch can lower it. `kv_tokens`: KV cells that all inputs
-        in progress share; encoders need none. `num_sequences`: maximum inputs at a time, if each has its own memory.
-        """
+        in progress share; encoders need none. `num_sequences`: maximum inputs at a time, if each has its own memory."""
         log = native_log()
         log.clear()
         self.model = model
@@ -250,8 +246,7 @@ class PooledInputs:
         """Return the tokens of a text for embedding, with the begin and end tokens that the model wants.
 
         Names of control tokens in the text become those tokens. `add_special` False: no begin and end tokens, for a
-        text that follows others in one input. Raises CallFailed.
-        """
+        text that follows others in one input. Raises CallFailed."""
         return array("i", self._tokenizer.tokenize(text, add_special=add_special, parse_special=True))
 
     def of_pair(self, query: str, document: str) -> Sequence[int]:

@@ -114,8 +114,7 @@ class Fetched:
     """The record of the models fetched from the hub into a models folder, which several machines can share.
 
     `fetched.json` maps a reference to its file (the first part of a split model). `contents.json` maps it to its commit
-    and each file's SHA-256, with the size and time that the file had when it was hashed.
-    """
+    and each file's SHA-256, with the size and time that the file had when it was hashed."""
 
     def __init__(self, folder: Path) -> None:
         self._places = folder / "fetched.json"

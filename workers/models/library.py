@@ -79,8 +79,7 @@ class Library:
     def locate_all(self, found: Catalog) -> tuple[ModelSpec, ...]:
         """Return the models that have workers on this machine, each with its checked local file as its only source.
 
-        Raises ModelUnusable for the first model that can't be served.
-        """
+        Raises ModelUnusable for the first model that can't be served."""
         served = [model for model in found.models if model.workers]
         for model in served:
             for adapter in model.adapters:

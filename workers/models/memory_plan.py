@@ -56,8 +56,7 @@ def plan_kv(
     """Return the plan. `kv_tokens` 0: slots x n_ctx cells, or as many as fit the worker's share of `free_bytes` (None:
     not known, so all fit). `workers`: number of workers that share the machine.
 
-    Any other `kv_tokens` is not reduced to fit the memory: whether it fits shows when it is allocated.
-    """
+    Any other `kv_tokens` is not reduced to fit the memory: whether it fits shows when it is allocated."""
     wanted = min(kv_tokens or slots * n_ctx, MAX_KV_TOKENS)
     reason = ""
     if not kv_tokens and free_bytes is not None and bytes_per_token > 0:
@@ -77,8 +76,7 @@ def plan_kv(
 def outputs_too_large(*, n_vocab: int, n_ubatch: int, free_bytes: int | None) -> str:
     """Return why a micro-batch that has an output for each token does not fit main memory; empty if it does.
 
-    llama.cpp reserves memory for the logits of all outputs, needed or not (`output_reserve` in llama-context.cpp).
-    """
+    llama.cpp reserves memory for the logits of all outputs, needed or not (`output_reserve` in llama-context.cpp)."""
     needed = n_vocab * n_ubatch * 4
     if free_bytes is None or needed <= free_bytes:
         return ""

@@ -42,8 +42,7 @@ class TookTooLong(Exception):
     """The helper did not answer in time, and has been killed.
 
     `starved`: it got hardly any processor time, because it was stopped or the machine is busy; so the question is not
-    the cause.
-    """
+    the cause."""
 
     def __init__(self, *, starved: bool = False) -> None:
         super().__init__()
@@ -78,8 +77,7 @@ def processor_s(pid: int) -> float:
 def is_starved(pid: int, before_s: float, seconds: float) -> bool:
     """Return whether a process got hardly any processor time in the last `seconds`; False for less than one second.
 
-    `before_s`: its `processor_s` at the beginning of these seconds.
-    """
+    `before_s`: its `processor_s` at the beginning of these seconds."""
     return seconds >= 1 and processor_s(pid) - before_s < STARVED_SHARE * seconds
 
 
@@ -93,8 +91,7 @@ def launched(command: Sequence[str], *, variables: Mapping[str, str] | None = No
 
     `variables`: variables to add to its environment.
 
-    Raises NotStarted. If memory is short, raises OSError (ENOMEM) instead, which a worker reports in its own way.
-    """
+    Raises NotStarted. If memory is short, raises OSError (ENOMEM) instead, which a worker reports in its own way."""
     try:
         environment = {**helper_environment(), **(variables or {})}
         return subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment, **how)
@@ -153,8 +150,7 @@ class HelperProcess:
         """Send one line and return the answer, both without line ends. Starts a process if none runs.
 
         Blocks while other callers' questions are answered and during a start. Raises NotStarted, TookTooLong,
-        ProcessEnded.
-        """
+        ProcessEnded."""
         with self._lock:
             process = self._running()
             return self._answer(process, question + b"\n", timeout_s)

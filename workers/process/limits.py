@@ -62,8 +62,7 @@ def bound_cpu(seconds: int) -> None:
 def shut_off() -> None:
     """Forbid this process to open files, sockets or processes; open ones stay open. Import everything before.
 
-    A process of the superuser could raise these limits again.
-    """
+    A process of the superuser could raise these limits again."""
     for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         resource.setrlimit(kind, (0, 0))
 
@@ -95,8 +94,7 @@ def keep_little(large_bytes: int = LARGE_BYTES) -> bool:
     worker that had moved states of all sizes for half an hour held 67 MB, of which 37 were free. Each thread has an
     arena, up to eight per core, whose free memory other threads can't use: nine arenas of a worker had 20 MiB free
     together. A gateway that had read thirty messages of 8 MB kept 140 MiB; with these settings it keeps 2.
-    Source: mallopt(3).
-    """
+    Source: mallopt(3)."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
         return False
@@ -127,8 +125,7 @@ class HeapUpkeep:
 
     Also runs Python's collector, which a quiet process hardly ever does by itself. An exception references the frames
     that it passed through, and one of them often references the exception: only the collector frees such a cycle, which
-    can hold a prompt of megabytes.
-    """
+    can hold a prompt of megabytes."""
 
     async def run(self) -> None:
         """Return free memory to the system every `GIVE_BACK_EVERY_S` until cancelled. Run the collector when due."""
@@ -146,8 +143,7 @@ def started_threads(name: str, at_once: int) -> ThreadPoolExecutor:
     """Return a pool of `at_once` threads that all run already. Raises RuntimeError if one can't be started.
 
     An ordinary pool starts its threads as jobs come. If there is no memory for a thread then, the event loop waits in
-    `Thread.start` for ever.
-    """
+    `Thread.start` for ever."""
     threads = ThreadPoolExecutor(at_once, thread_name_prefix=name)
     together = threading.Barrier(at_once)
     try:

@@ -131,8 +131,7 @@ def _opened_again(descriptor: int) -> int | None:
     """Return a non-blocking descriptor of the terminal that `descriptor` is; None if it is no terminal.
 
     A terminal that has room for a byte says that it can be written to, and then blocks for the rest of the line. Its
-    own descriptor may be shared with other processes, which do not expect it to be non-blocking.
-    """
+    own descriptor may be shared with other processes, which do not expect it to be non-blocking."""
     try:
         return os.open(os.ttyname(descriptor), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -153,8 +152,7 @@ class _Drops(logging.Filter):
 def configure(level: str, log_format: str, noise: Collection[str] = ()) -> None:
     """Configure logging for this whole process. `log_format`: auto, text or json; auto is text on a terminal.
 
-    `noise`: the HTTP server's log lines that contain one of these texts report no real error, and are dropped.
-    """
+    `noise`: the HTTP server's log lines that contain one of these texts report no real error, and are dropped."""
     text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
     handler = _handler()
     handler.setFormatter(TextFormatter() if text else FieldsFormatter())

@@ -25,8 +25,7 @@ PR_SET_PDEATHSIG = 1
 def hold() -> None:
     """Have this process end when its parent ends, if `PADDOCK_DIE_WITH_PARENT` is set. Call it first in `main`.
 
-    The signal is SIGKILL: with the parent gone, nothing would bound a slow shutdown.
-    """
+    The signal is SIGKILL: with the parent gone, nothing would bound a slow shutdown."""
     expected = os.environ.get(VARIABLE, "")
     if not expected:
         return

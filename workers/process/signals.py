@@ -23,8 +23,7 @@ def ending_at_once() -> Iterator[None]:
 
     An ordinary handler would run too late: Python runs it between two bytecode instructions, and loading a model is one
     long call into C. Without any handler the signal may do nothing: in a container this process can be number 1, which
-    gets no signals from Linux that it has no handler for.
-    """
+    gets no signals from Linux that it has no handler for."""
     read, write = socket.socketpair()
     write.setblocking(False)
     before = signal.signal(signal.SIGTERM, lambda *_: None)

@@ -1,5 +1,4 @@
-"""The events of a call, as a worker sends them, and its failures as data. They are also the canonical events inside the
-gateway.
+"""The canonical events of a call, as workers send them and the gateway uses them, and a call's failures as data.
 
 Each event travels as a JSON array whose first element is its tag (msgspec `array_like`), so that one engine step of
 many calls is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Reasoning`,
@@ -9,7 +8,7 @@ many calls is one short line. A call's events are, in order: one `Started`, any 
 
 The gateway translates the code of each failure once, where the failure enters the gateway:
 
-code               HTTP status   may be retried on another worker before the first event
+code               HTTP status   may be retried on another worker before the first token
 -----------------  -----------   --------------------------------------------------------
 invalid_request    400           no
 context_overflow   400           no
@@ -151,7 +150,8 @@ NO_USAGE = Usage(0, 0, 0)
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="s"):
-    """The call got a slot and its prefill begins. From here on it is not retried on another worker."""
+    """The call got a slot and its prefill begins. If the call fails before its first token, the gateway may still retry
+    it on another worker, unless the caller asked for `Progress`: then the answer begins with this event."""
 
     call: int
     slot: int
@@ -205,8 +205,7 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, tag="p"):
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="q"):
     """Log probabilities of the prompt's next tokens, each given the tokens before it. All are sent before any text.
 
-    The first token of a prompt follows nothing, so its `logprob` is 0 and no other tokens are listed in its place.
-    """
+    The first token of a prompt follows nothing, so its `logprob` is 0 and no other tokens are listed in its place."""
 
     call: int
     tokens: tuple[TokenProbs, ...]

@@ -301,8 +301,7 @@ def read_float(text: str) -> float:
     Raises msgspec.DecodeError for a number out of the range of floats.
 
     msgspec's own parser takes 25 us for a number close to that range's limits (`2.2250738585072011e-308`): ten seconds
-    for 8 MiB of them, all with the interpreter's lock held. This takes a tenth of that, and other threads can run.
-    """
+    for 8 MiB of them, all with the interpreter's lock held. This takes a tenth of that, and other threads can run."""
     value = float(text)
     if not isfinite(value):
         raise msgspec.DecodeError("Number out of range")

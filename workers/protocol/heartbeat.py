@@ -150,8 +150,7 @@ class WorkerAddress(msgspec.Struct, frozen=True):
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process, as the fleet sees it.
 
-    Fields with default values are encoded too: a missing `protocol` would be read as the reader's own version.
-    """
+    Fields with default values are encoded too: a missing `protocol` would be read as the reader's own version."""
 
     worker: str
     """Id of the worker; a restarted one keeps it."""
@@ -205,8 +204,7 @@ def record_of(beat: Heartbeat, secret: str) -> dict[Any, Any]:
     """Return the fields of `keys.worker`: the heartbeat, its seal, and the values that admission scripts read.
 
     The values for scripts are fields of their own for speed. They are not sealed, as they only decide how many calls a
-    worker gets: the address that gateways send calls to comes from the heartbeat alone.
-    """
+    worker gets: the address that gateways send calls to comes from the heartbeat alone."""
     encoded = encode_heartbeat(beat)
     return {
         BEAT: encoded,

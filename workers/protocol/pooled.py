@@ -57,8 +57,7 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
 class ResultReader:
     """Decodes a `PoolResult` in pieces: decoding 32 MiB of vectors in one call takes 60 ms, in which no stream moves.
 
-    Call `add` once per iteration of the event loop. The JSON around the vectors is kept and decoded at the end.
-    """
+    Call `add` once per iteration of the event loop. The JSON around the vectors is kept and decoded at the end."""
 
     _BEGIN, _END = b'"vectors":"', b'"'
     """The JSON before and after the vectors. Within another JSON string the quotes would have backslashes."""

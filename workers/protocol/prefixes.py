@@ -70,8 +70,7 @@ def prefix_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]
 def chain_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> Chain:
     """Return a chain of all the request's texts; the last text is still open, so that the answer can be added to it.
 
-    The parameters are those of `prefix_of`.
-    """
+    The parameters are those of `prefix_of`."""
     chain = Chain(_scope(request, tenant, adapters))
     for number, text in enumerate(_texts(request)):
         if number:
@@ -84,8 +83,7 @@ def prefix_after(chain: Chain, request: GenerateRequest, text: str, calls: tuple
     """Return the heads of the request with its answer (`text`, `calls`), as a client sends both in its next request.
 
     `chain` is the request's (`chain_of`) and is changed here. For infill the heads are those of the request alone: no
-    client sends such an answer back.
-    """
+    client sends such an answer back."""
     if request.prompt is not None:
         chain.write(text.encode())
     elif request.infill is None:

@@ -44,8 +44,7 @@ Bias = tuple[int | str, float | None]
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters by llama.cpp's names; `None` means the model's default, then llama-server's.
 
-    Source of names and defaults: tools/server/README.md of llama.cpp.
-    """
+    Source of names and defaults: tools/server/README.md of llama.cpp."""
 
     temperature: float | None = None
     """Softmax temperature; 0 is greedy. llama-server's default 0.8."""

@@ -52,8 +52,7 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
     """Return a client for any URL of `workers.redis.url`; nothing is sent yet.
 
     `timeout_s` bounds each of: the wait for a free connection, connecting, and the wait for one answer. `retries`: how
-    often a command is sent again after its connection broke, so it can run more than once. Raises BadRedisUrl.
-    """
+    often a command is sent again after its connection broke, so it can run more than once. Raises BadRedisUrl."""
     place = checked(url)
     options = {
         "socket_connect_timeout": timeout_s,
@@ -183,8 +182,7 @@ class _Sentinels(Sentinel):
 class _Pool(ConnectionPool):
     """A pool of `MAX_CONNECTIONS` connections behind a gate. Commands wait for a free connection in order of arrival.
 
-    redis-py's own pool raises an error when no connection is free; callers would take that for a Redis that is down.
-    """
+    redis-py's own pool raises an error when no connection is free; callers would take that for a Redis that is down."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "max_connections": UNBOUNDED})

@@ -68,7 +68,7 @@ class Engine(Protocol):
 
 
 class Calls(Protocol):
-    """The calls of a worker, whatever their kind."""
+    """The part that the server needs of an object that keeps a worker's calls (`GenerateCalls` or `PooledCalls`)."""
 
     @property
     def idle(self) -> asyncio.Event: ...

@@ -80,8 +80,7 @@ class Child:
         """`on_death(code, is_final)` is called when the process ends unasked; `is_final`: it will not be restarted.
 
         A process that ends with a code in `final` stays ended, unless an earlier one ran for a minute and ended with
-        another code: then the cause may pass (a full disk, short memory). After `ENDED_AS_ASKED` none is restarted.
-        """
+        another code: then the cause may pass (a full disk, short memory). After `ENDED_AS_ASKED` none is restarted."""
         self.name = recipe.name
         self.starts = 0
         self.pid: int | None = None

@@ -18,8 +18,7 @@ class FolderTaken(RuntimeError):
 class StateFolder:
     """The state folder: `with` makes and locks it, and unlocks it at the end. Raises FolderTaken, OSError.
 
-    A folder that is made here is accessible to its user only; an existing one keeps its mode (see `exposure`).
-    """
+    A folder that is made here is accessible to its user only; an existing one keeps its mode (see `exposure`)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()

@@ -41,8 +41,7 @@ QUERY_TIMEOUT_S = 10.0
 def visible(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the GPUs in the form of `CUDA_VISIBLE_DEVICES`; empty: CPU only.
 
-    If that variable is set, it alone decides; as in CUDA, devices after an invalid entry (-1) are hidden.
-    """
+    If that variable is set, it alone decides; as in CUDA, devices after an invalid entry (-1) are hidden."""
     if VISIBLE in environment:
         devices = [device.strip() for device in environment[VISIBLE].split(",")]
         end = next((n for n, device in enumerate(devices) if device in ("", "-1", "NoDevFiles", "none")), len(devices))
@@ -100,8 +99,7 @@ class PlannedWorker:
 def plan(served: Sequence[ModelSpec], cores: int, devices: Sequence[str], host: str) -> tuple[PlannedWorker, ...]:
     """Return each model's workers, in the catalog's order. Devices are dealt in turn, cores divided evenly. Pure.
 
-    Raises CatalogError if a worker wants more devices than there are.
-    """
+    Raises CatalogError if a worker wants more devices than there are."""
     models = [model for model in served for _ in range(model.workers)]
     threads = max(1, cores // max(1, len(models)))
     dealt = _dealt(models, devices)

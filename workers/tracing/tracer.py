@@ -92,8 +92,7 @@ class BackgroundTracer:
     def __init__(self, exporter: Exporter, share: float = 1.0, every_s: float = EVERY_S) -> None:
         """`share`: fraction of the traces that begin here to record; others are recorded if their caller `is_sampled`.
 
-        `every_s`: seconds after which finished calls are sent even if they are fewer than `BATCH`.
-        """
+        `every_s`: seconds after which finished calls are sent even if they are fewer than `BATCH`."""
         self._exporter = exporter
         self._share = share
         self._every_s = every_s
@@ -205,8 +204,7 @@ def tracing(
 ) -> Iterator[Tracer]:
     """Yield a running tracer, or `OFF` if no endpoint is configured. Raises TracingUnusable.
 
-    `resource`: attributes of this process; those in the environment take precedence.
-    """
+    `resource`: attributes of this process; those in the environment take precedence."""
     url, setting = _endpoint(endpoint, environment)
     exporter = _exporter(url, setting, headers, resource, version, environment) if url else None
     if exporter is None:

@@ -173,10 +173,9 @@ class MessagesRequest:
 
 
 def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> MessagesRequest:
-    """Return the parsed body; parameters without effect are noted in `ignored`.
+    """Return the parsed body of POST /v1/messages; parameters without effect are noted in `ignored`.
 
-    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
-    """
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
     ignored = ignored or Ignored()
     body = read_body(MessagesBody, read_object(raw), (IGNORED, REFUSED), ignored)
     prompt = _prompt(body)
@@ -192,11 +191,10 @@ def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> Message
 
 
 def read_prompt(raw: bytes, ignored: Ignored) -> tuple[str, GenerateRequest]:
-    """Return the model's name, and a request with only what its prompt depends on. Other parameters of messages are
-    skipped; parameters that messages don't have are noted in `ignored`.
+    """Read a body of which only the prompt matters, to count its tokens. Return the model's name and the request.
+    Other parameters that POST /v1/messages knows are skipped; unknown parameters are noted in `ignored`.
 
-    Raises InvalidRequest, UnsupportedParameter or NotSupported.
-    """
+    Raises InvalidRequest, UnsupportedParameter or NotSupported."""
     beside = (MessagesBody.model_fields.keys() | IGNORED.keys() | REFUSED.keys()) - PromptBody.model_fields.keys()
     document = {name: value for name, value in read_object(raw).items() if name not in beside}
     body = read_body(PromptBody, document, ({}, {}), ignored)

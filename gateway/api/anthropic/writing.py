@@ -56,8 +56,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 class StreamWriter:
     """Writes one streamed message: its blocks in turn, each between a start event and a stop event.
 
-    The part that all deltas of a block share is encoded once.
-    """
+    The part that all deltas of a block share is encoded once."""
 
     def __init__(self, call: Call, request_log: RequestLog) -> None:
         self._model = call.alias

@@ -67,8 +67,7 @@ async def read_body(
 ) -> bytes:
     """Return the whole body. `on_part` is awaited with each part and the number of bytes so far; it may raise.
 
-    Raises BodyTooLarge (before reading, if the Content-Length says so; else while reading), BodyTooSlow, ClientGone.
-    """
+    Raises BodyTooLarge (before reading, if the Content-Length says so; else while reading), BodyTooSlow, ClientGone."""
     if (declared := declared_bytes(scope)) > limit:
         raise _too_large(f"{declared} bytes", limit)
     try:
@@ -124,8 +123,7 @@ def _decode(body: bytes) -> Any:
     """Decode a body: a long one field by field, with token ids packed (`packed`). Raises what `decode_json` raises.
 
     Decoded in one call, half a million token ids in seventeen prompts held the interpreter for 25 ms. Their 16 MB of
-    ints lay among objects that live longer, so that 40 MB of memory never went back to the system.
-    """
+    ints lay among objects that live longer, so that 40 MB of memory never went back to the system."""
     if len(body) <= LONG_BYTES:
         return decode_json(body)
     try:
@@ -264,8 +262,7 @@ class ShapeCheck:
 
     Decoding makes an object of each string, array and object: 8 MiB hold 2.8 million of them, which take gigabytes and
     half a minute once they are validated. Strings are removed before commas and brackets are counted: text may have
-    any number of those.
-    """
+    any number of those."""
 
     def __init__(self, max_items: int) -> None:
         """`max_items`: tokens of the longest context of all models."""

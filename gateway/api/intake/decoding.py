@@ -46,8 +46,7 @@ def let_loop_run() -> None:
     """Rest for as long as the decoding thread has computed since its last rest; on any other thread, do nothing.
 
     Call this between parts of a body. The event loop waits for the GIL at each event, and before the next event the
-    decoding thread takes it back: without rests, a stream stood still for 200 ms while a body took 80 ms to decode.
-    """
+    decoding thread takes it back: without rests, a stream stood still for 200 ms while a body took 80 ms to decode."""
     if _job.is_under_way and (took_s := thread_time() - _job.since_s) > REST_AFTER_S:
         sleep(took_s)
         _job.rested_s += took_s

@@ -20,8 +20,7 @@ class ClientGone(Exception):  # the end of a request that nobody waits for, not 
 async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
     """Interrupt the block, wherever it waits, when the client disconnects; raise ClientGone then.
 
-    The request's body must have been read before: anything else that arrives is discarded.
-    """
+    The request's body must have been read before: anything else that arrives is discarded."""
     gone = False
     interrupt = asyncio.timeout(None)
 

@@ -63,8 +63,7 @@ class Intake:
         """Read a request's body of at most `most` bytes (None: `max_body_bytes`), and check it while it comes.
 
         Raises BodyTooLarge, BodyTooSlow, InvalidRequest, ContextOverflow, TakesTooMuch, HeldTooMuch, MemoryFull and
-        ClientGone.
-        """
+        ClientGone."""
         most = self.max_body_bytes if most is None else min(most, self.max_body_bytes)
         reservation = self._budget.reserve(principal)
         scope[RESERVATION] = reservation
@@ -93,8 +92,7 @@ class Intake:
     def message(self, principal: Principal, raw: bytes) -> Body:
         """Return a `Body` for a WebSocket message or, with empty `raw`, to count the memory of data read from Redis.
 
-        Close it in any case. Raises TakesTooMuch, HeldTooMuch, MemoryFull.
-        """
+        Close it in any case. Raises TakesTooMuch, HeldTooMuch, MemoryFull."""
         reservation = self._budget.reserve(principal)
         reservation.resize(len(raw))
         return Body(raw, reservation, self)

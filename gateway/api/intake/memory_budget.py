@@ -19,8 +19,7 @@ class MemoryBudget:
 
     A team may hold as many bytes as stay free for others: one team alone half of all bytes, two teams a third each.
     So there is always room for one more team (dynamic thresholds of shared-memory switches; Choudhury and Hahne, 1998).
-    A key may hold three quarters of what its team may.
-    """
+    A key may hold three quarters of what its team may."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -44,8 +43,7 @@ class MemoryBudget:
     def take(self, principal: Principal, num_bytes: int, num_before: int = 0) -> None:
         """Count `num_bytes` more for a request. `num_before`: bytes that the request holds already.
 
-        Raises TakesTooMuch if the request can never fit, HeldTooMuch, MemoryFull.
-        """
+        Raises TakesTooMuch if the request can never fit, HeldTooMuch, MemoryFull."""
         if num_before + num_bytes > self.largest:
             raise TakesTooMuch(
                 f"The request and its answer take {num_before + num_bytes} bytes of memory; one key may hold "
@@ -143,8 +141,7 @@ Holds = Callable[[int], None]
 class ProbabilityBudget:
     """Limits one request's probabilities that are not sent yet: by number, and by their bytes in the memory budget.
 
-    A probability takes dozens of bytes, and a hundred of them can come with every token.
-    """
+    A probability takes dozens of bytes, and a hundred of them can come with every token."""
 
     def __init__(self, requests: Sequence[GenerateRequest], holds: Holds, *, streams: bool, repeats: bool) -> None:
         """`repeats`: whether an answer's end, even in a stream, repeats all its probabilities. Then all are kept."""
@@ -161,8 +158,7 @@ class ProbabilityBudget:
         """Count the probabilities in `events`, which are of one answer (`choice`). `written`: whether the stream has
         sent all of that answer's probabilities so far: then they count as 0, unless the answer's end repeats them.
 
-        Raises InvalidRequest if there are too many, HeldTooMuch, MemoryFull and TakesTooMuch.
-        """
+        Raises InvalidRequest if there are too many, HeldTooMuch, MemoryFull and TakesTooMuch."""
         if written and not self._ends_whole:
             self._clear(choice)
             return

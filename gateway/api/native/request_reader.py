@@ -34,8 +34,7 @@ class RequestReader:
         """Return a call to the model that the body names, or else the query string, or else the default model.
 
         `strict`: as in `ModelNames.resolve_call`, for routes that change a model for all callers. Raises what
-        `CallResolver.resolve` raises.
-        """
+        `CallResolver.resolve` raises."""
         return self._resolver.resolve(principal, named_model(document, scope), request_log_of(scope), strict=strict)
 
 
@@ -47,8 +46,7 @@ def document_of(raw: bytes) -> dict[str, Any]:
 def validated(kind: type[BodyT], document: dict[str, Any], ignored: Ignored) -> BodyT:
     """Return the parsed body. Fields with null count as not sent; unknown fields are noted in `ignored`.
 
-    Raises InvalidRequest, UnsupportedParameter.
-    """
+    Raises InvalidRequest, UnsupportedParameter."""
     given = {name: value for name, value in document.items() if value is not None}
     try:
         return kind.model_validate(given, context=ignored)

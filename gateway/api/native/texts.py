@@ -152,8 +152,7 @@ def _tokens_of(raw: bytes, scope: Scope) -> tuple[str, tuple[int, ...]]:
 async def decoded_reply(body: HeldBody, reply: bytes, decode: Callable[[bytes], ReplyT]) -> ReplyT:
     """Decode a worker's answer, on a thread if it is long. Count its bytes too: they can far exceed the body's.
 
-    Raises InternalError, HeldTooMuch, MemoryFull, TakesTooMuch.
-    """
+    Raises InternalError, HeldTooMuch, MemoryFull, TakesTooMuch."""
     body.hold(len(reply))
     try:
         return await body.run_aside(len(reply), partial(decode, reply))
@@ -176,8 +175,7 @@ def text_parts(name: str, text: str) -> Iterator[bytes]:
 def token_parts(found: Tokenized) -> Iterator[bytes]:
     """Yield `{"tokens": [...]}` in parts: tokens' numbers or, with pieces, objects of a number and its piece.
 
-    A piece that is not valid UTF-8 by itself is written as a list of its bytes.
-    """
+    A piece that is not valid UTF-8 by itself is written as a list of its bytes."""
     num_tokens = len(found.ids) // TOKEN_BYTES
     opening = b'{"tokens":['
     for start in range(0, num_tokens, TOKENS_PER_TURN):

@@ -100,8 +100,7 @@ class Probabilities:
     def add_prompt(self, event: PromptLogprobs, num_tokens: int, text: str) -> bool:
         """Add the next of the `num_tokens` tokens of the prompt `text`; return whether all of them have come now.
 
-        Only OpenAI's older shape has a place for a prompt's probabilities.
-        """
+        Only OpenAI's older shape has a place for a prompt's probabilities."""
         if self._legacy.add_prompt(event.tokens) < num_tokens:
             return False
         self._legacy.end_prompt(text)

@@ -116,8 +116,7 @@ class LegacyCollector:
         """Set the offset of each prompt token, once all have been added. `text`: the prompt as the answer shows it.
 
         The tokens can have more characters than `text`: those of a begin token, or the blank that some models put
-        before a text. Tokens that `text` does not show get offset 0.
-        """
+        before a text. Tokens that `text` does not show get offset 0."""
         place = len(text) - sum(self._lengths)
         for length in self._lengths:
             self._told["text_offset"].append(max(0, place))

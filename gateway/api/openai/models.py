@@ -68,8 +68,7 @@ class Models:
     async def _cards(self, named: Mapping[str, str], permitted: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return a card per name in `named` (name -> model). A chain's card is that of its first model with a worker.
 
-        `permitted`: name -> model for all names that the key may use.
-        """
+        `permitted`: name -> model for all names that the key may use."""
         aliases: dict[str, list[str]] = {}
         for name, model in permitted.items():
             if self._is_alias(name):

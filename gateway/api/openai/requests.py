@@ -70,8 +70,7 @@ class ChatRequest:
 def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
     """Return the parsed body; parameters without effect are noted in `ignored`.
 
-    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
-    """
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
     ignored = ignored or Ignored()
     body = read_body(ChatBody, read_object(raw), (IGNORED, REFUSED), ignored)
     usage = read_stream_options(body.stream_options, stream=body.stream)
@@ -129,8 +128,7 @@ class CompletionRequest:
 def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionRequest:
     """Return the parsed body; parameters without effect are noted in `ignored`.
 
-    Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path.
-    """
+    Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path."""
     unread = (COMPLETION_IGNORED, COMPLETION_REFUSED)
     body = read_body(CompletionBody, read_object(raw), unread, ignored or Ignored())
     usage = read_stream_options(body.stream_options, stream=body.stream)

@@ -143,8 +143,7 @@ class WholeChoices(Generic[ChoiceT]):
 class Verbose:
     """Writes llama-server's `__verbose`: the prompt as the model read it, and the settings that the answer had.
 
-    The answer's text is not repeated there.
-    """
+    The answer's text is not repeated there."""
 
     def __init__(self, request: GenerateRequest, *, wanted: bool, stream: bool) -> None:
         self._request = request
@@ -198,8 +197,7 @@ class ChunkEncoder:
     def framed(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
         """Return the bytes before and after the text of a plain chunk.
 
-        The chunk has one choice, whose JSON is `before` + text + `after`.
-        """
+        The chunk has one choice, whose JSON is `before` + text + `after`."""
         return self._head + b',"choices":[' + before, after + b"]" + self._tail
 
     def chunk(self, choice: dict[str, Any], extra: bytes = b"") -> bytes:
@@ -341,8 +339,7 @@ RESPONSES: ErrorShape = OpenAiErrors("input")
 def error_body(error: PaddockError, names: Mapping[str, str] | None = None) -> bytes:
     """Return `{"error": {...}}`. `names`: a worker's name for a parameter -> the route's name.
 
-    If a prompt is too long, the error has `n_prompt_tokens` and `n_ctx`, which the web page of llama-server shows.
-    """
+    If a prompt is too long, the error has `n_prompt_tokens` and `n_ctx`, which the web page of llama-server shows."""
     param = (names or {}).get(error.param or "", error.param)
     inner: dict[str, Any] = {"message": error.message, "type": error.type, "param": param, "code": error.code}
     if isinstance(error, ContextOverflow) and error.n_ctx:

@@ -73,7 +73,7 @@ async def version(principal: Principal, scope: Scope, receive: Receive, send: Se
 
 
 class AdmissionState(Protocol):
-    """What `Ready` needs to know from the admission."""
+    """The part of the admission that `Ready` uses."""
 
     @property
     def can_place_degraded(self) -> bool: ...
@@ -84,7 +84,7 @@ class AdmissionState(Protocol):
 
 
 class UnloadedModels(Protocol):
-    """What `Ready` needs to know from `DesiredModels`."""
+    """The part of `DesiredModels` that `Ready` uses."""
 
     async def unloaded(self, models: Sequence[str]) -> frozenset[str]: ...
 

@@ -56,8 +56,7 @@ class Body(BaseModel):
     """A request's body whose values are not converted: "1" is not accepted as a number, nor 1 as a boolean.
 
     Unknown fields are errors. But if the context of the validation is an `Ignored` with `refuses` false, they are left
-    out, and noted in that `Ignored`.
-    """
+    out, and noted in that `Ignored`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 

@@ -93,8 +93,7 @@ class LoraBody(Body):
     """Holds the LoRA adapters of one request. As in llama-server, adapters that `lora` does not list are off.
 
     An adapter is named by its name or by its number in the list of its model's adapters (`GET /lora-adapters`), which
-    `gateway.adapters.choice` resolves.
-    """
+    `gateway.adapters.choice` resolves."""
 
     lora: Annotated[list[LoraUse], Field(max_length=MAX_ADAPTERS, fail_fast=True)] | None = None
 
@@ -159,8 +158,7 @@ class ProbsBody(TokenProbsBody):
 def read_n_probs(body: ProbsBody) -> int:
     """Return `GenerateRequest.n_probs`: likeliest tokens to report per token; -1: only the chosen one; 0: nothing.
 
-    Raises InvalidRequest.
-    """
+    Raises InvalidRequest."""
     if body.top_logprobs and not body.logprobs:
         message = f"`top_logprobs` is {body.top_logprobs}; it needs `logprobs: true`. Send both or neither."
         raise InvalidRequest(message, param="top_logprobs")

@@ -29,8 +29,7 @@ FORMS = "a string, an array of tokens, or an array of such prompts"
 def read_prompts(value: Any, path: str = "prompt") -> tuple[Prompt, ...]:
     """Return the prompts. An array with a token in it is one prompt, any other an array of prompts.
 
-    As in llama-server, tokens of a mixture are taken as they are, and its texts tokenised. Raises InvalidRequest.
-    """
+    As in llama-server, tokens of a mixture are taken as they are, and its texts tokenised. Raises InvalidRequest."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):

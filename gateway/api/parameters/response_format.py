@@ -102,8 +102,7 @@ def drop_beside_tools(form: Constraint | None, forced: Sequence[str], ignored: I
     """Return the answer's form, or None if it is dropped because the answer must call one of the `forced` tools.
 
     A schema is dropped, and noted in `ignored`, since the tools' own schemas apply: the client library instructor sends
-    both, and reads the tool call. A grammar is kept, and the worker refuses it.
-    """
+    both, and reads the tool call. A grammar is kept, and the worker refuses it."""
     if form is None or not forced or form.kind != "json_schema":
         return form
     ignored.note(form.param)

@@ -95,8 +95,7 @@ def read_thinking(body: ThinkingBody, others: OtherWords = OtherWords()) -> Thin
     """Return the settings of thinking. If several parameters switch thinking on or off, the first of these counts:
     `chat_template_kwargs` (as in llama-server), `enable_thinking`, `thinking`, an effort of "none", `others`.
 
-    Raises InvalidRequest.
-    """
+    Raises InvalidRequest."""
     kwargs = body.chat_template_kwargs or {}
     switch = body.thinking if isinstance(body.thinking, ThinkingSwitch) else None
     effort = body.reasoning_effort
@@ -139,8 +138,7 @@ def enabled_by_kwargs(kwargs: dict[str, Any]) -> bool | None:
 def read_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
     """Return the variables among `chat_template_kwargs` that `read_thinking` does not read.
 
-    Raises InvalidRequest if they are nested too deeply.
-    """
+    Raises InvalidRequest if they are nested too deeply."""
     values = dict(kwargs or {})
     if values.pop("enable_thinking", None) is None and isinstance(values.get("thinking"), bool):
         del values["thinking"]

@@ -41,8 +41,7 @@ def read_body(
 ) -> BodyT:
     """Return the parsed body. `unread`: the dialect's tables of ignored parameters and of refused ones.
 
-    Raises InvalidRequest and UnsupportedParameter, each naming the parameter by its path.
-    """
+    Raises InvalidRequest and UnsupportedParameter, each naming the parameter by its path."""
     kept = _rename_synonyms(kind, sift(document, *unread, ignored), ignored)
     try:
         return kind.model_validate(kept, context=ignored)
@@ -57,8 +56,7 @@ def sift(
 ) -> dict[str, Any]:
     """Return the parameters that are neither in `known` nor in `refused`; note the ignored ones in `ignored`.
 
-    `known`: ignored parameter -> reason. Null counts as not sent. Raises UnsupportedParameter for the first refused.
-    """
+    `known`: ignored parameter -> reason. Null counts as not sent. Raises UnsupportedParameter for the first refused."""
     kept: dict[str, Any] = {}
     for name, value in document.items():
         if value is None:
@@ -81,8 +79,7 @@ def _rename_synonyms(kind: type[BaseModel], kept: dict[str, Any], ignored: Ignor
     """Rename the synonyms in `kept` to the body's own names of these parameters, and return `kept`.
 
     If a parameter comes under several names, its own name counts, else its first synonym, as in llama-server. A synonym
-    with another value is noted in `ignored` or, if `ignored.refuses`, raises UnsupportedParameter.
-    """
+    with another value is noted in `ignored` or, if `ignored.refuses`, raises UnsupportedParameter."""
     for name, others in synonyms_of(kind).items():
         for other in others:
             if other not in kept:

@@ -60,8 +60,7 @@ class Background:
     ) -> None:
         """Start a response. Send it as queued or, if the caller streams, its events as they come.
 
-        Raises StoreUnavailable, StorageFull, TooManyStreams.
-        """
+        Raises StoreUnavailable, StorageFull, TooManyStreams."""
         request_log, team = request_log_of(scope), call.principal.team
         call = replace(call, unhurried=True, queue_deadline=call.deadline, start_deadline=call.deadline)
         writer = EventWriter(asked, call)
@@ -93,8 +92,7 @@ class Background:
     async def cancel(self, id_: str, body: Body) -> dict[str, Any]:
         """Cancel a response and return it; one that had already ended stays as it is.
 
-        Raises ResponseNotFound, and Unavailable if it still runs after CANCEL_S.
-        """
+        Raises ResponseNotFound, and Unavailable if it still runs after CANCEL_S."""
         response = await self.current(id_, body)
         if response["status"] not in RUNNING:
             return response
@@ -119,8 +117,7 @@ class Background:
     async def current(self, id_: str, body: Body) -> dict[str, Any]:
         """Return a stored response in its present state: failed if the gateway that ran it is gone.
 
-        Raises ResponseNotFound.
-        """
+        Raises ResponseNotFound."""
         record = await self._responses.get(id_, body)
         if record.response["status"] in RUNNING and not await self._recordings.alive(stream_of(id_)):
             # It may have ended in between. Then the record that is stored by now says so.

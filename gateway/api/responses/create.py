@@ -44,8 +44,7 @@ async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], 
 
     `sizes`: characters of each turn. `count(n)` renders the conversation without its first n turns and returns the
     tokens. It is called at most `MAX_RENDERS` times, each with an n estimated from the characters. If these calls do
-    not find the smallest n that fits, a larger one is returned.
-    """
+    not find the smallest n that fits, a larger one is returned."""
     tokens, last = await count(0), 0
     fewest, most = 1, len(sizes) - 1
     if tokens <= room or most < 1:
@@ -71,8 +70,7 @@ async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], 
 def turns_of(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
     """Return the turns of a conversation, without system messages.
 
-    Each begins with a user's message, so that the results of tools stay with the calls that they answer.
-    """
+    Each begins with a user's message, so that the results of tools stay with the calls that they answer."""
     turns: list[list[Message]] = []
     for message in messages:
         if message.role in STANDING:
@@ -126,8 +124,7 @@ class Preparation:
         """Drop the oldest turns of a request until the rest fits the context, and return the shortened request.
 
         System messages and the last turn stay; if they are too long, the worker refuses them. A worker renders the rest
-        and counts its tokens. Raises PaddockError.
-        """
+        and counts its tokens. Raises PaddockError."""
         request = asked.requests[0]
         room = self._room(model, request)
         if room is None:

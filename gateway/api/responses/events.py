@@ -35,8 +35,7 @@ DELTAS = {
 class ItemEvents:
     """Writes the events of one response's items as they grow (a `gateway.api.responses.output.Listener`).
 
-    It has no reference to the EventWriter: that would be a cycle, which only the garbage collector frees.
-    """
+    It has no reference to the EventWriter: that would be a cycle, which only the garbage collector frees."""
 
     def __init__(self) -> None:
         self._num_events = 0

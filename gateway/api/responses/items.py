@@ -71,8 +71,7 @@ TEXTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summa
 def read_input(given: str | list[ItemBody] | None, response_id: str) -> tuple[Item, ...]:
     """Return the items of a request's `input`.
 
-    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the item by its path.
-    """
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the item by its path."""
     if given is None:
         return ()
     if isinstance(given, str):

@@ -138,8 +138,7 @@ class Listener(Protocol):
 class Output:
     """Collects the model's thoughts, messages and tool calls as items, in the order in which they begin.
 
-    A thought or message ends when the next item begins; tool calls, whose pieces may alternate, end with the answer.
-    """
+    A thought or message ends when the next item begins; tool calls, whose pieces may alternate, end with the answer."""
 
     def __init__(
         self,

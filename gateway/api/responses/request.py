@@ -102,8 +102,7 @@ class Draft:
         """Return the request with its own items and those of the conversation before it. `found`: id -> record, for the
         ids in `needs` and for the responses before the previous one. `max_bytes`: maximum bytes of all items.
 
-        Raises InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch.
-        """
+        Raises InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch."""
         chain = _chain(self.body.previous_response_id, found)
         before = tuple(item for id_ in chain for item in _present(found, id_, "previous_response_id").items)
         own = _replace_references(self.input, found)
@@ -168,8 +167,7 @@ def _with_messages(draft: Draft, messages: tuple[Message, ...]) -> GenerateReque
 def read_draft(raw: bytes, ignored: Ignored | None = None) -> Draft:
     """Parse the body of a request; `ignored` notes the parameters that have no effect.
 
-    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
-    """
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
     return draft_of(read_object(raw), ignored or Ignored(), num_bytes=len(raw))
 
 
@@ -258,8 +256,7 @@ def _chain(previous: str | None, found: Mapping[str, Record]) -> tuple[str, ...]
 def _replace_references(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item, ...]:
     """Return the items, with each reference replaced by the stored item that it names. Raises ResponseNotFound.
 
-    The items of each response are read only once, however many references name them.
-    """
+    The items of each response are read only once, however many references name them."""
     known: dict[str, dict[str, Item]] = {}
     own: list[Item] = []
     for item in items:

@@ -59,8 +59,7 @@ class ResponseStore:
         """Return the request together with the conversation before it. The conversation's size is checked before it is
         loaded, and again before its items are joined: a short request may refer to one long item thousands of times.
 
-        Raises what `Draft.resolved` and `Resolved.complete` raise, HeldTooMuch, MemoryFull, StoreUnavailable.
-        """
+        Raises what `Draft.resolved` and `Resolved.complete` raise, HeldTooMuch, MemoryFull, StoreUnavailable."""
         found, num_bytes = await self._load(body, draft.needs, 0)
         previous = found.get(draft.body.previous_response_id or "")
         if previous is not None:
@@ -129,8 +128,7 @@ class ResponseStore:
         """Return id -> record for `ids`, and the bytes of all records that this request has loaded by now.
         `num_before`: the bytes that it had loaded earlier.
 
-        `alone`: the request loads only one record, which may have any size.
-        """
+        `alone`: the request loads only one record, which may have any size."""
         if len(ids) > MAX_RECORDS:
             raise TakesTooMuch(
                 f"The request goes on from {len(ids)} responses; {MAX_RECORDS} may be loaded. Send what matters of "

@@ -72,8 +72,7 @@ class StoredResponses:
     async def _reading(self, query: Query, id_: str, body: Body) -> Reading:
         """Open the stream of a response after the last event that the caller has (`starting_after`).
 
-        Raises InvalidRequest, StreamGone, TooManyRequests.
-        """
+        Raises InvalidRequest, StreamGone, TooManyRequests."""
         # Events are numbered from 0 in the dialect, from 1 in the stream.
         after = _number(query, "starting_after", -1, -1, 10**12) + 1
         try:

@@ -25,8 +25,7 @@ INPUT_SCHEMA: dict[str, Any] = {
 def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     """Return the tools that the model sees, and the names of those of which it must call one; empty: it need not.
 
-    Raises InvalidRequest or UnsupportedParameter.
-    """
+    Raises InvalidRequest or UnsupportedParameter."""
     tools = tuple(_tool(tool, f"tools.{n}") for n, tool in enumerate(body.tools or ()))
     names = {(one.type, one.name) for one in body.tools or ()}
     choice = body.tool_choice
@@ -74,8 +73,7 @@ def arguments_of(text: str) -> str:
 def input_of(arguments: str) -> str:
     """Return the input of a custom tool's call. Arguments that can't be parsed (cut off, say) are returned unchanged.
 
-    Half a surrogate pair stays an escape (`\\ud83d`), since UTF-8 has no form for it.
-    """
+    Half a surrogate pair stays an escape (`\\ud83d`), since UTF-8 has no form for it."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

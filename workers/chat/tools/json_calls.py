@@ -74,8 +74,7 @@ class GigaChatReader(MarkedJsonReader):
 
         <|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}
 
-    Source: the chat templates of ai-sage/GigaChat3-10B-A1.8B and GigaChat3.1-10B-A1.8B.
-    """
+    Source: the chat templates of ai-sage/GigaChat3-10B-A1.8B and GigaChat3.1-10B-A1.8B."""
 
     openers = (GIGACHAT_OPEN, GIGACHAT_ROLE)
     silent = (GIGACHAT_SEPARATOR,)
@@ -118,8 +117,7 @@ class Gemma4Reader(Reader):
 
         <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>
 
-    Source: the chat template of google/gemma-4-31B-it.
-    """
+    Source: the chat template of google/gemma-4-31B-it."""
 
     openers: tuple[str, ...] = (GEMMA_OPEN,)
     silent: tuple[str, ...] = (GEMMA_RESPONSE,)

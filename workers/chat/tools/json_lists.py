@@ -91,8 +91,7 @@ class MistralReader(Reader):
 
     All three forms are read, whichever the template shows. Ids are nine letters or digits: the templates refuse other
     ids. Source: the chat templates of Mistral-Nemo-Instruct-2407, Mistral-Small-3.2-24B-Instruct-2506,
-    Ministral-3-14B-Reasoning-2512.
-    """
+    Ministral-3-14B-Reasoning-2512."""
 
     openers: tuple[str, ...] = (CALLS_OPEN,)
 
@@ -154,8 +153,7 @@ class CommandReader(MarkedJsonReader):
 
         <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_time", "parameters": {"city": "Rome"}}]<|END_ACTION|>
 
-    Source: the chat template of CohereForAI/c4ai-command-r7b-12-2024.
-    """
+    Source: the chat template of CohereForAI/c4ai-command-r7b-12-2024."""
 
     openers: tuple[str, ...] = (ACTIONS_OPEN,)
     closers: tuple[str, ...] = (ACTIONS_CLOSE,)
@@ -165,8 +163,7 @@ class CommandReader(MarkedJsonReader):
 class CommandRReader(MarkedJsonReader):
     """Reads the calls of Command-R and R+, which are `Action:` and a list of actions in a Markdown fence.
 
-    Source: the chat template of CohereForAI/c4ai-command-r-plus.
-    """
+    Source: the chat template of CohereForAI/c4ai-command-r-plus."""
 
     openers: tuple[str, ...] = (ACTION,)
     closers: tuple[str, ...] = (FENCE_END,)

@@ -41,8 +41,7 @@ class ParameterReader(Reader):
     def _parameter(self, key: str, end: Tags, *, is_text: bool | None = None) -> Steps[bool]:
         """Read a value and the mark `end` after it; return False if there is no such mark.
 
-        `is_text`: whether the mark before the value says that it is text; None: that mark says nothing about it.
-        """
+        `is_text`: whether the mark before the value says that it is text; None: that mark says nothing about it."""
         kinds = self._kinds_of(key) if is_text is None else frozenset()
         is_text = kinds == TEXT if is_text is None else is_text
         self._add(("" if self._num_parameters == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
@@ -149,8 +148,7 @@ class FunctionReader(ParameterReader):
         </tool_call>
 
     Sources: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct, ByteDance-Seed/Seed-OSS-36B, MiniMaxAI/MiniMax-M2,
-    deepseek-ai/DeepSeek-V3.2 and V4.
-    """
+    deepseek-ai/DeepSeek-V3.2 and V4."""
 
     own: Marks
 
@@ -268,8 +266,7 @@ class GlmReader(ParameterReader):
         <arg_value>Paris</arg_value>
         </tool_call>
 
-    Source: the chat templates of zai-org/GLM-4.6 and GLM-4.7-Flash.
-    """
+    Source: the chat templates of zai-org/GLM-4.6 and GLM-4.7-Flash."""
 
     openers: tuple[str, ...] = (OPEN,)
 

@@ -24,8 +24,7 @@ class PythonReader(Reader):
     LFM2 puts <|tool_call_start|> and <|tool_call_end|> around the list, Llama 4 has <|python_start|> and
     <|python_end|>. Gemma 2 and 3, which have no form of their own, put the list into a Markdown fence of `tool_code`.
     A call without marks must begin the answer and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B,
-    Meta's prompt formats of Llama 3.2 and 4, Google's "Function calling with Gemma".
-    """
+    Meta's prompt formats of Llama 3.2 and 4, Google's "Function calling with Gemma"."""
 
     def _python_calls(self, *, known: bool) -> Steps[bool]:
         """Read one call, or a list of calls; return False if there is none."""
@@ -142,8 +141,7 @@ class LlamaReader(HermesReader, PythonReader):
         [get_weather(city="Paris")]
 
     Several calls follow each other, with semicolons or without. JSON or Python that names no tool is text. Source:
-    Meta's prompt formats of Llama 3.1 and 3.2, and the chat templates.
-    """
+    Meta's prompt formats of Llama 3.1 and 3.2, and the chat templates."""
 
     openers: tuple[str, ...] = (*HermesReader.openers, PYTHON_TAG)
 

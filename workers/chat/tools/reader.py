@@ -45,8 +45,7 @@ class Reader(Scanner):
     marks in `bare` only at the start of the answer, or after a thought or call.
 
     If the token limit cuts an answer off at the beginning of a call, the call still comes out: with the part of its
-    name that was written, or with the whole name if only one tool's name begins like this.
-    """
+    name that was written, or with the whole name if only one tool's name begins like this."""
 
     openers: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
@@ -367,8 +366,7 @@ class Reader(Scanner):
     def _value(self, *, is_syntax: bool = False) -> Steps[str]:
         """Read a whole JSON value and return it; text after it stays unread. Raises HeadTooLong.
 
-        `is_syntax`: the value is neither the name nor the arguments of the call that has begun, so drop it.
-        """
+        `is_syntax`: the value is neither the name nor the arguments of the call that has begun, so drop it."""
         value, parts = JsonText(), []
         while True:
             out, self._at = value.feed(self._text, self._at, ended=self._ended)
@@ -394,8 +392,7 @@ class Reader(Scanner):
         """Read an object with name and arguments, in any order; drop other members. Return False if it is no call.
 
         `known`: the object counts only if it names one of the request's tools and has no members except those of calls,
-        since nothing else distinguishes it from other JSON.
-        """
+        since nothing else distinguishes it from other JSON."""
         if not (yield from self._mark("{")):
             return False
         name: str | None = None
@@ -481,8 +478,7 @@ def _object_in_string(value: str) -> str | None:
 def _held(value: str) -> str:
     """Return the text inside a JSON string if it begins like an object; otherwise an empty text.
 
-    Half a surrogate pair stays escaped, as the model wrote it: it can be in JSON but can't be sent as UTF-8.
-    """
+    Half a surrogate pair stays escaped, as the model wrote it: it can be in JSON but can't be sent as UTF-8."""
     try:
         held = json.loads(value)
     except (ValueError, RecursionError):

@@ -30,8 +30,7 @@ class DeepSeekReader(HermesReader):
 
     V3.1 writes the name before the separator and the arguments after it, without a fence. Both forms are read,
     whichever the template shows, and so is Hermes' form.
-    Source: the chat templates of deepseek-ai/DeepSeek-R1 and deepseek-ai/DeepSeek-V3.1.
-    """
+    Source: the chat templates of deepseek-ai/DeepSeek-R1 and deepseek-ai/DeepSeek-V3.1."""
 
     openers: tuple[str, ...] = (DEEPSEEK_OPEN, DEEPSEEK_CALL, *HermesReader.openers)
     thought_ends = (DEEPSEEK_OPEN, DEEPSEEK_CALL)
@@ -118,8 +117,7 @@ class KimiReader(Reader):
         <|tool_call_end|><|tool_calls_section_end|>
 
     The text before the arguments is the call's id. It ends with the model's own count of calls, so callers get it
-    unchanged. Source: the chat template of moonshotai/Kimi-K2-Instruct.
-    """
+    unchanged. Source: the chat template of moonshotai/Kimi-K2-Instruct."""
 
     openers: tuple[str, ...] = (KIMI_OPEN, KIMI_CALL)
 
@@ -191,8 +189,7 @@ class FunctionaryReader(Reader):
 
         <function=get_weather>{"city": "Paris"}</function>
 
-    Source: the chat template of meetkai/functionary-medium-v3.1.
-    """
+    Source: the chat template of meetkai/functionary-medium-v3.1."""
 
     openers: tuple[str, ...] = (FUNCTION_OPEN,)
 
@@ -234,8 +231,7 @@ class RecipientReader(Reader):
         It is sunny.
 
     The prompt ends with the first `>>>`, so the answer begins with a name. Source: the chat template of
-    meetkai/functionary-medium-v3.2.
-    """
+    meetkai/functionary-medium-v3.2."""
 
     def __init__(self, family: Family, ask: Ask) -> None:
         super().__init__(family, ask)

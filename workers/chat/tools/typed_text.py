@@ -60,8 +60,7 @@ class TypedText:
     """Turns one value, which comes in portions, into JSON (as `json_of` does) when it is complete.
 
     A value longer than MAX_HELD_CHARS is passed on in portions from then on: a list or object as JSON, any other value
-    as a string.
-    """
+    as a string."""
 
     def __init__(self, kinds: frozenset[str], *, is_text: bool = False) -> None:
         """`is_text`: the value is a string, passed on as it comes; its opening quote has been written already."""
@@ -130,7 +129,7 @@ class TypedText:
         return repaired if self._is_json else '"' + encode_basestring(text)[1:-1]
 
     def _may_be(self, repaired: str) -> bool:
-        """Return whether to pass the value on as this JSON: its type is one of `kinds`, or no string is allowed."""
+        """Return whether to pass on `repaired`, the value as JSON: the schema allows its type, or allows no string."""
         return "string" not in self._kinds or _fits(repaired, self._kinds - {"string"})
 
 

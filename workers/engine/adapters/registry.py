@@ -61,8 +61,7 @@ class AdapterRegistry:
 
     At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory. The adapter used longest ago
     makes room; adapters that running calls use and pinned adapters stay. A call that finds no room waits until other
-    calls end, or calls of other teams are preempted for it (`workers.engine.step.scheduler`).
-    """
+    calls end, or calls of other teams are preempted for it (`workers.engine.step.scheduler`)."""
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class AdapterRegistry:
     # Any thread may call these.
 
     def follow(self, post: Post) -> None:
-        """From now on, have all work on weights done through `post`; before, the thread that asks for it does it."""
+        """Have all work on weights done through `post`; before, the thread that asks for it does it."""
         self._post = post
 
     def inspect(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo:
@@ -122,8 +121,7 @@ class AdapterRegistry:
         If the name stands for other contents, the new contents replace them; calls that use the old contents keep
         them. `sha256`: the hash that the file must have, in hex; empty: any. `fixed`: the name can't be replaced or
         unloaded while the worker runs. Raises AdapterError, and CallFailed: INVALID_REQUEST (a fixed name for other
-        contents, or too many names), BUSY (no room for a pinned adapter), INTERNAL (no answer in `LOAD_S`).
-        """
+        contents, or too many names), BUSY (no room for a pinned adapter), INTERNAL (no answer in `LOAD_S`)."""
         file = self._checked(name, path, sha256)
         with self._lock:
             known = self._entries.get(name)
@@ -239,8 +237,7 @@ class AdapterRegistry:
         or this round has no time to load all of them.
 
         Call it for the waiting calls, in their order. Raises CallFailed if a file is gone or has changed, or pinned
-        adapters leave no room any more.
-        """
+        adapters leave no room any more."""
         wanted = adapters.entries
         if not wanted or (wanted <= self._held and not self._is_overdue):
             return True
@@ -315,8 +312,7 @@ class AdapterRegistry:
     def _bring(self, wanted: frozenset[Entry]) -> bool:
         """Load the adapters of `wanted` that are not in memory; return False if there is no room, or no time for all.
 
-        Raises CallFailed.
-        """
+        Raises CallFailed."""
         self._is_coming_asked |= self._coming <= wanted
         with self._lock:
             self._require_place(wanted)

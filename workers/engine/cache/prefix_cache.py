@@ -27,8 +27,7 @@ IDLE_STEPS = 32
 """Number of steps, computed for other calls, after which an idle prefix leaves the KV cache.
 
 Keeping it costs attention's scan (0.3 us per token and step with flash attention, 2.6 us without). Moving it to RAM
-costs saving and restoring (a few us per token). After this many steps keeping it has cost more.
-"""
+costs saving and restoring (a few us per token). After this many steps keeping it has cost more."""
 
 CHEAP_CELLS = 256
 """Number of idle cells that cost almost nothing: llama.cpp rounds the cells that it scans up to a multiple of this."""
@@ -205,8 +204,7 @@ class PrefixCache:
         If the time `until` passes before, return True but leave the sequence `is_full`: the next step calls this again.
 
         A shift moves cells for all sequences that hold them, so this sequence gets copies of its shared cells first.
-        They are copied from the last to the first, so that the cells still shared are always those at the beginning.
-        """
+        They are copied from the last to the first, so that the cells still shared are always those at the beginning."""
         id_, num_cells = sequence.id, sequence.num_cells
         first_moved = 0 if start else end  # dropped cells need no copy if nothing before them stays
         has_room = not self._num_shared(id_) or self.make_room(0)  # `num_used` counts the cells to be copied
@@ -359,8 +357,7 @@ class PrefixCache:
     def _pack(self) -> Iterator[None]:
         """Move the cells of running calls down into free cells with lower numbers, a part at a time.
 
-        Attention scans all cells up to the highest one in use, free ones too.
-        """
+        Attention scans all cells up to the highest one in use, free ones too."""
         seen: set[int] = set()
         for id_ in list(self._live):
             sequence = self._live.get(id_)
@@ -434,8 +431,7 @@ class PrefixCache:
     def _thin_out(self) -> None:
         """Free idle prefixes that are saved in RAM, so that a call that begins gets cells with low numbers.
 
-        Attention scans all cells up to the highest one in use, free ones too, for as long as the call runs.
-        """
+        Attention scans all cells up to the highest one in use, free ones too, for as long as the call runs."""
         num_idle = self.num_idle if self._idle else 0
         for id_ in list(self._idle):
             if num_idle <= CHEAP_CELLS:
@@ -447,8 +443,7 @@ class PrefixCache:
     def _settle(self, id_: int, sequence: CachedSequence) -> bool:
         """Enter into the index all cells of a sequence whose call has ended; return whether they can be kept.
 
-        Where other sequences computed the same tokens, their cells replace those of this sequence.
-        """
+        Where other sequences computed the same tokens, their cells replace those of this sequence."""
         path = sequence.path()
         while (known := self.index.extend(id_, path, sequence.num_cells)) < sequence.num_cells:
             other = self.index.match(path, sequence.num_cells)
@@ -506,8 +501,7 @@ class PrefixCache:
         """Copy the unsaved parts of a prefix to RAM until about `until`; return whether there was time for all of them.
 
         Copies from the beginning on, at least one range, but no more than RAM can hold: later blocks would evict the
-        earlier blocks.
-        """
+        earlier blocks."""
         unsaved = self._unsaved(id_)
         if not unsaved:
             return True

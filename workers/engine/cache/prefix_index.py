@@ -62,8 +62,7 @@ class PrefixIndex:
     def match_checkpoint(self, path: Path, limit: int) -> Checkpoint:
         """Return the path's longest known prefix that ends at a checkpoint, for memory that can continue only there.
 
-        Of two prefixes of one length, return the one whose cells are in the KV cache: it takes no further cells.
-        """
+        Of two prefixes of one length, return the one whose cells are in the KV cache: it takes no further cells."""
         best = Checkpoint(0, -1, None)
         for found in checkpoints_along(list(walk(self.root, path, limit))):
             if (found.end, found.holder != -1) > (best.end, best.holder != -1):
@@ -101,10 +100,8 @@ class PrefixIndex:
         self._hold(sequence, path, end, shared=True)
 
     def extend(self, sequence: int, path: Path, end: int) -> int:
-        """Enter the sequence's cells up to `end` into the index, and return the position reached.
-
-        Stop at the first token that has cells of other sequences in the index: it lists each token's cells only once.
-        """
+        """Enter the sequence's cells up to `end` into the index, and return the position reached. Stop at the first
+        token that has cells of other sequences in the index: the index lists the cells of each token only once."""
         return self._hold(sequence, path, end, shared=False)
 
     def release(self, sequence: int, start: int = 0) -> int:
@@ -146,8 +143,7 @@ class PrefixIndex:
         block covers.
 
         They begin and end at multiples of `size` tokens as far as the sequence is long enough, so that later sequences
-        find the same ranges.
-        """
+        find the same ranges."""
         pieces: set[tuple[int, int]] = set()
         end = self.held_by(sequence)
         for node in self.nodes_of(sequence):
@@ -164,14 +160,16 @@ class PrefixIndex:
         return sorted(pieces)
 
     def store(self, sequence: int, block: Block, spared: Spared = nothing) -> list[Block]:
-        """Attach a block saved from the sequence's cells; return the older blocks that it replaced."""
+        """Enter a block, saved from the sequence's cells, at the nodes with its tokens. Drop the older blocks that it
+        covers, except those that end earlier and that `spared` says to keep. Return the dropped blocks."""
         for node in self.nodes_of(sequence):
             if node.start < block.end and block.start < node.end:
                 node.attach(block)
         return self._drop_needless(block, spared)
 
     def put(self, path: Path, block: Block, spared: Spared = nothing) -> list[Block]:
-        """Attach a saved block of tokens [block.start, block.end) of `path`; return the blocks that it replaced."""
+        """Enter a saved block at the nodes with tokens [block.start, block.end) of `path`, which are made if they are
+        missing. Drop blocks that it covers, as `store` does, and return them."""
         node = self.root
         while node.end < block.end:
             node = onwards(node, path, block.end)
@@ -201,7 +199,7 @@ class PrefixIndex:
             join(prune(node))
 
     def mark(self, sequence: int, end: int, block: Block) -> list[Block]:
-        """Attach a checkpoint to the sequence's path at `end`, splitting a node; return the blocks that it replaced."""
+        """Enter a checkpoint at `end` of the sequence's path, splitting a node if need be; return those it replaced."""
         for node in self.nodes_of(sequence):
             if node.start < end <= node.end:
                 (node if node.end == end else split(node, end - node.start)).attach(block)

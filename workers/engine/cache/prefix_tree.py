@@ -29,8 +29,7 @@ class Block:
     """The saved state of the cells [start, end) of a path; `nodes` are the nodes with these tokens.
 
     An empty block (`start` = `end`) is a checkpoint. It holds only the part of the model's state after `end` tokens
-    that can't be cut into ranges of tokens, such as a recurrent state.
-    """
+    that can't be cut into ranges of tokens, such as a recurrent state."""
 
     start: int
     end: int
@@ -48,8 +47,7 @@ class Node:
     """A node of the index: the tokens [start, end) of every path through it.
 
     A long conversation is one node with a block for every few tokens, looked up at every admission. So its blocks are
-    sorted, and a walk along the tokens passes them only once.
-    """
+    sorted, and a walk along the tokens passes them only once."""
 
     __slots__ = (
         *("blocks", "children", "digests", "holders", "longest", "num_forks", "parent", "scope", "start", "tokens"),
@@ -198,8 +196,7 @@ def split(node: Node, length: int) -> Node:
 def join(node: Node) -> None:
     """Merge `node` with neighbours above and below where `continuation` allows it. The lowest `Node` gets all tokens.
 
-    Without this, a long conversation would stay split at every length that was ever looked up.
-    """
+    Without this, a long conversation would stay split at every length that was ever looked up."""
     while (below := node.continuation) is not None:
         node = below
     line = [node]
@@ -273,8 +270,7 @@ def digest_at(node: Node, end: int) -> bytes:
     """Return the digest of the tokens from the root through `node` up to the last full block that ends by `end`; empty:
     there is no full block.
 
-    Nodes keep their digests, so that each block of a conversation is hashed only once.
-    """
+    Nodes keep their digests, so that each block of a conversation is hashed only once."""
     line = [node]
     while node.parent is not None and not (node.digests and end // BLOCK_TOKENS > node.start // BLOCK_TOKENS):
         node = node.parent

@@ -71,8 +71,7 @@ def chain(
 ) -> list[bytes]:
     """Return, for each full block, a digest of the seed and of all tokens up to the block's end.
 
-    For blocks wholly within the first `num_public` tokens, `public_seed` is used instead. 64 tokens take about 1 us.
-    """
+    For blocks wholly within the first `num_public` tokens, `public_seed` is used instead. 64 tokens take about 1 us."""
     return list(links(seed, memoryview(tokens.tobytes()), block * 4, public_seed, num_public // block))
 
 
@@ -130,8 +129,7 @@ def links(
     """Yield a chain of digests: for every `step` bytes of `data`, the digest of these bytes and the previous digest.
 
     The first `num_open` digests of the chain depend on `public_seed`, not on `seed`; all others depend on `seed`.
-    `first`: number of digests that the chain has before `data`; `digest`: the last of those.
-    """
+    `first`: number of digests that the chain has before `data`; `digest`: the last of those."""
     if not first:
         digest = public_seed if num_open else seed
     for number, at in enumerate(range(0, len(data) - step + 1, step), first):

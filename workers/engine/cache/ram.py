@@ -90,8 +90,7 @@ class RamStore:
     def _shrink(self, target: int) -> None:
         """Drop the least recently used blocks until at most `target` bytes are left.
 
-        A block's bytes and the time to compute it anew both grow with its tokens, so only its last use matters here.
-        """
+        A block's bytes and the time to compute it anew both grow with its tokens, so only its last use matters here."""
         while self._blocks and self.num_bytes > target:
             block = next(iter(self._blocks))
             self._on_evict(block)

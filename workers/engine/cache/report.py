@@ -53,11 +53,11 @@ class Found:
 class _Entry:
     path: Path
     told: Found | None = None
-    """What was last found about the conversation."""
+    """The finding that was last handed out by `take`, or waits for it; None: there was none yet."""
     in_memory: int = -1
-    """Number of first tokens that were in memory when `on_disk` was last looked up; -1: it was never looked up."""
+    """Number of the conversation's first tokens in memory when `on_disk` was last looked up; -1: never looked up."""
     on_disk: int = 0
-    """Number of first tokens that are in memory or on disk."""
+    """Number of the conversation's first tokens that are in memory or on disk."""
     until: float = 0.0
     """Time until which `on_disk` counts as current, `time.monotonic` seconds."""
 

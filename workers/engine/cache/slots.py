@@ -329,8 +329,7 @@ class SlotProxy:
 
     A future ends with CallFailed: BUSY while a call runs in the slot, UNSUPPORTED (no RAM tier to restore to),
     OUT_OF_MEMORY, INTERNAL, or the failure that the engine ends with. Methods raise CallFailed: INVALID_REQUEST for an
-    unknown slot, or the failure that the engine has ended with.
-    """
+    unknown slot, or the failure that the engine has ended with."""
 
     def __init__(self, book: SlotContents, post: Post) -> None:
         self._book = book
@@ -342,8 +341,7 @@ class SlotProxy:
     def copy(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Future[CopiedSlot | None]:
         """Copy the slot's conversation; the result is None if the slot is empty for this team and salt.
 
-        The future ends with STORAGE_FULL if the copy takes more than `max_bytes`.
-        """
+        The future ends with STORAGE_FULL if the copy takes more than `max_bytes`."""
         self.check(slot)
         return self._begin(self._book.copied(slot, tenant, salt, max_bytes))
 

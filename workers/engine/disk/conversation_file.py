@@ -61,8 +61,7 @@ class ConversationFiles:
         """Return how many bytes a new file `name` may have. An old file of that name does not count: it is replaced.
 
         Raises ConversationOverBound if a bound forbids a file of `num_bytes`. Workers that save into one folder at the
-        same moment can each exceed a bound by one file.
-        """
+        same moment can each exceed a bound by one file."""
         bounds, own = self._bounds, self._keys.tenant_folder(tenant)
         held = {team: self._folder.files(team) for team in {own, *self._folder.versions()}}
         held[own].pop(name, 0)

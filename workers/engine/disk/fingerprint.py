@@ -92,8 +92,7 @@ def system_fingerprint(paths: Sequence[Path], build: str) -> str:
     """Return a text that differs between models and builds, for callers (OpenAI's `system_fingerprint`).
 
     A worker announces it when it starts, before a whole file could be hashed. So it is made of the files' sizes, their
-    beginnings and samples at equal distances, in which fine-tunes of one model differ. Raises OSError.
-    """
+    beginnings and samples at equal distances, in which fine-tunes of one model differ. Raises OSError."""
     digest = hashlib.sha256(build.encode())
     for path in paths:
         size = path.stat().st_size
@@ -126,8 +125,7 @@ class ModelHashes:
     ) -> bytes | None:
         """Return the hash of all files together; None: `stop` returned True. Only files of unknown hash are read.
 
-        `loaded_at`: time.time() when llama.cpp began to read the files. Raises ModelChanged, OSError.
-        """
+        `loaded_at`: time.time() when llama.cpp began to read the files. Raises ModelChanged, OSError."""
         whole = hashlib.sha256()
         for path in paths:
             one = self._one(path.resolve(), loaded_at, stop)

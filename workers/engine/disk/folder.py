@@ -189,8 +189,7 @@ class CacheFolder:
     def erase_folder(self, *names: str) -> int:
         """Remove one folder with all that is in it; return how many files there were, 0 if there is no such folder.
 
-        Also removes and counts the files that an earlier erasure left behind because its process was killed.
-        """
+        Also removes and counts the files that an earlier erasure left behind because its process was killed."""
         count = 0
         with suppress(FileNotFoundError), self.opened(*names[:-1]) as above:
             # Renamed first: from then on nobody finds any of it, and files that others still write there go with it.
@@ -316,8 +315,7 @@ class DiskIndex:
     """The names, sizes and last uses of the folder's files, from regular scans and from this process's own work.
 
     Other processes write and remove files too, so a file in the index may be gone (only opening it shows that), and
-    `num_bytes` only tells when to scan again. One thread changes the index; any thread may call `knows`.
-    """
+    `num_bytes` only tells when to scan again. One thread changes the index; any thread may call `knows`."""
 
     def __init__(self, folder: CacheFolder, max_bytes: int) -> None:
         self.max_bytes = max_bytes

@@ -68,8 +68,7 @@ class DiskLink:
     def look_up(self, path: Path, known: int, limit: int, on_blocks: OnBlocks) -> bool:
         """Start to fetch what the disk has of a conversation's tokens [known, limit); return whether it has started.
 
-        If it has, `on_blocks` is called with the blocks later, once, on the engine's thread.
-        """
+        If it has, `on_blocks` is called with the blocks later, once, on the engine's thread."""
         names = self._missing(path, known, limit)
         return bool(names) and self._fetch(names, on_blocks)
 
@@ -86,7 +85,7 @@ class DiskLink:
         return self._tier.wait_room(len(block.state), 0.0) and self._tier.put(name, block.state)
 
     def tell(self) -> None:
-        """From now on, have other workers look for new files each time the queue is written out: this worker ends."""
+        """Have other workers look for new files, from now on, each time the queue is written out: this worker ends."""
         self._tier.tell()
 
     def write(self, block: Block, until: float) -> bool:
@@ -208,8 +207,7 @@ class DrainWriter:
     """Writes idle prefixes to the disk tier while the last calls of a worker that is about to end still run.
 
     So another worker that continues one of these conversations finds it on disk. `Stepper.write_out` writes the other
-    prefixes at the end. Belongs to the engine's thread.
-    """
+    prefixes at the end. Belongs to the engine's thread."""
 
     def __init__(self, cache: PrefixCache, disk: DiskLink) -> None:
         self._cache = cache

@@ -25,7 +25,7 @@ FORMAT = 1
 HEADER = struct.Struct("<8sHHI32s32sIIQ")
 SEAL_BYTES = 32
 SEALED_OVERHEAD = HEADER.size + SEAL_BYTES
-"""Bytes of a file without its parts: header and seal."""
+"""Bytes that a file has beside its contents: header and seal."""
 ALGORITHM = "sha256"
 TEMPORARY = ".tmp"
 """Suffix of the names of files that are being written."""
@@ -51,7 +51,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The header that a file must have; all of it is under the seal."""
+    """The statements of a file's header about the file's contents. The seal covers it."""
 
     kind: Kind
     fingerprint: bytes
@@ -78,8 +78,7 @@ def write_sealed(
     """Write and sync a file, then rename it to `name`, replacing any file there; return the bytes written.
 
     Raises OSError; ECANCELED if `stop`, called every few MiB, returns True. `folder`: descriptor of an open folder,
-    which the caller syncs.
-    """
+    which the caller syncs."""
     header = label.header(sum(map(len, parts)))
     seal = hmac.new(key, header, ALGORITHM)
     for piece in _pieces(parts):
@@ -134,7 +133,7 @@ class SealedReader:
         return self.status.st_size
 
     def label(self) -> tuple[Label, int]:
-        """Return the file's label (not yet verified), and the number of bytes of its parts. Raises FileRefused."""
+        """Read the header; return it (not yet verified) and the contents' length in bytes. Raises FileRefused."""
         magic, form, kind, zero, fingerprint, digest, start, end, length = HEADER.unpack(self.take(HEADER.size))
         if magic != MAGIC or zero:
             raise FileRefused("it is not a file of Paddock")
@@ -235,8 +234,7 @@ class CacheKeys:
 
     Names are HMACs of what the KV was computed from (`workers.engine.cache.prompt`), so they tell nothing of prompts or
     teams. States that end in one block have one stem: the digest of their full blocks. A state's file name ends in its
-    mark, an HMAC of the stem, masked with a key. So one lookup per block of a prompt shows if any state ends in it.
-    """
+    mark, an HMAC of the stem, masked with a key. So one lookup per block of a prompt shows if any state ends in it."""
 
     __slots__ = ("_folders", "_masks", "_names", "_stems", "seal")
 

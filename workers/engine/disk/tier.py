@@ -166,8 +166,7 @@ class DiskTier:
         """Queue a block to be written, without waiting; return False if the queue is full and the block is dropped.
 
         Dropped blocks are counted, and logged once a minute. A tier that is closed, or never found its fingerprint,
-        accepts blocks and drops them, as it does with blocks that are larger than a file may be.
-        """
+        accepts blocks and drops them, as it does with blocks that are larger than a file may be."""
         if self.has(name):
             return True
         with self._changed:
@@ -222,8 +221,7 @@ class DiskTier:
     def fetch(self, names: Sequence[BlockName], on_done: Callable[[list[bytes]], None]) -> bool:
         """Read blocks up to the first one that is missing, then call `on_done` on the tier's thread, once.
 
-        Return False if that can't be done now (no fingerprint yet, or closed); `on_done` is not called then.
-        """
+        Return False if that can't be done now (no fingerprint yet, or closed); `on_done` is not called then."""
         with self._changed:
             if self._closing or not self.ready:
                 return False
@@ -253,8 +251,7 @@ class DiskTier:
     def close(self) -> None:
         """Stop the thread, in the middle of a file if need be; waiting fetches get an answer without blocks.
 
-        Call `flush` first: blocks that are still queued are dropped.
-        """
+        Call `flush` first: blocks that are still queued are dropped."""
         with self._changed:
             if self._closing:
                 return

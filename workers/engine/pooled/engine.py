@@ -37,8 +37,7 @@ class PooledEngine:
     """Computes all admitted calls side by side, with teams in turn; admits `slots` calls and some more (`Intake`).
 
     `submit`, `cancel`, `drain` and `load` may be called from any thread and do not block. `tell(key, outcome)` is
-    called on the engine thread, once per call that is not cancelled; it must be quick and must not raise.
-    """
+    called on the engine thread, once per call that is not cancelled; it must be quick and must not raise."""
 
     def __init__(
         self,

@@ -31,8 +31,7 @@ def normalized(vectors: Vectors, norm: int) -> Vectors:
     """Return float32 [rows, width] vectors, each row divided by its norm. A row of zeros stays as it is.
 
     `norm` above `EUCLIDEAN` is the p of a p-norm. NaN and infinities become NaN; other numbers in their row become 0.
-    Source: `common_embd_normalize` in common.cpp of llama.cpp.
-    """
+    Source: `common_embd_normalize` in common.cpp of llama.cpp."""
     if norm == NONE:
         return vectors
     with np.errstate(invalid="ignore"):
@@ -108,7 +107,7 @@ class Part(Generic[J]):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is free for one micro-batch: tokens, sequences and KV cells."""
+    """The room that is free for one micro-batch: tokens, sequences and KV cells."""
 
     num_tokens: int
     num_sequences: int
@@ -190,8 +189,7 @@ def plan_batch(jobs: Iterable[J], room: Room) -> list[Part[J]]:
     """Return the parts of the next micro-batch, at most one of each input. `jobs` are in order of arrival.
 
     If it is a job's turn, but no sequence or too few cells are free for its next input, no later job may begin an
-    input in this micro-batch: otherwise, short inputs could keep a long one out for ever.
-    """
+    input in this micro-batch: otherwise, short inputs could keep a long one out for ever."""
     parts: list[Part[J]] = []
     num_tokens, num_sequences, num_cells = room.num_tokens, room.num_sequences, room.num_cells
     may_begin = True

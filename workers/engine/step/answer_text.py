@@ -10,8 +10,7 @@ class AnswerText:
     """The text of one answer. Text that may begin a stop string is held back; all other text is returned at once.
 
     Of several stop strings the one that is complete first ends the answer (of two that end together, the longer one),
-    so the result does not depend on how the text is cut into tokens.
-    """
+    so the result does not depend on how the text is cut into tokens."""
 
     __slots__ = ("_bytes", "_held", "_place", "_stops", "stop")
 

@@ -36,8 +36,7 @@ class LogSoftmax:
     """Computes log probabilities of tokens from a row's logits before any sampler. For the engine's thread only.
 
     The numbers are those of llama-server: the natural logarithm of the softmax over the whole vocabulary
-    (`get_token_probabilities` in tools/server/server-common.cpp of llama.cpp).
-    """
+    (`get_token_probabilities` in tools/server/server-common.cpp of llama.cpp)."""
 
     def __init__(self, num_tokens: int) -> None:
         """Allocate working memory for a vocabulary of `num_tokens` tokens."""
@@ -153,8 +152,7 @@ class TokenSampler:
         """Draw a token from the logits of batch row `row`, and have the chain and the mask accept it.
 
         Adds a `Logprobs` event to `events` if the call wants it. Raises CallFailed if no token is allowed; MaskPending
-        if the mask needs more time to decide on the token: call `resume` later to continue with the same token.
-        """
+        if the mask needs more time to decide on the token: call `resume` later to continue with the same token."""
         candidates = self._tools.candidates
         if self._is_free and not self._post and not self._chain.slow:
             token = context.sample(self._chain.pointer, row)
@@ -176,7 +174,7 @@ class TokenSampler:
         return TokenLogprob(token, self._tools.vocab.special_piece(token), 0.0), ()
 
     def resume(self, events: list[CallEvent]) -> int:
-        """Continue `pick` with the token that was drawn. Raises CallFailed, MaskPending."""
+        """Return the token that `pick` drew; another one if the mask refuses it. Events and errors are as in `pick`."""
         draw = self._draw
         assert draw is not None  # noqa: S101 - for the type checker
         try:
@@ -333,8 +331,7 @@ def within_share(ready: Sequence[S], now: float) -> list[S]:
 
     Slow calls, including those about to draw their first token, are chosen in order of how long they have waited, at
     least one, and more while their mean times fit `SHARE_S`. But if some call may get its first token in this step,
-    slow calls that already decode are left out, unless their newest token is at least `PASSED_S` seconds old.
-    """
+    slow calls that already decode are left out, unless their newest token is at least `PASSED_S` seconds old."""
     slow = [one for one in ready if not one.cost.is_quick and one.num_prompt_left <= FIRST_TOKENS]
     if not slow:
         return list(ready)

@@ -222,8 +222,8 @@ class Scheduler:
         return leaving is not None
 
     def _has_adapters(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
-        """Load a call's adapters; return whether they are in memory. `roomless`: calls whose adapters found no room in
-        this round. If this call's find none, the call is added to them, unless its team is wide (`_wide_teams`)."""
+        """Load a call's adapters; return whether they are in memory. If they find no room, add the call to `roomless`,
+        this round's list of such calls, unless its team uses more adapters than its share (`_wide_teams`)."""
         try:
             return self._adapters.enter(sequence.adapter_set) or self._make_adapter_room(sequence, roomless, now)
         except CallFailed as failed:
@@ -236,8 +236,7 @@ class Scheduler:
 
         Only calls with adapters count towards a team's share. The call does not overtake calls in `roomless` of its own
         team, or of teams with a smaller share. It may overtake all others: otherwise one call that waits for its own
-        team's calls to end would hold up every team. A wide team (`_wide_teams`) takes room only from wide teams.
-        """
+        team's calls to end would hold up every team. A wide team (`_wide_teams`) takes room only from wide teams."""
         users = [one for one in self.running if one.adapter_set.uses]
         wide = self._wide_teams([*users, sequence])
         is_wide = sequence.team in wide

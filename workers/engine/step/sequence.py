@@ -165,8 +165,7 @@ class Sequence(CachedSequence):
     def tell_prompt(self, context: Context, events: list[CallEvent]) -> Failure | None:
         """Emit the probability of each prompt token that follows a token of the newest chunk, from the chunk's logits.
 
-        Return why that failed, or None. `self.row` must be the chunk's last row. No token is reported a second time.
-        """
+        Return why that failed, or None. `self.row` must be the chunk's last row. No token is reported a second time."""
         assert self.sampler is not None  # noqa: S101 - for the type checker
         known = min(self.num_cells + 1, self.num_prompt)
         first = max(1, self._num_prompt_told)

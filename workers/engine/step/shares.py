@@ -84,8 +84,7 @@ class TimeSlice:
     def is_over(self, now: float, num_predicted: int, *, keeps_prompt: bool, part: float = 1.0) -> bool:
         """Return whether the call has had its slice, or `part` of it, and can be preempted.
 
-        `keeps_prompt`: whether a preempted call keeps the part of its prompt that has been computed.
-        """
+        `keeps_prompt`: whether a preempted call keeps the part of its prompt that has been computed."""
         if not self.resumed_at:
             # The slice doubles each time: so even if all of the prompt is lost each time, the call gets to its answer,
             # after computing less than three times as much as it has to.
@@ -113,8 +112,7 @@ def next_in(waiting: Collection[S], running: Collection[Sharer]) -> S:
     """Return the waiting call that is admitted next: one of those that are first in `order` among their team's calls.
 
     Teams without a slot come first; among them, the call that has waited longest. If all teams have slots, the most
-    urgent priority class comes first; within it, the team with the fewest slots for its weight.
-    """
+    urgent priority class comes first; within it, the team with the fewest slots for its weight."""
     held = _held(running)
 
     def turn(one: S) -> tuple[bool, float, float, tuple[float, float, int]]:

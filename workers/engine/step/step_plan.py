@@ -50,8 +50,7 @@ ROWS_MULTIPLES = (64, 4)
 products in fours.
 
 With a 0.5 B model after 2,000 tokens, 60 rows took 953 ms, 64 rows 739 and 65 rows 1,097; after few tokens 127 rows
-took 803 ms and 128 rows 731. With the demo model after 600 tokens, 32 rows took 50 ms, 63 rows 138 and 64 rows 14.
-"""
+took 803 ms and 128 rows 731. With the demo model after 600 tokens, 32 rows took 50 ms, 63 rows 138 and 64 rows 14."""
 
 
 @dataclass(slots=True)
@@ -96,8 +95,7 @@ def num_rows(parts: Iterable[Decode[S] | Chunk[S]]) -> int:
 def in_parts(plan: Plan[S], most_rows: int, *, alike: bool) -> Iterator[Plan[S]]:
     """Cut a plan into plans of at most `most_rows` rows, in the same order. No single chunk or `Decode` may have more.
 
-    `alike`: all sequences within one of these plans must have the same number of rows.
-    """
+    `alike`: all sequences within one of these plans must have the same number of rows."""
     yield from (Plan(part, []) for part in _groups(plan.decode, most_rows, alike=alike))
     yield from (Plan([], part) for part in _groups(plan.prefill, most_rows, alike=alike))
 
@@ -261,8 +259,7 @@ class BatchLayouts:
     On a CPU the time of a batch does not grow evenly with its rows. One row is computed by a dot product, more rows by
     matrix kernels that are fastest with multiples of 4 and slow for few rows. Measured with a 0.5 B model, Q8_0, one
     core, in ms: 1 row 19.5, 2 rows 80, 4 rows 116, 7 rows 181, 8 rows 139. So two calls are quicker one by one (42 ms),
-    seven calls with an eighth, empty row (134 ms). Other types and machines differ, so no such time is assumed.
-    """
+    seven calls with an eighth, empty row (134 ms). Other types and machines differ, so no such time is assumed."""
 
     def __init__(self, *, fixed: bool, can_pad: bool = True) -> None:
         self._fixed = fixed

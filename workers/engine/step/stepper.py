@@ -39,8 +39,7 @@ CLEAN_WAIT_S = 1.0
 """Seconds during which no call gets a slot after a call's logits were not numbers (NaN).
 
 Without flash attention, that call's cells spoil all running calls: they soon end too, and then the cache is cleared.
-With flash attention the other calls go on, and new calls have no reason to wait longer.
-"""
+With flash attention the other calls go on, and new calls have no reason to wait longer."""
 
 PROBE_EVERY_S, STEP_BYTES = 0.02, 16 << 20
 """`PROBE_EVERY_S`: seconds between two checks whether `STEP_BYTES`, which a step may need, can still be allocated."""
@@ -70,8 +69,7 @@ class Stepper:
         """`on_end(key)` is called when a call is over and its slot, cells and adapters are released.
 
         `disk(pace, by_range)` makes the link to the disk tier; `by_range`: it saves blocks of tokens, not whole states.
-        `n_ctx`: maximum length of one conversation, tokens. `ram_bytes`: maximum memory for prefixes in RAM.
-        """
+        `n_ctx`: maximum length of one conversation, tokens. `ram_bytes`: maximum memory for prefixes in RAM."""
         self.events: list[CallEvent] = []
         """Events of the last steps; the caller takes them out."""
         self._context = context
@@ -292,8 +290,7 @@ class Stepper:
     def _num_empty(self, plan: Plan[Sequence]) -> int:
         """Return how many empty rows to add to a step with prompts, since some numbers of rows are computed faster.
 
-        0 for a single sequence, as in llama-server, and if the KV cache or the batch has no room for them.
-        """
+        0 for a single sequence, as in llama-server, and if the KV cache or the batch has no room for them."""
         alone = len(plan.decode) + len(plan.prefill) == 1
         fits = self._scheduler.has_spare_room and plan.num_tokens + MULTIPLE <= self._batch.capacity
         return 0 if alone or not fits else self._layouts.num_empty(plan.num_tokens)
@@ -421,8 +418,7 @@ class Stepper:
     def _verify(self, one: Decode[Sequence], outcome: Outcome) -> Outcome:
         """Draw tokens until one differs from the draft or ends the answer; drop the cells of the rest of the draft.
 
-        Each token is drawn from the logits after the tokens before it, so the answer is the same as without a draft.
-        """
+        Each token is drawn from the logits after the tokens before it, so the answer is the same as without a draft."""
         sequence = one.sequence
         num_cells = sequence.num_cells - len(one.draft)
         for token in one.draft:

@@ -19,8 +19,7 @@ class Indent:
     """Finds the end of an answer that can have indented lines only, such as the body of a function.
 
     The answer ends before a line, except its first, that begins with fewer than `least` blanks or tabs, even if that
-    line is empty. Source: `n_indent` in tools/server/README.md and server-context.cpp of llama.cpp.
-    """
+    line is empty. Source: `n_indent` in tools/server/README.md and server-context.cpp of llama.cpp."""
 
     __slots__ = ("_least", "_seen")
 

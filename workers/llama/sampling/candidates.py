@@ -101,8 +101,7 @@ class Candidates:
     def choose(self, chain: int, *, slow: bool = False) -> int:
         """Return the token that the sampler chain at `chain` chooses from the candidates; there must be at least one.
 
-        The chain does not accept the token yet. `slow`: release the interpreter lock meanwhile.
-        """
+        The chain does not accept the token yet. `slow`: release the interpreter lock meanwhile."""
         fields = self._fields
         fields[:] = (self._address, self.size, -1, 0)
         (self._apply_released if slow else self._apply)(chain, self._reference)

@@ -191,7 +191,7 @@ class Children:
             self._tell()
 
     def leave(self) -> None:
-        """In a new process, close its copies of its siblings' sockets, so that the worker sees when a sibling ends."""
+        """Close, in a new process, its copies of its siblings' sockets, so that the worker sees when a sibling ends."""
         signal.set_wakeup_fd(-1)
         for one in (*self._lives.values(), self._wakes, self._waker):
             os.close(one)

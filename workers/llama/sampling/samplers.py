@@ -48,8 +48,7 @@ class DryStages:
     the last use.
 
     Making a stage walks the whole vocabulary once per sequence breaker (50 ms at 152k tokens and four breakers);
-    copying one takes 0.3 ms.
-    """
+    copying one takes 0.3 ms."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -59,8 +58,7 @@ class DryStages:
     def stage(self, settings: Settings) -> Any:
         """Return a stage that belongs to the caller: a copy of a kept one or of a new one.
 
-        Making a new one releases the interpreter lock. Raises CallFailed for breakers that occur in too many tokens.
-        """
+        Making a new one releases the interpreter lock. Raises CallFailed for breakers that occur in too many tokens."""
         check_breakers(self._vocab, settings)
         key = (
             settings.dry_multiplier,
@@ -148,10 +146,9 @@ class SamplerChain:
     ) -> None:
         """Make the chain. Raises CallFailed (INVALID_REQUEST).
 
-        `banned` tokens are never drawn. `n_ctx`: what -1 means for `repeat_last_n` and the like. `masked`: the code
-        that draws leaves out candidates, and applies `biases` and `permitted` itself, since the chain's own way of
-        adding a bias is slow then. `dry`: the store of DRY stages; without it each is made anew.
-        """
+        `banned` tokens are never drawn. `n_ctx`: what -1 means for `repeat_last_n` and the like. `masked`: whether the
+        chain's user will leave out candidates; the user then also applies `biases` and `permitted`, since the chain's
+        own bias stage is slow with candidates left out. `dry`: the store of DRY stages; None: each is made anew."""
         settings = Settings.of(sampling, n_ctx)
         stages = working_stages(settings)
         _check_infill(vocab, settings, stages)

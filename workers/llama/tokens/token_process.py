@@ -56,8 +56,7 @@ class TokenFloor:
       whitespace beside control tokens, and bytes beyond ASCII that a vocabulary lacks: neither is counted.
     - Wordpiece and unigram vocabularies rewrite the text first, and others are not known well enough: no bound.
 
-    Source: `llama_vocab::impl::tokenize` and the sessions of src/llama-vocab.cpp of llama.cpp.
-    """
+    Source: `llama_vocab::impl::tokenize` and the sessions of src/llama-vocab.cpp of llama.cpp."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         """`texts`: texts of all tokens, as the vocabulary writes them; without any there is no bound."""

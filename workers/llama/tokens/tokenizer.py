@@ -114,8 +114,7 @@ class TokenProcesses:
     ) -> Sequence[int]:
         """Return the tokens of UTF-8 text. Blocks for at most `seconds`, plus the time that a process takes to start.
 
-        Raises TookTooLong, ProcessEnded, NotStarted, TooManyTokens.
-        """
+        Raises TookTooLong, ProcessEnded, NotStarted, TooManyTokens."""
         limit = ANY if most is None else most
         header = TEXT.pack(len(data), int(seconds) + 2, limit, add_special, parse_special)
         try:

@@ -48,8 +48,7 @@ class Vocab:
         model wants; `parse_special`: read names of control tokens in the text as those tokens.
 
         llama.cpp can need 320 bytes of stack for each character, and time that grows with the square of a run of
-        characters of one kind, so callers' texts go through `workers.llama.tokens.tokenizer`.
-        """
+        characters of one kind, so callers' texts go through `workers.llama.tokens.tokenizer`."""
         return self.token_array(encoded(text), add_special=add_special, parse_special=parse_special).tolist()
 
     def token_array(self, data: bytes, *, add_special: bool, parse_special: bool) -> memoryview:

@@ -114,8 +114,7 @@ class Delivery:
     def end_all(self, why: Callable[[], Failure]) -> None:
         """End every call with a failure in its stream, because the engine is gone or the time to drain is up.
 
-        The engine's last steps are delivered first. `why` returns the failure; it is called only if there are calls.
-        """
+        The engine's last steps are delivered first. `why` returns the failure; it is called only if there are calls."""
         self._mailbox.flush()
         keys = self._calls.keys
         for key in keys:
@@ -185,8 +184,7 @@ class Delivery:
     def _sayable(self, book: GatewayBook, step: int, frame: list[CallEvent], failure: Exception) -> list[CallEvent]:
         """End each call with an event that can't be encoded. Return the frame with an end event in place of its events.
 
-        Raises `failure` if every event can be encoded: then no call is at fault.
-        """
+        Raises `failure` if every event can be encoded: then no call is at fault."""
         broken: dict[int, Exception] = {}
         for event in frame:
             try:
@@ -210,8 +208,7 @@ class Delivery:
     def _break_off(self, call: LiveCall, step: int, frame: list[CallEvent], error: Exception) -> None:
         """End one call whose answer can't be passed on, because of `error`. A call that has ended gets no second end.
 
-        Raises `error` if it means that memory is short, which is not the call's fault.
-        """
+        Raises `error` if it means that memory is short, which is not the call's fault."""
         if is_shortage(error):
             raise error
         key = call.listing.key

@@ -57,8 +57,7 @@ class Constraints(Protocol):
         """Return the mask that makes an answer follow the form that the request demands, and that keeps the `thought`
         before the answer to the thought's budget of tokens. None: no mask is needed.
 
-        May block for seconds. Raises CallFailed.
-        """
+        May block for seconds. Raises CallFailed."""
 
 
 class GenerateCalls:
@@ -221,8 +220,7 @@ class GenerateCalls:
         """Return `begun` with the prompt's text and the sampling parameters in effect. If the call ignores the model's
         end tokens, these appear as logit biases, as in llama-server.
 
-        Raises CallFailed if the caller asks for the whole prompt and its text is longer than `max_prompt_chars`.
-        """
+        Raises CallFailed if the caller asks for the whole prompt and its text is longer than `max_prompt_chars`."""
         ran = settled(sampling, self._engine.n_ctx)
         if request.ignore_eos:
             biases = dict(ran.logit_bias or ()) | dict.fromkeys(self._answers.ends)

@@ -93,8 +93,7 @@ class FairLane:
         running job keeps its thread until it ends.
 
         `num_bytes`: memory that the job keeps while it waits. Raises CallFailed (BUSY): at once if too much waits
-        already, or after `wait_s` without a free thread.
-        """
+        already, or after `wait_s` without a free thread."""
         await self._turn(team, num_bytes)
         context = contextvars.copy_context()
         try:
@@ -212,8 +211,7 @@ class FairLane:
 def prompts_at_once() -> int:
     """Return how many prompts a worker makes at a time: one per two cores, from `FEWEST_AT_ONCE` to `MOST_AT_ONCE`.
 
-    A worker has as many processes that render templates, and as many that tokenise long texts.
-    """
+    A worker has as many processes that render templates, and as many that tokenise long texts."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_AT_ONCE, max(FEWEST_AT_ONCE, cores // 2))
 

@@ -126,8 +126,7 @@ class PooledCalls:
     ) -> None:
         """`outcomes` must be where `engine` reports its outcomes. `lane`: threads on which long inputs are tokenised.
 
-        `width`: how many numbers a vector has. `longest`: maximum tokens of one input that the engine takes.
-        """
+        `width`: how many numbers a vector has. `longest`: maximum tokens of one input that the engine takes."""
         self.kind: PoolKind = kind_of(pooling)
         self.idle = asyncio.Event()
         """Set while there is no call."""

@@ -40,8 +40,7 @@ in about ten seconds, twice the default `gateway_grace_s`."""
 MAX_PART_BYTES = 256 << 10
 """Maximum bytes of one frame's data. A step with more is split into several frames, but a single event never is.
 
-A JSON value and its comma take at least two bytes, so such a frame has at most 131,072 values: gateways allow that.
-"""
+A JSON value and its comma take at least two bytes, so such a frame has at most 131,072 values: gateways allow that."""
 
 KEPT_S = 60.0
 """Seconds for which a new frame stays in the ring although a connection has taken it: ten times as long as a gateway
@@ -220,8 +219,7 @@ class EventHub:
     def publish(self, book: GatewayBook, events: list[CallEvent]) -> None:
         """Put a gateway's events of this step into its ring, and wake its connection.
 
-        If the events take several frames, each further frame counts as a step of its own.
-        """
+        If the events take several frames, each further frame counts as a step of its own."""
         parts = _encoded(events)
         for number, part in enumerate(parts):
             self._step += number > 0
@@ -360,8 +358,7 @@ Deliver = Callable[[int, list[CallEvent]], None]
 class Mailbox:
     """Hands steps from the engine's thread to the event loop, which is woken once for all steps that are queued.
 
-    `put` is for the engine's thread; once the mailbox is open, the loop delivers all queued steps.
-    """
+    `put` is for the engine's thread; once the mailbox is open, the loop delivers all queued steps."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], None]) -> None:
         """`on_failure` is called with the error if a step is lost."""

@@ -57,8 +57,7 @@ class Registration:
     """Keeps one worker's record in Redis alive, and writes entries of news, which tell changes of load and heads.
 
     A record is written before the entry that goes with it, so a gateway that misses the entry reads a record no older.
-    Entries are numbered, so gateways notice if one could not be sent; the next record and heads make up for it.
-    """
+    Entries are numbered, so gateways notice if one could not be sent; the next record and heads make up for it."""
 
     def __init__(
         self, redis: Redis, secret: str, read: Callable[[], Heartbeat], adverts: Adverts | None = None

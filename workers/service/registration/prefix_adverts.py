@@ -62,7 +62,7 @@ class PrefixAdverts:
     """Keeps up to `max_heads` heads (prefix hashes) of this worker; beyond that, those used longest ago are dropped."""
 
     def __init__(self, report: CacheReport, max_heads: int = MAX_HEADS) -> None:
-        """`report` tells what is left of each conversation; until then the whole conversation counts as cached."""
+        """`report` tells how much of each conversation is cached; until it does, the whole of it counts as cached."""
         self.max_heads = max_heads
         self._report = report
         self._heads: OrderedDict[int, _Head] = OrderedDict()
@@ -77,7 +77,7 @@ class PrefixAdverts:
         return self._published
 
     def take(self) -> tuple[dict[int, int], tuple[int, ...]]:
-        """Return what is new since the last `take`: added or changed heads -> cached tokens, and dropped heads."""
+        """Return what changed since the last `take`: prefix hash -> its number of cached tokens; and dropped hashes."""
         gone = [found.key for found in self._report.take() if not self._hear(found)]
         if gone:
             self._report.forget(gone)
@@ -95,11 +95,10 @@ class PrefixAdverts:
         return added, tuple(dropped)
 
     def enter(self, key: int, prefix: Prefix, points: Sequence[tuple[int, int]], *, guessed: bool = False) -> None:
-        """Enter a conversation, or add to the one that has this key. `prefix`: the conversation's heads up to now.
+        """Enter a conversation, or add to the one that has this key. `prefix`: the conversation's prefix hashes so far.
 
         `points`: for some beginnings of the conversation, (number of bytes, number of tokens), ascending. The last pair
-        is for the whole conversation; `guessed`: it is an estimate, which later estimates must not be based on.
-        """
+        is for the whole conversation; `guessed`: it is an estimate, which later estimates must not be based on."""
         exact = {at for at, _ in (points[:-1] if guessed else points)}
         heads, places = list(prefix.digests), self._places(prefix, points)
         known = self._conversations.get(key)
@@ -116,7 +115,7 @@ class PrefixAdverts:
             self._forget(known)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if heads and conversations contradict each other."""
+        """Raise AssertionError if the records of prefix hashes and of conversations contradict each other."""
         owned: dict[int, int] = {}
         for digest, head in self._heads.items():
             owned[head.owner.key] = owned.get(head.owner.key, 0) + 1
@@ -128,7 +127,7 @@ class PrefixAdverts:
             raise AssertionError(f"{len(self._heads)} heads, {self.max_heads} may be")
 
     def _hear(self, found: Found) -> bool:
-        """Take a report of what is left of a conversation; return False if no more reports on that one are wanted."""
+        """Take a report of how much of a conversation is cached; return False if no more reports on it are wanted."""
         conversation = self._conversations.get(found.key)
         if conversation is None:
             return False

@@ -59,7 +59,7 @@ class WorkerAccess:
         self._drain = _bearer(control.drain_token(secret, worker, boot))
 
     def admits(self, path: str, authorization: bytes) -> bool:
-        """Return whether a request for this path may pass. `authorization`: the header's value, empty without one."""
+        """Return whether `authorization`, the header's value or empty, has the token that this path needs, if any."""
         if path.startswith(GUARDED):
             return control.fits(authorization, self._access)
         return not path.startswith(DRAIN_PATH) or control.fits(authorization, self._drain)
@@ -95,7 +95,7 @@ _decode_cancel = msgspec.json.Decoder(Cancel).decode
 
 
 class Guard:
-    """Middleware that lets admitted requests pass and refuses the others."""
+    """Middleware that refuses requests without the token that their path needs (`WorkerAccess`), with HTTP 401."""
 
     def __init__(self, app: ASGIApp, access: WorkerAccess) -> None:
         self._app = app

@@ -40,8 +40,7 @@ class PeerGone(Exception):
 async def while_peer_stays(receive: Receive, work: Coroutine[None, None, Result]) -> Result:
     """Return the result of `work` or raise its error. If the peer goes away, cancel it and raise PeerGone.
 
-    Read the request's body first.
-    """
+    Read the request's body first."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_cancel_when_gone(receive, task))
     try:

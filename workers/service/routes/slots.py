@@ -75,8 +75,7 @@ class SlotKeeper:
     ) -> None:
         """`files`: None if nothing is saved or restored. `fingerprint` returns the KV's fingerprint; None: unknown.
 
-        `max_bytes`: maximum bytes of the KV states of a conversation that is restored.
-        """
+        `max_bytes`: maximum bytes of the KV states of a conversation that is restored."""
         self._contents = contents
         self._files = files
         self._adapters = adapters

@@ -22,8 +22,7 @@ class Memories:
     """Counts the bytes that all connections of this process remember, by team.
 
     If a team has too many bytes, its least recently continued conversation is forgotten, whichever connection has it.
-    If all teams together have too many, the team with the most bytes loses a conversation in the same way.
-    """
+    If all teams together have too many, the team with the most bytes loses a conversation in the same way."""
 
     def __init__(self, max_bytes_per_team: int) -> None:
         self._max_bytes_per_team = max_bytes_per_team
@@ -85,8 +84,7 @@ class _Remembered:
 class Memory:
     """Finds a response's record among those that a connection remembers, or else in Redis (a `RecordStore`).
 
-    The least recently continued conversation is forgotten to make room. Close the memory with the connection.
-    """
+    The least recently continued conversation is forgotten to make room. Close the memory with the connection."""
 
     def __init__(self, store: RecordStore, memories: Memories, max_bytes: int) -> None:
         self._store = store

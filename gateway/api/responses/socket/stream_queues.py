@@ -64,8 +64,7 @@ def read_message(raw: bytes) -> Create:
 def draft_of_message(message: Create, ignored: Ignored) -> Draft:
     """Read the request of a message; `ignored` notes the parameters that have no effect.
 
-    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
-    """
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
     document = dict(message.document)
     generates = document.pop("generate", None)
     if not isinstance(generates, bool | None):
