@@ -44,7 +44,7 @@ class AdmissionView(Protocol):
 
 
 class DispatchView(Protocol):
-    """The part of dispatch that the gauges show: calls that wait for a worker outside the queue, and avoided workers."""
+    """The part of dispatch that gauges show: calls outside the queue that wait for a worker, and avoided workers."""
 
     def waiting_for_worker(self) -> Mapping[str, tuple[int, float]]:
         """Return model -> how many calls wait for a suitable worker to appear, and the longest such wait in seconds."""

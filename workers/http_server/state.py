@@ -63,7 +63,7 @@ class Closing:
 
 
 class ServerState(UvicornState):
-    """The parts that all connections of one server share: uvicorn's server state, and the parts that Paddock's protocols need."""
+    """The state that all connections of one server share: uvicorn's own, and what Paddock's protocols need."""
 
     def __init__(
         self,
