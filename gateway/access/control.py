@@ -54,9 +54,12 @@ class TeamStarts:
         self._last_team = ""
         self._contested_until = 0.0
         """time.monotonic() until which more than one team counts as asking."""
-        self._turn_began = 0.0
-        """thread_time() when this turn began."""
-        self._is_resting = False
+        self._rest_until: dict[str, float] = {}
+        """Team whose waiting requests rest -> time.monotonic() until then."""
+        self._turn_began: float | None = None
+        """thread_time() when this turn began; None: nothing began in the last one."""
+        self._next: asyncio.Handle | None = None
+        """The callback that begins the next turn."""
 
     async def start(self, team: str) -> None:
         """Wait until a request of the team may begin: at most a few begin in one turn of the event loop."""
@@ -65,34 +68,30 @@ class TeamStarts:
                 self._contested_until = monotonic() + CONTESTED_S
             self._last_team = team
         if team not in self._waiting and self._begun[team] < self._most:
-            if not self._begun:
-                self._turn_later()
+            self._turn_soon()
             self._begun[team] += 1
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(team, deque()).append(turn)
         await turn
 
-    def _turn_later(self) -> None:
-        if not self._is_resting:
+    def _turn_soon(self) -> None:
+        if self._turn_began is None:
+            if self._next is not None:
+                self._next.cancel()
             self._turn_began = thread_time()
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._next = asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        took_s = 0.0 if self._is_resting else thread_time() - self._turn_began
-        self._is_resting = False
-        if took_s > LONG_TURN_S:
-            self._per_turn = max(1, self._per_turn // 2)
-        elif self._per_turn < self._most:
-            self._per_turn += 1
-        if self._waiting and took_s > LONG_TURN_S and monotonic() < self._contested_until:
-            self._begun = Counter({team: num for team, num in self._begun.items() if team in self._waiting})
-            self._is_resting = True
-            asyncio.get_running_loop().call_later(min(REST_FACTOR * took_s, MAX_REST_S), self._turn)
-            return
+        now = monotonic()
+        self._next = None
+        if self._turn_began is not None:
+            self._learn(thread_time() - self._turn_began, now)
+            self._turn_began = None
         self._begun.clear()
+        self._rest_until = {team: until for team, until in self._rest_until.items() if until > now}
         for team, waiting in list(self._waiting.items()):
-            while waiting and self._begun[team] < self._per_turn:
+            while waiting and self._begun[team] < self._per_turn and team not in self._rest_until:
                 turn = waiting.popleft()
                 if not turn.done():
                     turn.set_result(None)
@@ -100,7 +99,22 @@ class TeamStarts:
             if not waiting:
                 del self._waiting[team]
         if self._begun:
-            self._turn_later()
+            self._turn_soon()
+        elif self._waiting:
+            rest_s = min(self._rest_until.values()) - now
+            self._next = asyncio.get_running_loop().call_later(rest_s, self._turn)
+
+    def _learn(self, took_s: float, now: float) -> None:
+        """Adapt the number of starts to what the last turn took; let teams rest that began half of its requests."""
+        if took_s <= LONG_TURN_S:
+            self._per_turn = min(self._most, self._per_turn + 1)
+            return
+        self._per_turn = max(1, self._per_turn // 2)
+        if now < self._contested_until:
+            until, total = now + min(REST_FACTOR * took_s, MAX_REST_S), self._begun.total()
+            for team, num_begun in self._begun.items():
+                if team in self._waiting and 2 * num_begun >= total:
+                    self._rest_until[team] = until
 
 
 class Access(Enum):

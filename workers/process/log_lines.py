@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import stat
 import sys
 import threading
 import time
@@ -70,8 +71,8 @@ class UnblockedHandler(logging.Handler):
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._own_terminal = _opened_again(descriptor)
-        self._descriptor = descriptor = descriptor if self._own_terminal is None else self._own_terminal
+        self._own = _opened_again(descriptor)
+        self._descriptor = descriptor = descriptor if self._own is None else self._own
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
         self._waiting = deque[bytes]()
@@ -95,9 +96,9 @@ class UnblockedHandler(logging.Handler):
     def close(self) -> None:
         with self.lock or threading.RLock():
             self._write(CLOSE_S)
-            if self._own_terminal is not None:
-                os.close(self._own_terminal)
-                self._waiting, self._own_terminal = deque(), None
+            if self._own is not None:
+                os.close(self._own)
+                self._waiting, self._own, self._descriptor = deque(), None, -1
         super().close()
 
     def _left_out(self) -> bytes:
@@ -115,25 +116,35 @@ class UnblockedHandler(logging.Handler):
         """Write the waiting lines, as many as the log's reader takes within `wait_s`."""
         until = time.monotonic() + wait_s
         while self._waiting and self._poll.poll(max(0.0, until - time.monotonic()) * 1e3):
+            piece = self._waiting.popleft()  # first: a finalizer may log a line in between
+            self._num_bytes -= len(piece)
             try:
-                num_written = os.write(self._descriptor, self._waiting[0])
-            except BlockingIOError:  # another process that has the pipe open has made it non-blocking
-                return
+                rest = piece[os.write(self._descriptor, piece) :]
+            except BlockingIOError:  # another process has filled it since
+                rest = piece
             except OSError:  # nobody will read it any more
-                num_written = len(self._waiting[0])
-            self._num_bytes -= num_written
-            piece = self._waiting.popleft()
-            if num_written < len(piece):
-                self._waiting.appendleft(piece[num_written:])
+                rest = b""
+            if rest:
+                self._waiting.appendleft(rest)
+                self._num_bytes += len(rest)
+            if rest is piece:
+                return
 
 
 def _opened_again(descriptor: int) -> int | None:
-    """Return a non-blocking descriptor of the terminal that `descriptor` is; None if it is no terminal.
+    """Return a non-blocking descriptor of the same terminal or pipe; None if it is neither, or can't be opened again.
 
-    A terminal that has room for a byte says that it can be written to, and then blocks for the rest of the line. Its
-    own descriptor may be shared with other processes, which do not expect it to be non-blocking."""
+    A terminal that has room for a byte says that it can be written to, and then blocks for the rest of the line; a pipe
+    may be filled by another process in between. Their own descriptors may be shared with processes that do not expect
+    them to be non-blocking."""
     try:
-        return os.open(os.ttyname(descriptor), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        if os.isatty(descriptor):
+            path = os.ttyname(descriptor)
+        elif stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            path = f"/proc/self/fd/{descriptor}"
+        else:
+            return None
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return None
 

@@ -23,7 +23,7 @@ from workers.http_server.connections import ConnectionBounds
 from workers.http_server.pacer import PARSE_S
 from workers.http_server.state import Refusal, response_of
 
-MAX_FRAGMENTS = 1024
+MAX_FRAGMENTS = 16_384
 """Maximum fragments of one message; more close the connection. Even an empty fragment takes memory."""
 
 PIECE_BYTES = 4 << 10
@@ -172,7 +172,12 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
             and took_s < ITS_TURN_S
             and not (self.read_paused or self.transport.is_closing())
         ):
-            super().data_received(self._unread[num_bytes : num_bytes + PIECE_BYTES])
+            try:
+                super().data_received(self._unread[num_bytes : num_bytes + PIECE_BYTES])
+            except BaseException:  # uvicorn's, of a peer who sends frames before it may; else it would stay paused
+                self._unread = b""
+                self.transport.abort()
+                raise
             num_bytes += PIECE_BYTES
             took_s = thread_time() - began_at
         self._server.parse_turns.spent(took_s)

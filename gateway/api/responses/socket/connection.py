@@ -136,9 +136,11 @@ class Connection:
         try:
             # A key may have been withdrawn since the handshake.
             principal = self._shared.access.authenticate(self._scope)
-            body = self._shared.calls.intake.message(principal, raw_message(text))
-            del text  # a long message is held once, and counted
-            await self._shared.access.starts.start(principal.team)
+            try:
+                body = self._shared.calls.intake.message(principal, raw_message(text))
+            finally:
+                del text  # a long message is held once, and counted
+                await self._shared.access.starts.start(principal.team)  # to be refused takes its turn as well
             message = await body.decode(read_message)
             stream_id = message.stream_id
             if monotonic() >= self._ends_at:

@@ -110,6 +110,37 @@ def test_a_line_longer_than_a_pipe_takes_at_once_comes_whole(pipe: tuple[int, in
     assert [line["message"] for line in lines] == [text, "short"]
 
 
+def test_a_line_that_is_logged_while_another_is_written_is_written_once(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of a finalizer, which runs wherever the collector does."""
+    logger, handler = log_to(pipe[1])
+    write, nested = os.write, ["nested"]
+
+    def writing(descriptor: int, data: bytes) -> int:
+        num_bytes = write(descriptor, data)
+        if nested:
+            logger.warning(nested.pop())
+        return num_bytes
+
+    monkeypatch.setattr(os, "write", writing)
+    logger.warning("outer")
+    monkeypatch.undo()
+    handler.close()
+    os.close(pipe[1])
+    assert [line["message"] for line in read_all(pipe[0])] == ["outer", "nested"]
+
+
+def test_a_shared_pipe_is_left_as_it_was(pipe: tuple[int, int]) -> None:
+    logger, handler = log_to(pipe[1])
+    logger.warning("one")
+    assert os.get_blocking(pipe[1]), "others that write to it do not expect it to be non-blocking"
+    handler.close()
+    logger.warning("behind the end")
+    os.close(pipe[1])
+    assert [line["message"] for line in read_all(pipe[0])] == ["one"]
+
+
 def test_a_reader_that_is_gone_is_no_error(pipe: tuple[int, int]) -> None:
     logger, handler = log_to(pipe[1])
     os.close(pipe[0])
