@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -342,11 +341,20 @@ def test_slots_tell_what_an_answer_may_still_have(server: Server) -> None:
         return next_token
 
     idle = {"has_next_token": False, "n_decoded": 0, "n_remain": -1}
-    call = threading.Thread(target=partial(server.complete, n_predict=400, ignore_eos=True, id_slot=0))
+    seen, over = idle, threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():  # an answer takes as long as two looks: it may be over before it is seen
+            server.complete(n_predict=400, ignore_eos=True, id_slot=0)
+
+    call = threading.Thread(target=ask)
     call.start()
-    until(lambda: told()["n_decoded"] > 0)
-    seen = told()
-    call.join()
+    try:
+        until(lambda: told()["n_decoded"] > 0, 30.0)
+        seen = told()
+    finally:
+        over.set()
+        call.join()
     assert seen == idle or seen["n_decoded"] + seen["n_remain"] == 400
     until(lambda: told() == idle)
 

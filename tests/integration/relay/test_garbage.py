@@ -207,7 +207,7 @@ async def test_one_worker_that_never_stops_telling_leaves_half_of_the_time_to_ot
                 used, begun = time.thread_time(), time.monotonic()
                 await asyncio.sleep(1.0)
                 share = (time.thread_time() - used) / (time.monotonic() - begun)
-            assert share < 0.75, "half, and what the worker here takes to say it"
+            assert share < 0.85, "half, and what the worker here takes to say it; all of it without the pauses"
 
 
 def mutated(seed: int) -> Iterator[bytes]:
