@@ -36,8 +36,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 FRAMES_PER_TURN = 256
 """Maximum number of frames of a backlog handled per turn of the event loop, so that the mailboxes' readers get turns in
 between: after a stall they would otherwise look like slow clients."""
-LONG_TURN_S = 0.005
-"""If handling one read takes more CPU seconds than this, the stream then rests as long, to use half a CPU at most."""
+MAX_OWED_S = 0.005
+"""A stream owes the others the CPU seconds that it takes, and each second of waiting pays one. If it owes more than
+this, it rests until all is paid: one stream uses half a CPU at most, in many short reads as in one long."""
 MAX_BACKLOG_FRAMES, MAX_BACKLOG_BYTES = 1 << 16, 64 << 20
 """Maximum frames and bytes of a worker's backlog, output of some minutes. With more, the worker counts as lost."""
 
@@ -80,6 +81,9 @@ class WorkerStream:
         """The error for which the connection will be given up at the next data; None: no error."""
         self._backlog_bytes = 0
         """Bytes of data of the frames in `_backlog`."""
+        self._owed_s = 0.0
+        """CPU seconds owed to the others at `_owed_at`."""
+        self._owed_at = monotonic()
         self._mailboxes: dict[int, Mailbox] = {}
         self._last_id = ""
         self._departed = False
@@ -195,11 +199,18 @@ class WorkerStream:
         self._cancel([])
 
     def _on_data(self, data: bytes) -> float:
-        """Handle received data. Return the seconds to stop reading: the CPU time taken if over LONG_TURN_S, else 0."""
+        """Handle received data. Return the seconds to stop reading: the CPU seconds owed if over MAX_OWED_S, else 0."""
         begun = thread_time()
         self._queue_frames(data)
-        took_s = thread_time() - begun
-        return took_s if took_s > LONG_TURN_S else 0.0
+        self._owe(thread_time() - begun)
+        return self._owed_s if self._owed_s > MAX_OWED_S else 0.0
+
+    def _owe(self, took_s: float) -> None:
+        """Count CPU seconds that were just taken, after what was paid before them."""
+        now = monotonic()
+        paid_s = max(0.0, now - self._owed_at - took_s)
+        self._owed_s = max(0.0, self._owed_s - paid_s) + took_s
+        self._owed_at = now
 
     def _queue_frames(self, data: bytes) -> None:
         if self._broken is not None:
@@ -218,6 +229,7 @@ class WorkerStream:
                 raise TooManySteps("its steps come faster than they are read")
 
     def _dispatch_backlog(self) -> None:
+        begun = thread_time()
         turn = [self._backlog.popleft() for _ in range(min(FRAMES_PER_TURN, len(self._backlog)))]
         self._backlog_bytes -= _size(turn)
         try:
@@ -228,6 +240,7 @@ class WorkerStream:
             self._backlog.clear()
             self._backlog_bytes = 0
             self._lose_unreadable()
+        self._owe(thread_time() - begun)
         if self._backlog:
             asyncio.get_running_loop().call_soon(self._dispatch_backlog)
 

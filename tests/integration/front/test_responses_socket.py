@@ -145,11 +145,13 @@ async def test_lanes_run_beside_each_other(caller: SocketCaller, stack: Stack) -
     assert event["type"] == "response.created"
 
 
-async def test_too_much_at_once(caller: SocketCaller) -> None:
-    for number in range(17):
-        await caller.ask(model="slow", input="hi", stream_id=f"lane-{number}")
-    refused = await caller.until("error")
-    assert (refused["stream_id"], refused["error"]["code"]) == ("lane-16", "websocket_stream_limit_reached")
+async def test_too_much_at_once(stack: Stack) -> None:
+    with one_more(stack, max_queue=16, queue_timeout_s=20) as process:
+        async with connected(process.url, stack.key, "slow") as caller:
+            for number in range(17):
+                await caller.ask(input="hi", stream_id=f"lane-{number}")
+            refused = await caller.until("error")
+            assert (refused["stream_id"], refused["error"]["code"]) == ("lane-16", "websocket_stream_limit_reached")
 
 
 async def test_a_connection_that_closes_ends_its_responses(stack: Stack, gateway: Process) -> None:

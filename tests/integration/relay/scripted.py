@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +120,29 @@ class ScriptedWorker:
 
     async def write(self, data: bytes) -> None:
         await self._write(data)
+
+    @contextmanager
+    def flooding(self, frame: bytes) -> Iterator[None]:
+        """Write the frame again and again, from a thread that hardly needs the interpreter. It is the last that is said."""
+        assert self._request is not None
+        assert self._request.transport is not None
+        chunk = b"%x\r\n%s\r\n" % (len(frame), frame)
+        over = threading.Event()
+
+        def flood() -> None:
+            with contextlib.suppress(OSError):
+                while not over.is_set():
+                    writer.sendall(chunk)
+
+        with socket.socket(fileno=os.dup(self._request.transport.get_extra_info("socket").fileno())) as writer:
+            writer.settimeout(0.5)
+            thread = threading.Thread(target=flood)
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
 
     def drop(self) -> None:
         """Aborts the event stream's connection."""

@@ -42,10 +42,8 @@ async def _saved_slots(target: Target) -> None:
 async def _listed_slots(target: Target) -> None:
     """Ask for the slots on many connections at once; each question went to the engine of every worker."""
     async with target.session() as session:
-        asking = (session.get(f"{target.url}/slots") for _ in range(100))
-        for answer in await asyncio.gather(*asking, return_exceptions=True):
-            if isinstance(answer, aiohttp.ClientResponse):
-                answer.release()
+        asking = (_read(session, f"{target.url}/slots") for _ in range(100))
+        await asyncio.gather(*asking, return_exceptions=True)
 
 
 async def _read_stored(target: Target) -> None:
