@@ -123,7 +123,7 @@ class ScriptedWorker:
 
     @contextmanager
     def flooding(self, frame: bytes) -> Iterator[None]:
-        """Write the frame again and again, from a thread that hardly needs the interpreter. It is the last that is said."""
+        """Write the frame again and again, from a thread that hardly needs the interpreter. Say nothing after it."""
         assert self._request is not None
         assert self._request.transport is not None
         chunk = b"%x\r\n%s\r\n" % (len(frame), frame)
