@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from types import TracebackType
 from typing import Protocol
 
@@ -92,6 +94,21 @@ class Call:
         return replace(self, model=model, fallbacks=later, meant_for=self.meant_for or self.model)
 
 
+class Pushed(Enum):
+    """Tells what became of an event that was pushed to an answer's reader."""
+
+    WRITTEN = "written"
+    """The reader is done with it, and more events may be pushed."""
+    STALLED = "stalled"
+    """The reader has it, but must run to finish: it would wait for its client, or has failed."""
+    LEFT = "left"
+    """The reader does not have it: it takes the event later."""
+
+
+Push = Callable[[CallEvent], Pushed]
+"""Hands one event of an answer to its reader while the reader waits. Never waits, and never raises."""
+
+
 class Answer(Protocol):
     """The events of a request's answer, or of its several answers (`n`), once the first has begun."""
 
@@ -102,7 +119,7 @@ class Answer(Protocol):
 
     @property
     def choice(self) -> int:
-        """Number of the answer whose events the last `take` returned."""
+        """Number of the answer whose events the last `take` returned, or whose event is being pushed."""
         ...
 
     @property
@@ -110,9 +127,12 @@ class Answer(Protocol):
         """The last event that was taken, if it ended an answer."""
         ...
 
-    async def take(self) -> list[CallEvent]:
-        """Wait until an answer has new events, and return them: at least one. The last list of each answer ends in
-        `Finished` or `Failed`."""
+    async def take(self, push: Push | None = None) -> list[CallEvent]:
+        """Wait until an answer has new events, and return them. The last list of each answer ends in `Finished` or
+        `Failed`.
+
+        While it waits, all events but the last go to `push`, within the turn of the event loop that received them. The
+        list is empty only if `push` stalled."""
         ...
 
 

@@ -19,6 +19,7 @@ from gateway.api.http.streaming import EventStream, Pings, Written, whole_events
 from gateway.api.intake.disconnect import ClientGone, until_disconnect
 from gateway.api.intake.intake import hold_function, keep_held
 from gateway.api.intake.memory_budget import Holds, ProbabilityBudget
+from gateway.api.push_relay import hand_on
 from gateway.api.request_headers import ResumeOptions
 from gateway.api.resumable import Resumable
 from gateway.call import Answer, Call, Cutoff
@@ -213,17 +214,18 @@ class Responder(Generic[RequestIn]):
             self._session_calls.supersede(call),
             start_answers(self._pipeline, call, asked.requests, request_log) as answer,
         ):
+
+            async def collect(events: list[CallEvent]) -> None:
+                choice = answer.choice
+                partial_usage.add(choice, events)
+                if request_log.first_token_at is None:
+                    note_first_token(request_log, events)
+                writer.add(events, choice)
+                if held.are_wanted:
+                    held.count(choice, events, written=False)
+
             try:
-                while not answer.ended:
-                    events = await answer.take()
-                    partial_usage.add(answer.choice, events)
-                    if request_log.first_token_at is None:
-                        note_first_token(request_log, events)
-                    writer.add(events, answer.choice)
-                    if held.are_wanted:
-                        held.count(answer.choice, events, written=False)
-                    if answer.end is not None:
-                        note_end(request_log, answer.end, answer.choice, partial_usage)
+                await hand_on(answer, collect, partial(note_end, request_log, partial_usage))
             finally:
                 partial_usage.add_to(request_log)
         await self._conclude_answer(writer, None)
@@ -276,22 +278,25 @@ class Responder(Generic[RequestIn]):
 async def write_answer(
     answer: Answer, writer: StreamWriter, request_log: RequestLog, sink: Sink, held: ProbabilityBudget
 ) -> None:
-    """Write every event of the answer. The loop here runs once per token. Raises PaddockError."""
-    take, chunks, write = answer.take, writer.chunks, sink.write
+    """Write every event of the answer. Raises PaddockError."""
+    chunks, write = writer.chunks, sink.write
     waits, partial_usage = True, PartialUsage()
+
+    async def write_events(events: list[CallEvent]) -> None:
+        """Runs once per token."""
+        nonlocal waits
+        choice = answer.choice
+        partial_usage.add(choice, events)
+        if waits:
+            waits = not note_first_token(request_log, events)
+        body = chunks(events, choice)
+        if body:
+            await write(body)
+        if held.are_wanted:
+            held.count(choice, events, written=bool(body))
+
     try:
-        while not answer.ended:
-            events = await take()
-            partial_usage.add(answer.choice, events)
-            if waits:
-                waits = not note_first_token(request_log, events)
-            body = chunks(events, answer.choice)
-            if body:
-                await write(body)
-            if held.are_wanted:
-                held.count(answer.choice, events, written=bool(body))
-            if answer.end is not None:
-                note_end(request_log, answer.end, answer.choice, partial_usage)
+        await hand_on(answer, write_events, partial(note_end, request_log, partial_usage))
     finally:
         partial_usage.add_to(request_log)
 
@@ -304,7 +309,7 @@ def note_first_token(request_log: RequestLog, events: list[CallEvent]) -> bool:
     return True
 
 
-def note_end(request_log: RequestLog, end: Finished | Failed, choice: int, partial_usage: PartialUsage) -> None:
+def note_end(request_log: RequestLog, partial_usage: PartialUsage, end: Finished | Failed, choice: int) -> None:
     """Record the end of one answer. Raises PaddockError if the answer failed."""
     if isinstance(end, Failed):
         raise error_for(end.failure)

@@ -9,8 +9,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
-from gateway.call import Answer, Call
+from gateway.call import Answer, Call, Push, Pushed
 from gateway.dispatch.pipeline import Pipeline
 from gateway.dispatch.request_size import chars_of
 from gateway.dispatch.upstream import error_for
@@ -98,6 +99,7 @@ class MergedAnswers:
         self.end: Finished | Failed | None = None
         self._pipeline, self._call, self._requests, self._request_log = pipeline, call, requests, request_log
         self._logs = request_log.split(len(requests))
+        self._push: Push | None = None
         self._num_left = len(requests)
         self._further = iter(range(MAX_AT_ONCE, len(requests)))
         """Numbers of the answers that no task follows yet: thousands of tasks that wait would take much memory."""
@@ -107,12 +109,27 @@ class MergedAnswers:
     def ended(self) -> bool:
         return self._num_left == 0
 
-    async def take(self) -> list[CallEvent]:
-        self.choice, events = await self._arrived.get()
-        last = events[-1]
-        self.end = last if isinstance(last, Finished) else None
+    async def take(self, push: Push | None = None) -> list[CallEvent]:
+        self._push = push
+        try:
+            self.choice, events = await self._arrived.get()
+        finally:
+            self._push = None
+        self.end = events[-1] if events and isinstance(events[-1], Finished) else None
         self._num_left -= self.end is not None
         return events
+
+    def _pass_push(self, number: int, event: CallEvent) -> Pushed:
+        """Push an event of answer `number` to the reader of all answers, if the reader has read all that arrived."""
+        if self._push is None or not self._arrived.empty():
+            return Pushed.LEFT
+        self.choice = number
+        pushed = self._push(event)
+        if pushed is Pushed.STALLED:
+            self._push = None
+            self._arrived.put_nowait((number, []))  # wakes the reader
+            return Pushed.WRITTEN
+        return pushed
 
     async def follow(self, number: int, wait_s: float) -> None:
         """Run answer `number` after `wait_s`, then answers in `_further`; pass on all events. Raises PaddockError."""
@@ -131,8 +148,9 @@ class MergedAnswers:
             await self._pass_on(number, answer)
 
     async def _pass_on(self, number: int, answer: Answer) -> None:
+        push = partial(self._pass_push, number)
         while not answer.ended:
-            events = await answer.take()
+            events = await answer.take(push)
             if isinstance(answer.end, Failed):
                 raise error_for(answer.end.failure)
             await self._arrived.put((number, events))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from gateway.call import Push, Pushed
 from workers.protocol.events import CallEvent, Failed, Finished, Settings, Started
 
 MAX_BYTES = 32 << 20
@@ -14,6 +15,8 @@ MAX_BYTES = 32 << 20
 
 class Mailbox:
     """Holds the events of one call, in order. The writer never waits; the reader takes all unread events at once.
+
+    A reader that waits may have events pushed to it (`gateway.call.Answer.take`): then no task wakes for a token.
 
     For use on one event loop. When the reader falls `limit` events or `MAX_BYTES` behind, `on_overflow` is called once
     and later events are dropped: the call is over for the reader. `on_end` is called with the last event as soon as it
@@ -27,6 +30,7 @@ class Mailbox:
         "_on_end",
         "_on_overflow",
         "_overflowed",
+        "_push",
         "_reader",
         "end",
         "ended",
@@ -50,6 +54,8 @@ class Mailbox:
         """Approximate size on the wire of the unread events."""
         self._events: list[CallEvent] = []
         self._reader: asyncio.Future[None] | None = None
+        self._push: Push | None = None
+        """Set only while a reader waits that has read all events."""
         self._limit = limit
         self._on_overflow = on_overflow
         self._on_end = on_end
@@ -58,30 +64,40 @@ class Mailbox:
     def put(self, event: CallEvent, num_bytes: int = 0) -> None:
         """Append an event. `num_bytes`: its approximate size on the wire."""
         kind = type(event)  # quicker than `isinstance`, and this is done per token
+        reader = self._reader
         if kind is Finished or kind is Failed:
             self._on_end(cast(Finished | Failed, event))
+        elif self._push is not None and reader is not None and not reader.done():
+            pushed = self._push(event)
+            if pushed is Pushed.WRITTEN:
+                return
+            if pushed is Pushed.STALLED:
+                self._wake()
+                return
         events = self._events
         self._bytes += num_bytes
         if len(events) >= self._limit or self._bytes > MAX_BYTES:
             self._overflow()
             return
         events.append(event)
-        reader = self._reader
         if reader is not None:
-            self._reader = None
-            if not reader.done():
-                reader.set_result(None)
+            self._wake()
 
-    async def take(self) -> list[CallEvent]:
-        """Wait for events and return all unread ones, at least one. The last list ends in `Finished` or `Failed`."""
+    async def take(self, push: Push | None = None) -> list[CallEvent]:
+        """Wait for events and return all unread ones, as `gateway.call.Answer.take`."""
         if not self._events:
             self._reader = self._loop.create_future()
-            await self._reader
+            self._push = push
+            try:
+                await self._reader
+            finally:
+                self._push = None
         events = self._events
         self._events, self._bytes = [], 0
-        last = events[-1]
-        if isinstance(last, Finished) or isinstance(last, Failed):  # noqa: SIM101 - `A | B` would be built at each call
-            self.ended, self.end = True, last
+        if events:
+            kind = type(events[-1])
+            if kind is Finished or kind is Failed:
+                self.ended, self.end = True, cast(Finished | Failed, events[-1])
         return events
 
     async def peek(self, past: type[CallEvent] | tuple[()] = ()) -> CallEvent:
@@ -90,6 +106,12 @@ class Mailbox:
             self._reader = self._loop.create_future()
             await self._reader
         return event
+
+    def _wake(self) -> None:
+        """Have the reader run. What comes before it runs is not pushed."""
+        reader, self._reader, self._push = self._reader, None, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     def _overflow(self) -> None:
         if not self._overflowed:

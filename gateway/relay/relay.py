@@ -32,7 +32,7 @@ from gateway.relay.worker_client import (
     WholeReply,
     WorkerClient,
 )
-from gateway.relay.worker_stream import WorkerStream
+from gateway.relay.worker_stream import DispatchTurns, WorkerStream
 from workers.process.sockets import watched_socket
 from workers.protocol.events import CallFailed, Failed, Failure, FailureCode, Finished, Settings
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat, WorkerAddress
@@ -68,6 +68,7 @@ class Relay:
         self._gateway_id = gateway_id
         self._secret = secret
         self._buffer_events = buffer_events
+        self._turns = DispatchTurns()
         self._numbers = itertools.count(1)
         self._connections: dict[str, WorkerConnection] = {}
         """Boot id -> connection."""
@@ -217,7 +218,7 @@ class Relay:
         credentials = Credentials(self._secret, at)
         client = WorkerClient(self._session, credentials, self._gateway_id)
         cancellations = Cancellations(client, at.worker, self._group)
-        stream = WorkerStream(self._gateway_id, credentials, cancellations.add, self._lost)
+        stream = WorkerStream(self._gateway_id, credentials, cancellations.add, self._lost, self._turns)
         connection = self._connections[at.boot] = WorkerConnection(stream, client, cancellations, self._group)
         self._group.create_task(self._run_stream(stream))
         return connection

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import monotonic, thread_time
 from urllib.parse import urlencode
 
@@ -14,7 +14,7 @@ from gateway.relay.event_source import EventStreamRefused, check_step, read_even
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.worker_client import CONNECT_TIMEOUT_S, Credentials
 from workers.protocol.control import CHALLENGE_HEADER, PROOF_HEADER
-from workers.protocol.events import Failed, Failure, FailureCode, decode_alive, decode_step
+from workers.protocol.events import CallEvent, Failed, Failure, FailureCode, decode_alive, decode_step
 from workers.protocol.framing import (
     ALIVE_EVENT,
     EVENTS_PATH,
@@ -33,9 +33,12 @@ REFUSED_FOR_S = 0.2
 AWAY_FOR_S = 5.0
 """Seconds of failures (not refusals) until a process counts as lost. Workers keep an absent gateway's calls as long."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
-FRAMES_PER_TURN = 256
-"""Maximum number of frames of a backlog handled per turn of the event loop, so that the mailboxes' readers get turns in
-between: after a stall they would otherwise look like slow clients."""
+TURN_S = 0.001
+"""Seconds per turn of the event loop for the steps of all workers together. What is left waits for the next turn, so
+that requests, pings and probes get theirs, and so do mailboxes' readers: after a stall they would look like slow
+clients."""
+EVENTS_BETWEEN_LOOKS = 16
+"""Events between two looks at the clock, each of which may write a chunk to a client."""
 MAX_OWED_S = 0.005
 """A stream owes the others the CPU seconds that it takes, and each second of waiting pays one. If it owes more than
 this, it rests until all is paid: one stream uses half a CPU at most, in many short reads as in one long."""
@@ -52,6 +55,48 @@ UNREADABLE = (ValueError, RecursionError)
 many values in a frame, invalid text or JSON, or an unknown event. RecursionError: values nested too deep."""
 
 
+class DispatchTurns:
+    """Shares the time for handing on the workers' steps among their streams: TURN_S per turn of the event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[WorkerStream] = deque()
+        self._used_s = 0.0
+        """Seconds of this turn that are used up."""
+        self._is_scheduled = False
+
+    def ask(self, stream: WorkerStream) -> None:
+        """Have the stream dispatch its backlog: at once if this turn has time left, otherwise in later turns."""
+        if stream.waits:
+            return
+        if self._waiting or self._used_s >= TURN_S:
+            self._add(stream)
+        else:
+            self._run(stream)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _add(self, stream: WorkerStream) -> None:
+        stream.waits = True
+        self._waiting.append(stream)
+
+    def _run(self, stream: WorkerStream) -> None:
+        begun = monotonic()
+        if stream.dispatch(begun + TURN_S - self._used_s):
+            self._add(stream)
+        self._used_s += monotonic() - begun
+
+    def _turn(self) -> None:
+        self._used_s = 0.0
+        while self._waiting and self._used_s < TURN_S:
+            stream = self._waiting.popleft()
+            stream.waits = False
+            self._run(stream)
+        self._is_scheduled = bool(self._waiting)
+        if self._is_scheduled:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+
 class WorkerStream:
     """Reads the events of one worker process's steps, and puts each into the mailbox of its call.
 
@@ -64,9 +109,10 @@ class WorkerStream:
         credentials: Credentials,
         cancel: Callable[[list[int]], None],
         lost: set[str],
+        turns: DispatchTurns,
     ) -> None:
         """`cancel` is called with the calls to cancel on the worker; with an empty list, to retry cancellations that
-        failed before. `lost`: boot ids of processes that are gone; all streams of a gateway share this set."""
+        failed before. `lost`: boot ids of processes that are gone. A gateway's streams share `lost` and `turns`."""
         self.at = at = credentials.at
         self.connected = asyncio.Event()
         """Set while the stream is open; calls are submitted only then."""
@@ -75,8 +121,16 @@ class WorkerStream:
         self._headers = {"Accept": "text/event-stream", **credentials.headers}
         self._credentials = credentials
         self._cancel = cancel
+        self._turns = turns
+        self.waits = False
+        """Whether the stream waits for a turn to dispatch its backlog."""
         self._reader = FrameReader()
         self._backlog: deque[Frame] = deque()
+        """Frames with events that are not in their mailboxes yet."""
+        self._events: list[CallEvent] | None = None
+        """Events of the backlog's first frame, from which those before `_next` are in their mailboxes."""
+        self._next = 0
+        self._event_bytes = 0
         self._broken: Exception | None = None
         """The error for which the connection will be given up at the next data; None: no error."""
         self._backlog_bytes = 0
@@ -151,8 +205,9 @@ class WorkerStream:
                 self.lose(f"refused its event stream ({error})")
             except (OSError, TimeoutError) as error:
                 self._note_trouble(f"broke off its event stream ({error or type(error).__name__})")
-            except UNREADABLE:
-                self._lose_unreadable()
+            except UNREADABLE as error:
+                if error is not self._broken:  # which ended the calls already
+                    self._lose_unreadable()
             finally:
                 self.connected.clear()
             pause_s = FIRST_PAUSE_S if self._attempts == 1 else min(pause_s * 2, LONGEST_PAUSE_S)
@@ -174,7 +229,7 @@ class WorkerStream:
 
     async def _read_connection(self) -> None:
         """Open one connection and read it until it ends. Never returns, since every end raises an exception."""
-        while self._backlog:  # noqa: ASYNC110 - `_dispatch_backlog` empties it, a part per turn
+        while self._backlog:  # noqa: ASYNC110 - `DispatchTurns` empties it, a part per turn
             await asyncio.sleep(0)
         self._broken = None
         resume = {"Last-Event-ID": self._last_id} if self._last_id else {}
@@ -200,9 +255,19 @@ class WorkerStream:
 
     def _on_data(self, data: bytes) -> float:
         """Handle received data. Return the seconds to stop reading: the CPU seconds owed if over MAX_OWED_S, else 0."""
+        if self._broken is not None:
+            raise self._broken
         begun = thread_time()
-        self._queue_frames(data)
+        frames = self._reader.feed(data)
         self._owe(thread_time() - begun)
+        self._backlog.extend(frames)
+        self._backlog_bytes += sum([len(frame.data) for frame in frames])
+        if len(self._backlog) > MAX_BACKLOG_FRAMES or self._backlog_bytes > MAX_BACKLOG_BYTES:
+            self._drop_backlog()
+            raise TooManySteps("its steps come faster than they are read")
+        self._turns.ask(self)
+        if self._broken is not None:
+            raise self._broken
         return self._owed_s if self._owed_s > MAX_OWED_S else 0.0
 
     def _owe(self, took_s: float) -> None:
@@ -212,59 +277,57 @@ class WorkerStream:
         self._owed_s = max(0.0, self._owed_s - paid_s) + took_s
         self._owed_at = now
 
-    def _queue_frames(self, data: bytes) -> None:
-        if self._broken is not None:
-            raise self._broken
-        frames = self._reader.feed(data)
-        if not self._backlog and len(frames) <= FRAMES_PER_TURN:
-            self._dispatch(frames)
-        else:
-            if not self._backlog:
-                asyncio.get_running_loop().call_soon(self._dispatch_backlog)
-            self._backlog.extend(frames)
-            self._backlog_bytes += _size(frames)
-            if len(self._backlog) > MAX_BACKLOG_FRAMES or self._backlog_bytes > MAX_BACKLOG_BYTES:
-                self._backlog.clear()
-                self._backlog_bytes = 0
-                raise TooManySteps("its steps come faster than they are read")
+    def dispatch(self, until: float) -> bool:
+        """Put events of the backlog into their mailboxes until time.monotonic() is `until`. Return whether any stay.
 
-    def _dispatch_backlog(self) -> None:
-        begun = thread_time()
-        turn = [self._backlog.popleft() for _ in range(min(FRAMES_PER_TURN, len(self._backlog)))]
-        self._backlog_bytes -= _size(turn)
+        Raises nothing: a frame that can't be read ends the worker's calls, and the connection at its next data."""
         try:
-            self._dispatch(turn)
+            while self._backlog:
+                if self._events is None:
+                    self._events, self._event_bytes = self._open_frame(self._backlog[0])
+                    self._next = 0
+                self._put_some(self._events)
+                if self._next >= len(self._events):
+                    self._close_frame()
+                if monotonic() >= until:
+                    break
         except UNREADABLE as error:
-            # A callback has no caller to raise to: `_queue_frames` raises the error at the next data.
             self._broken = error
-            self._backlog.clear()
-            self._backlog_bytes = 0
+            self._set_resume_point(self._backlog[0])  # otherwise each new connection would bring the frame again
+            self._drop_backlog()
             self._lose_unreadable()
-        self._owe(thread_time() - begun)
-        if self._backlog:
-            asyncio.get_running_loop().call_soon(self._dispatch_backlog)
+        return bool(self._backlog)
 
-    def _dispatch(self, frames: Iterable[Frame]) -> None:
-        for frame in frames:
-            try:
-                self._dispatch_frame(frame)
-            except UNREADABLE:
-                self._set_resume_point(frame)  # otherwise each new connection would bring the frame again
-                raise
-            self._set_resume_point(frame)
-
-    def _dispatch_frame(self, frame: Frame) -> None:
-        mailboxes = self._mailboxes
+    def _open_frame(self, frame: Frame) -> tuple[list[CallEvent], int]:
+        """Return a frame's events for calls of this gateway, and the average bytes of an event. A list of living calls
+        is dealt with at once."""
+        begun, mailboxes = thread_time(), self._mailboxes
         check_step(frame.data, len(mailboxes))
         if frame.event == ALIVE_EVENT:
             self._fail_missing(set(decode_alive(frame.data)))
-        elif not frame.event:
-            events = decode_step(frame.data)
-            num_bytes = len(frame.data) // max(1, len(events))
-            for event in events:
-                mailbox = mailboxes.get(event.call)
-                if mailbox is not None:
-                    mailbox.put(event, num_bytes)
+        events = [] if frame.event else decode_step(frame.data)
+        known: list[CallEvent] = [event for event in events if event.call in mailboxes]
+        self._owe(thread_time() - begun)
+        return known, len(frame.data) // max(1, len(events))
+
+    def _put_some(self, events: list[CallEvent]) -> None:
+        mailboxes, num_bytes = self._mailboxes, self._event_bytes
+        first, self._next = self._next, self._next + EVENTS_BETWEEN_LOOKS
+        for event in events[first : self._next]:
+            mailbox = mailboxes.get(event.call)
+            if mailbox is not None:
+                mailbox.put(event, num_bytes)
+
+    def _close_frame(self) -> None:
+        frame = self._backlog.popleft()
+        self._backlog_bytes -= len(frame.data)
+        self._events = None
+        self._set_resume_point(frame)
+
+    def _drop_backlog(self) -> None:
+        self._backlog.clear()
+        self._backlog_bytes = 0
+        self._events = None
 
     def _set_resume_point(self, frame: Frame) -> None:
         """Make the next connection resume after this frame."""
@@ -288,7 +351,3 @@ class WorkerStream:
     def _fail(self, call: int, message: str) -> None:
         mailbox = self._mailboxes.pop(call)
         mailbox.put(Failed(call, Failure(FailureCode.WORKER_LOST, message)))
-
-
-def _size(frames: Iterable[Frame]) -> int:
-    return sum(len(frame.data) for frame in frames)

@@ -8,8 +8,9 @@ heard.ends()                                logs one line about the answer, howe
 from __future__ import annotations
 
 import logging
+from functools import partial
 
-from gateway.call import Answer, Call
+from gateway.call import Answer, Call, Push, Pushed
 from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.request_log import ids_of
 from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Text, ToolCallDelta
@@ -113,10 +114,16 @@ class Overheard:
     def end(self) -> Finished | Failed | None:
         return self._answer.end
 
-    async def take(self) -> list[CallEvent]:
-        events = await self._answer.take()
+    async def take(self, push: Push | None = None) -> list[CallEvent]:
+        events = await self._answer.take(None if push is None else partial(self._pass_push, push))
         self._noted.note(events)
         return events
+
+    def _pass_push(self, push: Push, event: CallEvent) -> Pushed:
+        pushed = push(event)
+        if pushed is not Pushed.LEFT:
+            self._noted.note([event])
+        return pushed
 
 
 class Excerpt:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.call import Call
+from gateway.call import Call, Push
 from gateway.errors import QueueTimeout
 from gateway.registry.snapshot import FleetView
 from gateway.routing.placement import PlacementRequest, Ranking
@@ -41,7 +41,7 @@ class PlainAnswer:
         await asyncio.Event().wait()  # for ever
         raise AssertionError
 
-    async def take(self) -> list[CallEvent]:
+    async def take(self, push: Push | None = None) -> list[CallEvent]:
         await self.peek()
         events, self._events = self._events, []
         if isinstance(last := events[-1], Finished | Failed):

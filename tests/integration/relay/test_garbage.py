@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 
 import psutil
 import pytest
 
 from gateway.api.intake.disconnect import beside
+from gateway.call import Pushed
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay
-from gateway.relay.worker_stream import FRAMES_PER_TURN
 from tests.integration.relay.scripted import CALL, ScriptedWorker, scripted_worker
 from tests.integration.relay.test_relay import REQUEST
 from tests.support.waiting import until
@@ -33,6 +34,7 @@ from workers.protocol.events import (
 from workers.protocol.framing import ALIVE_EVENT, MAX_FRAME_BYTES, encode_frame, event_id
 
 MIB = 1 << 20
+MANY_FRAMES = 256
 END = Finished(1, FinishReason.STOP, Usage(1, 1, 0), Timings(0, 1, 1.0, 1, 1.0))
 
 GARBAGE = {
@@ -98,7 +100,7 @@ async def is_idle() -> bool:
     return time.process_time() - used < 0.5 * (time.monotonic() - begun)
 
 
-@pytest.mark.parametrize("before", [0, 3 * FRAMES_PER_TURN], ids=["at once", "behind a backlog"])
+@pytest.mark.parametrize("before", [0, 3 * MANY_FRAMES], ids=["at once", "behind a backlog"])
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 async def test_garbage_ends_the_calls_of_its_worker_alone(garbage: bytes, before: int) -> None:
     async with scripted_worker() as ill, scripted_worker(boot="boot2") as well:
@@ -167,6 +169,47 @@ async def test_a_frame_of_more_than_its_calls_can_say_costs_others_nothing(crowd
                     await ill.write(frame)
                     assert await lost(mailbox)
             assert ticks.longest_s < 0.25
+
+
+@pytest.mark.serial
+async def test_a_step_of_many_answers_is_written_in_turns() -> None:
+    """Requests, pings and probes of others get theirs in between."""
+    async with scripted_worker() as worker, contextlib.AsyncExitStack() as calls:
+        relay = Relay("gw", "secret", 600)
+        await calls.enter_async_context(beside(relay.run()))
+        await asyncio.sleep(0)
+        relay.follow([worker.heartbeat()])
+        await worker.connected()
+        written: list[int] = []
+
+        def push(event: CallEvent) -> Pushed:
+            until = time.thread_time() + 0.0001
+            while time.thread_time() < until:
+                pass
+            written.append(event.call)
+            return Pushed.WRITTEN
+
+        for number in range(256):
+            mailbox = await calls.enter_async_context(relay.start(worker.at, CALL, REQUEST))
+            calls.enter_context(beside_now(mailbox.take(push)))
+            await worker.submitted(number - 50)  # more connections at once than this would wait to be accepted
+        numbers = await worker.submitted(256)
+        ticks = Ticks()
+        async with beside(ticks.run()):
+            await worker.say([Text(number, "a") for number in numbers], [Text(number, "b") for number in numbers])
+            await until(lambda: len(written) == 512, 3.0, "all are written")
+        assert written == [*numbers, *numbers], "in order, step by step"
+        assert ticks.longest_s < 0.01, "51 ms in one turn"
+
+
+@contextlib.contextmanager
+def beside_now(work: Coroutine[None, None, object]) -> Iterator[None]:
+    """Runs the coroutine while the block runs."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 async def test_a_long_prompt_that_is_told_is_one_frame() -> None:

@@ -16,7 +16,6 @@ from gateway.api.intake.disconnect import beside
 from gateway.relay import worker_stream
 from gateway.relay.event_source import MAX_HEAD_BYTES, EventStreamBroken, EventStreamRefused, read_events
 from gateway.relay.relay import Relay
-from gateway.relay.worker_stream import FRAMES_PER_TURN
 from tests.integration.relay.scripted import CALL, ScriptedWorker, scripted_worker
 from tests.integration.relay.test_relay import REQUEST, failure_of, raw_server
 from tests.support.waiting import until
@@ -27,6 +26,7 @@ from workers.protocol.queries import PROPS_PATH, RENDER_PATH, Render, decode_pro
 
 SECRET = "secret"
 MIB = 1 << 20
+MANY_FRAMES = 256
 
 
 @asynccontextmanager
@@ -135,7 +135,7 @@ async def test_events_as_long_as_frames_may_be_overflow_by_their_bytes() -> None
 
 async def test_steps_that_come_faster_than_they_are_read_lose_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a bound that one read passes: how quick the machine is decides whether others are passed."""
-    monkeypatch.setattr(worker_stream, "MAX_BACKLOG_FRAMES", 4 * FRAMES_PER_TURN)
+    monkeypatch.setattr(worker_stream, "MAX_BACKLOG_FRAMES", 4 * MANY_FRAMES)
     async with (
         scripted_worker() as worker,
         following(worker) as relay,
@@ -143,7 +143,7 @@ async def test_steps_that_come_faster_than_they_are_read_lose_the_worker(monkeyp
     ):
         await worker.submitted(1)
         with contextlib.suppress(OSError):
-            await worker.write(b"data: []\n\n" * 16 * FRAMES_PER_TURN)
+            await worker.write(b"data: []\n\n" * 16 * MANY_FRAMES)
         assert "cannot read" in (await failure_of(mailbox)).message
 
 
@@ -152,7 +152,7 @@ async def test_what_can_not_be_read_among_many_steps_loses_the_worker_and_stops_
     async with scripted_worker() as worker, following(worker) as relay:
         async with relay.start(worker.at, CALL, REQUEST) as mailbox:
             await worker.submitted(1)
-            await worker.write(b"data: []\n\n" * 3 * FRAMES_PER_TURN + b"data: [nonsense\n\n" + b"data: []\n\n" * 999)
+            await worker.write(b"data: []\n\n" * 3 * MANY_FRAMES + b"data: [nonsense\n\n" + b"data: []\n\n" * 999)
             assert "cannot read" in (await failure_of(mailbox)).message
         await worker.write(KEEP_ALIVE)
         await worker.connected(2)

@@ -181,7 +181,7 @@ class Answer:
     def __init__(self, end: Callable[[], Finished | None]) -> None:
         self._end = end
 
-    async def take(self) -> list[CallEvent]:
+    async def take(self, push: object = None) -> list[CallEvent]:
         self.end = self._end()
         self.ended = self.end is not None
         await asyncio.sleep(0)

@@ -35,7 +35,7 @@ class Answer:
     def __init__(self, *steps: list[CallEvent]) -> None:
         self._steps = iter(steps)
 
-    async def take(self) -> list[CallEvent]:
+    async def take(self, push: object = None) -> list[CallEvent]:
         for step in self._steps:
             return step
         raise ZeroDivisionError

@@ -26,7 +26,7 @@ class Answer:
         self.end: Any = None
         self._events = [*events, END]
 
-    async def take(self) -> list[CallEvent]:
+    async def take(self, push: object = None) -> list[CallEvent]:
         self.ended, self.end = True, END
         return self._events
 
