@@ -40,8 +40,11 @@ def offers_of(ranking: Ranking, begin_within_ms: float = 0.0) -> Offers:
 
 
 def _offer(bid: Bid, best: Sequence[Bid]) -> Offer:
-    other = next((other.total_ms for other in best if other is not bid), bid.weight_ms + NOBODY_ELSE_MS)
-    return Offer(bid.worker, bid.cost_ms, other, bid.kv_tokens, bid.burden_ms)
+    other = next((other for other in best if other is not bid), None)
+    if other is None:
+        return Offer(bid.worker, bid.cost_ms, bid.cost_ms + NOBODY_ELSE_MS, bid.kv_tokens, bid.burden_ms, bid.burden_ms)
+    other_ms = other.wait_ms + other.cost_ms
+    return Offer(bid.worker, bid.cost_ms, other_ms, bid.kv_tokens, bid.burden_ms, other.burden_ms)
 
 
 MISSED_MS = 1.0

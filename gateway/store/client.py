@@ -61,18 +61,20 @@ class Offer:
     cost_ms: float
     """Milliseconds from getting the slot to the first token."""
     other_ms: float
-    """Milliseconds that the best other worker costs: wait for a slot, time to the first token, and its `burden_ms`."""
+    """Milliseconds to the first token on the best other worker, including the wait for its slot."""
     kv_tokens: int
     burden_ms: float = 0.0
     """Milliseconds that other calls on this worker lose by the call's prefill (its burden). Not part of `cost_ms`."""
+    other_burden_ms: float = 0.0
+    """The burden on the best other worker. Not part of `other_ms`."""
 
     def packed(self, hold_ms: float) -> str:
         """Return a ticket's bid for the worker, as text for lua/shared.lua. `hold_ms`: predicted time of the decode."""
-        lost_ms = self.other_ms - self.cost_ms - self.burden_ms
+        lost_ms = self.other_ms + self.other_burden_ms - self.cost_ms - self.burden_ms
         if -NO_LOSS_MS < lost_ms < 0:
             lost_ms = 0.0  # rounding of equal sums
         rate = lost_ms / (self.cost_ms + hold_ms + 1)
-        return f"{rate:.9g} {self.kv_tokens} {self.cost_ms:.0f} {self.other_ms - self.burden_ms:.0f}"
+        return f"{rate:.9g} {self.kv_tokens} {self.cost_ms:.0f} {self.other_ms:.0f}"
 
 
 @dataclass(frozen=True, slots=True)

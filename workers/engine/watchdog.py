@@ -53,14 +53,17 @@ class StepAge:
 
     def look(self, now: float, began_at: float) -> float:
         """Return for how many seconds the running step has run. `began_at`: when it began; `IDLE`: no step runs."""
-        if began_at == IDLE:
-            self._age_s = 0.0
-        elif began_at != self._began_at:
-            self._age_s = min(now - began_at, self._longest_look_s)
-        else:
-            self._age_s += min(now - self._looked_at, self._longest_look_s)
+        self._age_s = self.glance(now, began_at)
         self._began_at, self._looked_at = began_at, now
         return self._age_s
+
+    def glance(self, now: float, began_at: float) -> float:
+        """Return what `look` would return, without counting as a look. Any thread may call this."""
+        if began_at == IDLE:
+            return 0.0
+        if began_at != self._began_at:
+            return min(now - began_at, self._longest_look_s)
+        return self._age_s + min(now - self._looked_at, self._longest_look_s)
 
 
 class Watchdog:
@@ -72,8 +75,10 @@ class Watchdog:
         """`bound_s`: maximum seconds of a step; 0: no bound. `end(age_s)` is called once, if a step takes longer."""
         self.black_box = black_box or BlackBox(None)
         self._bound_s = bound_s
+        self._look_s = bound_s / LOOKS_PER_BOUND
         self._end = end or self._bark
         self._began_at = IDLE
+        self._age = StepAge(2 * self._look_s)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -84,11 +89,12 @@ class Watchdog:
         self._began_at = IDLE
 
     def hung_s(self) -> float:
-        """Return how many seconds the running step is over its bound, or 0. Any thread may call this."""
-        began_at = self._began_at
-        if began_at == IDLE or self._bound_s <= 0:
+        """Return how many seconds the running step is over its bound, or 0. Any thread may call this.
+
+        Time in which the process was frozen does not count: a probe that comes right after it finds no hung step."""
+        if self._bound_s <= 0:
             return 0.0
-        return max(0.0, time.monotonic() - began_at - self._bound_s)
+        return max(0.0, self._age.glance(time.monotonic(), self._began_at) - self._bound_s)
 
     def start(self) -> None:
         if self._bound_s > 0:
@@ -110,14 +116,12 @@ class Watchdog:
         self.close()
 
     def _watch(self) -> None:
-        look_s = self._bound_s / LOOKS_PER_BOUND
-        age = StepAge(2 * look_s)
         try:
             while True:
                 faulthandler.dump_traceback_later(STUCK_BOUNDS * self._bound_s, exit=True, file=STDERR)
-                if self._stop.wait(look_s):
+                if self._stop.wait(self._look_s):
                     return
-                age_s = age.look(time.monotonic(), self._began_at)
+                age_s = self._age.look(time.monotonic(), self._began_at)
                 if age_s >= self._bound_s:
                     self._end(age_s)
                     return

@@ -17,7 +17,9 @@ async def looked(client: redis.asyncio.Redis, *workers: str) -> QueueView:
 
 
 async def file(store: Store, order: Order, *, within_ms: float = 0.0) -> Lease | Filed:
-    wanted = Offers((Offer("w1", 10.0, 250.5, 300, 5.0),), (Offer("w2", 20.0, 12.0, 400),), begin_within_ms=within_ms)
+    wanted = Offers(
+        (Offer("w1", 10.0, 250.5, 300, 5.0, 2.0),), (Offer("w2", 20.0, 12.0, 400),), begin_within_ms=within_ms
+    )
     answer = await store.acquire("g1", "m", order, wanted, ticket_ttl_s=60, max_queue=9, max_team_queue=9)
     assert isinstance(answer, Lease | Filed)
     return answer
@@ -46,9 +48,9 @@ async def test_who_waits_by_class_and_team_and_with_what_bids(client: redis.asyn
     assert [(ticket.team, ticket.priority) for ticket in line.head] == [("blue", 3), ("red", 0), ("red", -8)]
     first, second, _ = line.head
     rates = {worker: bid.rate for worker, bid in first.bids.items()}
-    assert rates == pytest.approx({"w1": 235.5 / 11, "w2": -8 / 21})
+    assert rates == pytest.approx({"w1": 237.5 / 11, "w2": -8 / 21})
     assert first.bids == {
-        "w1": QueuedBid(10.0, 246.0, 300, rates["w1"]),
+        "w1": QueuedBid(10.0, 250.0, 300, rates["w1"]),
         "w2": QueuedBid(20.0, 12.0, 400, rates["w2"]),
     }
     assert first.elsewhere is None

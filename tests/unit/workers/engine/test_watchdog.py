@@ -57,18 +57,27 @@ def test_an_idle_engine_and_a_bound_of_zero_are_left_alone() -> None:
 
 
 def test_a_step_is_over_its_bound_while_it_runs() -> None:
-    watchdog = Watchdog(0.05)  # not started: nothing is ended
-    assert watchdog.hung_s() == 0.0
-    watchdog.step_began()
-    assert watchdog.hung_s() == 0.0
-    time.sleep(0.1)
-    assert 0.04 < watchdog.hung_s() < 5.0
-    watchdog.step_ended()
-    assert watchdog.hung_s() == 0.0
     unbound = Watchdog()
     unbound.step_began()
-    time.sleep(0.01)
-    assert unbound.hung_s() == 0.0
+    over: list[float] = []
+    watchdog = Watchdog(0.2, end=lambda age_s: over.append(watchdog.hung_s()))
+    assert watchdog.hung_s() == 0.0
+    watchdog.step_began()
+    with watchdog:
+        assert watchdog.hung_s() == 0.0
+        time.sleep(0.5)
+        assert len(over) == 1
+        assert 0.0 <= over[0] < 0.2
+        watchdog.step_ended()
+        assert watchdog.hung_s() == unbound.hung_s() == 0.0
+
+
+def test_a_step_is_not_over_its_bound_for_a_time_in_which_nobody_looked() -> None:
+    """As after SIGCONT: the first probe may come before the first look."""
+    watchdog = Watchdog(0.05)  # not started: as a process that is frozen
+    watchdog.step_began()
+    time.sleep(0.2)
+    assert watchdog.hung_s() == 0.0
 
 
 HANGING = """
