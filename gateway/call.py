@@ -95,18 +95,18 @@ class Call:
 
 
 class Pushed(Enum):
-    """Tells what became of an event that was pushed to an answer's reader."""
+    """Tells what became of events that were pushed to an answer's reader."""
 
     WRITTEN = "written"
-    """The reader is done with it, and more events may be pushed."""
+    """The reader is done with them, and more events may be pushed."""
     STALLED = "stalled"
-    """The reader has it, but must run to finish: it would wait for its client, or has failed."""
+    """The reader has them, but must run to finish: it would wait for its client, or has failed."""
     LEFT = "left"
-    """The reader does not have it: it takes the event later."""
+    """The reader does not have them: it takes them later."""
 
 
-Push = Callable[[CallEvent], Pushed]
-"""Hands one event of an answer to its reader while the reader waits. Never waits, and never raises."""
+Push = Callable[[list[CallEvent]], Pushed]
+"""Hands events of one answer, which came together, to its reader while the reader waits. Never waits, never raises."""
 
 
 class Answer(Protocol):
@@ -119,7 +119,7 @@ class Answer(Protocol):
 
     @property
     def choice(self) -> int:
-        """Number of the answer whose events the last `take` returned, or whose event is being pushed."""
+        """Number of the answer whose events the last `take` returned, or whose events are being pushed."""
         ...
 
     @property
@@ -131,8 +131,8 @@ class Answer(Protocol):
         """Wait until an answer has new events, and return them. The last list of each answer ends in `Finished` or
         `Failed`.
 
-        While it waits, all events but the last go to `push`, within the turn of the event loop that received them. The
-        list is empty only if `push` stalled."""
+        While it waits, events go to `push` within the turn of the event loop that received them, except those that end
+        an answer. The list is empty only if `push` stalled."""
         ...
 
 

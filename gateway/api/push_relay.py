@@ -2,7 +2,7 @@
 
 A token then wakes no task: the relay's own turn writes its chunk, up to the server's buffer. As soon as a handler would
 wait for its client, the answer's task takes over and the mailbox buffers what comes meanwhile. Both ways run the same
-handler, one event or list after the other.
+handler, one list of events after the other.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class _Hand:
         self._run: _Suspended | None = None
         self._error: Exception | None = None
 
-    def push(self, event: CallEvent) -> Pushed:
+    def push(self, events: list[CallEvent]) -> Pushed:
         """Run the handler up to where it would wait. See `gateway.call.Push`."""
-        run = self._handle([event])
+        run = self._handle(events)
         try:
             awaited = run.send(None)
         except StopIteration:

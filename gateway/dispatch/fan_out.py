@@ -119,12 +119,12 @@ class MergedAnswers:
         self._num_left -= self.end is not None
         return events
 
-    def _pass_push(self, number: int, event: CallEvent) -> Pushed:
-        """Push an event of answer `number` to the reader of all answers, if the reader has read all that arrived."""
+    def _pass_push(self, number: int, events: list[CallEvent]) -> Pushed:
+        """Push events of answer `number` to the reader of all answers, if the reader has read all that arrived."""
         if self._push is None or not self._arrived.empty():
             return Pushed.LEFT
         self.choice = number
-        pushed = self._push(event)
+        pushed = self._push(events)
         if pushed is Pushed.STALLED:
             self._push = None
             self._arrived.put_nowait((number, []))  # wakes the reader

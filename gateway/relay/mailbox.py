@@ -61,25 +61,27 @@ class Mailbox:
         self._on_end = on_end
         self._overflowed = False
 
-    def put(self, event: CallEvent, num_bytes: int = 0) -> None:
-        """Append an event. `num_bytes`: its approximate size on the wire."""
-        kind = type(event)  # quicker than `isinstance`, and this is done per token
-        reader = self._reader
+    def put(self, event: CallEvent) -> None:
+        self.put_all([event])
+
+    def put_all(self, events: list[CallEvent], num_bytes: int = 0) -> None:
+        """Append events that came together. `num_bytes`: their approximate size on the wire."""
+        last, reader = events[-1], self._reader
+        kind = type(last)  # quicker than `isinstance`, and this is done per token
         if kind is Finished or kind is Failed:
-            self._on_end(cast(Finished | Failed, event))
+            self._on_end(cast(Finished | Failed, last))
         elif self._push is not None and reader is not None and not reader.done():
-            pushed = self._push(event)
+            pushed = self._push(events)
             if pushed is Pushed.WRITTEN:
                 return
             if pushed is Pushed.STALLED:
                 self._wake()
                 return
-        events = self._events
         self._bytes += num_bytes
-        if len(events) >= self._limit or self._bytes > MAX_BYTES:
+        if len(self._events) + len(events) > self._limit or self._bytes > MAX_BYTES:
             self._overflow()
             return
-        events.append(event)
+        self._events += events
         if reader is not None:
             self._wake()
 
@@ -134,7 +136,7 @@ class MailboxWithSettings(Mailbox):
         on_end: Callable[[Finished | Failed], None] = lambda end: None,
     ) -> None:
         super().__init__(limit, on_overflow, on_end)
-        self._early: list[tuple[CallEvent, int]] = []
+        self._early: list[CallEvent] = []
         self._early_bytes = 0
         self._settings: Settings | None = None
         self._released = False
@@ -143,18 +145,18 @@ class MailboxWithSettings(Mailbox):
         """Pass on the events that were held back, with these settings; None: the worker sent no settings."""
         self._released, self._settings = True, settings
         early, self._early = self._early, []
-        for event, num_bytes in early:
-            self.put(event, num_bytes)
+        if early:
+            self.put_all(early, self._early_bytes)
 
-    def put(self, event: CallEvent, num_bytes: int = 0) -> None:
-        if not self._released and not isinstance(event, Failed):
+    def put_all(self, events: list[CallEvent], num_bytes: int = 0) -> None:
+        if not self._released and not isinstance(events[-1], Failed):
             self._early_bytes += num_bytes
-            if len(self._early) >= self._limit or self._early_bytes > MAX_BYTES:
+            if len(self._early) + len(events) > self._limit or self._early_bytes > MAX_BYTES:
                 self._overflow()
             else:
-                self._early.append((event, num_bytes))
+                self._early += events
             return
-        super().put(event, num_bytes)
-        if isinstance(event, Started) and self._settings is not None:
-            super().put(self._settings)
+        if self._settings is not None and isinstance(events[0], Started):
+            events = [events[0], self._settings, *events[1:]]
             self._settings = None
+        super().put_all(events, num_bytes)

@@ -311,12 +311,21 @@ class WorkerStream:
         return known, len(frame.data) // max(1, len(events))
 
     def _put_some(self, events: list[CallEvent]) -> None:
-        mailboxes, num_bytes = self._mailboxes, self._event_bytes
+        """Put the next events into their mailboxes, together those of a call that follow each other."""
         first, self._next = self._next, self._next + EVENTS_BETWEEN_LOOKS
+        call, together = -1, list[CallEvent]()
         for event in events[first : self._next]:
-            mailbox = mailboxes.get(event.call)
-            if mailbox is not None:
-                mailbox.put(event, num_bytes)
+            if event.call == call:
+                together.append(event)
+                continue
+            self._put(call, together)
+            call, together = event.call, [event]
+        self._put(call, together)
+
+    def _put(self, call: int, events: list[CallEvent]) -> None:
+        mailbox = self._mailboxes.get(call)
+        if mailbox is not None:
+            mailbox.put_all(events, self._event_bytes * len(events))
 
     def _close_frame(self) -> None:
         frame = self._backlog.popleft()

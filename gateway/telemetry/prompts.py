@@ -119,10 +119,10 @@ class Overheard:
         self._noted.note(events)
         return events
 
-    def _pass_push(self, push: Push, event: CallEvent) -> Pushed:
-        pushed = push(event)
+    def _pass_push(self, push: Push, events: list[CallEvent]) -> Pushed:
+        pushed = push(events)
         if pushed is not Pushed.LEFT:
-            self._noted.note([event])
+            self._noted.note(events)
         return pushed
 
 

@@ -182,11 +182,11 @@ async def test_a_step_of_many_answers_is_written_in_turns() -> None:
         await worker.connected()
         written: list[int] = []
 
-        def push(event: CallEvent) -> Pushed:
+        def push(events: list[CallEvent]) -> Pushed:
             until = time.thread_time() + 0.0001
             while time.thread_time() < until:
                 pass
-            written.append(event.call)
+            written.extend(event.call for event in events)
             return Pushed.WRITTEN
 
         for number in range(256):

@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -187,20 +186,20 @@ async def played(trial: Trial, script: Script, end: CallEvent, last: str) -> str
     """Play the script, then the rest of each answer and its end, and return how the request ended."""
     running = asyncio.create_task(trial.run())
     await turns()
-    positions = [count() for _ in trial.mailboxes]
+    rest = [iter([*EVENTS, end]) for _ in trial.mailboxes]
     ended = set[int]()
 
-    def put(number: int) -> None:
-        at = next(positions[number])
-        if at <= len(EVENTS):
-            trial.mailboxes[number].put(EVENTS[at] if at < len(EVENTS) else end, 10)
-        if at == len(EVENTS):
-            ended.add(number)
+    def put(number: int, num_together: int = 1) -> None:
+        events = [event for _, event in zip(range(num_together), rest[number], strict=False)]
+        if events:
+            trial.mailboxes[number].put_all(events)
+            if events[-1] is end:
+                ended.add(number)
 
     for act, number in script:
         match act:
             case "put":
-                put(number % len(positions))
+                put(number % len(rest), 1 + number // 2)
             case "stall":
                 trial.flows.clear()
             case "flow":
@@ -218,7 +217,7 @@ async def played(trial: Trial, script: Script, end: CallEvent, last: str) -> str
         case _:
             trial.flows.set()
     if last in ("ends", "breaks"):
-        for number in range(len(positions)):
+        for number in range(len(rest)):
             while number not in ended:
                 put(number)
     trial.flows.set()

@@ -100,7 +100,7 @@ async def test_settings_come_behind_the_start_whichever_was_there_first() -> Non
     late = MailboxWithSettings(10, lambda: None)
     reader = asyncio.create_task(late.take())
     for event in (STARTED, Text(1, "a"), END):
-        late.put(event, 10)
+        late.put(event)
     await asyncio.sleep(0)
     assert not reader.done()
     late.release(SETTINGS)
@@ -108,7 +108,7 @@ async def test_settings_come_behind_the_start_whichever_was_there_first() -> Non
     early = MailboxWithSettings(10, lambda: None)
     early.release(SETTINGS)
     for event in (STARTED, Text(1, "a")):
-        early.put(event, 10)
+        early.put(event)
     assert await early.take() == [STARTED, SETTINGS, Text(1, "a")]
 
 
