@@ -23,11 +23,13 @@ from benchmarks import (
     tokenising,
     tracing_cost,
     ttft_added,
+    turns,
 )
 from benchmarks.table import Row, print_rows
 
 CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "gateway_cpu": ("gateway CPU per streamed token, 64 streams, a step every 20 ms", gateway_cpu.measure, 3),
+    "turns": ("turns of a gateway's event loop with 1,000 streams", turns.measure, 3),
     "dialects": ("gateway CPU per streamed token, by dialect, against plain chat", dialects.measure, 3),
     "large_request": ("a request with 100 tools and 200 messages", large_request.measure, 100),
     "ttft_added": ("time to first token added by the gateway", ttft_added.measure, 200),

@@ -20,7 +20,7 @@ from gateway.admission.ranker import Ranker
 from gateway.errors import StoreUnavailable
 from gateway.registry.fleet import Fleet
 from gateway.store.channel import GatewayHeartbeats, follow
-from gateway.store.client import Store, Ticket
+from gateway.store.client import Lease, Store, Ticket
 from gateway.store.outage import NO_ANSWER, Outage, Unreadable, raise_if_cancelled
 from gateway.telemetry.metrics import CROWDED, EXPIRED, VOID
 from workers.protocol import keys
@@ -37,6 +37,8 @@ LOAN_CHECK_AFTER_S = 0.3
 REREAD_AT_ONCE = 256
 """Maximum number of tickets per run of the script `reread`; the others follow in further runs. A longer run would delay
 other clients of Redis."""
+RENEWED_AT_ONCE = 128
+"""Maximum number of leases per run of the script `renew`. A run for a thousand held the event loop for 5 ms."""
 ASKING_AT_ONCE = 64
 """Maximum number of waiting calls that ask Redis for slots together after an outage; the next ones ask when these have
 answers. If Redis goes away again, at most this many fall back to this gateway's share of slots in one loop turn."""
@@ -196,8 +198,20 @@ class Maintenance:
             self._note_crowded(model, crowded)
 
     async def _renew_leases(self, model: str, *, was_away: bool = False) -> frozenset[str]:
-        """Renew the leases of a model. Return the crowded ones: leases for which Redis has no slot left."""
-        leases = self._queue.leases_of(model)
+        """Renew the leases of a model. Return the crowded ones: leases for which Redis has no slot left.
+
+        `was_away`: this gateway was without Redis. All leases are then reported in one run: a slot of one that followed
+        in another run could go to somebody else before."""
+        ids, crowded = [lease.id for lease in self._queue.leases_of(model)], frozenset[str]()
+        at_once = max(1, len(ids)) if was_away else RENEWED_AT_ONCE
+        for first in range(0, max(1, len(ids)), at_once):
+            # Earlier runs took time: a lease that has been given back meanwhile would be taken anew.
+            some = [self._queue.held[id] for id in ids[first : first + at_once] if id in self._queue.held]
+            if some or was_away:
+                crowded |= await self._renew_some(model, some, was_away=was_away)
+        return crowded & self._queue.held.keys()
+
+    async def _renew_some(self, model: str, leases: Sequence[Lease], *, was_away: bool) -> frozenset[str]:
         together = was_away and self._ring.others_were_away(self._degraded.degraded_since(model))
         renewed = await self._store.renew(self._gateway, model, leases, was_away=was_away, settle=together)
         for id, fence in renewed.fences.items():
@@ -206,7 +220,7 @@ class Maintenance:
             if lease.id in renewed.void and self._queue.remove_lease(lease, time.monotonic()):
                 log.warning("lease %s on worker %s is void: the process it was for is gone", lease.id, lease.at.worker)
                 self._lost(model, VOID, 1)
-        return renewed.crowded & self._queue.held.keys()
+        return renewed.crowded
 
     def _note_crowded(self, model: str, crowded: frozenset[str]) -> None:
         """Log and count the leases that are newly crowded (Redis has no slot left for them). Each sweep tries again to

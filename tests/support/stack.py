@@ -173,13 +173,13 @@ class Stack:
             process.url = self.wait_for_worker(alias, worker_id, process).address
         return process
 
-    def gateway(self, *, wait: bool = True, **settings: object) -> Process:
-        """A true gateway on a free port."""
+    def gateway(self, *, wait: bool = True, module: str = "gateway.cli", **settings: object) -> Process:
+        """A true gateway on a free port. `module`: what runs it with the argument `gateway`."""
         port = free_port()
         values = {"port": port, "gateway_id": f"gw{len(self.gateways)}-{port}", **settings}
         environment = {f"PADDOCK_{name.upper()}": str(value) for name, value in values.items()}
         name = f"gateway-{len(self.gateways)}"
-        process = self.spawn(name, [sys.executable, "-m", "gateway.cli", "gateway"], environment)
+        process = self.spawn(name, [sys.executable, "-m", module, "gateway"], environment)
         process.url = f"http://127.0.0.1:{port}"
         self.gateways.append(process)
         if wait:
