@@ -86,11 +86,11 @@ def measure(rounds: int) -> list[Row]:
     cores = {"gateway": "0", "fake": "1", "redis": "1"}
     begun: list[tuple[float, int]] = []
     streamed: list[tuple[float, int]] = []
-    with Stack(measured=True, cores=cores) as stack:
+    with Stack(measured=True, module="benchmarks.turns", cores=cores) as stack:
         for number in range(WORKERS):
             flags = ("--step-ms", str(STEP_MS), "--tokens", str(TOKENS))
             stack.fake_worker("many", *flags, worker_id=f"fake-{number}", slots=STREAMS // WORKERS)
-        gateway = stack.gateway(module="benchmarks.turns", max_queue_per_team=STREAMS, max_queue=STREAMS)
+        gateway = stack.gateway(max_queue_per_team=STREAMS, max_queue=STREAMS)
         command = ["taskset", "-c", "1", sys.executable, "-m", "benchmarks.load", "--url", gateway.url]
         command += ["--key", stack.key, "--model", "many", "--callers", str(STREAMS), "--requests", str(STREAMS)]
         for _ in range(rounds):

@@ -131,8 +131,8 @@ class Answer(Protocol):
         """Wait until an answer has new events, and return them. The last list of each answer ends in `Finished` or
         `Failed`.
 
-        While it waits, events go to `push` within the turn of the event loop that received them, except those that end
-        an answer. The list is empty only if `push` stalled."""
+        While it waits, each list of events goes to `push` within the turn of the event loop that received it, unless it
+        ends an answer. The list returned is empty only if `push` stalled."""
         ...
 
 

@@ -14,7 +14,7 @@ from gateway.call import Answer, Pushed
 from workers.protocol.events import CallEvent, Failed, Finished
 
 Handler = Callable[[list[CallEvent]], Coroutine[Any, None, None]]
-"""Handles events of one answer, whose number is `Answer.choice` when the call is made."""
+"""Handles events of one answer. Its number is `Answer.choice`, to be read before anything is awaited."""
 
 
 async def hand_on(answer: Answer, handle: Handler, on_end: Callable[[Finished | Failed, int], None]) -> None:
@@ -42,9 +42,11 @@ class _Hand:
 
     def __init__(self, handle: Handler) -> None:
         self.stalled = False
+        """Whether a run waits for something or has failed, so that `finish` must be called."""
         self._handle = handle
         self._run: _Suspended | None = None
         self._error: Exception | None = None
+        """The error of a run that failed within a push."""
 
     def push(self, events: list[CallEvent]) -> Pushed:
         """Run the handler up to where it would wait. See `gateway.call.Push`."""

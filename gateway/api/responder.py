@@ -69,7 +69,7 @@ OUTPUT = (Text, Reasoning, ToolCallDelta)
 class PartialUsage:
     """Counts the tokens of a request's answers that have not ended: an answer that is cut off reports no usage.
 
-    `add` is called once per token."""
+    `add` is called once per token, with what came of it."""
 
     __slots__ = ("_generated", "_started")
 
@@ -283,7 +283,7 @@ async def write_answer(
     waits, partial_usage = True, PartialUsage()
 
     async def write_events(events: list[CallEvent]) -> None:
-        """Runs once per token."""
+        """Runs once per token, with what came of it."""
         nonlocal waits
         choice = answer.choice
         partial_usage.add(choice, events)

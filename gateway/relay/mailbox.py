@@ -20,10 +20,11 @@ class Mailbox:
 
     For use on one event loop. When the reader falls `limit` events or `MAX_BYTES` behind, `on_overflow` is called once
     and later events are dropped: the call is over for the reader. `on_end` is called with the last event as soon as it
-    comes, even if the reader never takes it. `put` and `take` run once per token."""
+    comes, even if the reader never takes it. `put_all` runs once per token."""
 
     __slots__ = (
         "_bytes",
+        "_complete",
         "_events",
         "_limit",
         "_loop",
@@ -53,6 +54,8 @@ class Mailbox:
         self._bytes = 0
         """Approximate size on the wire of the unread events."""
         self._events: list[CallEvent] = []
+        self._complete = False
+        """Whether the last event has come. Nothing follows it, even if the worker is lost before the reader runs."""
         self._reader: asyncio.Future[None] | None = None
         self._push: Push | None = None
         """Set only while a reader waits that has read all events."""
@@ -66,9 +69,12 @@ class Mailbox:
 
     def put_all(self, events: list[CallEvent], num_bytes: int = 0) -> None:
         """Append events that came together. `num_bytes`: their approximate size on the wire."""
+        if self._complete:
+            return
         last, reader = events[-1], self._reader
         kind = type(last)  # quicker than `isinstance`, and this is done per token
         if kind is Finished or kind is Failed:
+            self._complete = True
             self._on_end(cast(Finished | Failed, last))
         elif self._push is not None and reader is not None and not reader.done():
             pushed = self._push(events)
@@ -77,6 +83,8 @@ class Mailbox:
             if pushed is Pushed.STALLED:
                 self._wake()
                 return
+        if self._overflowed:
+            return
         self._bytes += num_bytes
         if len(self._events) + len(events) > self._limit or self._bytes > MAX_BYTES:
             self._overflow()
@@ -149,7 +157,11 @@ class MailboxWithSettings(Mailbox):
             self.put_all(early, self._early_bytes)
 
     def put_all(self, events: list[CallEvent], num_bytes: int = 0) -> None:
-        if not self._released and not isinstance(events[-1], Failed):
+        if not self._released and isinstance(events[-1], Failed):
+            events = events[-1:]
+        elif not self._released:
+            if self._overflowed:
+                return
             self._early_bytes += num_bytes
             if len(self._early) + len(events) > self._limit or self._early_bytes > MAX_BYTES:
                 self._overflow()

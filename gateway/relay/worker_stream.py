@@ -34,11 +34,10 @@ AWAY_FOR_S = 5.0
 """Seconds of failures (not refusals) until a process counts as lost. Workers keep an absent gateway's calls as long."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 TURN_S = 0.001
-"""Seconds per turn of the event loop for the steps of all workers together. What is left waits for the next turn, so
-that requests, pings and probes get theirs, and so do mailboxes' readers: after a stall they would look like slow
-clients."""
+"""Seconds per turn of the event loop for the steps of all workers together. Steps that are left wait for the next turn,
+so that requests, pings and probes need not wait for them. Nor are readers kept from their mailboxes after a stall."""
 EVENTS_BETWEEN_LOOKS = 16
-"""Events between two looks at the clock, each of which may write a chunk to a client."""
+"""Number of events after which a turn looks at the clock. Each event may write a chunk to a client."""
 MAX_OWED_S = 0.005
 """A stream owes the others the CPU seconds that it takes, and each second of waiting pays one. If it owes more than
 this, it rests until all is paid: one stream uses half a CPU at most, in many short reads as in one long."""
@@ -61,7 +60,7 @@ class DispatchTurns:
     def __init__(self) -> None:
         self._waiting: deque[WorkerStream] = deque()
         self._used_s = 0.0
-        """Seconds of this turn that are used up."""
+        """Seconds used up since the last turn; 0: nothing is scheduled, and nothing was used."""
         self._is_scheduled = False
 
     def ask(self, stream: WorkerStream) -> None:
@@ -95,6 +94,8 @@ class DispatchTurns:
         self._is_scheduled = bool(self._waiting)
         if self._is_scheduled:
             asyncio.get_running_loop().call_soon(self._turn)
+        else:
+            self._used_s = 0.0
 
 
 class WorkerStream:
@@ -128,13 +129,16 @@ class WorkerStream:
         self._backlog: deque[Frame] = deque()
         """Frames with events that are not in their mailboxes yet."""
         self._events: list[CallEvent] | None = None
-        """Events of the backlog's first frame, from which those before `_next` are in their mailboxes."""
+        """Events of the backlog's first frame, without those of calls that are not here; None: it is not decoded yet.
+        Those before `_next` are in their mailboxes, or being put there."""
         self._next = 0
         self._event_bytes = 0
         self._broken: Exception | None = None
         """The error for which the connection will be given up at the next data; None: no error."""
         self._backlog_bytes = 0
         """Bytes of data of the frames in `_backlog`."""
+        self._lost_why = ""
+        """Why the worker counts as lost, while its calls are not ended yet; otherwise empty."""
         self._owed_s = 0.0
         """CPU seconds owed to the others at `_owed_at`."""
         self._owed_at = monotonic()
@@ -168,9 +172,16 @@ class WorkerStream:
         self._departed = False
 
     def lose(self, why: str) -> None:
-        """Count the worker process as lost, and end all its calls with an error that says `why`."""
+        """Count the worker process as lost, and end all its calls with an error that says `why`. Calls that end in the
+        backlog are left to end there: a worker that stops says its last words just before it is gone."""
         self._lost.add(self.at.boot)
         self._changed.set()
+        self._lost_why = why
+        if not self._backlog:
+            self._end_calls()
+
+    def _end_calls(self) -> None:
+        why, self._lost_why = self._lost_why, ""
         if self._mailboxes:
             log.warning("worker lost", extra={"fields": {"worker": self.at.worker, "boot": self.at.boot, "why": why}})
         calls = list(self._mailboxes)
@@ -260,6 +271,10 @@ class WorkerStream:
         begun = thread_time()
         frames = self._reader.feed(data)
         self._owe(thread_time() - begun)
+        if frames and frames[0].event == ALIVE_EVENT and not self._backlog:
+            # What a new connection says first. Read later, it would not list calls that were submitted meanwhile.
+            self._set_resume_point(frames[0])
+            self._open_frame(frames.pop(0))
         self._backlog.extend(frames)
         self._backlog_bytes += sum([len(frame.data) for frame in frames])
         if len(self._backlog) > MAX_BACKLOG_FRAMES or self._backlog_bytes > MAX_BACKLOG_BYTES:
@@ -278,9 +293,12 @@ class WorkerStream:
         self._owed_at = now
 
     def dispatch(self, until: float) -> bool:
-        """Put events of the backlog into their mailboxes until time.monotonic() is `until`. Return whether any stay.
+        """Put events of the backlog into their mailboxes until time.monotonic() is `until`, a few at least. Return
+        whether any are left.
 
-        Raises nothing: a frame that can't be read ends the worker's calls, and the connection at its next data."""
+        Raises nothing, since a turn is for all workers' streams: whatever goes wrong ends this worker's calls, and its
+        connection at the next data."""
+        begun = thread_time()
         try:
             while self._backlog:
                 if self._events is None:
@@ -291,23 +309,32 @@ class WorkerStream:
                     self._close_frame()
                 if monotonic() >= until:
                     break
-        except UNREADABLE as error:
-            self._broken = error
-            self._set_resume_point(self._backlog[0])  # otherwise each new connection would bring the frame again
-            self._drop_backlog()
-            self._lose_unreadable()
+            if self._lost_why and not self._backlog:
+                self._end_calls()
+        except Exception as error:  # noqa: BLE001 - see above
+            self._give_up_backlog(error)
+        self._owe(thread_time() - begun)
         return bool(self._backlog)
+
+    def _give_up_backlog(self, error: Exception) -> None:
+        self._broken = error
+        if self._backlog:
+            self._set_resume_point(self._backlog[0])  # otherwise each new connection would bring the frame again
+        self._drop_backlog()
+        try:
+            self._lose_unreadable()
+        except Exception:
+            log.exception("calls of a lost worker could not be ended", extra={"fields": {"worker": self.at.worker}})
 
     def _open_frame(self, frame: Frame) -> tuple[list[CallEvent], int]:
         """Return a frame's events for calls of this gateway, and the average bytes of an event. A list of living calls
         is dealt with at once."""
-        begun, mailboxes = thread_time(), self._mailboxes
+        mailboxes = self._mailboxes
         check_step(frame.data, len(mailboxes))
         if frame.event == ALIVE_EVENT:
             self._fail_missing(set(decode_alive(frame.data)))
         events = [] if frame.event else decode_step(frame.data)
         known: list[CallEvent] = [event for event in events if event.call in mailboxes]
-        self._owe(thread_time() - begun)
         return known, len(frame.data) // max(1, len(events))
 
     def _put_some(self, events: list[CallEvent]) -> None:

@@ -96,6 +96,8 @@ class Stack:
     redis: RedisServer = field(default_factory=RedisServer)
     site: str = ""
     """URL of a Redis of `tests.support.redis_fleet` that is there already, in place of one's own."""
+    module: str = "gateway.cli"
+    """What runs a gateway, given the argument `gateway`."""
     measured: bool = False
     """Whether memory and times of its processes are figures: each is an interpreter of its own then, none forked."""
     processes: list[Process] = field(default_factory=list)
@@ -173,13 +175,13 @@ class Stack:
             process.url = self.wait_for_worker(alias, worker_id, process).address
         return process
 
-    def gateway(self, *, wait: bool = True, module: str = "gateway.cli", **settings: object) -> Process:
-        """A true gateway on a free port. `module`: what runs it with the argument `gateway`."""
+    def gateway(self, *, wait: bool = True, **settings: object) -> Process:
+        """A true gateway on a free port."""
         port = free_port()
         values = {"port": port, "gateway_id": f"gw{len(self.gateways)}-{port}", **settings}
         environment = {f"PADDOCK_{name.upper()}": str(value) for name, value in values.items()}
         name = f"gateway-{len(self.gateways)}"
-        process = self.spawn(name, [sys.executable, "-m", module, "gateway"], environment)
+        process = self.spawn(name, [sys.executable, "-m", self.module, "gateway"], environment)
         process.url = f"http://127.0.0.1:{port}"
         self.gateways.append(process)
         if wait:

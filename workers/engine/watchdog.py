@@ -53,9 +53,11 @@ class StepAge:
 
     def look(self, now: float, began_at: float) -> float:
         """Return for how many seconds the running step has run. `began_at`: when it began; `IDLE`: no step runs."""
-        self._age_s = self.glance(now, began_at)
+        age_s = self.glance(now, began_at)
+        # In this order, a glance of another thread in between sees too little, not too much.
         self._began_at, self._looked_at = began_at, now
-        return self._age_s
+        self._age_s = age_s
+        return age_s
 
     def glance(self, now: float, began_at: float) -> float:
         """Return what `look` would return, without counting as a look. Any thread may call this."""

@@ -117,7 +117,7 @@ class EventStream:
     async def pinged(self, writing: Coroutine[None, None, ResultT], interval_s: float) -> ResultT:
         """Run `writing` and return its result; send a ping whenever it has sent nothing for `interval_s`."""
         async with beside(self._ping_every(interval_s)):
-            # A task of its own: each token resumes it directly, not through the frames of all its callers. No task
+            # A task of its own: what comes resumes it directly, not through the frames of all its callers. No task
             # group: a cancelled one is a reference cycle, which stays in memory with all its frames for a while.
             return await asyncio.get_running_loop().create_task(writing)
 

@@ -17,9 +17,9 @@ from gateway.relay import worker_stream
 from gateway.relay.event_source import MAX_HEAD_BYTES, EventStreamBroken, EventStreamRefused, read_events
 from gateway.relay.relay import Relay
 from tests.integration.relay.scripted import CALL, ScriptedWorker, scripted_worker
-from tests.integration.relay.test_relay import REQUEST, failure_of, raw_server
+from tests.integration.relay.test_relay import REQUEST, end, failure_of, raw_server
 from tests.support.waiting import until
-from workers.protocol.events import CallFailed, Failure, FailureCode, Text
+from workers.protocol.events import CallEvent, CallFailed, Failure, FailureCode, Text
 from workers.protocol.framing import KEEP_ALIVE, FrameReader
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.queries import PROPS_PATH, RENDER_PATH, Render, decode_props, decode_rendered
@@ -186,3 +186,47 @@ def test_a_long_frame_that_comes_byte_by_byte_costs_what_its_bytes_do() -> None:
     assert time.process_time() - began < 1.0
     [frame] = reader.feed(b"\n\n")
     assert len(frame.data) == 8 * MIB + 20_000
+
+
+async def test_a_worker_that_is_gone_has_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie in the backlog when its connection ends and its record leaves the fleet."""
+    monkeypatch.setattr(worker_stream, "TURN_S", 1e-9)
+    async with scripted_worker() as worker, following(worker) as relay:
+        async with relay.start(worker.at, CALL, REQUEST) as mailbox:
+            number = (await worker.submitted(1))[0]
+            said: list[CallEvent] = [*[Text(number, "a")] * MANY_FRAMES, end(number)]
+            await worker.say(*([event] for event in said))
+            events = await mailbox.take()
+            await worker.stop()
+            relay.follow([])
+            async with asyncio.timeout(5):
+                while not mailbox.ended:
+                    events += await mailbox.take()
+            assert events == said
+        assert relay.is_lost(worker.boot)
+
+
+async def test_what_breaks_over_one_workers_events_stops_no_others() -> None:
+    async with (
+        scripted_worker() as ill,
+        scripted_worker(boot="boot2") as well,
+        following(ill) as relay,
+    ):
+        relay.follow([ill.heartbeat(), well.heartbeat()])
+        await well.connected()
+
+        def broken(end: object) -> None:
+            raise ZeroDivisionError
+
+        async with (
+            relay.start(ill.at, CALL, REQUEST, on_end=broken) as mailbox,
+            relay.start(ill.at, CALL, REQUEST) as beside_it,
+            relay.start(well.at, CALL, REQUEST) as elsewhere,
+        ):
+            [first, _] = await ill.submitted(2)
+            number = (await well.submitted(1))[0]
+            await ill.say([end(first)])
+            assert (await failure_of(beside_it)).code is FailureCode.WORKER_LOST
+            await well.say([Text(number, "a")])
+            assert await elsewhere.take() == [Text(number, "a")]
+            assert not mailbox.ended

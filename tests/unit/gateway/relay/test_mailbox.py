@@ -123,6 +123,32 @@ async def test_a_worker_that_tells_no_settings_or_fails_keeps_nobody_waiting() -
     assert await failed.take() == [failure]
 
 
+async def test_a_call_that_fails_before_its_settings_tells_nothing_else() -> None:
+    box, failure = MailboxWithSettings(10, lambda: None), Failed(1, Failure(FailureCode.WORKER_LOST, "x"))
+    box.put_all([STARTED, Text(1, "a")])
+    box.put_all([Text(1, "b"), failure])
+    assert await box.take() == [failure]
+
+
+async def test_nothing_comes_behind_the_end() -> None:
+    box = Mailbox(10, lambda: None)
+    box.put(END)
+    box.put(Failed(1, Failure(FailureCode.WORKER_LOST, "its connection is gone as well")))
+    assert await box.take() == [END]
+    assert box.end is END
+
+
+async def test_nothing_comes_behind_what_was_dropped() -> None:
+    told: list[str] = []
+    box = Mailbox(3, lambda: told.append("over"))
+    box.put(Text(1, "a"))
+    box.put_all([Text(1, "b"), Text(1, "c"), Text(1, "d")])
+    box.put(END)
+    assert await box.take() == [Text(1, "a")]
+    assert told == ["over"]
+    assert not box.ended
+
+
 async def test_what_comes_before_the_settings_is_bounded_as_well() -> None:
     told: list[str] = []
     box = MailboxWithSettings(3, lambda: told.append("over"))
