@@ -10,7 +10,7 @@ import pytest
 from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
 from tests.integration.engine.test_prefix_cache import ENDS, STORY
 from workers.constraint.mask import MaskPending
-from workers.engine.pace import GENTLE_TOKENS
+from workers.engine.pace import GENTLE_TOKENS, PrefillPace
 from workers.engine.request import EngineRequest
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.shares import SLICE_TOKENS
@@ -208,7 +208,7 @@ def test_a_burst_of_one_team_is_read_in_short_steps_beside_anothers_stream(
     demo: Model, monkeypatch: pytest.MonkeyPatch, stream_of: str
 ) -> None:
     """Within a team one caller's wait for a first token weighs as much as another's for the next one."""
-    monkeypatch.setattr("workers.engine.pace.GENTLE_S", 0.0)  # a slow machine, on any
+    monkeypatch.setattr(PrefillPace, "gentle", GENTLE_TOKENS)  # as on a slow machine, whatever a step costs here
     with running(demo, slots=4, n_ctx=512) as bench:
         read: list[int] = []
         beside: list[int] = []  # while the stream runs: on a busy machine it may end first
@@ -235,7 +235,7 @@ def test_a_burst_is_read_in_short_steps_right_after_anothers_stream(
     demo: Model, monkeypatch: pytest.MonkeyPatch, stream_of: str
 ) -> None:
     """Its caller may ask again at once, and would wait for a whole micro-batch."""
-    monkeypatch.setattr("workers.engine.pace.GENTLE_S", 0.0)  # a slow machine, on any
+    monkeypatch.setattr(PrefillPace, "gentle", GENTLE_TOKENS)  # as on a slow machine, whatever a step costs here
     monkeypatch.setattr("workers.engine.step.scheduler.LATELY_S", 60.0)
     with running(demo, slots=4, n_ctx=512) as bench:
         read: list[int] = []
