@@ -19,6 +19,8 @@ from workers.protocol.heartbeat import Heartbeat, WorkerAddress
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 0.05
+RECORD_WAIT_S = 1.0
+"""Maximum seconds that a call with a slot waits for the record of a new worker, which tells its kind and adapters."""
 ADAPTERS_S = 10.0
 """Maximum seconds that a call waits for a worker with its adapter. After that, a worker without it refuses the call."""
 BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
@@ -63,15 +65,21 @@ class SuitableWorkers:
             del self._waiting_since[state]
 
     async def check(self, state: CallState, at: WorkerAddress) -> None:
-        """Check the kind and adapters of a worker that joined while the call waited. Wait at most ADAPTERS_S until it
-        has the call's adapters; after that the call is sent anyway, and the worker reports what it lacks. Raises
-        NotSupported if the worker's kind is wrong."""
-        until = time.monotonic() + ADAPTERS_S
-        while beat := next((beat for beat in self._fleet.snapshot.of(at.model) if beat.boot == at.boot), None):
-            if state.call.kind is not None:
-                check_kind(state.call.alias, state.call.kind, (beat,))
-            if state.placement_request.adapters.issubset(beat.adapters) or time.monotonic() >= until:
-                return
+        """Check the kind and adapters of a worker that joined while the call waited. Wait at most RECORD_WAIT_S for the
+        worker's record, since a slot can come first, and at most ADAPTERS_S until the worker has the call's adapters;
+        after that the call is sent anyway, and the worker reports what it lacks. Raises NotSupported if the worker's
+        kind is wrong."""
+        began = time.monotonic()
+        while (waited_s := time.monotonic() - began) < ADAPTERS_S:
+            beat = next((beat for beat in self._fleet.snapshot.of(at.model) if beat.boot == at.boot), None)
+            if beat is None:
+                if waited_s >= RECORD_WAIT_S or self._upstream.is_lost(at.boot):
+                    return
+            else:
+                if state.call.kind is not None:
+                    check_kind(state.call.alias, state.call.kind, (beat,))
+                if state.placement_request.adapters.issubset(beat.adapters):
+                    return
             state.answer_log.queue_position.note_wait()
             await asyncio.sleep(CHECK_INTERVAL_S)
 

@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,13 +19,15 @@ from gateway.call import Call
 from gateway.dispatch.call_state import CallState, Limits
 from gateway.dispatch.request_size import INLINE_CHARS, num_chars
 from gateway.dispatch.slot_search import INLINE_HELD_BYTES, INLINE_TOKENS, SlotSearch
-from gateway.dispatch.suitable_workers import SuitableWorkers
+from gateway.dispatch.suitable_workers import RECORD_WAIT_S, SuitableWorkers
+from gateway.errors import NotSupported
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.routing.placement import PlacementRequest, placement_request_of, placement_request_of_pooled
 from gateway.routing.retries import RetryBudget
 from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.metrics import Metrics
 from tests.support.pool import call, heartbeat
+from workers.protocol.heartbeat import WorkerKind
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import AdapterUse, GenerateRequest
 
@@ -162,3 +165,25 @@ async def test_a_fallback_with_adapters_has_long_prompts_hashed_on_a_thread(held
     expected = placement_request_of(replace(state.request, adapters=uses), state.call.principal.team, hashes)
     assert admission.asks == [expected]
     assert any(thread != threading.get_ident() for thread in fleet.looked_from) == is_aside
+
+
+@pytest.mark.parametrize(("kind", "is_refused"), [("generate", False), ("embed", True)])
+async def test_a_slot_that_comes_before_its_workers_record_is_checked(kind: WorkerKind, is_refused: bool) -> None:
+    """The call was sent, and the worker refused what it does not do in words of its own."""
+    fleet = WatchedFleet()
+    workers = SuitableWorkers(fleet, cast(Any, Connections()), Metrics(CollectorRegistry()))
+    state, beat = state_of(GenerateRequest(prompt="x")), replace(heartbeat("w"), kind=kind)
+    state.call = dataclasses.replace(state.call, kind="generate")
+    checking = asyncio.create_task(workers.check(state, beat.at))
+    await asyncio.sleep(0)
+    assert not checking.done()
+    fleet.now = dataclasses.replace(fleet.now, workers={beat.model: (beat,)})
+    with pytest.raises(NotSupported) if is_refused else nullcontext():
+        await checking
+
+
+async def test_a_worker_that_is_lost_before_its_record_comes_is_not_waited_for() -> None:
+    lost = cast(Any, SimpleNamespace(any_lost=True, is_lost=lambda boot: True))
+    workers = SuitableWorkers(WatchedFleet(), lost, Metrics(CollectorRegistry()))
+    async with asyncio.timeout(RECORD_WAIT_S / 2):
+        await workers.check(state_of(GenerateRequest(prompt="x")), heartbeat("w").at)
