@@ -67,6 +67,17 @@ class Unwanted(Exception):
     """Raised in a parser's callback to stop the parser, as the peer has sent what is not accepted."""
 
 
+class Departure:
+    """A request whose peer has left, and whose task does not know it yet."""
+
+    def __init__(self, told: asyncio.Event) -> None:
+        self._told = told
+
+    def begin(self) -> None:
+        """Wake the request's task, since its turn has come."""
+        self._told.set()
+
+
 class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     """One HTTP connection."""
 
@@ -122,7 +133,14 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._end_head_timer()
         self._server.pacer.leave(self)
         self._server.parse_turns.leave(self)
+        cycle = self.cycle
+        waits = not self._is_free and not self._server.departures.may_begin()
+        if waits:
+            self.cycle = None  # otherwise uvicorn wakes the request's task at once
         super().connection_lost(exc)
+        if waits:
+            self.cycle, cycle.disconnected = cycle, True
+            self._server.departures.wait(Departure(cycle.message_event), "", self.client[0] if self.client else "")
         # uvicorn lets this timer run on if the peer broke off; it would keep the connection in memory until it fires.
         self._unset_keepalive_if_required()
 

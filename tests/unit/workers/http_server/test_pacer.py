@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.waiting import until
 from workers.http_server import pacer as pacer_module
-from workers.http_server.pacer import CONTESTED_S, FIRST_MOST, MOST, TURN_S, Pacer
+from workers.http_server.pacer import CONTESTED_S, CROWD_REST_FACTOR, FIRST_MOST, MOST, TURN_S, Pacer
 
 
 class Asking:
@@ -225,6 +226,33 @@ async def test_a_known_callers_crowd_pauses_only_while_others_ask(
         now += 10 * TURN_S
         await asyncio.sleep(TURN_S / 10)
     assert begun.count("crowd") == 10 * FIRST_MOST
+
+
+async def test_a_crowd_pauses_longer_where_others_need_the_processor_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, spent_s = 0.0, 0.0
+    monkeypatch.setattr(pacer_module, "thread_time", lambda: spent_s)
+    monkeypatch.setattr(pacer_module, "monotonic", lambda: now)
+
+    def work() -> None:
+        """Take a turn's share of the processor, and nine times as long to get it."""
+        nonlocal now, spent_s
+        spent_s += TURN_S / FIRST_MOST
+        now += 10 * TURN_S / FIRST_MOST
+
+    pacer, begun = Pacer(rests=True), list[str]()
+    fill_turn(pacer)
+    for _ in range(10 * FIRST_MOST):
+        pacer.wait(Asking("crowd", begun, work), "a key", "a")
+    crowd(pacer, begun, 1, "a", "another")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    before = begun.count("crowd")
+    for _ in range(2):
+        now += 3 * CROWD_REST_FACTOR * TURN_S
+        await asyncio.sleep(3 * CROWD_REST_FACTOR * TURN_S)
+        assert begun.count("crowd") == before
+    now += 3 * CROWD_REST_FACTOR * TURN_S
+    await until(lambda: begun.count("crowd") > before, 1.0, "the pause is over")
 
 
 async def test_a_crowd_that_pauses_leaves_callers_without_a_key_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
