@@ -136,7 +136,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         cycle = self.cycle
         waits = not self._is_free and not self._server.departures.may_begin()
         if waits:
-            self.cycle = None  # otherwise uvicorn wakes the request's task at once
+            self.cycle = None  # type: ignore[assignment]  # otherwise uvicorn wakes the request's task at once
         super().connection_lost(exc)
         if waits:
             self.cycle, cycle.disconnected = cycle, True
