@@ -95,3 +95,25 @@ async def test_a_team_that_is_alone_never_rests(monkeypatch: pytest.MonkeyPatch)
         await asyncio.sleep(0)
     assert len(begun) == 40
     await asyncio.gather(*crowd)
+
+
+@pytest.mark.parametrize(("teams", "rests"), [(("red", "blue"), True), (("red", "blue", "green"), False)])
+async def test_only_teams_that_began_half_of_a_long_turn_rest(
+    monkeypatch: pytest.MonkeyPatch, teams: tuple[str, ...], rests: bool
+) -> None:
+    """Many teams that each ask a little make a turn long together: none of them would begin anything in its pause."""
+    now = 0.0
+    monkeypatch.setattr(control, "thread_time", lambda: now)
+    starts, begun = TeamStarts(per_turn=1), list[str]()
+
+    async def heavy(team: str) -> None:
+        nonlocal now
+        await starts.start(team)
+        now += 2 * LONG_TURN_S
+        begun.append(team)
+
+    crowd = [asyncio.create_task(heavy(team)) for _ in range(4) for team in teams]
+    for _ in range(6):
+        await asyncio.sleep(0)
+    assert (len(begun) < 2 * len(teams)) == rests
+    await asyncio.gather(*crowd)

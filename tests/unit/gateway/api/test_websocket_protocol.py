@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
 import weakref
@@ -38,6 +39,8 @@ def frame(num_bytes: int) -> bytes:
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Tells of each message how long it was; on `/left` leaves a little unread, which `/left/closed` closes."""
     await receive()
+    if scope["path"] == "/later":
+        await asyncio.sleep(10)
     await send({"type": "websocket.accept"})
     if scope["path"].startswith("/left"):
         (connection,) = SERVERS[-1].state.connections
@@ -91,6 +94,25 @@ async def test_messages_of_any_length_are_read_whole_and_in_turn(port: int) -> N
     async with asyncio.timeout(5):
         assert await reader.readexactly(len(told)) == told
     writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"\x80\x80\0\0\0\0", b"\xff\x80\0\0\0\0", b"\x88\x80\0\0\0\0"], ids=["continued", "reserved", "close"]
+)
+async def test_a_wrong_frame_before_the_connection_is_accepted_ends_it(
+    port: int, wrong: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it waited for its turn to be parsed, uvicorn's error left it paused for reading, and open for ever."""
+    monkeypatch.setattr(SERVERS[-1].state.parse_turns, "may_parse", lambda: False)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HANDSHAKE.replace(b"GET /", b"GET /later"))
+    await asyncio.sleep(0.1)
+    writer.write(wrong)
+    async with asyncio.timeout(5):
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    writer.transport.abort()
+    assert not SERVERS[-1].state.connections
 
 
 async def test_a_long_text_is_passed_on_as_its_bytes() -> None:
