@@ -3,14 +3,14 @@
     settings -> the port is ours -> Redis answers -> keys, catalog, fleet -> serving -> draining -> the end
 
 The first SIGTERM or SIGINT drains the gateway: new calls and `/ready` get a 503, running streams go on for `drain_s`,
-then end with an error in the stream. A second signal cuts them off at once.
+then end with an error in the stream. A second signal cuts them off at once. SIGUSR1, from `paddock up` with several
+gateways, drains it too, but first leaves new connections and callers to the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -33,18 +33,22 @@ from gateway.app import App, build
 from gateway.settings import GatewaySettings
 from gateway.store.client import connect
 from gateway.telemetry import finish
+from workers.http_server.acceptor import SharedCounts
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
 from workers.models.catalog import CatalogError
 from workers.process.limits import keep_little, started_threads
+from workers.process.sockets import PortTaken, listen
 from workers.protocol.exits import Exit
 from workers.tracing.tracer import Tracer, TracingUnusable, tracing
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048
 ASIDE = 8
 """Number of threads for work that would block the event loop."""
+LEAVE_S = 1.5
+"""Seconds for which a gateway that is replaced still takes requests on its open connections, and tells their callers
+with `Connection: close` to open new ones, which other gateways accept."""
 CLOSE_S = 2.0
 """Seconds that open connections may take to close once every answer is complete."""
 KEEP_ALIVE_S = 75
@@ -103,7 +107,9 @@ def _tracing(settings: GatewaySettings) -> Iterator[Tracer]:
 
 async def _live(settings: GatewaySettings, tracer: Tracer) -> Exit:
     _check(settings)
-    with _listen(settings.host, settings.port) as listener, _signals() as asked:
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(listener) for listener in _listeners(settings)]
+        asked = held.enter_context(_signals())
         client = _client(settings.redis_url)
         try:
             if not await _redis_answers(client, settings.redis_wait_s, asked.first):
@@ -111,7 +117,7 @@ async def _live(settings: GatewaySettings, tracer: Tracer) -> Exit:
                 return Exit.OK
             app = await _built(settings, client, tracer)
             async with app.running():
-                return await _serve(app, listener, settings, asked)
+                return await _serve(app, listeners, settings, asked)
         except RedisError as error:
             raise CannotStart(Exit.NO_REDIS, f"Redis failed at the start: {error}") from error
         finally:
@@ -133,7 +139,7 @@ def _check(settings: GatewaySettings) -> None:
         )
 
 
-async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, asked: Asked) -> Exit:
+async def _serve(app: App, listeners: list[socket.socket], settings: GatewaySettings, asked: Asked) -> Exit:
     server = HttpServer(
         uvicorn.Config(
             app.asgi,
@@ -149,16 +155,16 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
             log_config=None,
             server_header=False,
             proxy_headers=False,
-            backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(CLOSE_S),
         ),
         refusal_body,
         connection_bounds(settings),
         app.callers,
+        _counts(settings, listeners),
     )
     app.gauges.follow(server.state.bounded)
-    host, port = listener.getsockname()[:2]
+    host, port = listeners[0].getsockname()[:2]
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -167,13 +173,17 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
 
     async def drain() -> None:
         await asked.first.wait()
+        if asked.replaced:
+            server.leave_port()
+            app.in_flight.drain()
+            await _passed(LEAVE_S, asked.second)
         log.info("gateway stopping", extra={"fields": {"calls": app.pipeline.num_calls}})
         async with beside(_cut_when(asked.second, app)):
             drained.append(await app.drain(settings.drain_s))
         server.should_exit = True
 
     async with beside(drain()):
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=listeners)
     clean = bool(drained) and drained[0] and not asked.second.is_set()
     log.info("gateway stopped", extra={"fields": {"cut": not clean}})
     return Exit.OK if clean else Exit.DRAIN_CUT
@@ -185,22 +195,37 @@ class Asked:
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self.replaced = False
+        """Whether the first signal was SIGUSR1: other gateways of this machine take what comes from now on."""
 
     def note(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+    def note_replaced(self) -> None:
+        if not self.first.is_set():
+            self.replaced = True
+            self.first.set()
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[Asked]:
     asked = Asked()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.note)
+    actions = {signal.SIGTERM: asked.note, signal.SIGINT: asked.note, signal.SIGUSR1: asked.note_replaced}
+    for number, action in actions.items():
+        loop.add_signal_handler(number, action)
     try:
         yield asked
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in actions:
             loop.remove_signal_handler(number)
+
+
+async def _passed(seconds: float, over: asyncio.Event) -> None:
+    """Return after so many seconds, or when `over` is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await over.wait()
 
 
 async def _cut_when(event: asyncio.Event, app: App) -> None:
@@ -208,27 +233,28 @@ async def _cut_when(event: asyncio.Event, app: App) -> None:
     app.pipeline.cut_all()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on the port, before anything else is started. Raises CannotStart."""
+def _counts(settings: GatewaySettings, listeners: list[socket.socket]) -> SharedCounts | None:
+    """Return the connections of the gateways that share the first listener; None: this gateway alone has it."""
+    if not settings.counts_fd:
+        return None
+    ports = [int(address.rpartition(":")[2]) for address in settings.gateway_targets.split(",")]
+    return SharedCounts(settings.counts_fd, ports.index(listeners[1].getsockname()[1]), len(ports))
+
+
+def _listeners(settings: GatewaySettings) -> list[socket.socket]:
+    """Return the sockets to serve on, before anything else is started: those of `listen_fds` or, without these, one
+    that listens on the port. Raises CannotStart."""
+    host, port = settings.host, settings.port
     try:
-        # IPv4 unless the address says otherwise, as `paddock up` probes it: `localhost` may mean either.
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        found = socket.getaddrinfo(host or None, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        address = found[0][4]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(BACKLOG)
-        except OSError:
-            listener.close()
-            raise
+        if settings.listen_fds:
+            return [socket.socket(fileno=int(number)) for number in settings.listen_fds.split(",")]
+        return [listen(host, port, watched=False)]
+    except PortTaken as error:
+        line = f"{error}; stop what listens there or choose another with --port"
+        raise CannotStart(Exit.PORT_TAKEN, line) from None
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            line = f"port {port} on {host} is in use; stop what listens there or choose another with --port"
-            raise CannotStart(Exit.PORT_TAKEN, line) from None
-        raise CannotStart(Exit.USAGE, f"can't listen on {host} port {port}: {error.strerror}") from None
-    return listener
+        where = f"the sockets {settings.listen_fds}" if settings.listen_fds else f"{host} port {port}"
+        raise CannotStart(Exit.USAGE, f"can't listen on {where}: {error.strerror}") from None
 
 
 def _client(url: str) -> redis.asyncio.Redis:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from workers.settings import PaddockSettings, SupervisorSettings, WorkerSettings
 
@@ -16,6 +16,29 @@ class GatewaySettings(PaddockSettings):
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8080
     gateway_id: Annotated[str, Field(description="id of this gateway process; empty: a new one at each start")] = ""
+    listen_fds: Annotated[
+        str,
+        Field(
+            pattern=r"^(\d+(,\d+)?)?$",
+            description="descriptors of sockets that listen already, which `paddock up` sets: the port's, and, if it "
+            "runs several gateways, that of a port that is this gateway's alone; empty: host and port are listened on",
+        ),
+    ] = ""
+    counts_fd: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="descriptor of the file in which gateways that share a port count their connections, which "
+            "`paddock up` sets; 0: this gateway has the port alone",
+        ),
+    ] = 0
+    gateway_targets: Annotated[
+        str,
+        Field(
+            description="addresses (host:port, with commas between them) at which each gateway of one `paddock up` is "
+            "scraped, which it sets if it runs several; empty: every port shows the metrics"
+        ),
+    ] = ""
     catalog: Annotated[
         Path | None, Field(description="catalog file (YAML or JSON): names the models and their aliases")
     ] = None
@@ -195,8 +218,18 @@ class GatewaySettings(PaddockSettings):
 
 
 class UpSettings(GatewaySettings, SupervisorSettings):
-    """`paddock up`: the gateway, the supervisor and a private Redis on one machine."""
+    """`paddock up`: the gateways, the supervisor and a private Redis on one machine."""
 
+    gateways: Annotated[
+        int,
+        BeforeValidator(lambda value: 0 if value == "auto" else value),
+        Field(
+            ge=0,
+            le=64,
+            description="gateway processes that share the port; with more than one, each has a port of its own beside, "
+            "for probes and metrics; auto, or 0: one for every 4 workers, and at most one for every 2 cores",
+        ),
+    ] = 1
     worker_redis_url: Annotated[
         str,
         Field(

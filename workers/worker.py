@@ -195,8 +195,8 @@ def _tracing(settings: WorkerSettings) -> contextlib.AbstractContextManager[Trac
 def _listen(settings: WorkerSettings) -> socket.socket:
     try:
         return listen(settings.worker_host, settings.worker_port)
-    except PortTaken:
-        raise
+    except PortTaken as error:
+        raise PortTaken(f"{error}; choose another with --worker-port") from None
     except OSError as error:
         raise SettingUnusable(f"worker_host: cannot listen on {settings.worker_host}: {error.strerror}") from None
 

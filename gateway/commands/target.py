@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,14 +30,17 @@ def address_file(state_dir: Path) -> Path:
     return state_dir / "run" / "address"
 
 
-def welcome(address: str, key: str, kept_in: Path | None, models: tuple[str, ...], logs: Path) -> str:
+def welcome(
+    address: str, key: str, kept_in: Path | None, models: tuple[str, ...], logs: Path, targets: Sequence[str] = ()
+) -> str:
     """Return the text that `paddock up` prints when it is ready. Its snippets are not indented, so that they can be
     pasted.
 
     `address`: without `/v1`. `key`: empty if another gateway on the same Redis made the first key. `kept_in`: the file
-    that has the key; None: no file has it."""
+    that has the key; None: no file has it. `targets`: addresses at which each of several gateways shows its metrics."""
     shown = f"{key}{f' (kept in {kept_in})' if kept_in else ''}" if key else OTHERS_KEY
     bearer = f"Bearer {key or NO_KEY}"
+    metrics = f"\n  metrics  of each gateway: {', '.join(targets)}" if targets else ""
     body = {"model": models[0], "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
     curl = shlex.join(
         [
@@ -48,7 +52,7 @@ def welcome(address: str, key: str, kept_in: Path | None, models: tuple[str, ...
   address  {address}/v1
   API key  {shown}
   models   {", ".join(models)}
-  logs     {logs}
+  logs     {logs}{metrics}
 
 # in a shell
 {curl}

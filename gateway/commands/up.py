@@ -1,4 +1,6 @@
-"""`paddock up`: a private Redis, this machine's workers and a gateway, started in this order and stopped in reverse.
+"""`paddock up`: a private Redis, this machine's workers and its gateways, started in this order, stopped in reverse.
+
+SIGUSR1 replaces the gateways, one after the other, if there are several.
 
 Errors that can be found before, such as in the settings, are reported before the first process starts.
 """
@@ -6,9 +8,9 @@ Errors that can be found before, such as in the settings, are reported before th
 from __future__ import annotations
 
 import asyncio
-import errno
+import contextlib
 import os
-import socket
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.access.records import KeysInvalid, read_records
+from gateway.commands.listeners import Listeners, PortTaken, listen, number_of_gateways, port_of
 from gateway.commands.target import address_file, welcome
 from gateway.settings import GatewaySettings, UpSettings
 from workers import sources
@@ -39,11 +42,9 @@ READY_TIMEOUT_S = 900.0
 
 PROGRESS_S = 5.0
 POLL_S = 0.03
+ASKED_S = 2.0
+"""Seconds within which a gateway answers whether it is ready. A connection to one that does not run yet waits."""
 KILL_MARGIN_S = 5.0
-
-
-class PortTaken(RuntimeError):
-    """The address to listen on is in use by another process."""
 
 
 def run(settings: UpSettings) -> int:
@@ -59,15 +60,17 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
     try:
         catalog = wanted(settings)
         read_records(settings.api_keys)
-        port = claim_port(settings.host, settings.port)
-        with StateFolder(settings.state_dir) as folder:
+        num_workers, cores = sum(model.workers for model in catalog.models), available_cores()
+        num_gateways = number_of_gateways(settings.gateways, num_workers, cores)
+        listeners = listen(settings.host, settings.port, num_gateways)
+        with contextlib.closing(listeners), StateFolder(settings.state_dir) as folder:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
             models = Library.of(settings).locate_all(catalog)
-            ready = _fill_in(settings, folder, catalog, port)
-            workers = plan(models, available_cores(), supervisor.visible(os.environ), host_id(folder.path))
+            ready = _fill_in(settings, folder, catalog, listeners)
+            workers = plan(models, cores, supervisor.visible(os.environ), host_id(folder.path))
             write_specs(workers, ready)
-            return asyncio.run(Machine(ready, folder, workers, console, terminal.show, started).run())
+            return asyncio.run(Machine(ready, folder, listeners, workers, console, terminal.show, started).run())
     except (CatalogError, KeysInvalid, FolderTaken) as error:
         return _report_end(console, error, Exit.USAGE)
     except PortTaken as error:
@@ -80,27 +83,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
         return _report_end(console, error, Exit.USAGE)
 
 
-def claim_port(host: str, port: int) -> int:
-    """Return the port if it is free; for 0, any free port. Raises PortTaken; OSError if `host` is no address of this
-    machine."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen()
-        except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                why = "is in use" if error.errno == errno.EADDRINUSE else "needs privileges"
-                raise PortTaken(f"port {port} on {host} {why}; give another with --port") from None
-            raise OSError(
-                f"can't listen on {host}: {error.strerror}; give an address of this machine with --host"
-            ) from None
-        claimed: int = probe.getsockname()[1]
-        return claimed
-
-
-def _fill_in(settings: UpSettings, folder: StateFolder, found: Catalog, port: int) -> UpSettings:
+def _fill_in(settings: UpSettings, folder: StateFolder, found: Catalog, listeners: Listeners) -> UpSettings:
     """Return the settings for the child processes, with state folder, port, catalog and secrets filled in."""
     catalog = settings.catalog
     if catalog is None:
@@ -109,7 +92,8 @@ def _fill_in(settings: UpSettings, folder: StateFolder, found: Catalog, port: in
     return settings.model_copy(
         update={
             "state_dir": folder.path,
-            "port": port,
+            "port": listeners.port,
+            "gateway_targets": ",".join(listeners.targets(settings.host)),
             "catalog": catalog.absolute(),
             "worker_secret": settings.worker_secret or folder.secret(WORKER_SECRET),
             "gateway_secret": settings.gateway_secret or folder.secret(GATEWAY_SECRET),
@@ -129,6 +113,7 @@ class Machine:
         self,
         settings: UpSettings,
         folder: StateFolder,
+        listeners: Listeners,
         workers: tuple[PlannedWorker, ...],
         console: Console,
         show: Callable[[str], None],
@@ -137,6 +122,7 @@ class Machine:
         """`show` prints a text on standard output."""
         self._settings = settings
         self._folder = folder
+        self._listeners = listeners
         self._workers = workers
         self._console = console
         self._show = show
@@ -146,7 +132,9 @@ class Machine:
             "worker": settings.worker_redis_url or settings.redis_url,
         }
         self._stack: list[Child | Supervisor] = []
-        """The parts that run, in the order in which they were started."""
+        """The parts that run beside the gateways, in the order in which they were started."""
+        self._gateways: list[Child] = []
+        self._renewing: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._code = int(Exit.OK)
         self._ready = False
@@ -159,6 +147,7 @@ class Machine:
                 await private.prepare()
             async with asyncio.TaskGroup() as tasks:
                 with StopSignals(self._asked_to_stop, self._hurry):
+                    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._renew_soon, tasks)
                     starting = tasks.create_task(self._start(tasks, private, fleet))
                     await self._over.wait()
                     starting.cancel()
@@ -182,13 +171,14 @@ class Machine:
         try:
             if private:
                 plain = {name: value for name, value in os.environ.items() if not name.startswith(sources.PREFIX)}
-                self._keep(tasks, private.recipe(plain), final=frozenset())
+                self._stack.append(self._keep(tasks, private.recipe(plain), final=frozenset()))
             await fleet.wait_until_reachable()
             self._say("redis ready")
             supervisor = self._supervisor(fleet)
             self._stack.append(supervisor)
             tasks.create_task(self._keep_workers(supervisor))
-            self._keep(tasks, self._gateway(), final=FINAL)
+            for number in range(max(1, len(self._listeners.own))):
+                self._gateways.append(self._keep(tasks, self._gateway(number), final=FINAL))
             async with asyncio.timeout(READY_TIMEOUT_S):
                 await self._wait_until_ready(fleet)
         except NoRedis as error:
@@ -209,14 +199,21 @@ class Machine:
             self._workers, settings, fleet, self._console, environment=os.environ, on_final=self._worker_lost
         )
 
-    def _gateway(self) -> Recipe:
+    def _gateway(self, number: int) -> Recipe:
         values = {name: getattr(self._settings, name) for name in GatewaySettings.model_fields}
+        descriptors, counts, name = self._listeners.descriptors(number), self._listeners.counts, "gateway"
         values |= {"redis_url": self._urls["gateway"], "log_format": "json"}
+        values["listen_fds"] = ",".join(map(str, descriptors))
+        if self._listeners.own:
+            name = f"gateway-{number}"
+            values["counts_fd"] = 0 if counts is None else counts.fileno()
+            values["gateway_id"] = f"{self._settings.gateway_id}-{number}" if self._settings.gateway_id else ""
         environment = sources.environment_of(GatewaySettings.model_construct(**values), os.environ)
         argv = (sys.executable, "-m", "gateway.cli", "gateway")
-        return Recipe("gateway", argv, environment, self._settings.drain_s + KILL_MARGIN_S)
+        inherited = (*descriptors, *([] if counts is None else [counts.fileno()]))
+        return Recipe(name, argv, environment, self._settings.drain_s + KILL_MARGIN_S, inherited)
 
-    def _keep(self, tasks: asyncio.TaskGroup, recipe: Recipe, final: frozenset[Exit]) -> None:
+    def _keep(self, tasks: asyncio.TaskGroup, recipe: Recipe, final: frozenset[Exit]) -> Child:
         output = Output(recipe.name, self._folder.logs, self._console)
 
         async def died(code: int, is_final: bool) -> None:
@@ -224,8 +221,24 @@ class Machine:
                 self._lost(code, f"{recipe.name} can't run ({describe(code)}): {output.complaint()}")
 
         child = Child(recipe, output, on_death=died, final=final)
-        self._stack.append(child)
         tasks.create_task(child.keep())
+        return child
+
+    def _renew_soon(self, tasks: asyncio.TaskGroup) -> None:
+        if not self._listeners.own:
+            self._console.say("paddock: one gateway can't be replaced while it serves; run more with --gateways")
+        elif self._ready and not self._over.is_set() and (self._renewing is None or self._renewing.done()):
+            self._renewing = tasks.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        """Replace the gateways, one after the other. Streams of each run to their end; the others take new calls."""
+        for number, child in enumerate(self._gateways):
+            self._console.say(f"paddock: {child.name} is being replaced")
+            await child.renew()
+            await self._wait_for_gateway(number)
+            if self._over.is_set():
+                return
+        self._console.say("paddock: all gateways have been replaced")
 
     async def _keep_workers(self, supervisor: Supervisor) -> None:
         code = await supervisor.keep()
@@ -255,33 +268,37 @@ class Machine:
                 told = time.monotonic()
                 self._say(f"still loading: {', '.join(worker.name for worker in missing.values())}")
             await asyncio.sleep(POLL_S)
-        while not self._over.is_set() and not await self._gateway_agrees("/ready"):  # noqa: ASYNC110 - another process
-            await asyncio.sleep(POLL_S)
+        for number in range(len(self._gateways)):
+            await self._wait_for_gateway(number)
         if not self._over.is_set():
-            self._say("gateway ready")
+            self._say(f"{len(self._gateways)} gateways ready" if self._listeners.own else "gateway ready")
 
-    async def _gateway_agrees(self, path: str, key: str = "") -> bool:
-        """Return whether the gateway answers a GET of this path with 200."""
+    async def _wait_for_gateway(self, number: int) -> None:
+        listener = self._listeners.own[number] if self._listeners.own else self._listeners.shared
+        port = port_of(listener)
+        while not self._over.is_set() and not await self._gateway_agrees("/ready", port):  # noqa: ASYNC110 - a process
+            await asyncio.sleep(POLL_S)
+
+    async def _gateway_agrees(self, path: str, port: int, key: str = "") -> bool:
+        """Return whether a gateway answers a GET of this path with 200 soon. One that is not there yet does not."""
         host = sockets.host_of(self._settings.host)
         try:
-            reader, writer = await asyncio.open_connection(host, self._settings.port)
-        except OSError:
+            async with asyncio.timeout(ASKED_S):
+                reader, writer = await asyncio.open_connection(host, port)
+                with contextlib.closing(writer):
+                    bearer = f"Authorization: Bearer {key}\r\n" if key else ""
+                    head = f"GET {path} HTTP/1.1\r\nHost: paddock\r\n{bearer}Connection: close\r\n\r\n"
+                    writer.write(head.encode())
+                    return b" 200 " in await reader.readline()
+        except (OSError, TimeoutError):
             return False
-        try:
-            bearer = f"Authorization: Bearer {key}\r\n" if key else ""
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: paddock\r\n{bearer}Connection: close\r\n\r\n".encode())
-            return b" 200 " in await reader.readline()
-        except OSError:
-            return False
-        finally:
-            writer.close()
 
     async def _welcome(self) -> None:
         address = sockets.url_of(self._settings.host, self._settings.port)
         key_file = self._folder.first_key
         filed = key_file.read_text().strip() if key_file.is_file() else ""
         key = self._settings.api_key or filed
-        if key and not await self._gateway_agrees("/v1/models", key):
+        if key and not await self._gateway_agrees("/v1/models", self._listeners.port, key):
             key = ""  # it was the file's; this Redis had another first key already
         kept_in = key_file if key and key == filed else None
         models = tuple(dict.fromkeys(worker.model.name for worker in self._workers))
@@ -292,7 +309,9 @@ class Machine:
             self._console.say(
                 f"paddock: {file} can't be written ({error.strerror}); `paddock chat` needs --url {address}"
             )
-        self._show(welcome(address, key, kept_in, models, self._folder.logs))
+        self._show(
+            welcome(address, key, kept_in, models, self._folder.logs, self._listeners.targets(self._settings.host))
+        )
 
     def _say(self, text: str) -> None:
         self._console.say(f"paddock: {text} ({time.monotonic() - self._started:.1f} s)")
@@ -308,15 +327,18 @@ class Machine:
 
     def _hurry(self) -> None:
         self._console.say("paddock: stopping at once")
-        for part in self._stack:
+        for part in (*self._stack, *self._gateways):
             part.hurry()
 
     async def _stop(self) -> None:
-        """Stop the gateway first, so that its streams drain while workers still answer, and Redis last."""
+        """Stop the gateways first, so that their streams drain while workers still answer, and Redis last."""
         self._console.held = False
         address_file(self._folder.path).unlink(missing_ok=True)
+        await asyncio.gather(*(gateway.stop() for gateway in self._gateways))
+        self._listeners.close()
+        for gateway in self._gateways:
+            if gateway.last_code == Exit.DRAIN_CUT:
+                self._console.say(f"paddock: {gateway.name} cut off the streams that were left after its drain time")
         for part in reversed(self._stack):
             await part.stop()
-            if isinstance(part, Child) and part.last_code == Exit.DRAIN_CUT:
-                self._console.say(f"paddock: {part.name} cut off the streams that were left after its drain time")
         self._console.say("paddock: stopped")

@@ -12,10 +12,13 @@ import contextlib
 import errno
 import logging
 import math
+import mmap
 import os
 import resource
 import socket
+import tempfile
 from collections.abc import Callable
+from typing import IO
 
 from workers.http_server.connections import Connections
 
@@ -64,8 +67,17 @@ class SpareDescriptors:
 
 AT_ONCE = 16
 """Maximum number of connections accepted in one iteration of the event loop; the rest wait for the next."""
+AHEAD = 4
+"""Number of connections that a process may have more than any other that accepts on the same socket."""
+BEHIND_S, PATIENCE_S = 0.001, 0.02
+"""Seconds for which a process that has more leaves new connections to the others, and seconds after which it accepts
+some nevertheless: a process that does not run accepts none."""
 PAUSE_S = 0.05
 """Seconds between two checks whether there is room for a connection."""
+NUM_BYTES = 8
+"""Bytes of one process's number in `SharedCounts`."""
+GONE_FOR_GOOD = 1 << 40
+"""More connections than any process has."""
 NUM_TURNS = 3
 """Iterations of the event loop to wait before connections are closed to make room."""
 TELL_S = 60.0
@@ -77,13 +89,48 @@ NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logging.getLogger(__name__)
 
 
+class SharedCounts:
+    """The numbers of open connections of all processes that accept on one socket, in a file that each of them maps."""
+
+    def __init__(self, descriptor: int, number: int, num_processes: int) -> None:
+        """`number`: of this process among them, from 0. Raises OSError and ValueError if the file is none of these."""
+        self._counts = memoryview(mmap.mmap(descriptor, NUM_BYTES * num_processes)).cast("q")
+        self._number = number
+
+    def note(self, num_open: int) -> int:
+        """Note this process's connections, and return how many it has more than the one that has fewest."""
+        self._counts[self._number] = num_open
+        return num_open - min(self._counts)
+
+    def leave(self) -> None:
+        """Note that this process accepts no more connections, so that the others do not wait for it."""
+        self._counts[self._number] = GONE_FOR_GOOD
+
+    @staticmethod
+    def new_file(num_processes: int) -> IO[bytes]:
+        """Return a new file for so many processes. They inherit its descriptor."""
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - its owner closes it
+        file.truncate(NUM_BYTES * num_processes)
+        return file
+
+
 class Acceptor:
     """Accepts on one listening socket, from `start` to `close`. Stands in for an `asyncio.Server`."""
 
     def __init__(
-        self, listener: socket.socket, connections: Connections, protocol: Callable[[], asyncio.Protocol]
+        self,
+        listener: socket.socket,
+        connections: Connections,
+        protocol: Callable[[], asyncio.Protocol],
+        counts: SharedCounts | None = None,
     ) -> None:
+        """`counts`: how many connections the processes have that accept on the same socket; None: this one alone does.
+
+        The system would give nearly all connections to the process that it wakes first."""
         self._listener = listener
+        self._counts = counts
+        self._behind_until: float | None = None
+        """The loop's time until which others should accept the connections that wait now; None: no others need to."""
         self._connections = connections
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
@@ -103,6 +150,8 @@ class Acceptor:
         if self._closed:
             return
         self._closed = True
+        if self._counts is not None:
+            self._counts.leave()
         self._loop.remove_reader(self._listener)
         for timer in (self._pause, self._refilling):
             if timer is not None:
@@ -114,13 +163,19 @@ class Acceptor:
             await asyncio.wait(self._opening)
 
     def _accept(self) -> None:
-        for _ in range(AT_ONCE):
+        at_once = AT_ONCE if self._counts is None else self._share(self._counts)
+        if not at_once:
+            self._loop.remove_reader(self._listener)
+            self._pause = self._loop.call_later(BEHIND_S, self._go_on)
+            return
+        for _ in range(at_once):
             if self._connections.full:
                 self._rest()
                 return
             try:
                 connection, _ = self._listener.accept()
             except GONE:
+                self._behind_until = None
                 return
             except OSError as error:
                 if error.errno in NO_ROOM and self._freed(error):
@@ -131,6 +186,21 @@ class Acceptor:
             task = self._loop.create_task(self._open(connection))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+
+    def _share(self, counts: SharedCounts) -> int:
+        """Return how many connections to accept now; 0: other processes, which have fewer, should accept them."""
+        more = counts.note(self._connections.num_open + len(self._opening))
+        if more < AHEAD:
+            self._behind_until = None
+            return AHEAD - more
+        now = self._loop.time()
+        if self._behind_until is None:
+            self._behind_until = now + PATIENCE_S
+        return AHEAD if now >= self._behind_until else 0
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener, self._accept)
 
     async def _open(self, connection: socket.socket) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import cast
 
 import uvicorn
 
-from workers.http_server.acceptor import Acceptor
+from workers.http_server.acceptor import Acceptor, SharedCounts
 from workers.http_server.connections import ConnectionBounds, Connections
 from workers.http_server.pacer import KnownCallers
 from workers.http_server.state import Form, ServerState
@@ -41,26 +41,40 @@ class HttpServer(uvicorn.Server):
     """Serves on sockets that already listen, until `should_exit` is set."""
 
     def __init__(
-        self, config: uvicorn.Config, form: Form, bounds: ConnectionBounds, callers: KnownCallers | None = None
+        self,
+        config: uvicorn.Config,
+        form: Form,
+        bounds: ConnectionBounds,
+        callers: KnownCallers | None = None,
+        counts: SharedCounts | None = None,
     ) -> None:
         """`form` writes the bodies of the server's own refusals. `callers`: callers known by their keys, each with a
-        queue of its own when many requests wait; None: nobody has a key.
+        queue of its own when many requests wait; None: nobody has a key. `counts`: connections of all processes that
+        accept on the first of its listening sockets; None: no other process does.
 
         Raises ServerDiffers."""
         super().__init__(config)
         for protocol in (config.http, config.ws):
             if isinstance(protocol, type):
                 check_parts(protocol)
+        self._counts = counts
         self.server_state = self.state = ServerState(form, Connections(bounds), config.ws_max_size, callers)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
-        acceptors = [Acceptor(listener, self.state.bounded, self._protocol) for listener in sockets or ()]
+        acceptors = [
+            Acceptor(listener, self.state.bounded, self._protocol, None if number else self._counts)
+            for number, listener in enumerate(sockets or ())
+        ]
         # uvicorn closes them and waits for them, as it does with its own servers.
         self.servers = cast(list[asyncio.base_events.Server], acceptors)
         for acceptor in acceptors:
             acceptor.start()
         self.started = True
+
+    def leave_port(self) -> None:
+        """Accept no more connections on the first listening socket; other processes do."""
+        self.servers[0].close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -57,19 +57,25 @@ class PortTaken(OSError):
     """The address to listen on is in use."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0: any free port. Raises PortTaken, or OSError for an unusable address."""
+BACKLOG = 2048
+"""Maximum number of connections that wait to be accepted."""
+
+
+def listen(host: str, port: int, *, watched: bool = True) -> socket.socket:
+    """Return a listening socket; port 0: any free port; a host's name means its IPv4 address. `watched`: whether the
+    connections notice a dead peer. Raises PortTaken, or OSError for an unusable address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        notice_dead_peer(sock)
+        if watched:
+            notice_dead_peer(sock)
         sock.bind((host, port))
-        sock.listen(1024)
+        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
-            raise PortTaken(f"port {port} of {host} is in use; choose another with --worker-port") from error
+            raise PortTaken(f"port {port} on {host} is in use") from error
         raise
     sock.setblocking(False)
     return sock

@@ -21,6 +21,7 @@ from workers.supervisor.output import Output
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 10.0
 STABLE_S = 60.0
+RENEWED_LOOK_S = 0.02
 LINE_LIMIT = 1 << 20
 
 SHORTAGES = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -59,6 +60,8 @@ class Recipe:
     environment: Mapping[str, str]
     grace_s: float
     """Seconds from SIGTERM to SIGKILL."""
+    descriptors: tuple[int, ...] = ()
+    """File descriptors that the process inherits, under the same numbers."""
 
 
 async def ignore_death(code: int, is_final: bool) -> None:
@@ -95,6 +98,8 @@ class Child:
         self._can_run = False
         """Whether a process of this recipe ran for a minute and then ended with a code that is not final."""
         self._stopping = asyncio.Event()
+        self._renewing = asyncio.Event()
+        """Set while a process is being replaced."""
         self._hurried = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -113,6 +118,9 @@ class Child:
                     continue
                 if self._stopping.is_set():
                     break
+                if self._renewing.is_set():
+                    self._renewing.clear()
+                    continue
                 lived_s = time.monotonic() - started
                 is_final = self._is_final(code, lived_s)
                 await self._on_death(code, is_final)
@@ -125,6 +133,16 @@ class Child:
         finally:
             self._output.close()
             self._idle.set()
+
+    async def renew(self) -> None:
+        """Send SIGUSR1, upon which the process ends, killed after the recipe's `grace_s`, and start another. Return
+        when it is started, or when `keep` is over. Nothing happens while no process runs."""
+        if self.pid is None:
+            return
+        starts = self.starts
+        self._renewing.set()
+        while self.starts == starts and not self._idle.is_set():  # noqa: ASYNC110 - it takes seconds
+            await asyncio.sleep(RENEWED_LOOK_S)
 
     def leave(self) -> None:
         """Begin to stop the process as `stop` does, without waiting for its end."""
@@ -188,6 +206,7 @@ class Child:
                 stdout=write_end,
                 stderr=write_end,
                 start_new_session=True,
+                pass_fds=self._recipe.descriptors,
             )
         except BaseException:
             os.close(read_end)
@@ -199,20 +218,25 @@ class Child:
     async def _end_of(self, process: asyncio.subprocess.Process, tasks: asyncio.TaskGroup) -> int:
         ended = tasks.create_task(process.wait())
         asked = tasks.create_task(self._stopping.wait())
+        renewing = tasks.create_task(self._renewing.wait())
         hurried = tasks.create_task(self._hurried.wait())
         try:
-            await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, asked, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done() and not asked.done():
+                _signal_group(process.pid, signal.SIGUSR1)
+                await asyncio.wait({ended, asked}, timeout=self._recipe.grace_s, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 _signal_group(process.pid, signal.SIGTERM)
-                await asyncio.wait({ended, hurried}, timeout=self._recipe.grace_s, return_when=asyncio.FIRST_COMPLETED)
+                grace_s = self._recipe.grace_s if asked.done() else 0.0
+                await asyncio.wait({ended, hurried}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 self._output.note(f"paddock: {self.name} did not stop in time and is killed")
             return process.returncode if process.returncode is not None else await _killed(process)
         finally:
             if process.returncode is None:
                 _signal_group(process.pid, signal.SIGKILL)
-            asked.cancel()
-            hurried.cancel()
+            for task in (asked, renewing, hurried):
+                task.cancel()
 
     async def _read(self, read_end: int) -> None:
         reader = asyncio.StreamReader(limit=LINE_LIMIT)

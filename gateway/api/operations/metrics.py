@@ -8,7 +8,7 @@ between which the event loop runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -39,11 +39,26 @@ def metrics_route_token(metrics_key: str) -> RouteToken:
 class MetricsPage:
     """Answers with the metrics, in one of Prometheus' formats."""
 
-    def __init__(self, registry: CollectorRegistry, update: Callable[[], None]) -> None:
-        """`update` is called at each scrape, to set the gauges."""
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        update: Callable[[], None],
+        shared_port: int | None = None,
+        targets: Sequence[str] = (),
+    ) -> None:
+        """`update` is called at each scrape, to set the gauges. `shared_port`: the port that other gateways accept
+        connections on as well; `targets`: addresses at which each of them is scraped."""
         self._page = Page(registry, update)
+        self._shared_port, self._targets = shared_port, targets
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the page. Raises NotSupported on the shared port: each scrape would find another gateway, so that
+        every counter would seem to jump."""
+        if self._shared_port is not None and scope["server"][1] == self._shared_port:
+            raise NotSupported(
+                f"{len(self._targets)} gateways share this port, each with metrics of its own. Scrape all of "
+                f"{', '.join(self._targets)}; GET /metrics/targets lists them for Prometheus."
+            )
         asked = Headers(scope=scope)
         body, told = await self._page.answer(asked.get("accept", ""), asked.get("accept-encoding", ""))
         request_log = request_log_of(scope)
@@ -63,17 +78,23 @@ async def refuse_metrics(principal: Principal, scope: Scope, receive: Receive, s
 
 
 class Targets:
-    """Lists the workers to scrape for Prometheus' `http_sd_configs`, each worker process by its own address."""
+    """Lists the workers to scrape for Prometheus' `http_sd_configs`, each worker process by its own address, and the
+    gateways that share a port."""
 
-    def __init__(self, fleet: FleetView) -> None:
+    def __init__(self, fleet: FleetView, gateways: Sequence[str] = ()) -> None:
+        """`gateways`: addresses of gateways that share a port."""
         self._fleet = fleet
+        self._gateways = [
+            {"targets": [address], "labels": {"gateway": f"gateway-{number}"}}
+            for number, address in enumerate(gateways)
+        ]
         self._told: tuple[object, bytes] = (None, b"")
         """The fleet's workers, and the answer that lists them. It is kept: anybody may ask, and fleets can be large."""
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         workers = self._fleet.snapshot.workers
         if self._told[0] is not workers:
-            groups = [_group(beat) for beats in workers.values() for beat in beats]
+            groups = [*self._gateways, *(_group(beat) for beats in workers.values() for beat in beats)]
             self._told = workers, msgspec.json.encode(groups)
         await send_bytes(send, self._told[1], JSON, request_log_of(scope))
 

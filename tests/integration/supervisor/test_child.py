@@ -270,3 +270,51 @@ async def test_a_terminal_that_takes_nothing_holds_up_nobody(tmp_path: Path) -> 
         os.close(read_end)
     os.close(write_end)
     assert output.path.read_text().count("line") == 50_000
+
+
+async def test_a_child_is_renewed_at_once_and_does_not_count_as_dead(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "trap 'echo leaving; exit 0' USR1; echo up; while :; do sleep 0.02; done")
+    async with keeping(kept):
+        await kept.until(lambda: "up" in kept.log())
+        first = kept.child.pid
+        await kept.child.renew()
+        assert kept.child.pid not in (None, first)
+        assert "leaving" in kept.log()
+        assert kept.child.starts == 2
+    assert kept.deaths == []
+
+
+async def test_a_child_that_is_renewed_and_does_not_end_is_killed(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "trap '' USR1; " + STUBBORN, grace_s=0.3)
+    async with keeping(kept):
+        await kept.until(lambda: "started" in kept.log())
+        first = kept.child.pid
+        await kept.child.renew()
+        assert kept.child.pid not in (None, first)
+    assert kept.deaths == []
+
+
+async def test_a_child_that_is_stopped_while_it_is_renewed_is_not_started_again(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "trap '' USR1; echo up; while :; do sleep 0.02; done")
+    async with keeping(kept) as task:
+        await kept.until(lambda: "up" in kept.log())
+        renewing = asyncio.create_task(kept.child.renew())
+        await asyncio.sleep(0.1)
+        await kept.child.stop()
+        await renewing
+        assert await task == -signal.SIGTERM
+    assert kept.child.starts == 1
+
+
+async def test_a_child_inherits_the_descriptors_of_its_recipe_only(tmp_path: Path) -> None:
+    named, other = (tmp_path / "named").open("wb"), (tmp_path / "other").open("wb")
+    with named, other:
+        for file in (named, other):
+            os.set_inheritable(file.fileno(), False)
+        inherited = "/proc/self/fd/"
+        script = f"echo here >{inherited}{named.fileno()}; test -e {inherited}{other.fileno()} && echo leaked; exit 0"
+        output = Output("child", tmp_path, Console("info", partial(print, file=io.StringIO())))
+        recipe = Recipe("child", ("/bin/sh", "-c", script), dict(os.environ), 5.0, (named.fileno(),))
+        assert await Child(recipe, output).keep() == 0
+    assert (tmp_path / "named").read_text() == "here\n"
+    assert not output.path.exists() or "leaked" not in output.path.read_text()

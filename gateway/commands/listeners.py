@@ -1,0 +1,88 @@
+"""Opens the sockets that `paddock up` hands to its gateways, and decides how many gateways there are."""
+
+from __future__ import annotations
+
+import errno
+import math
+import socket
+from dataclasses import dataclass
+from typing import IO
+from urllib.parse import urlsplit
+
+from workers.http_server.acceptor import SharedCounts
+from workers.process import sockets
+
+WORKERS_PER_GATEWAY = 4
+
+
+class PortTaken(RuntimeError):
+    """The address to listen on is in use by another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The sockets that the gateways inherit. They stay open here, so that no connection is refused or cut off while a
+    gateway is started again or replaced."""
+
+    shared: socket.socket
+    """On the port that callers know."""
+    own: tuple[socket.socket, ...]
+    """On a port of each gateway's own, for probes and metrics; empty: there is one gateway, which needs none."""
+
+    counts: IO[bytes] | None
+    """The file in which several gateways count their connections."""
+
+    @property
+    def port(self) -> int:
+        return port_of(self.shared)
+
+    def descriptors(self, number: int) -> tuple[int, ...]:
+        """Return the descriptors that gateway `number` inherits."""
+        return (self.shared.fileno(), *(one.fileno() for one in self.own[number : number + 1]))
+
+    def targets(self, host: str) -> list[str]:
+        """Return the addresses, host:port, of each gateway's own port."""
+        return [urlsplit(sockets.url_of(host, port_of(one))).netloc for one in self.own]
+
+    def close(self) -> None:
+        for one in (self.shared, *self.own):
+            one.close()
+        if self.counts is not None:
+            self.counts.close()
+
+
+def port_of(listener: socket.socket) -> int:
+    port: int = listener.getsockname()[1]
+    return port
+
+
+def listen(host: str, port: int, num_gateways: int) -> Listeners:
+    """Return sockets that listen on the port (0: any free one) and, for several gateways, on a port of each one's own:
+    the next ones or, where these are in use, any free ones. Raises PortTaken; OSError if `host` is no address of this
+    machine."""
+    try:
+        shared = sockets.listen(host, port, watched=False)
+    except sockets.PortTaken as error:
+        raise PortTaken(f"{error}; give another with --port") from None
+    except OSError as error:
+        if error.errno == errno.EACCES:
+            raise PortTaken(f"port {port} on {host} needs privileges; give another with --port") from None
+        raise OSError(
+            f"can't listen on {host}: {error.strerror}; give an address of this machine with --host"
+        ) from None
+    own = [
+        _listen_near(host, port_of(shared) + 1 + number) for number in range(num_gateways if num_gateways > 1 else 0)
+    ]
+    return Listeners(shared, tuple(own), SharedCounts.new_file(len(own)) if own else None)
+
+
+def _listen_near(host: str, port: int) -> socket.socket:
+    try:
+        return sockets.listen(host, port, watched=False)
+    except (OSError, OverflowError):
+        return sockets.listen(host, 0, watched=False)
+
+
+def number_of_gateways(asked: int, num_workers: int, cores: int) -> int:
+    """Return how many gateways run; where 0 is asked for, a few: streaming for four workers can take half of a core."""
+    return asked or max(1, min(math.ceil(num_workers / WORKERS_PER_GATEWAY), cores // 2))
