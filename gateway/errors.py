@@ -39,7 +39,7 @@ PaddockError                     status  type
 │   ├── MemoryFull               503       code memory_full
 │   └── Stopping                 503       code stopping
 ├── WorkerLost                   502     unavailable_error
-├── ClientTooSlow                -       in-stream only
+├── ClientTooSlow                503     unavailable_error   code client_too_slow
 └── InternalError                500     internal_error
 """
 
@@ -308,6 +308,11 @@ class WorkerLost(PaddockError):
 
 
 class ClientTooSlow(PaddockError):
+    """The answer's events were not read in time. Nearly always the client is at fault, and told in the stream; if this
+    gateway had not begun to write the answer, such as while it waited for Redis, the client may ask again."""
+
+    status = 503
+    type = "unavailable_error"
     code = "client_too_slow"
 
 

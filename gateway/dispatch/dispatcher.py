@@ -135,7 +135,10 @@ class Dispatcher:
 
     def _start(self, state: CallState, lease: SlotLease, cutoff: Cutoff) -> AbstractAsyncContextManager[UpstreamAnswer]:
         """Return a context manager that runs the call. Its slot is freed when the answer ends, read or not."""
-        slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
+        slow = ClientTooSlow(
+            "The answer was cut off: its buffer of events is full, since they were not read in time. Read faster, or "
+            "ask again."
+        )
         return self._upstream.start(
             lease.at,
             state.call,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Container
+from collections.abc import Callable, Container
 from time import monotonic, thread_time
 from typing import Generic, Protocol, TypeVar
 
@@ -40,6 +41,18 @@ class Waiting(Protocol):
 
     def begin(self) -> None:
         """Begin the request, since its turn has come."""
+
+
+class Departure:
+    """A request or WebSocket whose peer has left, and whose task does not know it yet."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        """`tell` wakes the task."""
+        self._tell = tell
+
+    def begin(self) -> None:
+        """Tell the task, since its turn has come."""
+        self._tell()
 
 
 WaitingT = TypeVar("WaitingT")
@@ -83,15 +96,16 @@ class Pacer:
     request, and all unknown callers together begin one: so callers without a key, however many, hold up nobody who has
     one. A known caller with a `CROWD` of requests pauses while others compete, as begun requests take time from all."""
 
-    def __init__(self, *, rests: bool = False) -> None:
-        """`rests`: whether unknown callers (`REST_FACTOR`) and callers with many requests (`CROWD`) make pauses."""
+    def __init__(self, *, rests: bool = False, contested: bool = False) -> None:
+        """`rests`: whether unknown callers (`REST_FACTOR`) and callers with many requests (`CROWD`) make pauses.
+        `contested`: whether such callers pause even if no other caller's requests wait."""
         self._rests = rests
         self._rest_until = 0.0
         """time.monotonic() until which unknown callers' requests pause."""
         self._paused: dict[str, float] = {}
         """Known caller whose requests pause -> time.monotonic() at which the pause ends."""
         self._last_caller = ""
-        self._contested_until = 0.0
+        self._contested_until = math.inf if contested else 0.0
         """time.monotonic() until which known callers count as competing (`CONTESTED_S`)."""
         self._timer: asyncio.TimerHandle | None = None
         """Fires when requests that pause may begin again."""
@@ -132,7 +146,7 @@ class Pacer:
             line = self._line_of[waiting] = (self._known, caller) if caller else (self._unknown, address)
             line[0].add(line[1], waiting)
             if caller and caller != self._last_caller:
-                if self._last_caller:
+                if self._last_caller and self._contested_until < math.inf:
                     self._contested_until = monotonic() + CONTESTED_S
                 self._last_caller = caller
             self._turn_soon()

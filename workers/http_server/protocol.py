@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from workers.http_server.connection import BoundedConnection, Flow
 from workers.http_server.connections import Closable, Verdict
+from workers.http_server.pacer import Departure
 from workers.http_server.state import Refusal, response_of
 
 MAX_HEAD_BYTES = 64 << 10
@@ -65,17 +66,6 @@ CROWDED = Refusal(503, "There are too many connections to this address. Use thos
 
 class Unwanted(Exception):
     """Raised in a parser's callback to stop the parser, as the peer has sent what is not accepted."""
-
-
-class Departure:
-    """A request whose peer has left, and whose task does not know it yet."""
-
-    def __init__(self, told: asyncio.Event) -> None:
-        self._told = told
-
-    def begin(self) -> None:
-        """Wake the request's task, since its turn has come."""
-        self._told.set()
 
 
 class HttpProtocol(BoundedConnection, HttpToolsProtocol):
@@ -136,11 +126,13 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         cycle = self.cycle
         waits = not self._is_free and not self._server.departures.may_begin()
         if waits:
+            caller = self._known_caller()
             self.cycle = None  # type: ignore[assignment]  # otherwise uvicorn wakes the request's task at once
         super().connection_lost(exc)
         if waits:
             self.cycle, cycle.disconnected = cycle, True
-            self._server.departures.wait(Departure(cycle.message_event), "", self.client[0] if self.client else "")
+            address = self.client[0] if self.client else ""
+            self._server.departures.wait(Departure(cycle.message_event.set), caller, address)
         # uvicorn lets this timer run on if the peer broke off; it would keep the connection in memory until it fires.
         self._unset_keepalive_if_required()
 
@@ -318,8 +310,12 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
 
     def _caller(self) -> str:
         """Return the name under which this request's body waits for a turn: its caller's, else the peer's address."""
+        return self._known_caller() or self._server.bounded.address_of(self)
+
+    def _known_caller(self) -> str:
+        """Return a name for the caller of this request; empty for an unknown one."""
         head = b"".join([b"\r\n%b:%b" % header for header in self.headers if header[0] in KEY_HEADERS])
-        return self._server.callers.caller_of(head) or self._server.bounded.address_of(self)
+        return self._server.callers.caller_of(head)
 
     def _count_chunks(self, num_bytes: int, num_chunks: int) -> None:
         """Count the bytes of chunks, plus `CHUNK_BYTES` for each; stop parsing if too many came after the answer."""

@@ -79,8 +79,9 @@ class ServerState(UvicornState):
         self.bounded = connections
         self.callers = callers or KnownCallers()
         self.pacer = Pacer(rests=callers is not None)
-        self.departures = Pacer(rests=callers is not None)
-        """Requests whose peers have left. Ending one takes as long as beginning it, and a crowd can leave at once."""
+        self.departures = Pacer(rests=callers is not None, contested=True)
+        """Requests and WebSockets whose peers have left. Ending one takes as long as beginning it, and hundreds can
+        leave together."""
         self.parse_turns = ParseTurns()
         self.closing = Closing()
         self.messages = Unfinished(max(MAX_MESSAGES_BYTES, 2 * max_message_bytes))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from time import thread_time
 from typing import ClassVar, cast
 
@@ -20,7 +21,7 @@ from gateway.telemetry.finish import PROBED
 from workers.http_server.acceptor import raise_limit
 from workers.http_server.connection import BoundedConnection
 from workers.http_server.connections import ConnectionBounds
-from workers.http_server.pacer import PARSE_S
+from workers.http_server.pacer import PARSE_S, Departure
 from workers.http_server.state import Refusal, response_of
 
 MAX_FRAGMENTS = 16_384
@@ -63,7 +64,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
     # fmt: off
     UVICORN_PARTS: ClassVar[tuple[str, ...]] = (
         "close_sent", "close_timeout", "close_timer", "conn", "connection_lost", "curr_msg_data_type", "data_received",
-        "frames", "queue",
+        "disconnected", "frames", "queue",
         "handle_bytes", "handle_cont", "handle_parser_exception", "handle_ping", "handle_text", "handshake_complete",
         "handshake_initiated", "keepalive_timeout", "loop", "on_task_complete", "pause_writing",
         "read_paused", "receive", "resume_writing", "send_receive_event_to_app", "shutdown", "transport",
@@ -81,7 +82,15 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
         # The websockets protocol is in a reference cycle, which would keep the bytes of an unfinished message.
         self.conn.reader.discard()
         self.frames = []
-        super().connection_lost(exc)
+        departures = self._server.departures
+        if departures.may_begin():
+            super().connection_lost(exc)
+            return
+        self.disconnected = True  # what is sent from now on fails, and writes nothing
+        address = self._server.bounded.address_of(self)
+        departures.wait(
+            Departure(partial(super().connection_lost, exc)), self._server.callers.known(self._digest or b""), address
+        )
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()

@@ -353,6 +353,8 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
     }
     texts = (body.instructions, body.user, body.safety_identifier, body.prompt_cache_key)
     if body.tools or form is not None or sum(map(len, filter(None, texts))) > LONG_CHARS:
+        # Encoded once, and only copied for each of the events that repeat it: 1 MiB of tools takes 3 ms to encode.
+        repeated |= {name: msgspec.Raw(_encode(repeated[name])) for name in ("text", "tool_choice", "tools")}
         _check_repeated(repeated)
     return repeated
 

@@ -108,7 +108,9 @@ local function lease_drop(worker, id, lease)
     else
       leased_write(worker, boot, leases - 1, kv - (tonumber(lease[1]) or 0), slots)
     end
-    if lease[2] then redis.call("HINCRBY", fair_key, "h:" .. lease[2], -1) end
+    -- The number may be lost, as in a Redis that evicts keys; the leases that it counted then end all the same.
+    local held = "h:" .. (lease[2] or "")
+    if lease[2] and redis.call("HINCRBY", fair_key, held, -1) < 1 then redis.call("HDEL", fair_key, held) end
     full = leases > slots
   end
   local rank = not lease[3] and redis.call("HGET", ticket_key(id), "rank")

@@ -6,6 +6,7 @@ import pytest
 import redis.asyncio
 
 from gateway.store.client import Store
+from gateway.store.integrity import check_integrity
 from tests.integration.store.test_scripts import Caller
 from tests.support.pool import beat, heartbeat
 from workers.protocol import keys
@@ -79,3 +80,14 @@ async def test_a_worker_that_tells_odd_things_spoils_nothing_for_longer_than_its
     await one.sweep()
     assert await one.release(lease)
     assert await client.hkeys(keys.leased("m")) == [b"w1"]
+
+
+async def test_a_team_has_never_less_than_no_lease(client: redis.asyncio.Redis, one: Caller) -> None:
+    """When the number was lost, the leases that it had counted took one each from nothing."""
+    await beat(client, heartbeat("w1", slots=2))
+    leases = [await one.take(id, "w1") for id in ("a", "b")]
+    await client.delete(keys.fair("m"))
+    for lease in leases:
+        assert await one.release(lease)
+    assert await client.hget(keys.fair("m"), "h:team") is None
+    await check_integrity(client, "m")

@@ -110,7 +110,7 @@ class Connection:
                 await self._over.wait()
                 reading.cancel()
                 if self._gone:
-                    self._queues.cancel()
+                    await self._queues.cancel()
         finally:
             if self._timer is not None:
                 self._timer.cancel()

@@ -168,9 +168,11 @@ class StreamQueues(Generic[HeldT]):
         # A task that is cancelled before its first step never reaches the `finally` of `_run`.
         task.add_done_callback(lambda _: self._end(message.stream_id, queue))
 
-    def cancel(self) -> None:
-        for task in self._running:
+    async def cancel(self) -> None:
+        """Cancel the answers under way, one per turn of the event loop: there may be many, on many connections."""
+        for task in list(self._running):
             task.cancel()
+            await asyncio.sleep(0)
 
     def _check(self, message: Create) -> None:
         if message.stream_id not in self._waiting and len(self._waiting) >= MAX_STREAMS:

@@ -229,7 +229,7 @@ async def test_a_client_that_has_left_ends_all_lanes(has_begun: bool) -> None:
         queues.add(Create({}, "", 1), held)
         if has_begun:
             await asyncio.sleep(0)
-        queues.cancel()
+        await queues.cancel()
     assert not queues.busy
     assert held.num_closed == 2
 

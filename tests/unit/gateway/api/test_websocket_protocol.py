@@ -7,6 +7,7 @@ import contextlib
 import gc
 import socket
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,7 @@ from gateway.api.http.websocket_protocol import LONG_TEXT_BYTES, WebSocketProtoc
 from tests.support.waiting import until
 from workers.http_server import connection
 from workers.http_server.connections import ConnectionBounds, Unfinished
+from workers.http_server.pacer import FIRST_MOST
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
 
@@ -113,6 +115,32 @@ async def test_a_wrong_frame_before_the_connection_is_accepted_ends_it(
             assert await reader.read() == b""
     writer.transport.abort()
     assert not SERVERS[-1].state.connections
+
+
+async def test_peers_that_leave_together_are_let_go_a_few_at_a_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """250 sockets with eight streams each that broke off together took 170 ms of one turn of the event loop."""
+    turn, left_in = 0, Counter[int]()
+    receive = WebSocketProtocol.receive
+
+    def count_turns() -> None:
+        nonlocal turn
+        turn += 1
+        if left_in.total() < 80:
+            asyncio.get_running_loop().call_soon(count_turns)
+
+    async def counted(self: WebSocketProtocol) -> ASGIReceiveEvent:
+        event = await receive(self)
+        left_in[turn] += event["type"] == "websocket.disconnect"
+        return event
+
+    monkeypatch.setattr(WebSocketProtocol, "receive", counted)
+    peers = [await opened(port) for _ in range(80)]
+    await asyncio.sleep(0.1)
+    count_turns()
+    for _, writer in peers:
+        writer.transport.abort()
+    await until(lambda: left_in.total() == len(peers), 5.0, "all tasks hear of it")
+    assert max(left_in.values()) <= 2 * FIRST_MOST
 
 
 async def test_a_long_text_is_passed_on_as_its_bytes() -> None:
