@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from gateway.errors import (
+    ClientTooSlow,
     HeldTooMuch,
     MemoryFull,
     NoWorker,
@@ -136,6 +137,14 @@ def stopping(remedy: str = " Send the request again.") -> Stopping:
 def stopped() -> Stopping:
     """Return the error for an answer that is cut off when the time to drain is over."""
     return Stopping("This gateway stopped before the answer was complete. Send the request again.")
+
+
+def unread() -> ClientTooSlow:
+    """Return the error for an answer whose events were not read in time."""
+    return ClientTooSlow(
+        "The answer was cut off: its buffer of events is full, since they were not read in time. Read faster, or ask "
+        "again."
+    )
 
 
 def memory_full(num_held: int, limit: int) -> MemoryFull:

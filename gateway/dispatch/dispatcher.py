@@ -14,14 +14,13 @@ from typing import TypeVar
 from msgspec.structs import replace as replace_struct
 
 from gateway.adapters.choice import CallAdapters
-from gateway.back_pressure import fallback_unsuited
+from gateway.back_pressure import fallback_unsuited, unread
 from gateway.call import Answer, Call, Cutoff
 from gateway.dispatch.call_state import CallState, Limits
 from gateway.dispatch.slot_search import Admission, SlotLease, SlotSearch
 from gateway.dispatch.suitable_workers import SuitableWorkers
 from gateway.dispatch.team_turns import TeamTurns
 from gateway.dispatch.upstream import Upstream, UpstreamAnswer, error_for
-from gateway.errors import ClientTooSlow
 from gateway.registry.snapshot import FleetView
 from gateway.routing.placement import ANY, find_slot
 from gateway.routing.retries import Reason, RetryBudget
@@ -135,16 +134,12 @@ class Dispatcher:
 
     def _start(self, state: CallState, lease: SlotLease, cutoff: Cutoff) -> AbstractAsyncContextManager[UpstreamAnswer]:
         """Return a context manager that runs the call. Its slot is freed when the answer ends, read or not."""
-        slow = ClientTooSlow(
-            "The answer was cut off: its buffer of events is full, since they were not read in time. Read faster, or "
-            "ask again."
-        )
         return self._upstream.start(
             lease.at,
             state.call,
             self._with_own_slot(state.request, lease.at),
             on_end=lambda end: lease.give_back(_num_charged(end)),
-            on_overflow=lambda: cutoff.cut(slow),
+            on_overflow=lambda: cutoff.cut(unread()),
             context=state.attempt.context,
             known_bytes=state.placement_request.prefix.num_bytes,
         )

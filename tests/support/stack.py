@@ -215,6 +215,19 @@ class Stack:
             assert isinstance(found, list)
             return sum(client.zcard(name) for name in found)
 
+    def wait_until_listed(self, gateway: Process, *models: str, timeout_s: float = STARTUP_S) -> None:
+        """Wait until the gateway knows these models; a worker's record can be in Redis a moment earlier."""
+        deadline = time.monotonic() + timeout_s
+        asked = urllib.request.Request(f"{gateway.url}/v1/models", headers={"Authorization": f"Bearer {self.key}"})
+        listed: set[str] = set()
+        while time.monotonic() < deadline:
+            with urllib.request.urlopen(asked, timeout=2) as answer:
+                listed = {entry["id"] for entry in json.load(answer)["data"]}
+            if listed.issuperset(models):
+                return
+            time.sleep(0.02)
+        raise RuntimeError(f"{gateway.name} lists {sorted(listed)}, not {models}, after {timeout_s} s")
+
     def wait_for_worker(
         self, model: str, worker_id: str, process: Process | None = None, timeout_s: float = STARTUP_S
     ) -> Heartbeat:

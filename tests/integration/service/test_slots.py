@@ -322,8 +322,12 @@ async def test_what_is_saved_is_bounded_per_team_and_erasing_frees(
 
 
 async def test_one_team_does_not_fill_the_line_of_actions(client: Client) -> None:
-    answers = await asyncio.gather(*(client.act(0, "restore", filename="nowhere") for _ in range(12)))
-    busy = [one for one in answers if one["code"] == FailureCode.BUSY]
+    busy: list[dict[str, object]] = []
+    for _ in range(20):  # a quick worker may be done with some before others come
+        answers = await asyncio.gather(*(client.act(0, "restore", filename="nowhere") for _ in range(12)))
+        busy += [one for one in answers if one["code"] == FailureCode.BUSY]
+        if busy:
+            break
     assert len(busy) >= 1
     assert all("under way for this team" in str(one["message"]) for one in busy)
     assert (await client.refused(0, "restore", filename="nowhere")).message.startswith("nowhere: there is no such file")

@@ -59,6 +59,7 @@ def stack(sink: OtlpSink) -> Iterator[Stack]:
                 running.wait_for_worker(alias, f"{alias}-a", process)
             for gateway in running.gateways:
                 running.wait_until_ready(gateway)
+                running.wait_until_listed(gateway, *POOLS, "demo")
             yield running
     finally:
         del os.environ["OTEL_BSP_SCHEDULE_DELAY"]
