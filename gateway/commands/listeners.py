@@ -11,12 +11,9 @@ from urllib.parse import urlsplit
 
 from workers.http_server.acceptor import SharedCounts
 from workers.process import sockets
+from workers.process.sockets import PortTaken
 
 WORKERS_PER_GATEWAY = 4
-
-
-class PortTaken(RuntimeError):
-    """The address to listen on is in use by another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ def listen(host: str, port: int, num_gateways: int) -> Listeners:
     machine."""
     try:
         shared = sockets.listen(host, port, watched=False)
-    except sockets.PortTaken as error:
+    except PortTaken as error:
         raise PortTaken(f"{error}; give another with --port") from None
     except OSError as error:
         if error.errno == errno.EACCES:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.access.records import KeysInvalid, read_records
-from gateway.commands.listeners import Listeners, PortTaken, listen, number_of_gateways, port_of
+from gateway.commands.listeners import Listeners, listen, number_of_gateways, port_of
 from gateway.commands.target import address_file, welcome
 from gateway.settings import GatewaySettings, UpSettings
 from workers import sources
@@ -26,6 +26,7 @@ from workers.models.catalog import Catalog, CatalogError
 from workers.models.library import Library, ModelUnusable, wanted
 from workers.process import sockets
 from workers.process.signals import StopSignals
+from workers.process.sockets import PortTaken
 from workers.protocol.exits import FINAL, Exit
 from workers.protocol.keys import ROLES, Role
 from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
