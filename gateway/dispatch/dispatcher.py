@@ -141,7 +141,6 @@ class Dispatcher:
             on_end=lambda end: lease.give_back(_num_charged(end)),
             on_overflow=lambda: cutoff.cut(unread()),
             context=state.attempt.context,
-            known_bytes=state.placement_request.prefix.num_bytes,
         )
 
     def _with_own_slot(self, request: GenerateRequest, at: WorkerAddress) -> GenerateRequest:

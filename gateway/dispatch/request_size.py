@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -14,19 +13,16 @@ from workers.protocol.requests import GenerateRequest, Message, Prompt, Submit
 
 INLINE_CHARS = 256 << 10
 """A message counts as short if its texts have at most this many characters: encoding it takes about a millisecond."""
-TOKEN_CHARS, VALUE_CHARS, BIAS_CHARS, ENTRY_CHARS = 6, 4, 256, 32
-"""Characters for which a token, a value in a schema, a bias, and a message or tool call count. A bias can be a text of
-a few hundred characters; a conversation from stored responses can have 160,000 messages without text."""
+TOKEN_CHARS, BIAS_CHARS, ENTRY_CHARS = 6, 256, 32
+"""Characters for which a token, a bias, and a message or tool call count. A bias can be a text of a few hundred
+characters; a conversation from stored responses can have 160,000 messages without text."""
 
 
 def num_chars(message: msgspec.Struct) -> int:
     """Return approximately how many characters the texts of a message have; a token counts as six."""
     match message:
-        case Submit():
+        case Submit() | Render():
             return chars_of(message.request)
-        case Render():
-            request = message.request
-            return chars_of(request) + _of_value([tool.parameters for tool in request.tools], request.template_values)
         case PoolRequest():
             return _of_parts(message.inputs)
         case Tokenize():
@@ -37,11 +33,10 @@ def num_chars(message: msgspec.Struct) -> int:
 
 
 def chars_of(request: GenerateRequest) -> int:
-    """Return approximately how many characters a request has: its prompt, tools' descriptions, constraint and biases.
-
-    The schemas of its tools are not counted: for the usual twenty tools counting takes as long as encoding. Counting
+    """Return approximately how many characters a request has: its prompt, tools, constraint and biases. Counting
     messages stops once the request counts as long."""
-    number = sum(len(tool.description or "") + len(tool.name) for tool in request.tools)
+    number = len(request.template_values)
+    number += sum(len(tool.description or "") + len(tool.name) + len(tool.parameters or "") for tool in request.tools)
     if request.constraint is not None:
         number += len(request.constraint.text)
     if request.sampling.logit_bias:
@@ -66,22 +61,6 @@ def chars_of_message(message: Message) -> int:
     number += len(message.name or "") + len(message.tool_call_id or "")
     if message.tool_calls:
         number += sum(len(call.arguments) + len(call.id) + len(call.name) for call in message.tool_calls)
-    return number
-
-
-def _of_value(*values: Any) -> int:
-    """Return approximately how many characters the texts in JSON values have; counting stops at INLINE_CHARS."""
-    number, left = 0, list(values)
-    while left and number <= INLINE_CHARS:
-        value = left.pop()
-        if isinstance(value, str):
-            number += len(value)
-        elif isinstance(value, dict):
-            number += sum(map(len, value))
-            left.extend(value.values())
-        elif isinstance(value, list):
-            left.extend(value)
-        number += VALUE_CHARS
     return number
 
 

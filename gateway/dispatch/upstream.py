@@ -62,14 +62,12 @@ class Upstream(Protocol):
         on_end: Callable[[Finished | Failed], None],
         on_overflow: Callable[[], None],
         context: TraceContext | None,
-        known_bytes: int,
     ) -> AbstractAsyncContextManager[UpstreamAnswer]:
         """Start a call for the time of the block; leaving it before the call's end cancels the call, without waiting.
 
         `on_end` is called with the answer's last event when it comes, which can be long before the caller takes it;
         `on_overflow`, when the caller reads so slowly that events are dropped. `context`: the parent span of the call's
-        own spans. `known_bytes`: size of the conversation; 0: it has not been counted.
-        Raises CallFailed if the address cannot be reached; a refusal can also come as a `Failed` event."""
+        own spans. Raises CallFailed if the address cannot be reached; a refusal can also come as a `Failed` event."""
         ...
 
     async def pool(

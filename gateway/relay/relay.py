@@ -123,7 +123,6 @@ class Relay:
         on_end: Callable[[Finished | Failed], None] = lambda end: None,
         on_overflow: Callable[[], None] = lambda: None,
         context: TraceContext | None = None,
-        known_bytes: int = 0,
     ) -> AsyncIterator[Mailbox]:
         """Submit a call, as `Upstream.start`. If the worker refuses the call, the mailbox gets a `Failed` event."""
         connection = await self._connected(at)
@@ -143,7 +142,7 @@ class Relay:
         )
         connection.stream.attach(number, mailbox)
         # Events can come before the worker's 202, and the submit can fail: one mailbox takes whichever comes first.
-        submitting = connection.group.create_task(self._submit(connection, submit, mailbox, known_bytes))
+        submitting = connection.group.create_task(self._submit(connection, submit, mailbox))
         try:
             yield mailbox
         finally:
@@ -223,9 +222,9 @@ class Relay:
         self._group.create_task(self._run_stream(stream))
         return connection
 
-    async def _submit(self, connection: WorkerConnection, submit: Submit, mailbox: Mailbox, known_bytes: int) -> None:
+    async def _submit(self, connection: WorkerConnection, submit: Submit, mailbox: Mailbox) -> None:
         try:
-            accepted = await connection.client.submit(submit, known_bytes)
+            accepted = await connection.client.submit(submit)
             if isinstance(mailbox, MailboxWithSettings):
                 ran_with = accepted.sampling
                 mailbox.release(None if ran_with is None else Settings(submit.call, accepted.prompt, ran_with))

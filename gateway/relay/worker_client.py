@@ -52,12 +52,9 @@ class Payloads:
         self._turns = TeamTurns(AT_ONCE)
 
     @asynccontextmanager
-    async def encode(self, message: msgspec.Struct | None, known_bytes: int = 0) -> AsyncIterator[Payload]:
-        """Encode a message and yield the body. Leave the block once the worker has answered the message.
-
-        `known_bytes`: size of the message's conversation, tools included, if it has been counted already; otherwise 0.
-        """
-        if message is None or (known_bytes <= INLINE_CHARS and num_chars(message) <= INLINE_CHARS):
+    async def encode(self, message: msgspec.Struct | None) -> AsyncIterator[Payload]:
+        """Encode a message and yield the body. Leave the block once the worker has answered the message."""
+        if message is None or num_chars(message) <= INLINE_CHARS:
             yield Payload(None if message is None else encode(message), {})
             return
         team: str = getattr(message, "tenant", "")
@@ -167,12 +164,12 @@ class WorkerClient:
         self._gateway_id = gateway_id
         self._payloads = Payloads()
 
-    async def submit(self, submit: Submit, known_bytes: int = 0) -> Accepted:
-        """Submit a call. `known_bytes` as in `Payloads.encode`. Raises CallFailed as `ask`."""
+    async def submit(self, submit: Submit) -> Accepted:
+        """Submit a call. Raises CallFailed as `ask`."""
         at = self._at
         try:
             async with (
-                self._payloads.encode(submit, known_bytes) as payload,
+                self._payloads.encode(submit) as payload,
                 self._session.post(
                     at.url + SUBMIT_PATH,
                     data=payload.data,

@@ -6,6 +6,7 @@ import struct
 
 import msgspec
 
+from tests.support.tools import tool_of
 from workers.protocol.events import (
     Failed,
     Failure,
@@ -56,7 +57,6 @@ from workers.protocol.requests import (
     Sampling,
     Submit,
     Thinking,
-    Tool,
     ToolCall,
 )
 
@@ -94,7 +94,7 @@ SUBMIT = Submit(
             Message("assistant", tool_calls=(ToolCall("call_1f", "get_weather", '{"city":"Köln"}'),)),
             Message("tool", "12 °C", tool_call_id="call_1f"),
         ),
-        tools=(Tool("get_weather", "Look it up", {"type": "object", "properties": {"city": {"type": "string"}}}),),
+        tools=(tool_of("get_weather", "Look it up", {"type": "object", "properties": {"city": {"type": "string"}}}),),
         sampling=Sampling(temperature=0.0, top_k=20, seed=4294967295),
         max_tokens=64,
         stop=("\n\n",),

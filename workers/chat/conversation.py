@@ -127,7 +127,7 @@ def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) ->
     these over the variables that templates always get (`variables`).
 
     Raises CallFailed: INVALID_REQUEST for `template_values` that callers may not set, or that contradict each other."""
-    values = dict(request.template_values)
+    values = request.variables()
     if taken := sorted(RESERVED & values.keys()):
         raise _refused(f"`chat_template_kwargs` may not set {taken[0]!r}; leave it out")
     template = values.pop("chat_template", None) or ""
@@ -172,7 +172,7 @@ def _form_values(request: GenerateRequest) -> dict[str, Any]:
 
 def is_thinking_off(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> bool:
     """Return whether the request, or by default the catalog, asks for an answer without a thought."""
-    values = _variables(defaults) | _thinking_values(request.thinking) | request.template_values
+    values = _variables(defaults) | _thinking_values(request.thinking) | request.variables()
     return values.get("enable_thinking") is False
 
 

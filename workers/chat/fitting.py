@@ -32,7 +32,7 @@ EXAMPLE: Call = ("function_name", {"argument": "value"})
 def signatures(tools: Sequence[Tool], source: str) -> str:
     """Return a text that describes the tools and how to call them. `source`: the template's text."""
     lines = [
-        to_json({"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}})
+        to_json({"name": tool.name, "description": tool.description or "", "parameters": tool.schema()})
         for tool in tools
     ]
     listed = "\n".join(lines)
@@ -163,7 +163,7 @@ def _reads(source: str, field: str) -> bool:
 
 def tool_form(tool: Tool) -> Form:
     """Return a tool in OpenAI's form, always with a description and parameters, as in llama-server."""
-    parameters = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
+    parameters = tool.schema() if tool.parameters is not None else {"type": "object", "properties": {}}
     function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
     return {"type": "function", "function": function}
 

@@ -49,7 +49,7 @@ def parameters_of(tool: Tool, *, closes: bool = False, comparisons: Comparisons 
 
     `closes`, `comparisons`: see `enforceable`."""
     comparisons = comparisons or Comparisons()
-    root = tool.parameters or {}
+    root = tool.schema()
     properties, required = root.get("properties"), root.get("required")
     if tool.strict:
         _check(root, PLAIN_OBJECT)
@@ -167,7 +167,7 @@ class CallForms:
         tool's schema. `rule`: the first rule's name. `single`: at most one call.
 
         Raises CallFailed if the schemas are larger than one request may have."""
-        if sum(len(msgspec.json.encode(tool.parameters)) for tool in tools) > MAX_TOOLS_BYTES:
+        if sum(len((tool.parameters or "").encode()) for tool in tools) > MAX_TOOLS_BYTES:
             message = f"their schemas have more than {MAX_TOOLS_BYTES >> 20} MiB together; send fewer tools"
             raise refused(message, "tools")
         syntax, comparisons = self._syntax, Comparisons()
@@ -237,7 +237,7 @@ def _name(tool: Tool, syntax: CallSyntax) -> str:
 def _object_of(tool: Tool, *, closes: bool, comparisons: Comparisons) -> Any:
     """Return the schema to enforce for a tool's arguments. Raises Unusable if a strict tool's schema can't be."""
     # By default only the named properties are allowed: models that may add others do so.
-    schema = {**ANY_OBJECT, "additionalProperties": False, **(tool.parameters or {})}
+    schema = {**ANY_OBJECT, "additionalProperties": False, **tool.schema()}
     try:
         if len(msgspec.json.encode(schema)) > MAX_BYTES:
             raise Unusable(f"the schema has more than {MAX_BYTES >> 10} KiB; send a smaller one")

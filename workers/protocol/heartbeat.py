@@ -114,7 +114,7 @@ def unpack_heads(packed: bytes) -> tuple[int, dict[int, int]]:
 WorkerKind = Literal["generate", "embed", "rank"]
 """The work of a worker: generating text, or pooled work of one kind (`workers.protocol.pooled`)."""
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Version of this protocol, raised when older gateways or workers would misunderstand it. Gateways use only workers of
 their own version."""
 

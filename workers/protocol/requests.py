@@ -122,13 +122,19 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One function that the model may call; `parameters` is its JSON Schema, as the caller wrote it."""
+    """One function that the model may call."""
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: str | None = None
+    """The JSON Schema of the arguments, as JSON text: a schema of 15 KiB can have 5,000 objects, and a call that waits
+    for a slot would keep them all."""
     strict: bool = False
     """Whether calls must follow the schema exactly; the request is refused if the worker can't ensure that."""
+
+    def schema(self) -> dict[str, Any]:
+        """Return the decoded JSON Schema of the arguments; empty if there is none. Decodes it at each call."""
+        return _decode_object(self.parameters) if self.parameters is not None else {}
 
 
 class AdapterUse(msgspec.Struct, frozen=True):
@@ -209,8 +215,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     parallel_tool_calls: bool = True
     """False: the answer ends after one tool call."""
     thinking: Thinking = Thinking()
-    template_values: dict[str, Any] = {}
-    """Further variables for the chat template (`documents`, and the caller's `chat_template_kwargs`)."""
+    template_values: str = ""
+    """Further variables for the chat template (`documents`, and the caller's `chat_template_kwargs`): a JSON object, as
+    text for the reason given at `Tool.parameters`; empty: none."""
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
     """Maximum number of tokens to generate; `None`: until the model ends or the conversation is `n_ctx` tokens long; 0:
@@ -257,6 +264,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     n_keep: int = 0
     """Tokens at the beginning that `context_shift` never drops; -1: the whole prompt."""
 
+    def variables(self) -> dict[str, Any]:
+        """Return the decoded `template_values`. Decodes them at each call."""
+        return _decode_object(self.template_values) if self.template_values else {}
+
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of `POST /v1/submit`. Sending it again (same gateway and call) while the call lives has no effect."""
@@ -300,3 +311,4 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 decode_submit = msgspec.json.Decoder(Submit, float_hook=read_float).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=read_float).decode

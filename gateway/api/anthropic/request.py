@@ -24,9 +24,9 @@ from gateway.api.anthropic.body import (
 from gateway.api.intake.body import read_object
 from gateway.api.parameters.base import quote
 from gateway.api.parameters.options import add_hints, read_lora, read_stop
-from gateway.api.parameters.response_format import MAX_SCHEMA_DEPTH, drop_beside_tools, is_too_deep, to_json
+from gateway.api.parameters.response_format import drop_beside_tools, schema_constraint, schema_json
 from gateway.api.parameters.sampling import read_sampling
-from gateway.api.parameters.thinking import enabled_by_kwargs, is_on, read_kwargs
+from gateway.api.parameters.thinking import enabled_by_kwargs, is_on, read_kwargs, values_json
 from gateway.api.parameters.unsupported import read_body
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
@@ -210,8 +210,10 @@ def _prompt(body: PromptBody) -> dict[str, Any]:
         "forced_tools": _forced_names(body, tools),
         "parallel_tool_calls": not (choice is not None and choice.disable_parallel_tool_use),
         "thinking": _thinking(body),
-        "template_values": read_kwargs(body.chat_template_kwargs)
-        | ({"continue_final_message": True} if _continues_answer(body) else {}),
+        "template_values": values_json(
+            read_kwargs(body.chat_template_kwargs)
+            | ({"continue_final_message": True} if _continues_answer(body) else {})
+        ),
     }
 
 
@@ -231,9 +233,8 @@ def _tool(tool: ToolBody, path: str) -> Tool:
         raise UnsupportedParameter(message, param=f"{path}.type")
     if tool.input_schema is None:
         raise InvalidRequest(f"`{path}.input_schema` is missing. Send a JSON Schema.", param=f"{path}.input_schema")
-    if is_too_deep(tool.input_schema):
-        raise _nesting_error(f"{path}.input_schema")
-    return Tool(tool.name, tool.description, tool.input_schema, strict=bool(tool.strict))
+    schema = schema_json(tool.input_schema, f"{path}.input_schema")
+    return Tool(tool.name, tool.description, schema, strict=bool(tool.strict))
 
 
 def _forced_names(body: PromptBody, tools: tuple[Tool, ...]) -> tuple[str, ...]:
@@ -284,12 +285,4 @@ def _form(body: PromptBody) -> Constraint | None:
     path, form = forms[0]
     if form.type != "json_schema" or form.schema_ is None:
         raise InvalidRequest(f"`{path}` is not a JSON schema. Send `type: json_schema` and a `schema`.", param=path)
-    if is_too_deep(form.schema_):
-        raise _nesting_error(f"{path}.schema")
-    return Constraint("json_schema", to_json(form.schema_), param=f"{path}.schema")
-
-
-def _nesting_error(path: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"`{path}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema.", param=path
-    )
+    return schema_constraint(form.schema_, f"{path}.schema")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gateway.api.parameters.base import Body, Entry, Loose, quote, text_or_parts
-from gateway.api.parameters.response_format import MAX_SCHEMA_DEPTH, is_too_deep
+from gateway.api.parameters.response_format import schema_json
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from workers.protocol.requests import Message, Role, Tool, ToolCall
 
@@ -280,7 +280,5 @@ def _tool(tool: ToolBody, path: str) -> Tool:
 
 
 def _function(function: FunctionBody, path: str) -> Tool:
-    if is_too_deep(function.parameters):
-        message = f"`{path}.parameters` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
-        raise InvalidRequest(message, param=f"{path}.parameters")
-    return Tool(function.name, function.description, function.parameters, strict=bool(function.strict))
+    schema = None if function.parameters is None else schema_json(function.parameters, f"{path}.parameters")
+    return Tool(function.name, function.description, schema, strict=bool(function.strict))

@@ -114,6 +114,14 @@ def to_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def schema_json(schema: Any, path: str) -> str:
+    """Return a schema as JSON. `path`: its name for messages. Raises InvalidRequest if it is nested too deeply."""
+    if is_too_deep(schema):
+        message = f"`{path}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
+        raise InvalidRequest(message, param=path)
+    return to_json(schema)
+
+
 def is_too_deep(schema: Any) -> bool:
     """Return whether a schema is nested more than MAX_SCHEMA_DEPTH levels deep; workers refuse such a schema."""
     try:
@@ -196,7 +204,4 @@ def _grammar(text: str | None, path: str) -> Constraint | None:
 
 def schema_constraint(schema: Any, path: str) -> Constraint:
     """Return the form that a schema sets. Raises InvalidRequest if it is nested too deeply."""
-    if is_too_deep(schema):
-        message = f"`{path}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
-        raise InvalidRequest(message, param=path)
-    return Constraint("json_schema", to_json(schema), param=path)
+    return Constraint("json_schema", schema_json(schema, path), param=path)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gateway.api.parameters.base import Body, Loose, quote
-from gateway.api.parameters.response_format import MAX_SCHEMA_DEPTH, is_too_deep
+from gateway.api.parameters.response_format import MAX_SCHEMA_DEPTH, is_too_deep, to_json
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET, UNBOUNDED, Thinking
 
@@ -148,15 +148,22 @@ def read_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
     return values
 
 
-def read_template_values(body: ThinkingBody) -> dict[str, Any]:
-    """Return a body's chat template variables, except those of thinking. Raises InvalidRequest for deep nesting."""
+def read_template_values(body: ThinkingBody) -> str:
+    """Return a body's chat template variables, except those of thinking, as `GenerateRequest.template_values` has them.
+
+    Raises InvalidRequest for deep nesting."""
     values = read_kwargs(body.chat_template_kwargs)
     _check_depth("documents", body.documents)
     for name in ("documents", "add_generation_prompt", "continue_final_message"):
         given = getattr(body, name)
         if given is not None:
             values[name] = given
-    return values
+    return values_json(values)
+
+
+def values_json(values: dict[str, Any]) -> str:
+    """Return chat template variables as JSON; empty if there are none."""
+    return to_json(values) if values else ""
 
 
 def _check_depth(name: str, given: Any) -> None:

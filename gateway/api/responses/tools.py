@@ -7,19 +7,21 @@ from collections.abc import Set
 from typing import Any
 
 from gateway.api.parameters.base import quote
-from gateway.api.parameters.response_format import MAX_SCHEMA_DEPTH, is_too_deep
+from gateway.api.parameters.response_format import schema_json, to_json
 from gateway.api.responses.body import ChoiceBody, NamedTool, ResponsesBody, ToolBody
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from workers.protocol.requests import Tool
 
 CUSTOM = "custom"
 INPUT = "input"
-INPUT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {INPUT: {"type": "string"}},
-    "required": [INPUT],
-    "additionalProperties": False,
-}
+INPUT_SCHEMA = to_json(
+    {
+        "type": "object",
+        "properties": {INPUT: {"type": "string"}},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+)
 
 
 def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
@@ -115,10 +117,8 @@ def _tool(tool: ToolBody, path: str) -> Tool:
         raise UnsupportedParameter(message, param=path)
     if tool.name is None:
         raise InvalidRequest(f"`{path}.name` is missing. Send it.", param=f"{path}.name")
-    if is_too_deep(tool.parameters):
-        message = f"`{path}.parameters` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
-        raise InvalidRequest(message, param=f"{path}.parameters")
-    return Tool(tool.name, tool.description, tool.parameters, strict=bool(tool.strict))
+    schema = None if tool.parameters is None else schema_json(tool.parameters, f"{path}.parameters")
+    return Tool(tool.name, tool.description, schema, strict=bool(tool.strict))
 
 
 def _check_named(choice: NamedTool, names: Set[tuple[str, str | None]], path: str) -> str:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.integration.engine.listener import ONE_THREAD
 from tests.support.calls import generate_calls
+from tests.support.tools import tool_of
 from workers.chat.answers import Answers
 from workers.chat.conversation import THINK
 from workers.chat.prompts import Prompts
@@ -44,7 +45,7 @@ from workers.protocol.events import (
     decode_step,
 )
 from workers.protocol.framing import FrameReader
-from workers.protocol.requests import Constraint, GenerateRequest, Message, Sampling, Submit, Thinking, Tool
+from workers.protocol.requests import Constraint, GenerateRequest, Message, Sampling, Submit, Thinking
 from workers.service.calls.live_calls import Begun
 from workers.service.calls.stream import Mailbox
 from workers.service.lifecycle import Lifecycle
@@ -192,7 +193,7 @@ async def test_a_message_that_would_end_the_thought_is_refused(bench: Bench) -> 
 
 
 async def test_a_forced_call_comes_after_the_thought(bench: Bench) -> None:
-    tool = Tool("f", None, {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}})
+    tool = tool_of("f", None, {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}})
     said = await bench.say(
         tools=(tool,),
         forced_tools=("f",),

@@ -19,13 +19,14 @@ from gateway.commands.config import metrics_of, worker_groups
 from tests.integration.service.conftest import ROOT, Process, RedisServer
 from tests.integration.service.wire import Gateway
 from tests.support.scrape import Scrape
+from tests.support.tools import tool_of
 from workers.metrics.readings import FORM_OUTCOMES
 from workers.process.sockets import listen
 from workers.protocol import keys
 from workers.protocol.events import Failure, FailureCode, Finished, FinishReason, ToolCallDelta
 from workers.protocol.exits import Exit
 from workers.protocol.heartbeat import decode_heartbeat
-from workers.protocol.requests import Accepted, Constraint, Sampling, Tool
+from workers.protocol.requests import Accepted, Constraint, Sampling
 from workers.settings import WorkerSettings
 from workers.worker import run
 
@@ -76,7 +77,7 @@ def demo(start: Start, redis_server: RedisServer) -> Process:
 
 async def test_the_demo_model_answers_and_calls_tools(session: aiohttp.ClientSession, demo: Process) -> None:
     gateway = Gateway(session, demo.address, "tools", SECRET)
-    tool = Tool("get_weather", "Look it up", {"type": "object", "properties": {"city": {"type": "string"}}})
+    tool = tool_of("get_weather", "Look it up", {"type": "object", "properties": {"city": {"type": "string"}}})
     greedy = Sampling(temperature=0.0)
     async with gateway.connected() as heard:
         accepted = await gateway.submit(1, "What are you?", max_tokens=60, sampling=greedy)

@@ -14,9 +14,9 @@ import pytest
 
 from gateway.dispatch.request_size import ENTRY_CHARS, INLINE_CHARS, chars_of, num_chars
 from gateway.relay.worker_client import AT_ONCE, SLICE_BYTES, Payloads
+from tests.support.tools import json_of
 from workers.protocol import framing
 from workers.protocol.pooled import PoolRequest
-from workers.protocol.prefixes import prefix_of
 from workers.protocol.queries import Detokenize, Render, Tokenize
 from workers.protocol.requests import GenerateRequest, Infill, Message, Submit, ToolCall
 
@@ -43,7 +43,8 @@ def submit(**fields: object) -> Submit:
         (submit(prompt="", constraint={"kind": "gbnf", "text": "abcd"}), 4),
         (submit(prompt="", tools=[{"name": "f", "description": "ab"}]), 3),
         (submit(prompt="", sampling={"logit_bias": [["a", 1.0], [2, 1.0]]}), 512),
-        (Render(request=GenerateRequest(infill=Infill("ab", "c"))), 11),
+        (submit(prompt="", tools=[{"name": "f", "parameters": "{}"}], template_values='{"a":1}'), 10),
+        (Render(request=GenerateRequest(infill=Infill("ab", "c"))), 3),
         (PoolRequest(inputs=("ab", (1,))), 8),
         (Tokenize(content="abc"), 3),
         (Detokenize(tokens=(1,)), 6),
@@ -87,16 +88,13 @@ async def test_it_is_long_by_any_of_its_parts(fields: dict[str, object]) -> None
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"name": "f", "parameters": {"enum": WORDS}}]},
-        {"tools": [{"name": "f", "parameters": {word: {} for word in WORDS}}]},
-        {"template_values": {"documents": [[word] for word in WORDS]}},
+        {"tools": [{"name": "f", "parameters": json_of({"enum": WORDS})}]},
+        {"template_values": json_of({"documents": [[word] for word in WORDS]})},
     ],
 )
 async def test_tools_and_template_values_count_as_well(fields: dict[str, object]) -> None:
-    """Of a call they have been counted when it was placed (`Prefix.num_bytes`)."""
     message = submit(messages=[{"role": "user", "content": "x"}], **fields)
-    known_bytes = prefix_of(message.request, "t", {}).num_bytes
-    async with Payloads().encode(message, known_bytes) as payload:
+    async with Payloads().encode(message) as payload:
         assert isinstance(payload.data, AsyncIterator)
     async with Payloads().encode(Render(request=message.request)) as payload:
         assert isinstance(payload.data, AsyncIterator)

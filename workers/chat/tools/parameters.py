@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from workers.chat.tools.family import Ask, CallSyntax, Family, exact
 from workers.chat.tools.reader import Reader
 from workers.chat.tools.scanner import Steps, Tags
-from workers.chat.tools.typed_text import TypedText, kinds_of, property_schema
+from workers.chat.tools.typed_text import TypedText, kinds_of
 
 TEXT = frozenset({"string"})
 
@@ -70,7 +70,7 @@ class ParameterReader(Reader):
         place = self._name, key
         if place in self._kinds:
             return self._kinds[place]
-        schema = property_schema(self._ask.tools, *place)
+        schema = self._properties.of(self._name).get(key)
         kinds = kinds_of(schema)
         if schema is not None:  # unknown parameters are not cached: a model may write any number of them
             self._kinds[place] = kinds

@@ -9,7 +9,6 @@ from workers.chat.tools.json_calls import HERMES, HermesReader
 from workers.chat.tools.json_text import JsonText
 from workers.chat.tools.reader import Reader
 from workers.chat.tools.scanner import Steps, Tags
-from workers.chat.tools.typed_text import parameter_names
 
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 START, END = "<|python_start|>", "<|python_end|>"
@@ -47,7 +46,7 @@ class PythonReader(Reader):
             return False
         self._begin(name)
         self._drop()
-        yield from self._arguments(JsonText(parameters=parameter_names(self._ask.tools, name)))
+        yield from self._arguments(JsonText(parameters=list(self._properties.of(name))))
         return True
 
     def _identifier(self, *, known: bool) -> Generator[None, None, str | None]:

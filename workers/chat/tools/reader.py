@@ -17,6 +17,7 @@ from workers.chat.tools import CallPiece, ContentPiece, Piece, ReasoningPiece
 from workers.chat.tools.family import Ask, Family
 from workers.chat.tools.json_text import JsonText
 from workers.chat.tools.scanner import MAX_HELD_CHARS, MAX_SPACE_CHARS, NOT_SPACE, HeadTooLong, Scanner, Steps, Tags
+from workers.chat.tools.typed_text import ToolProperties
 
 SPACE = " \t\r\n"
 _NAME_KEYS = ("name", "tool_name")
@@ -59,6 +60,7 @@ class Reader(Scanner):
         self.num_calls = 0
         self.is_over = False
         self._ask = ask
+        self._properties = ToolProperties(ask.tools)
         self._thought = family.thought
         openers, bare = (self.openers, self.bare) if ask.tools else ((), ())
         thought = () if self._thought is None else (self._thought.open,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -13,20 +14,22 @@ from workers.protocol.requests import Tool
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 
 
-def property_schema(tools: tuple[Tool, ...], name: str, key: str) -> Any:
-    """Return the schema of parameter `key` of the tool `name`; None if there is none."""
-    return _properties(tools, name).get(key)
+class ToolProperties:
+    """Looks up the parameters of tools. Decodes a tool's schema once, since a model may call it any number of times."""
 
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = tools
+        self._found: dict[str, dict[str, Any]] = {}
 
-def parameter_names(tools: tuple[Tool, ...], name: str) -> list[str]:
-    """Return the names of a tool's parameters, in the schema's order."""
-    return list(_properties(tools, name))
-
-
-def _properties(tools: tuple[Tool, ...], name: str) -> dict[str, Any]:
-    tool = next((tool for tool in tools if tool.name == name), None)
-    properties = (tool.parameters or {}).get("properties") if tool is not None else None
-    return properties if isinstance(properties, dict) else {}
+    def of(self, name: str) -> dict[str, Any]:
+        """Return the parameters of the tool `name`, in the schema's order, with their schemas; empty if unknown."""
+        if name not in self._found:
+            tool = next((tool for tool in self._tools if tool.name == name), None)
+            if tool is None:  # not kept: a model may write any number of unknown names
+                return {}
+            properties = tool.schema().get("properties")
+            self._found[name] = properties if isinstance(properties, dict) else {}
+        return self._found[name]
 
 
 def kinds_of(schema: Any) -> frozenset[str]:

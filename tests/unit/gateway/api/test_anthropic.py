@@ -23,6 +23,7 @@ from gateway.errors import (
     UnsupportedParameter,
 )
 from gateway.telemetry.request_log import Ignored, RequestLog
+from tests.support.tools import tool_of
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -34,7 +35,7 @@ from workers.protocol.events import (
     ToolCallDelta,
     Usage,
 )
-from workers.protocol.requests import Message, Thinking, Tool, ToolCall
+from workers.protocol.requests import Message, Thinking, ToolCall
 
 USER = {"role": "user", "content": "hi"}
 FORM = {"type": "json_schema", "schema": {"type": "integer"}}
@@ -139,7 +140,7 @@ def test_a_conversation_with_everything_in_it() -> None:
         Message("tool", "Error: no", tool_call_id="t2"),
         Message("user", "and now?"),
     )
-    assert asked.requests[0].tools == (Tool("add", "d", {"type": "object"}),)
+    assert asked.requests[0].tools == (tool_of("add", "d", {"type": "object"}),)
     assert asked.requests[0].max_tokens == 5
 
 
@@ -199,7 +200,7 @@ def test_thinking_and_forms() -> None:
     assert read(thinking={"type": "adaptive"}).requests[0].thinking == Thinking(enabled=True)
     kwargs = {"enable_thinking": False, "reasoning_effort": "high", "colour": "red"}
     request = read(thinking={"type": "enabled"}, chat_template_kwargs=kwargs).requests[0]
-    assert (request.thinking, request.template_values) == (Thinking(enabled=False), {"colour": "red"})
+    assert (request.thinking, request.variables()) == (Thinking(enabled=False), {"colour": "red"})
     request = read(thinking={"type": "enabled", "budget_tokens": 4}, reasoning_budget_message="So.").requests[0]
     assert request.thinking == Thinking(True, None, 4, "So.")
     config = {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "integer"}}}
@@ -211,8 +212,8 @@ def test_thinking_and_forms() -> None:
 
 def test_an_assistant_that_has_begun_goes_on() -> None:
     begun = [USER, {"role": "assistant", "content": "The answer is"}]
-    assert read(messages=begun).requests[0].template_values == {"continue_final_message": True}
-    assert read().requests[0].template_values == {}
+    assert read(messages=begun).requests[0].variables() == {"continue_final_message": True}
+    assert read().requests[0].template_values == ""
 
 
 def test_llama_cpps_parameters_and_hints_are_read_as_well() -> None:

@@ -23,6 +23,7 @@ from gateway.errors import (
 )
 from gateway.telemetry.request_log import Ignored
 from tests.support.openai_schema import properties
+from tests.support.tools import tool_of
 from workers.protocol.requests import Message, Thinking, Tool, ToolCall
 
 ADD: dict[str, Any] = {
@@ -157,7 +158,7 @@ def test_reasoning_that_only_has_a_summary_or_nothing() -> None:
 
 
 def test_tools_and_choices() -> None:
-    tools = (Tool("add", "adds", ADD["parameters"], strict=True), Tool("sub", "adds", ADD["parameters"]))
+    tools = (tool_of("add", "adds", ADD["parameters"], strict=True), tool_of("sub", "adds", ADD["parameters"]))
 
     def chosen(choice: Any) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
         request = read(tools=[ADD, SUB], tool_choice=choice).requests[0]

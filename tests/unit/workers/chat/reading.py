@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from tests.support.tools import tool_of
 from workers.chat.answers import family_of
 from workers.chat.tools import CallPiece, ContentPiece, Parser
 from workers.chat.tools.family import Ask, Family
@@ -23,7 +24,7 @@ class Outcome:
 def tool(name: str, **properties: object) -> Tool:
     """A property is given by its type, or by its schema."""
     schemas = {key: {"type": value} if isinstance(value, str) else value for key, value in properties.items()}
-    return Tool(name, None, {"type": "object", "properties": schemas})
+    return tool_of(name, None, {"type": "object", "properties": schemas})
 
 
 def family(name: str, template: str = "") -> Family:

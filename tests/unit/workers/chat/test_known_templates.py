@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.llama_source import files_of, skip_without_sources
+from tests.support.tools import tool_of
 from workers.chat.conversation import Conversation
 from workers.chat.template import ChatTemplate
 from workers.protocol.requests import Message, Tool, ToolCall
@@ -23,12 +24,12 @@ COMMON = (
 """One of each kind; the others take several seconds more."""
 
 TOOLS = (
-    Tool(
+    tool_of(
         "get_weather",
         "Look up the weather",
         {"type": "object", "properties": {"city": {"type": "string", "description": "where"}}, "required": ["city"]},
     ),
-    Tool("bare"),
+    tool_of("bare"),
 )
 SYSTEM, QUESTION = Message("system", "Be brief, Sq."), Message("user", "Weather, Uq?")
 CALL = ToolCall("call_0123456789ab", "get_weather", '{"city": "Vq"}')

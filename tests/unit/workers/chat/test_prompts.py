@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.tools import json_of
 from workers.chat.conversation import PRESERVED, UNSET, conversation_of, is_thinking_off, variables
 from workers.chat.infill import MARGIN, InfillPrompts, InfillRoom, InfillTokens
 from workers.chat.prompts import SHORT_CHARS, Prompts, TooManyTokens, is_quick
@@ -120,7 +121,9 @@ NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 
 def told(defaults: ChatDefaults = UNSET, values: dict[str, Any] | None = None, **thinking: Any) -> dict[str, Any]:
     """Return what a template is told of thinking."""
-    request = GenerateRequest(messages=HELLO, thinking=Thinking(**thinking), template_values=values or {})
+    request = GenerateRequest(
+        messages=HELLO, thinking=Thinking(**thinking), template_values=json_of(values) if values else ""
+    )
     given = variables(conversation_of(request, defaults).values)
     return {name: value for name, value in given.items() if name not in PRESERVED}
 
@@ -174,7 +177,7 @@ def test_a_request_goes_before_the_catalog_and_that_before_the_defaults(
     defaults: ChatDefaults, thinking: dict[str, Any], values: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     assert told(defaults, values, **thinking) == expected
-    request = GenerateRequest(messages=HELLO, thinking=Thinking(**thinking), template_values=values)
+    request = GenerateRequest(messages=HELLO, thinking=Thinking(**thinking), template_values=json_of(values))
     assert is_thinking_off(request, defaults) is (expected["enable_thinking"] is False)
 
 
@@ -184,12 +187,15 @@ def test_what_a_caller_sets_comes_before_what_is_derived() -> None:
 
 @pytest.mark.parametrize("name", ["messages", "tools", "raise_exception"])
 def test_variables_that_are_not_a_callers(name: str) -> None:
-    assert name in refused(prompts(), messages=HELLO, template_values={name: []}).message
+    assert name in refused(prompts(), messages=HELLO, template_values=json_of({name: []})).message
 
 
 def test_the_name_of_a_template() -> None:
-    assert conversation_of(GenerateRequest(messages=HELLO, template_values={"chat_template": "rag"})).template == "rag"
-    assert "name" in refused(prompts(), messages=HELLO, template_values={"chat_template": 1}).message
+    assert (
+        conversation_of(GenerateRequest(messages=HELLO, template_values=json_of({"chat_template": "rag"}))).template
+        == "rag"
+    )
+    assert "name" in refused(prompts(), messages=HELLO, template_values=json_of({"chat_template": 1})).message
 
 
 @pytest.mark.parametrize(
@@ -203,7 +209,7 @@ def test_the_name_of_a_template() -> None:
     ],
 )
 def test_a_last_message_of_the_assistants_is_continued(values: dict[str, Any], continued: bool) -> None:
-    request = GenerateRequest(messages=(*HELLO, Message("assistant", "Well,")), template_values=values)
+    request = GenerateRequest(messages=(*HELLO, Message("assistant", "Well,")), template_values=json_of(values))
     assert conversation_of(request).continued is continued
     text = prompts().prompt(request).text
     assert text is not None
@@ -218,7 +224,7 @@ def test_a_last_message_of_the_assistants_is_continued(values: dict[str, Any], c
     ],
 )
 def test_nothing_to_go_on_from(messages: tuple[Message, ...], values: dict[str, Any]) -> None:
-    assert "continue_final_message" in refused(prompts(), messages=messages, template_values=values).message
+    assert "continue_final_message" in refused(prompts(), messages=messages, template_values=json_of(values)).message
 
 
 def filled(infill: Infill, tokens: InfillTokens | None = TOKENS, room: InfillRoom = ROOM) -> Sequence[int]:

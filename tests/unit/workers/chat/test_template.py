@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.tools import tool_of
 from workers.chat.conversation import Conversation, conversation_of
 from workers.chat.template import MAX_RENDERED_CHARS, ChatTemplate, TemplateSet, TemplateUnusable
 from workers.protocol.events import CallFailed, FailureCode
@@ -17,7 +18,7 @@ from workers.protocol.requests import Constraint, GenerateRequest, Message, Tool
 HELLO = (Message("system", "Be brief."), Message("user", "Hi <&>"))
 DEMO = Path(__file__).parents[4] / "deploy" / "demo" / "chat_template.jinja"
 
-WEATHER = Tool("get_weather", "Look it up", {"type": "object", "properties": {"city": {"type": "string"}}})
+WEATHER = tool_of("get_weather", "Look it up", {"type": "object", "properties": {"city": {"type": "string"}}})
 CALL = ToolCall("call_abcdef012345", "get_weather", '{"city": "Köln"}')
 CALLED = (Message("assistant", tool_calls=(CALL,)), Message("tool", "12 °C", tool_call_id=CALL.id))
 
@@ -47,7 +48,7 @@ def test_what_a_template_may_use() -> None:
     )
     template = ChatTemplate(source, bos_text="<s>", eos_text="</s>")
     tool = '[{"type": "function", "function": {"name": "f", "description": "<ä>", "parameters": {"type": "object"}}}]'
-    conversation = Conversation(messages=(Message("user", "Hi <&>"),), tools=(Tool("f", "<ä>", {"type": "object"}),))
+    conversation = Conversation(messages=(Message("user", "Hi <&>"),), tools=(tool_of("f", "<ä>", {"type": "object"}),))
     assert template.render(conversation) == "<s>Hi <&>|\n" + tool + "True</s>%True"
 
 
@@ -317,7 +318,7 @@ def test_a_template_that_does_not_compile(source: str) -> None:
 
 def test_the_demo_models_template_renders_tools_and_calls() -> None:
     messages = (Message("user", "Weather?"), Message("assistant", tool_calls=(ToolCall("id", "get_weather", "{}"),)))
-    tools = [Tool("get_weather", None, {"properties": {"city": {"type": "string"}}})]
+    tools = [tool_of("get_weather", None, {"properties": {"city": {"type": "string"}}})]
     rendered = render(DEMO.read_text(encoding="utf-8"), *messages, tools=tools)
     assert "get_weather(city)" in rendered
     assert '<tool_call>{"name": "get_weather", "arguments": {}}</tool_call>' in rendered

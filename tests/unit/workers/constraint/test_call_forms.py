@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.tools import tool_of
 from tests.unit.workers.chat.reading import parser_of, read
 from tests.unit.workers.constraint.conftest import Trusting
 from tests.unit.workers.constraint.test_masks import follows, tokens_in
@@ -21,9 +22,9 @@ from workers.constraint.tool_calls import CallForms
 from workers.llama.sampling.grammar import GbnfGrammars
 from workers.llama.tokens.vocab import Vocab
 from workers.protocol.events import CallFailed
-from workers.protocol.requests import Constraint, GenerateRequest, Tool
+from workers.protocol.requests import Constraint, GenerateRequest
 
-FORECAST = Tool(
+FORECAST = tool_of(
     "get_forecast",
     None,
     {
@@ -38,8 +39,8 @@ FORECAST = Tool(
     },
     strict=True,
 )
-CLOCK = Tool("get_time", None, {"type": "object", "properties": {}, "additionalProperties": False}, strict=True)
-TEXT = Tool("run", None, {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]})
+CLOCK = tool_of("get_time", None, {"type": "object", "properties": {}, "additionalProperties": False}, strict=True)
+TEXT = tool_of("run", None, {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]})
 TOOLS = (FORECAST, CLOCK)
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -147,7 +148,7 @@ def test_text_that_is_no_json_is_any_text(vocab: Vocab, name: str) -> None:
 def test_text_whose_keywords_can_not_be_kept_is_refused_where_it_is_strict(vocab: Vocab) -> None:
     compiler = compiler_of(vocab, BY_NAME["glm"])
     for strict in (False, True):
-        tool = Tool("run", None, {"properties": {"code": {"type": "string", "pattern": "a+"}}}, strict=strict)
+        tool = tool_of("run", None, {"properties": {"code": {"type": "string", "pattern": "a+"}}}, strict=strict)
         request = GenerateRequest(tools=(tool,), forced_tools=("run",))
         if strict:
             with pytest.raises(CallFailed, match="`pattern`"):
@@ -192,7 +193,7 @@ def test_definitions_are_not_read_for_each_of_thousands_of_parameters() -> None:
     parameters = {"type": "object", "$defs": definitions, "properties": properties}
     forms, began = CallForms(BY_NAME["glm"].syntax), time.process_time()
     loose, strict = (
-        GenerateRequest(tools=(Tool("run", None, parameters, strict=one),), forced_tools=("run",))
+        GenerateRequest(tools=(tool_of("run", None, parameters, strict=one),), forced_tools=("run",))
         for one in (False, True)
     )
     assert forms.constraint_of(loose) is not None
@@ -209,7 +210,7 @@ def test_parts_of_all_tools_and_parameters_are_compared_within_one_bound(name: s
     choice = {"oneOf": [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/one"}]}
     properties = {f"q{number}": choice for number in range(100)}
     tools = tuple(
-        Tool(f"f{number}", None, {"type": "object", "$defs": {"one": one}, "properties": properties})
+        tool_of(f"f{number}", None, {"type": "object", "$defs": {"one": one}, "properties": properties})
         for number in range(10)
     )
     began = time.process_time()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.tools import tool_of
 from tests.unit.workers.constraint.conftest import Trusting
 from workers.chat.tools.json_calls import HERMES
 from workers.constraint.compiler import MAX_GRAMMARS, Compiler
@@ -20,7 +21,7 @@ from workers.constraint.tool_calls import CallForms
 from workers.llama.sampling.grammar import GbnfGrammars
 from workers.llama.tokens.vocab import Vocab
 from workers.protocol.events import CallFailed, FailureCode
-from workers.protocol.requests import Constraint, GenerateRequest, Tool
+from workers.protocol.requests import Constraint, GenerateRequest
 
 PERSON = {
     "type": "object",
@@ -29,8 +30,8 @@ PERSON = {
     "additionalProperties": False,
 }
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-LOOK_UP = Tool("look_up", None, CITY, strict=True)
-NOOP = Tool("noop")
+LOOK_UP = tool_of("look_up", None, CITY, strict=True)
+NOOP = tool_of("noop")
 
 
 def tokens_in(bits: Bits) -> frozenset[int]:
@@ -311,7 +312,7 @@ def test_an_answer_with_a_schema_may_be_a_call_instead(vocab: Vocab, compiler: C
             "response_format",
         ),
         (
-            GenerateRequest(tools=(NOOP, Tool("t", None, {"not": {}}, strict=True))),
+            GenerateRequest(tools=(NOOP, tool_of("t", None, {"not": {}}, strict=True))),
             "tools.1.function.parameters",
         ),
     ],
@@ -324,7 +325,7 @@ def test_what_can_not_be_combined(compiler: Compiler, request_: GenerateRequest,
 
 def test_a_lax_tool_is_kept_as_far_as_its_schema_can_be(vocab: Vocab, compiler: Compiler) -> None:
     lax: dict[str, Any] = {"type": "object", "not": {"required": ["x"]}}
-    mask = compiler.answer_mask(GenerateRequest(tools=(Tool("t", None, lax),), forced_tools=("t",)))
+    mask = compiler.answer_mask(GenerateRequest(tools=(tool_of("t", None, lax),), forced_tools=("t",)))
     assert mask is not None
     assert follows(vocab, mask, '<tool_call>{"name": "t", "arguments": {"anything": [1]}}</tool_call>')
 

@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.tools import json_of, tool_of
 from workers.chat.conversation import Conversation
 from workers.chat.render_process import decode_conversation
 from workers.protocol.queries import Render, decode_render
-from workers.protocol.requests import GenerateRequest, Submit, Tool, decode_submit
+from workers.protocol.requests import GenerateRequest, Submit, decode_submit
 
 FLOATS = [5e-324, 1e308, 2.2250738585072011e-308] * 7_000
-TOOLS = (Tool("f", parameters={"type": "object", "examples": FLOATS}),)
+TOOLS = (tool_of("f", schema={"type": "object", "examples": FLOATS}),)
 CONVERSATION = Conversation(messages=(), tools=TOOLS, values={"x": FLOATS})
-REQUEST = GenerateRequest(tools=TOOLS, template_values={"x": FLOATS})
+REQUEST = GenerateRequest(tools=TOOLS, template_values=json_of({"x": FLOATS}))
 
 
 @pytest.mark.serial

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.tools import json_of, tool_of
 from workers.protocol.framing import PART_CHARS, base64_parts, is_long, json_parts, struct_parts
 from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.queries import Tokenized
-from workers.protocol.requests import GenerateRequest, Message, Submit, Tool
+from workers.protocol.requests import GenerateRequest, Message, Submit
 
 RANDOM = random.Random(7)
 LONG = 'h\u00e9 \U0001f600\n\x00\x7f"\\</' * 40_000
@@ -32,7 +33,7 @@ LONGER = [
     submit(messages=(Message("user", content=LONG),) * 2),
     submit(messages=(Message("user", content="x" * 500),) * 2_000),
     submit(prompt=tuple(range(300_000))),
-    submit(tools=(Tool("f", "d", {"enum": ["x" * 20] * 20_000}),), template_values={"a": LONG}),
+    submit(tools=(tool_of("f", "d", {"enum": ["x" * 20] * 20_000}),), template_values=json_of({"a": LONG})),
     PoolRequest(inputs=(LONG, tuple(range(100_000)), "a")),
     PoolResult(pooling="mean", width=4, rows=(1,), num_tokens=(1,), vectors=BYTES),
     Tokenized(ids=BYTES, pieces=(b"ab",) * 50_000),

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from tests.support.tools import json_of, tool_of
 from workers.protocol.prefixes import BLOCK_BYTES, MAX_HEADS, Prefix, chain_of, prefix_after, prefix_of
-from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, Thinking, Tool, ToolCall
+from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, Thinking, ToolCall
 
 ADAPTERS = {"pirate": "ab" * 32}
 dice = random.Random(1)
@@ -27,7 +28,7 @@ def message() -> Message:
 
 
 def conversation(most: int = 12) -> GenerateRequest:
-    tools = (Tool("f", text(50), {"type": "object", "properties": {}}),) if dice.random() < 0.3 else ()
+    tools = (tool_of("f", text(50), {"type": "object", "properties": {}}),) if dice.random() < 0.3 else ()
     return GenerateRequest(messages=tuple(message() for _ in range(dice.randint(1, most))), tools=tools)
 
 
@@ -88,9 +89,9 @@ CHANGES: dict[str, Callable[[GenerateRequest], Prefix]] = {
     "its contents": lambda request: prefix_of(
         replace(request, adapters=(AdapterUse("pirate"),)), "t", {"pirate": "cd" * 32}
     ),
-    "a tool": lambda request: of(replace(request, tools=(Tool("g"),))),
+    "a tool": lambda request: of(replace(request, tools=(tool_of("g"),))),
     "how much it thinks": lambda request: of(replace(request, thinking=Thinking(effort="high"))),
-    "a value of the template": lambda request: of(replace(request, template_values={"date": "today"})),
+    "a value of the template": lambda request: of(replace(request, template_values=json_of({"date": "today"}))),
 }
 
 

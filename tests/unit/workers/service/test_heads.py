@@ -5,11 +5,12 @@ from collections.abc import Iterable
 
 import pytest
 
+from tests.support.tools import tool_of
 from workers.chat.tools import CallPiece, ContentPiece, ReasoningPiece
 from workers.engine.cache.report import Found
 from workers.protocol.events import Usage
 from workers.protocol.prefixes import chain_of, prefix_of
-from workers.protocol.requests import GenerateRequest, Message, Tool, ToolCall
+from workers.protocol.requests import GenerateRequest, Message, ToolCall
 from workers.service.registration.prefix_adverts import CallAdverts, PrefixAdverts
 
 BYTES_PER_TOKEN = 4
@@ -181,7 +182,7 @@ def test_thoughts_are_not_part_of_what_the_next_turn_finds() -> None:
 
 def test_tool_calls_come_back_as_the_worker_told_them() -> None:
     bench = Bench()
-    tools = (Tool("look", "Look it up " * 20, {"type": "object"}),)
+    tools = (tool_of("look", "Look it up " * 20, {"type": "object"}),)
     request = chat(text(1, 1000), tools=tools)
     heads = bench.call(1, request)
     heads.add(ContentPiece(text(2, 200)))
