@@ -13,8 +13,9 @@ from typing import Any
 from gateway.call import Answer, Pushed
 from workers.protocol.events import CallEvent, Failed, Finished
 
-Handler = Callable[[list[CallEvent]], Coroutine[Any, None, None]]
-"""Handles events of one answer. Its number is `Answer.choice`, to be read before anything is awaited."""
+Handler = Callable[[list[CallEvent]], Coroutine[Any, None, None] | None]
+"""Handles events of one answer; its number is `Answer.choice`. Returns None if it is done with them, as it is for most
+tokens; otherwise a coroutine that does the rest, for which the number may have changed."""
 
 
 async def hand_on(answer: Answer, handle: Handler, on_end: Callable[[Finished | Failed, int], None]) -> None:
@@ -28,7 +29,9 @@ async def hand_on(answer: Answer, handle: Handler, on_end: Callable[[Finished | 
             if hand.stalled:
                 await hand.finish()
             if events:
-                await handle(events)
+                rest = handle(events)
+                if rest is not None:
+                    await rest
                 if answer.end is not None:
                     on_end(answer.end, answer.choice)
     finally:
@@ -50,8 +53,10 @@ class _Hand:
 
     def push(self, events: list[CallEvent]) -> Pushed:
         """Run the handler up to where it would wait. See `gateway.call.Push`."""
-        run = self._handle(events)
         try:
+            run = self._handle(events)
+            if run is None:
+                return Pushed.WRITTEN
             awaited = run.send(None)
         except StopIteration:
             return Pushed.WRITTEN

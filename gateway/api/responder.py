@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.dialect import RequestIn, StreamWriter, WholeWriter, Writers
 from gateway.api.http.answers import JSON, note_error, send_error, send_parts, shape_of
 from gateway.api.http.diagnostics import answer_headers, ping, request_log_of
-from gateway.api.http.streaming import EventStream, Pings, Written, whole_events
+from gateway.api.http.streaming import EventStream, Pings, Written, chunk_writer_of, whole_events, written
 from gateway.api.intake.disconnect import ClientGone, until_disconnect
 from gateway.api.intake.intake import hold_function, keep_held
 from gateway.api.intake.memory_budget import Holds, ProbabilityBudget
@@ -110,8 +110,9 @@ class Sink(Protocol):
 
     async def start(self) -> None: ...
 
-    def write(self, body: Written) -> Awaitable[None]:
-        """Write whole events. Waits while the receiver has no room for more."""
+    def write(self, body: Written) -> Awaitable[None] | None:
+        """Write whole events. Return None if they are written; otherwise what to await, which writes them and waits
+        while the receiver has no room for more."""
         ...
 
 
@@ -182,10 +183,10 @@ class Responder(Generic[RequestIn]):
         sink = RecordingSink(recording)
         failure = await self.write(asked, call, request_log, writer, holds, sink)
         if failure is None:
-            await sink.write(writer.closing())
+            await written(sink.write(writer.closing()))
         elif recording.started:
             request_log.status = 200
-            await sink.write(writer.broken(failure))
+            await written(sink.write(writer.broken(failure)))
         else:
             await recording.refuse(failure, b"".join(whole_events(writer.broken(failure))))
 
@@ -215,7 +216,7 @@ class Responder(Generic[RequestIn]):
             start_answers(self._pipeline, call, asked.requests, request_log) as answer,
         ):
 
-            async def collect(events: list[CallEvent]) -> None:
+            def collect(events: list[CallEvent]) -> None:
                 choice = answer.choice
                 partial_usage.add(choice, events)
                 if request_log.first_token_at is None:
@@ -236,7 +237,7 @@ class Responder(Generic[RequestIn]):
     ) -> None:
         writer = self._writers.stream_writer(asked, call, request_log)
         idle_event = writer.idle if self._pings.as_events else partial(ping, request_log)
-        stream = EventStream(send, lambda: answer_headers(request_log), idle_event)
+        stream = EventStream(send, lambda: answer_headers(request_log), idle_event, chunk_writer_of(scope))
         writing = self._write(asked, call, request_log, writer, hold_function(scope), stream)
         failure = await stream.pinged(writing, self._pings.interval_s)
         # What is sent below ends the response; the server then reports a disconnect to `until_disconnect`.
@@ -264,7 +265,7 @@ class Responder(Generic[RequestIn]):
                 await sink.start()
                 opening = writer.opening()
                 if opening:
-                    await sink.write(opening)
+                    await written(sink.write(opening))
                 await write_answer(answer, writer, request_log, sink, held)
         except PaddockError as error:
             return error
@@ -282,7 +283,7 @@ async def write_answer(
     chunks, write = writer.chunks, sink.write
     waits, partial_usage = True, PartialUsage()
 
-    async def write_events(events: list[CallEvent]) -> None:
+    def write_events(events: list[CallEvent]) -> Coroutine[Any, None, None] | None:
         """Runs once per token, with what came of it."""
         nonlocal waits
         choice = answer.choice
@@ -290,10 +291,17 @@ async def write_answer(
         if waits:
             waits = not note_first_token(request_log, events)
         body = chunks(events, choice)
-        if body:
-            await write(body)
+        rest = write(body) if body else None
+        if rest is not None:
+            return write_rest(rest, choice, events)
         if held.are_wanted:
             held.count(choice, events, written=bool(body))
+        return None
+
+    async def write_rest(rest: Awaitable[None], choice: int, events: list[CallEvent]) -> None:
+        await rest
+        if held.are_wanted:
+            held.count(choice, events, written=True)
 
     try:
         await hand_on(answer, write_events, partial(note_end, request_log, partial_usage))

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import note_error, send_error, shape_of
 from gateway.api.http.diagnostics import answer_headers, ping, request_log_of
-from gateway.api.http.streaming import EventStream
+from gateway.api.http.streaming import EventStream, written
 from gateway.api.intake.disconnect import CLIENT_GONE_STATUS, ClientGone, until_disconnect
 from gateway.api.intake.intake import Body
 from gateway.api.request_headers import ResumeOptions
@@ -116,7 +116,7 @@ async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], No
             if holds is not None:
                 holds(HELD_PER_BYTE * len(events))
             await stream.start()
-            await stream.write(events)
+            await written(stream.write(events))
     except PaddockError as error:
         return error
     return None if stream.started else reading.refusal

@@ -15,7 +15,7 @@ import httptools
 from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from workers.http_server.connection import BoundedConnection, Flow
+from workers.http_server.connection import CHUNK, BoundedConnection, Flow
 from workers.http_server.connections import Closable, Verdict
 from workers.http_server.pacer import Departure
 from workers.http_server.state import Refusal, response_of
@@ -203,6 +203,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         if not self._server.bounded.long_heads.hold(self, self._head_bytes + HEADER_BYTES * len(self.headers)):
             self._refusal = TOO_MUCH_TOGETHER
             raise Unwanted
+        self.scope["extensions"] = {CHUNK: {"write": self._flow.write_chunk}}
         super().on_headers_complete()
         if (self._beyond or self._num_ahead >= MAX_PIPELINED) and not self._is_free:
             self.cycle.keep_alive = False

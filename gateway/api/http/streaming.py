@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from gateway.api.intake.disconnect import beside
+from workers.http_server.connection import CHUNK
 
 END = b"\n\n"
 """The end of an event. Each event is sent as one chunk of the response: some clients take a chunk for an event."""
@@ -55,14 +56,37 @@ class Pings(NamedTuple):
     """Whether pings are events of the stream's dialect; if not, comments, which some clients take for events."""
 
 
+WriteChunk = Callable[[bytes], bool]
+"""Writes a chunk of a response's body at once. Returns False if it can't, having written nothing."""
+
+
+def chunk_writer_of(scope: Scope) -> WriteChunk:
+    """Return the server's own way of writing a chunk (`workers.http_server.connection.CHUNK`), for responses whose
+    `send` is the server's. Without one, each chunk goes through `send`."""
+    extension = (scope.get("extensions") or {}).get(CHUNK)
+    return _write_none if extension is None else extension["write"]
+
+
+def _write_none(body: bytes) -> bool:
+    return False
+
+
 class EventStream:
     """One streamed response. It starts with its first event, or earlier with a ping if the caller has to wait."""
 
-    __slots__ = ("_headers", "_ping", "_quiet", "_send", "_whole", "started")
+    __slots__ = ("_chunk", "_headers", "_ping", "_quiet", "_send", "_whole", "started")
 
-    def __init__(self, send: Send, headers: Callable[[], Headers], ping: Callable[[], bytes] = lambda: PING) -> None:
-        """`headers` is called once, at the start, for the headers known by then; `ping` for each ping to send."""
+    def __init__(
+        self,
+        send: Send,
+        headers: Callable[[], Headers],
+        ping: Callable[[], bytes] = lambda: PING,
+        chunk: WriteChunk = _write_none,
+    ) -> None:
+        """`headers` is called once, at the start, for the headers known by then; `ping` for each ping to send. `chunk`
+        writes what need not wait; `send` the rest."""
         self.started = False
+        self._chunk = chunk
         self._send = send
         self._headers = headers
         self._ping = ping
@@ -77,13 +101,16 @@ class EventStream:
             headers = STREAM_HEADERS + self._headers()
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    def write(self, body: Written) -> Awaitable[None]:
-        """Send whole events. Waits while the client's buffers are full."""
+    def write(self, body: Written) -> Awaitable[None] | None:
+        """Write whole events, after `start` and before `end`. Return None if they are written; otherwise what to await,
+        which writes them and waits while the client's buffers are full."""
         self._quiet = False
         if isinstance(body, list):
             return self._write_long(body)
         if body.count(END) > 1:
             return self._write_each(body)
+        if self._chunk(body):
+            return None
         return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self, body: Written) -> None:
@@ -106,7 +133,7 @@ class EventStream:
         """Send events of which some are long. Other tasks run between two parts of a long one."""
         for event in events:
             if isinstance(event, bytes):
-                await self.write(event)
+                await written(self.write(event))
                 continue
             async with self._whole:
                 for part in event.parts:
@@ -130,6 +157,12 @@ class EventStream:
             async with self._whole:
                 await self.start()
                 await self._send({"type": "http.response.body", "body": self._ping(), "more_body": True})
+
+
+async def written(rest: Awaitable[None] | None) -> None:
+    """Await what a `write` left to do, if anything."""
+    if rest is not None:
+        await rest
 
 
 def split(body: bytes) -> list[bytes]:

@@ -33,6 +33,7 @@ from gateway.call import Answer, Call, Cutoff, Principal, Push
 from gateway.errors import ClientTooSlow, PaddockError, WorkerLost
 from gateway.relay.mailbox import Mailbox
 from tests.unit.gateway.api.test_garbage import Fleet
+from workers.http_server.connection import CHUNK
 from workers.protocol.events import (
     CallEvent,
     Failed,
@@ -115,6 +116,8 @@ class Trial:
     name: str
     pushed: bool
     limit: int = 1000
+    chunks: bool = True
+    """Whether the server writes chunks at once while the client keeps up."""
     sent: list[Message] = field(default_factory=list)
     mailboxes: list[Mailbox] = field(default_factory=list)
     cutoff: Cutoff = field(default_factory=lambda: Cutoff(1e12, "time"))
@@ -125,6 +128,8 @@ class Trial:
         self.flows.set()
         path = "/v1/chat/completions"
         self._scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+        if self.chunks:
+            self._scope["extensions"] = {CHUNK: {"write": self.write_chunk}}
         begin_request_log(self._scope, NoTracer())
         self._scope[RESERVATION] = MemoryBudget(1 << 20).reserve(CALL.principal)
         self.request_log = request_log_of(self._scope)
@@ -153,6 +158,12 @@ class Trial:
         if not self.flows.is_set():
             await self.flows.wait()
         self.sent.append(message)
+
+    def write_chunk(self, body: bytes) -> bool:
+        if self.broken or not self.flows.is_set():
+            return False
+        self.sent.append({"type": "http.response.body", "body": body, "more_body": True})
+        return True
 
     async def receive(self) -> Message:
         await self.left.wait()
@@ -230,16 +241,18 @@ SCRIPTS = st.lists(
 )
 
 
-async def one_way(name: str, script: Script, end: CallEvent, last: str, *, pushed: bool) -> tuple[Trial, str]:
-    trial = Trial(name, pushed)
+async def one_way(
+    name: str, script: Script, end: CallEvent, last: str, *, pushed: bool, chunks: bool = False
+) -> tuple[Trial, str]:
+    trial = Trial(name, pushed, chunks=chunks)
     return trial, await played(trial, script, end, last)
 
 
 @pytest.mark.parametrize("name", ASKED)
 @settings(max_examples=40, deadline=None)
-@given(script=SCRIPTS, end=st.sampled_from([END, FAILED]))
-def test_both_ways_send_the_same(name: str, script: Script, end: CallEvent) -> None:
-    pushed, how = asyncio.run(one_way(name, script, end, "ends", pushed=True))
+@given(script=SCRIPTS, end=st.sampled_from([END, FAILED]), chunks=st.booleans())
+def test_both_ways_send_the_same(name: str, script: Script, end: CallEvent, chunks: bool) -> None:
+    pushed, how = asyncio.run(one_way(name, script, end, "ends", pushed=True, chunks=chunks))
     buffered, how_too = asyncio.run(one_way(name, script, end, "ends", pushed=False))
     assert how == how_too
     assert pushed.request_log.outcome == buffered.request_log.outcome
@@ -262,7 +275,7 @@ def test_an_answer_that_ends_early_ends_alike(name: str, script: Script, last: s
     whole, _ = asyncio.run(one_way(name, [], END, "ends", pushed=False))
     told: list[list[bytes]] = []
     for is_pushed in (True, False):
-        trial, how = asyncio.run(one_way(name, script, END, last, pushed=is_pushed))
+        trial, how = asyncio.run(one_way(name, script, END, last, pushed=is_pushed, chunks=is_pushed))
         finished = trial.told[-1:] == whole.told[-1:]
         if not finished:
             assert how == {"leaves": "ClientGone", "breaks": "ZeroDivisionError", "is cut": "ok"}[last]

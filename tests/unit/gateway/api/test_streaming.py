@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.http.streaming import PING, EventStream, LongEvent, Written, split
+from gateway.api.http.streaming import DONE, PING, EventStream, LongEvent, Written, split, written
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,38 @@ async def test_each_event_is_a_message_of_its_own() -> None:
     stream = EventStream(send, lambda: [(b"x", b"y")])
     await stream.start()
     await stream.start()
-    await stream.write(b"data: 1\n\n")
-    await stream.write(b"data: 2\n\ndata: 3\n\n")
+    await written(stream.write(b"data: 1\n\n"))
+    await written(stream.write(b"data: 2\n\ndata: 3\n\n"))
     await stream.end(b"data: 4\n\ndata: [DONE]\n\n")
     assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 5
     bodies = [message["body"] for message in sent[1:]]
     assert bodies == [b"data: %d\n\n" % number for number in (1, 2, 3, 4)] + [b"data: [DONE]\n\n"]
     assert [message["more_body"] for message in sent[1:]] == [True] * 4 + [False]
+
+
+async def test_an_event_is_written_as_a_chunk_if_the_server_can_and_sent_if_not() -> None:
+    came, has_room = list[tuple[str, bytes]](), True
+
+    async def send(message: Any) -> None:
+        came.append(("send", message.get("body", b"")))
+
+    def chunk(body: bytes) -> bool:
+        if has_room:
+            came.append(("chunk", body))
+        return has_room
+
+    stream = EventStream(send, list, chunk=chunk)
+    await stream.start()
+    assert stream.write(b"data: 1\n\n") is None, "nothing to wait for"
+    has_room = False
+    rest = stream.write(b"data: 2\n\n")
+    assert rest is not None
+    await rest
+    has_room = True
+    await written(stream.write(b"data: 3\n\ndata: 4\n\n"))
+    await stream.end(b"data: [DONE]\n\n")
+    assert [way for way, body in came] == ["send", "chunk", "send", "send", "send", "send"]
+    assert b"".join(body for _, body in came) == b"".join([b"data: %d\n\n" % n for n in (1, 2, 3, 4)]) + DONE
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -66,7 +91,7 @@ async def test_others_get_their_turn_between_the_parts_of_a_long_event(is_last: 
     stream, beating = EventStream(send, list), asyncio.create_task(beat())
     await stream.start()
     body: Written = [b"data: a\n\n", LongEvent(parts(), iter(())), b"data: b\n\n"]
-    await (stream.end(body) if is_last else stream.write(body))
+    await (stream.end(body) if is_last else written(stream.write(body)))
     beating.cancel()
     assert b"".join(part for _, part in sent) == b"data: a\n\n01234data: b\n\n"
     assert len(set(made)) == 5
@@ -86,7 +111,7 @@ async def test_a_comment_comes_only_where_nothing_else_does() -> None:
         await asyncio.sleep(0.03)
         assert sent == [b"", PING], "the headers go out with it"
         for _ in range(3):
-            await stream.write(b"data: 1\n\ndata: 2\n\n")
+            await written(stream.write(b"data: 1\n\ndata: 2\n\n"))
             await asyncio.sleep(0.01)
         assert sent.count(PING) == 1
         await asyncio.sleep(0.05)
@@ -111,8 +136,8 @@ async def test_no_ping_comes_between_the_parts_of_an_event(blocked_at: int) -> N
 
     async def writing() -> None:
         await stream.start()
-        await stream.write(b"data: a\n\n")
-        await stream.write([LongEvent(iter([b"data: [1,", b"2,", b"3]", b"\n\n"]), iter(()))])
+        await written(stream.write(b"data: a\n\n"))
+        await written(stream.write([LongEvent(iter([b"data: [1,", b"2,", b"3]", b"\n\n"]), iter(()))]))
 
     stream = EventStream(send, list)
     responder = asyncio.create_task(stream.pinged(writing(), 0.02))

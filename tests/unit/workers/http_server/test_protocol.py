@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.support.waiting import until
 from workers.http_server import protocol
+from workers.http_server.connection import CHUNK
 from workers.http_server.connections import ConnectionBounds, Connections
 from workers.http_server.pacer import FIRST_MOST, KnownCallers
 from workers.http_server.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, HttpProtocol
@@ -373,3 +374,29 @@ async def test_a_refused_peer_reads_why_though_it_goes_on_sending(port: int) -> 
             assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
     finally:
         writer.transport.abort()
+
+
+async def test_chunks_are_written_at_once_until_the_buffers_are_full() -> None:
+    """A token then costs a call, not two coroutines; what would wait is left to `send`, and nothing is mixed up."""
+    written, sent = [], []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        write = scope["extensions"][CHUNK]["write"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(200):
+            body = b"%d" % (number % 10) * 100_000
+            if write(body):
+                written.append(number)
+            else:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                sent.append(number)
+        await send({"type": "http.response.body", "body": b"end", "more_body": False})
+
+    async with listening(5, app) as port:
+        answer = await said(port, b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head.lower()
+    assert written
+    assert sent, "a megabyte does not fit into the buffers"
+    expected = b"".join(b"186a0\r\n%b\r\n" % (b"%d" % (number % 10) * 100_000) for number in range(200))
+    assert body == expected + b"3\r\nend\r\n0\r\n\r\n"
