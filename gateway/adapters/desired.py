@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import redis.asyncio
@@ -24,6 +24,8 @@ from gateway.telemetry.metrics import Unread
 from workers.protocol import keys
 from workers.protocol.queries import LoadAdapter
 from workers.protocol.requests import Name
+from workers.redis.line import Command, fields_of
+from workers.redis.link import line_of
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class DesiredAdapters:
         self._defaults = defaults
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
+        self._line = line_of(redis)
         self._models = models
         self._known: dict[str, _Known] = {}
         self._num_changes: Counter[str] = Counter()
@@ -172,12 +175,11 @@ class DesiredAdapters:
         """Read the registered adapters and scales of all models once. Raises redis.RedisError if Redis is away."""
         models = sorted(self._models())
         num_changes = self._num_changes.copy()
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for model in models:
-                pipeline.hgetall(keys.adapters(model))
-                pipeline.hkeys(keys.adapters_removed(model))
-                pipeline.hgetall(keys.adapter_scales(model))
-            answers = await pipeline.execute(raise_on_error=False) if models else []
+        asked: list[Command] = []
+        for model in models:
+            asked += ("HGETALL", keys.adapters(model)), ("HKEYS", keys.adapters_removed(model))
+            asked.append(("HGETALL", keys.adapter_scales(model)))
+        answers = await self._line.ask(*asked) if asked else []
         before, self._known = self._known, {}
         for model, records, removed, scales in zip(models, answers[::3], answers[1::3], answers[2::3], strict=True):
             known = before.get(model, _NOTHING)
@@ -222,9 +224,9 @@ class DesiredAdapters:
         self._unreadable.skip(kind, model, answer)
         return True
 
-    def _records(self, model: str, found: Mapping[bytes, bytes]) -> dict[str, AdapterRecord]:
+    def _records(self, model: str, found: Any) -> dict[str, AdapterRecord]:
         records = {}
-        for name, raw in found.items():
+        for name, raw in fields_of(found).items():
             try:
                 record = _decode(raw)
             except ValueError as error:
@@ -242,9 +244,9 @@ class DesiredAdapters:
                 self._unreadable.skip(Unread.REMOVED, name, error)
         return frozenset(names)
 
-    def _scales(self, model: str, found: Mapping[bytes, bytes]) -> dict[str, float]:
+    def _scales(self, model: str, found: Any) -> dict[str, float]:
         scales = {}
-        for name, scale in found.items():
+        for name, scale in fields_of(found).items():
             try:
                 value = float(scale)
                 if not math.isfinite(value):

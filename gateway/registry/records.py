@@ -13,7 +13,7 @@ from struct import Struct
 from typing import TypeVar
 
 import redis.asyncio
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError
 
 from gateway.store.outage import NO_ANSWER, Unreadable, is_of_one_name
 from gateway.store.packed import OF_ANOTHER_TYPE, THERE, TOO_LONG, Pauses, unpacked_keys, unpacked_texts
@@ -33,7 +33,7 @@ from workers.protocol.heartbeat import (
     open_news,
     unpack_heads,
 )
-from workers.redis.link import cluster_of
+from workers.redis.link import cluster_of, line_of
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class RecordReader:
         self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
     ) -> None:
         """`refused` is called for each record not sealed with `secret`; `unreadable` counts what can't be read."""
-        self._redis = redis
+        self._line = line_of(redis)
         self._secret = secret
         self._refused = refused
         self._unreadable = unreadable
@@ -238,11 +238,10 @@ class RecordReader:
         """
         while groups:
             asked = {group: groups[group][:KEYS_AT_ONCE] for group in list(groups)[:ANSWERS_AT_ONCE]}
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for names in asked.values():
-                    given = arguments(names, ANSWER_BYTES // len(asked))
-                    pipeline.execute_command("EVAL", script, len(names), *names, *given)
-                answers = await pipeline.execute(raise_on_error=False)
+            most_bytes = ANSWER_BYTES // len(asked)
+            answers = await self._line.ask(
+                *(("EVAL", script, len(names), *names, *arguments(names, most_bytes)) for names in asked.values())
+            )
             pauses.begin()
             for (group, names), answer in zip(asked.items(), answers, strict=True):
                 if isinstance(answer, NO_ANSWER):
@@ -331,7 +330,7 @@ class NewsReader:
     ) -> None:
         """`secret`: the key that seals what workers write. `refused` is called for each entry without a valid seal;
         `unreadable` counts sealed entries that can't be read."""
-        self._redis = redis
+        self._line = line_of(redis)
         self._secret = secret
         self._refused = refused
         self._unreadable = unreadable
@@ -350,14 +349,14 @@ class NewsReader:
             call = ("EVAL", self._source, 1, keys.NEWS, self._last, AT_ONCE, FIRST_MS, LONGEST_BYTES, MOST_BYTES)
             # Measured before the request: calls placed before the answer comes would count as included in the news.
             asked_at = time.monotonic()
-            try:
-                last, packed, is_more = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]
-            except ResponseError as error:
-                if not is_of_one_name(error):
-                    raise
+            (answer,) = await self._line.ask(call)
+            if isinstance(answer, RedisError):
+                if not is_of_one_name(answer):
+                    raise answer
                 # Workers' records and prefix hashes bring the same facts, only later.
-                self._unreadable.skip(Unread.NEWS, keys.NEWS, error)
+                self._unreadable.skip(Unread.NEWS, keys.NEWS, answer)
                 return
+            last, packed, is_more = answer
             self._last = last.decode()
             pauses.begin()
             for age_ms, value in _unpacked(packed):

@@ -10,12 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import redis.asyncio
-from redis.exceptions import ConnectionError, RedisError, ResponseError
+from redis.exceptions import ConnectionError, RedisError
 
 from gateway.store.outage import Unreadable, is_of_one_name, raise_if_cancelled
 from gateway.store.scripts import load_beat_script
 from gateway.telemetry.metrics import Unread
 from workers.protocol import keys
+from workers.redis.link import line_of
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class GatewayHeartbeats:
         """`unreadable` counts and logs gateway ids that are not text."""
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
+        self._line = line_of(redis)
         self._gateway = gateway
         self._ttl_s = ttl_s
         self._beat = load_beat_script()
@@ -95,13 +97,15 @@ class GatewayHeartbeats:
     async def beat(self) -> Gateways | None:
         """Write this process's heartbeat and return the live gateways; None if the Redis key that lists the gateways
         holds a value of the wrong type."""
-        await self._redis.set(keys.gateway(self._gateway), f"{time.time():.3f}", px=round(self._ttl_s * 1000))
-        try:
-            told = await self._redis.eval(self._beat.source, 1, keys.GATEWAYS, self._gateway, self._ttl_s)
-        except ResponseError as error:
-            if not is_of_one_name(error):
-                raise
-            self._unreadable.skip(Unread.GATEWAYS, keys.GATEWAYS, error)
+        set_, told = await self._line.ask(
+            ("SET", keys.gateway(self._gateway), f"{time.time():.3f}", "PX", round(self._ttl_s * 1000)),
+            ("EVAL", self._beat.source, 1, keys.GATEWAYS, self._gateway, self._ttl_s),
+        )
+        for answer in (set_, told):
+            if isinstance(answer, RedisError) and not (answer is told and is_of_one_name(answer)):
+                raise answer
+        if isinstance(told, RedisError):
+            self._unreadable.skip(Unread.GATEWAYS, keys.GATEWAYS, told)
             return None
         silent_s: dict[str, float] = {}
         for id, ms in zip(told[1][::2], told[1][1::2], strict=True):

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import redis.asyncio
-from redis.exceptions import MovedError, NoScriptError
+from redis.exceptions import MovedError, NoScriptError, RedisError
 
 from gateway.errors import StoreUnavailable
 from gateway.store.outage import NO_ANSWER, remedy_for, unavailable
 from workers.protocol import keys
 from workers.redis.cluster import ClusterClient
-from workers.redis.link import cluster_of
+from workers.redis.line import Asks
+from workers.redis.link import cluster_of, line_of
 
 FOLDER = Path(__file__).parent / "lua"
 
@@ -139,14 +140,14 @@ class Runner(Protocol):
 
 def runner_for(redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> Runner:
     cluster = cluster_of(redis)
-    return ServerRunner(redis, scripts) if cluster is None else ClusterRunner(cluster, scripts)
+    return ServerRunner(line_of(redis), scripts) if cluster is None else ClusterRunner(cluster, scripts)
 
 
 class ServerRunner:
     """Runs calls on a single server, which has all keys."""
 
-    def __init__(self, redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> None:
-        self._redis = redis
+    def __init__(self, line: Asks, scripts: Sequence[Script]) -> None:
+        self._line = line
         self._scripts = scripts
         self._loaded = False
 
@@ -156,25 +157,15 @@ class ServerRunner:
     async def run(self, calls: Sequence[Call]) -> list[Any]:
         if not self._loaded:
             await self._load()
-        if len(calls) == 1:
-            try:
-                sha, _, *rest = calls[0]
-                return [await self._redis.evalsha(str(sha), 1, *rest)]
-            except NoScriptError as error:
-                return [error]
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for call in calls:
-                pipeline.execute_command("EVALSHA", *call)
-            return await pipeline.execute(raise_on_error=False)
+        return await self._line.ask(*[("EVALSHA", *call) for call in calls])
 
     async def repair(self, call: Call, answer: Any) -> None:
         await self._load()
 
     async def _load(self) -> None:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for script in self._scripts:
-                pipeline.script_load(script.source)
-            await pipeline.execute()
+        answers = await self._line.ask(*[("SCRIPT", "LOAD", script.source) for script in self._scripts])
+        if (refusal := next((answer for answer in answers if isinstance(answer, RedisError)), None)) is not None:
+            raise refusal
         self._loaded = True
 
 

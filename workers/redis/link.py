@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import builtins
 import os
+import ssl
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import redis.asyncio
@@ -29,10 +31,11 @@ from redis.asyncio.sentinel import (
     SentinelManagedSSLConnection,
 )
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import ConnectionError, InvalidResponse, ReadOnlyError, RedisError, ResponseError, TimeoutError
 
-from workers.process.sockets import tcp_options
+from workers.process.sockets import notice_dead_peer, tcp_options
 from workers.redis.cluster import ClusterClient
+from workers.redis.line import Asks, ClusterLine, Command, Line, Wire
 from workers.redis.trouble import Gate
 from workers.redis.url import Login, RedisUrl, Tls, checked
 
@@ -44,8 +47,8 @@ UNBOUNDED = 2**31
 
 SENTINEL_TIMEOUT_S = 0.5
 """Maximum seconds to wait for one Sentinel. Sentinels are asked one after the other; the first answer counts."""
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""Errors that redis-py's parser raises over bytes that are no valid answer of a Redis."""
+UNREADABLE = (InvalidResponse, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""Errors that redis-py's parsers raise over bytes that are no valid answer of a Redis."""
 
 
 def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
@@ -67,10 +70,20 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
             # The class is no `Redis`, but has the same commands and behaves in the same way (`workers.redis.cluster`).
             return cast(redis.asyncio.Redis, ClusterClient(place.hosts, timeout_s, retries, MAX_CONNECTIONS, options))
         case "sentinel":
-            return _behind_sentinels(place, {**options, "retry": _retry(retries), "db": place.db})
+            return _behind_sentinels(place, {**options, "retry": _retry(retries), "db": place.db}, retries)
         case _:
             pool = _Pool(**_where(place), **options, retry=_retry(retries), db=place.db)
-            return redis.asyncio.Redis.from_pool(pool)
+            return _client(pool, _line(place, timeout_s, retries))
+
+
+def line_of(client: redis.asyncio.Redis) -> Asks:
+    """Return the client's own line for short commands. `client`: a result of `connect`."""
+    known: object = client
+    if isinstance(known, ClusterClient):
+        return ClusterLine(known)
+    if isinstance(known, _Client):
+        return known.line
+    raise TypeError("this client was not made by workers.redis.link.connect")
 
 
 def cluster_of(client: redis.asyncio.Redis) -> ClusterClient | None:
@@ -90,7 +103,62 @@ def _where(place: RedisUrl) -> dict[str, Any]:
     return {"connection_class": _Tls if place.tls else _Tcp, "host": host, "port": port}
 
 
-def _behind_sentinels(place: RedisUrl, options: dict[str, Any]) -> redis.asyncio.Redis:
+class _Client(redis.asyncio.Redis):
+    """A client of one server, with a line for short commands beside its pool of connections."""
+
+    line: Line
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        self.line.close()
+        await super().aclose(close_connection_pool)
+
+
+def _client(pool: ConnectionPool, line: Line) -> _Client:
+    client = cast(_Client, _Client.from_pool(pool))
+    client.line = line
+    return client
+
+
+def _line(
+    place: RedisUrl, timeout_s: float, retries: int, find: Callable[[], Awaitable[tuple[str, int]]] | None = None
+) -> Line:
+    """Return a line to a server. `find` returns the server's host and port; None: they are in `place`."""
+    tls = _tls_context(place.tls)
+
+    async def dial(protocol: Callable[[], Wire]) -> Wire:
+        loop = asyncio.get_running_loop()
+        if place.kind == "socket":
+            return (await loop.create_unix_connection(protocol, place.path))[1]
+        host, port = await find() if find is not None else place.hosts[0]
+        transport, wire = await loop.create_connection(protocol, host, port, ssl=tls)
+        notice_dead_peer(transport.get_extra_info("socket"))
+        return wire
+
+    login: list[Command] = []
+    if place.login.username or place.login.password:
+        login.append(("AUTH", *filter(None, (place.login.username, place.login.password))))
+    if place.db:
+        login.append(("SELECT", place.db))
+    name = place.path or place.service or "{}:{}".format(*place.hosts[0])
+    return Line(dial, login, place=name, timeout_s=timeout_s, retries=retries)
+
+
+def _tls_context(tls: Tls | None) -> ssl.SSLContext | None:
+    """Return what TLS connections are made with. It is the same as redis-py makes of `_tls_options`."""
+    if tls is None:
+        return None
+    files = {option: os.path.expanduser(path) for option, path in tls.files.items()}
+    context = ssl.create_default_context()
+    context.check_hostname = tls.check_hostname and tls.verify
+    context.verify_mode = ssl.CERT_REQUIRED if tls.verify else ssl.CERT_NONE
+    if "ssl_certfile" in files:
+        context.load_cert_chain(files["ssl_certfile"], files.get("ssl_keyfile"))
+    if "ssl_ca_certs" in files:
+        context.load_verify_locations(files["ssl_ca_certs"])
+    return context
+
+
+def _behind_sentinels(place: RedisUrl, options: dict[str, Any], retries: int) -> redis.asyncio.Redis:
     """Return a client of the server that the Sentinels name as master."""
     bound = min(SENTINEL_TIMEOUT_S, options["socket_timeout"])
     asked = {
@@ -104,7 +172,8 @@ def _behind_sentinels(place: RedisUrl, options: dict[str, Any]) -> redis.asyncio
     sentinels = _Sentinels(place.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
     kind = _SentinelTls if place.tls else _SentinelTcp
     pool = _SentinelPool(place.service, sentinels, connection_class=kind, **options)
-    return redis.asyncio.Redis.from_pool(pool)
+    line = _line(place, options["socket_timeout"], retries, lambda: sentinels.discover_master(place.service))
+    return _client(pool, line)
 
 
 def _noticing(place: RedisUrl) -> dict[str, Any]:

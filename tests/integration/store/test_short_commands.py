@@ -1,0 +1,156 @@
+"""The line on which a process sends its short commands: order, ends, and what a connection's end means for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio
+from redis.exceptions import AuthenticationError, ConnectionError, NoScriptError, ResponseError, TimeoutError
+
+from tests.integration.store.test_garbled_answers import Once, garbling
+from tests.support.redis_server import RedisServer
+from workers.redis.line import Asks
+from workers.redis.link import connect, line_of
+
+
+@contextlib.asynccontextmanager
+async def lined(url: str, *, timeout_s: float = 5.0, retries: int = 0) -> AsyncIterator[Asks]:
+    async with connect(url, timeout_s=timeout_s, retries=retries) as client:
+        yield line_of(client)
+
+
+async def connections_of(client: redis.asyncio.Redis) -> list[int]:
+    return [int(one["id"]) for one in await client.client_list()]
+
+
+async def test_many_ask_at_once_over_one_connection_and_each_gets_its_own_answer(
+    server: RedisServer, client: redis.asyncio.Redis
+) -> None:
+    before = len(await connections_of(client))
+    async with lined(server.url) as line:
+        asked = [line.ask(("ECHO", str(number)), ("INCR", "count")) for number in range(500)]
+        answers = await asyncio.gather(*asked)
+        assert [echo for echo, _ in answers] == [b"%d" % number for number in range(500)]
+        assert [count for _, count in answers] == list(range(1, 501)), "in the order of asking"
+        assert len(await connections_of(client)) == before + 1
+
+
+async def test_values_of_all_kinds_go_and_come(server: RedisServer, client: redis.asyncio.Redis) -> None:
+    async with lined(server.url) as line:
+        answers = await line.ask(
+            ("SET", "a", b"\x00\r\n\xff"),
+            ("GET", "a"),
+            ("GET", "none"),
+            ("SET", "n", 1.5),
+            ("GET", "n"),
+            ("STRLEN", "a"),
+        )
+        assert answers == [b"OK", b"\x00\r\n\xff", None, b"OK", b"1.5", 4]
+
+
+async def test_what_redis_refuses_is_an_answer_among_others(server: RedisServer, client: redis.asyncio.Redis) -> None:
+    async with lined(server.url) as line:
+        none, wrong, fine = await line.ask(("EVALSHA", "0" * 40, 0), ("NOSUCH", "a"), ("ECHO", "x"))
+        assert (type(none), type(wrong), fine) == (NoScriptError, ResponseError, b"x")
+
+
+async def test_who_gives_up_does_not_get_others_the_wrong_answer(
+    server: RedisServer, client: redis.asyncio.Redis
+) -> None:
+    async with lined(server.url) as line:
+        await line.ask(("PING",))
+        given_up = asyncio.create_task(line.ask(("ECHO", "mine")))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert await line.ask(("ECHO", "yours")) == [b"yours"]
+
+
+async def test_a_connection_that_broke_is_made_again(server: RedisServer, client: redis.asyncio.Redis) -> None:
+    async with lined(server.url) as line:
+        [mine] = await line.ask(("CLIENT", "ID"))
+        await client.client_kill_filter(_id=str(mine))
+        await asyncio.sleep(0.05)
+        [other] = await line.ask(("CLIENT", "ID"))
+        assert other != mine, "one that had broken before costs no retry"
+
+
+async def test_what_a_broken_connection_left_is_sent_again_as_often_as_was_agreed(
+    server: RedisServer, client: redis.asyncio.Redis
+) -> None:
+    async with garbling(server, Once(b"+one", b"?one")) as url, lined(url, retries=1) as line:
+        assert await line.ask(("EVAL", "return redis.status_reply('one')", 0)) == [b"one"]
+    async with garbling(server, Once(b"+one", b"?one")) as url, lined(url) as line:
+        with pytest.raises(ConnectionError, match="no answer"):
+            await line.ask(("EVAL", "return redis.status_reply('one')", 0))
+        assert await line.ask(("ECHO", "x")) == [b"x"]
+
+
+@pytest.mark.parametrize("bad", [b":zz\r\n", b"*1\r\n" * 5000], ids=["no number", "too deep"])
+async def test_bytes_that_are_no_answer_end_the_connection(
+    server: RedisServer, client: redis.asyncio.Redis, bad: bytes
+) -> None:
+    async with garbling(server, Once(b":5\r\n", bad)) as url, lined(url) as line:
+        waiting = [line.ask(("STRLEN", "x"), ("EVAL", "return 5", 0)) for _ in range(3)]
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(end) for end in ends} == {ConnectionError}, "whose answers are whose is not known any more"
+        assert await line.ask(("ECHO", "x")) == [b"x"]
+
+
+async def test_an_answer_that_nobody_asked_for_is_nobodys(server: RedisServer, client: redis.asyncio.Redis) -> None:
+    async with garbling(server, Once(b"$1\r\na\r\n", b"$1\r\na\r\n$1\r\nz\r\n")) as url, lined(url) as line:
+        assert await line.ask(("ECHO", "a")) == [b"a"]
+        assert await line.ask(("ECHO", "b")) == [b"b"]
+
+
+async def test_a_redis_that_does_not_answer_is_given_up_in_time(
+    server: RedisServer, client: redis.asyncio.Redis
+) -> None:
+    async with lined(server.url, timeout_s=0.3) as line:
+        await line.ask(("PING",))
+        await client.client_pause(1500)
+        began = time.monotonic()
+        ends = await asyncio.gather(line.ask(("SET", "a", 1)), line.ask(("SET", "b", 1)), return_exceptions=True)
+        assert {type(end) for end in ends} == {TimeoutError}
+        assert time.monotonic() - began < 1.2
+        await client.client_unpause()
+        assert await line.ask(("ECHO", "x")) == [b"x"]
+
+
+async def test_a_place_without_redis_is_named_and_not_dialled_all_the_time(tmp_path: object) -> None:
+    async with lined(f"unix://{tmp_path}/none.sock") as line:
+        with pytest.raises(ConnectionError, match=r"no connection to .*none\.sock: No such file"):
+            await line.ask(("PING",))
+        with pytest.raises(ConnectionError, match="not tried again yet"):
+            await line.ask(("PING",))
+
+
+async def test_a_wrong_password_is_told(server: RedisServer, client: redis.asyncio.Redis) -> None:
+    async with lined(server.url.replace("unix://", "unix://somebody:wrong@")) as line:
+        with pytest.raises((AuthenticationError, ResponseError)):
+            await line.ask(("PING",))
+
+
+async def test_a_replica_that_was_the_master_ends_the_connection(
+    server: RedisServer, client: redis.asyncio.Redis
+) -> None:
+    async with lined(server.url) as line:
+        await line.ask(("SET", "a", 1))
+        await client.replicaof("127.0.0.1", 1)
+        try:
+            for command in (("SET", "a", 2), ("EVAL", "return redis.call('SET', KEYS[1], 2)", 1, "a")):
+                with pytest.raises(ConnectionError, match="replica"):
+                    await line.ask(command)
+        finally:
+            await client.replicaof("no", "one")
+
+
+async def test_a_closed_client_has_no_connection(server: RedisServer, client: redis.asyncio.Redis) -> None:
+    before = len(await connections_of(client))
+    async with lined(server.url) as line:
+        await line.ask(("PING",))
+    await asyncio.sleep(0.05)
+    assert len(await connections_of(client)) == before
