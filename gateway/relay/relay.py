@@ -93,6 +93,8 @@ class Relay:
                     await asyncio.get_running_loop().create_future()
             finally:
                 self._session = self._group = None
+                for connection in self._connections.values():
+                    connection.client.close()
                 self._connections.clear()
 
     def follow(self, heartbeats: Iterable[Heartbeat]) -> None:
@@ -232,6 +234,11 @@ class Relay:
             mailbox.put(Failed(submit.call, failed.failure))
             if failed.failure.code is FailureCode.WORKER_LOST:
                 connection.cancellations.add([submit.call])  # the worker may have got the call all the same
+        except Exception:  # the edge of this task: an error of one call must not end all others, and the gateway
+            log.exception("a call could not be submitted", extra={"fields": {"worker": connection.stream.at.worker}})
+            message = f"The call could not be sent to the worker {connection.stream.at.worker}. Send it again."
+            mailbox.put(Failed(submit.call, Failure(FailureCode.WORKER_LOST, message)))
+            connection.cancellations.add([submit.call])
 
     async def _run_stream(self, stream: WorkerStream) -> None:
         try:
@@ -240,7 +247,9 @@ class Relay:
             log.exception("event stream crashed", extra={"fields": {"worker": stream.at.worker}})
             stream.lose("broke its event stream")
         finally:
-            self._connections.pop(stream.at.boot, None)
+            connection = self._connections.pop(stream.at.boot, None)
+            if connection is not None:
+                connection.client.close()
             self._lost.discard(stream.at.boot)
 
 

@@ -24,6 +24,7 @@ import msgspec
 
 from gateway.dispatch.request_size import INLINE_CHARS, num_chars
 from gateway.dispatch.team_turns import TeamTurns, Turn
+from gateway.relay.posts import Posts
 from workers.protocol.control import access_token, proof
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH, encode, json_parts
@@ -39,10 +40,15 @@ SLICE_BYTES = 128 << 10
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A body and the headers that go with it."""
+    """A body."""
 
     data: bytes | AsyncIterator[bytes] | None
-    headers: Mapping[str, str]
+    num_bytes: int
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers that an HTTP client library needs to be told for the body."""
+        return {} if self.data is None or isinstance(self.data, bytes) else {"Content-Length": str(self.num_bytes)}
 
 
 class Payloads:
@@ -55,13 +61,14 @@ class Payloads:
     async def encode(self, message: msgspec.Struct | None) -> AsyncIterator[Payload]:
         """Encode a message and yield the body. Leave the block once the worker has answered the message."""
         if message is None or num_chars(message) <= INLINE_CHARS:
-            yield Payload(None if message is None else encode(message), {})
+            data = None if message is None else encode(message)
+            yield Payload(data, len(data or b""))
             return
         team: str = getattr(message, "tenant", "")
         turn = await self._turns.enter(team)
         try:
             parts = await asyncio.to_thread(deque, json_parts(message))
-            yield Payload(_slices(parts, turn), {"Content-Length": str(sum(map(len, parts)))})
+            yield Payload(_slices(parts, turn), sum(map(len, parts)))
         finally:
             turn.leave()
 
@@ -83,8 +90,7 @@ CANCEL_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 60.0
 
 MAX_ACCEPTED_BYTES = 64 << 10
-"""Maximum bytes of the answer to a submit or a cancel: a few numbers, or a failure. A longer answer raises
-ReplyTooLong, as with the next three limits."""
+"""Maximum bytes of the answer to a submit or a cancel: a few numbers, or a failure. A longer answer counts as none."""
 MAX_SETTINGS_BYTES = (6 * MAX_PROMPT_CHARS) + (1 << 20)
 """Maximum bytes of an answer with a call's settings and its prompt's text; a character can take six bytes."""
 MAX_REPLY_BYTES = 4 << 20
@@ -155,7 +161,8 @@ class Credentials:
 
 
 class WorkerClient:
-    """Makes the requests to one worker process, over an HTTP session that all clients of a gateway share."""
+    """Makes the requests to one worker process: questions over an HTTP session that all clients of a gateway share, the
+    submits and cancellations of calls over connections of its own."""
 
     def __init__(self, session: aiohttp.ClientSession, credentials: Credentials, gateway_id: str) -> None:
         self._session = session
@@ -163,28 +170,26 @@ class WorkerClient:
         self._headers = {"Content-Type": "application/json", **credentials.headers}
         self._gateway_id = gateway_id
         self._payloads = Payloads()
+        self._posts = Posts(self._at.url, self._headers, CONNECT_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Close the connections that are kept for calls."""
+        self._posts.close()
 
     async def submit(self, submit: Submit) -> Accepted:
         """Submit a call. Raises CallFailed as `ask`."""
         at = self._at
         try:
-            async with (
-                self._payloads.encode(submit) as payload,
-                self._session.post(
-                    at.url + SUBMIT_PATH,
-                    data=payload.data,
-                    headers={**self._headers, **payload.headers},
-                    timeout=_timeout(SUBMIT_TIMEOUT_S),
-                    allow_redirects=False,
-                ) as response,
-            ):
-                has_settings = "settings" in submit.request.tell
-                body = await read_bounded(response, MAX_SETTINGS_BYTES if has_settings else MAX_ACCEPTED_BYTES)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            async with self._payloads.encode(submit) as payload:
+                max_bytes = MAX_SETTINGS_BYTES if "settings" in submit.request.tell else MAX_ACCEPTED_BYTES
+                status, body = await self._posts.post(
+                    SUBMIT_PATH, payload.data or b"", payload.num_bytes, SUBMIT_TIMEOUT_S, max_bytes
+                )
+        except (TimeoutError, OSError) as error:
             message = f"The worker {at.worker} did not take the call ({type(error).__name__}). Send the request again."
             raise CallFailed(Failure(FailureCode.WORKER_LOST, message)) from error
-        if response.status != 202:
-            raise CallFailed(failure_in(at, response.status, body))
+        if status != 202:
+            raise CallFailed(failure_in(at, status, body))
         try:
             accepted = _decode_accepted(body)
         except msgspec.DecodeError as error:
@@ -197,17 +202,11 @@ class WorkerClient:
     async def cancel(self, calls: list[int]) -> bool:
         """Cancel calls. Return whether the worker accepted; if not, they end when it dies or gives this gateway up."""
         try:
-            async with self._session.post(
-                self._at.url + CANCEL_PATH,
-                data=encode(Cancel(self._gateway_id, tuple(calls))),
-                headers=self._headers,
-                timeout=_timeout(CANCEL_TIMEOUT_S),
-                allow_redirects=False,
-            ) as response:
-                await read_bounded(response, MAX_ACCEPTED_BYTES)
-                return response.status < 300
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            body = encode(Cancel(self._gateway_id, tuple(calls)))
+            reply = await self._posts.post(CANCEL_PATH, body, len(body), CANCEL_TIMEOUT_S, MAX_ACCEPTED_BYTES)
+        except (TimeoutError, OSError):
             return False
+        return reply.status < 300
 
     async def ask(
         self, method: str, path: str, message: msgspec.Struct | None, reading: ReplyReader[ReplyT], timeout_s: float
@@ -266,7 +265,12 @@ class Cancellations:
         try:
             while self.pending:
                 batch, self.pending = self.pending, []
-                if not await self.client.cancel(batch):
+                try:
+                    is_told = await self.client.cancel(batch)
+                except Exception:  # the edge of this task: it would end the gateway with it
+                    log.exception("calls could not be cancelled", extra={"fields": {"worker": self.worker}})
+                    is_told = False
+                if not is_told:
                     self.pending = batch + self.pending
                     log.info("cancel not delivered", extra={"fields": {"worker": self.worker, "calls": len(batch)}})
                     return

@@ -18,6 +18,7 @@ from gateway.errors import InternalError
 from gateway.relay.event_source import EventStreamBroken, read_events
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay
+from gateway.relay.worker_client import WorkerClient
 from tests.integration.relay.scripted import CALL, ScriptedWorker, scripted_worker
 from tests.support.waiting import until
 from workers.protocol.control import access_token
@@ -129,6 +130,31 @@ async def test_a_call_left_while_it_is_submitted_is_cancelled_too(relay: Relay, 
     async with relay.start(worker.at, CALL, REQUEST):
         pass
     await until(lambda: len(worker.cancels) == 1, 1.0, "the cancel arrives")
+
+
+@pytest.mark.parametrize("what", ["submit", "cancel"])
+async def test_an_unforeseen_error_of_one_call_ends_no_other(
+    relay: Relay, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A defect of the HTTP client (an AttributeError) ended the gateway, with all its calls."""
+
+    async def broken(client: WorkerClient, *_: object) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'getall'")
+
+    async with call(relay, worker) as (number, mailbox):
+        with monkeypatch.context() as patched:
+            patched.setattr(WorkerClient, what, broken)
+            async with relay.start(worker.at, CALL, REQUEST) as ill:
+                if what == "submit":
+                    assert (await failure_of(ill)).code is FailureCode.WORKER_LOST
+            await asyncio.sleep(0.05)
+        await worker.say([end(number)])
+        assert await drained(mailbox) == [end(number)]
+    async with call(relay, worker):
+        pass
+    await until(
+        lambda: len({one for batch in worker.cancels for one in batch}) == 2, 1.0, "both are cancelled after all"
+    )
 
 
 async def test_cancels_that_come_together_travel_together(relay: Relay, worker: ScriptedWorker) -> None:
