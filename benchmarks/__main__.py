@@ -20,6 +20,7 @@ from benchmarks import (
     placement_cost,
     routing_sim,
     scrape_cost,
+    several_gateways,
     tokenising,
     tracing_cost,
     ttft_added,
@@ -42,6 +43,7 @@ CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "scrape_cost": ("what being scraped costs a gateway", scrape_cost.measure, 3),
     "tracing_cost": ("what tracing costs a gateway", tracing_cost.measure, 5),
     "tokenising": ("long texts in a process of their own, against this process", tokenising.measure, 21),
+    "several_gateways": ("several gateways on one machine", several_gateways.measure, 3),
     "capacity": ("unit costs, and the model of docs/capacity.md against runs of many streams", capacity.measure, 1),
     "many_streams": ("200 concurrent streams through one gateway", many_streams.measure, 6),
 }
