@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import redis.asyncio
-from redis.exceptions import MovedError, NoScriptError
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError, MovedError, NoScriptError, ResponseError
 
 from gateway.errors import StoreUnavailable
 from gateway.store.outage import NO_ANSWER, remedy_for, unavailable
@@ -136,6 +137,10 @@ class Runner(Protocol):
         """Remove the cause for which Redis did not run `call`. `answer`: the error that it gave, one of REPAIRABLE."""
         ...
 
+    async def close(self) -> None:
+        """Give back what the runner keeps; a later `run` takes it anew."""
+        ...
+
 
 def runner_for(redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> Runner:
     cluster = cluster_of(redis)
@@ -143,12 +148,18 @@ def runner_for(redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> Runner:
 
 
 class ServerRunner:
-    """Runs calls on a single server, which has all keys."""
+    """Runs calls on a single server, which has all keys, over one connection of the client's pool that it keeps.
+
+    It sends and reads by the connection itself: the client's and the pool's layers, made for one command at a time,
+    take more of a gateway's CPU than that."""
 
     def __init__(self, redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> None:
         self._redis = redis
         self._scripts = scripts
         self._loaded = False
+        self._connection: AbstractConnection | None = None
+        self._timeout_s: float | None = None
+        """The connection's own time limit, without which it is used here."""
 
     def queue(self, prefix: str) -> str:
         return ""
@@ -156,26 +167,61 @@ class ServerRunner:
     async def run(self, calls: Sequence[Call]) -> list[Any]:
         if not self._loaded:
             await self._load()
-        if len(calls) == 1:
-            try:
-                sha, _, *rest = calls[0]
-                return [await self._redis.evalsha(str(sha), 1, *rest)]
-            except NoScriptError as error:
-                return [error]
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for call in calls:
-                pipeline.execute_command("EVALSHA", *call)
-            return await pipeline.execute(raise_on_error=False)
+        return await self._ask([("EVALSHA", *call) for call in calls])
 
     async def repair(self, call: Call, answer: Any) -> None:
         await self._load()
 
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+            connection.socket_timeout = self._timeout_s
+            await self._redis.connection_pool.release(connection)
+
     async def _load(self) -> None:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for script in self._scripts:
-                pipeline.script_load(script.source)
-            await pipeline.execute()
+        for answer in await self._ask([("SCRIPT", "LOAD", script.source) for script in self._scripts]):
+            if isinstance(answer, ResponseError):
+                raise answer
         self._loaded = True
+
+    async def _ask(self, commands: Sequence[Call]) -> list[Any]:
+        """Send commands in one write. Return an answer, or the error in its place, for each.
+
+        If the connection breaks that earlier commands were sent over, they are sent once more over a new one: the
+        server may have restarted since, or is a replica now. So some calls run twice."""
+        kept = self._connection is not None and self._connection.is_connected
+        try:
+            return await self._ask_once(commands)
+        except ConnectionError:
+            if not kept:
+                raise
+            return await self._ask_once(commands)
+
+    async def _ask_once(self, commands: Sequence[Call]) -> list[Any]:
+        connection = await self._connected()
+        answers: list[Any] = []
+        try:
+            await connection.send_packed_command(connection.pack_commands(commands))
+            for _ in commands:
+                try:
+                    answers.append(await connection.read_response())
+                except ResponseError as error:
+                    answers.append(error)
+        except BaseException:  # of a cancellation too: answers that are left unread would be taken for those of others
+            await connection.disconnect(nowait=True)
+            raise
+        return answers
+
+    async def _connected(self) -> AbstractConnection:
+        pool = self._redis.connection_pool
+        if self._connection is None:
+            self._connection = await pool.get_connection()  # type: ignore[no-untyped-call]
+            # Each batch has a time limit of its own; one for each write and read costs a task and a timer every time.
+            self._timeout_s, self._connection.socket_timeout = self._connection.socket_timeout, None
+        elif not self._connection.is_connected:
+            await pool.ensure_connection(self._connection)
+        return self._connection
 
 
 class ClusterRunner:
@@ -200,6 +246,9 @@ class ClusterRunner:
         node = self._cluster.get_node_from_key(str(call[2]))
         for script in self._scripts:
             await self._cluster.execute_command("SCRIPT LOAD", script.source, target_nodes=node)
+
+    async def close(self) -> None:
+        """Do nothing: connections are the client's."""
 
 
 log = logging.getLogger(__name__)
@@ -274,9 +323,10 @@ class ScriptSender:
         self.send(script, prefix, *arguments).add_done_callback(done)
 
     async def close(self) -> None:
-        """Wait until every call has run or failed."""
+        """Wait until every call has run or failed, then give back the connection."""
         while senders := {queue.sender for queue in self._queues.values() if queue.sender is not None}:
             await asyncio.wait(senders)
+        await self._runner.close()
 
     async def _send_all(self, name: str, queue: _Queue) -> None:
         try:

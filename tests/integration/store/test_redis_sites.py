@@ -8,10 +8,12 @@ import logging
 import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import redis.asyncio
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import ConnectionError, DataError, RedisError
 
 from gateway.errors import StoreUnavailable
@@ -26,6 +28,8 @@ from tests.support.waiting import until
 APPEND = 'redis.call("RPUSH", KEYS[1] .. "log", ARGV[1]) return ARGV[1]'
 PUBLISH = 'return redis.call("PUBLISH", ARGV[1], ARGV[2])'
 BINARIES = redis_binaries()
+SENTINELS_S = 5
+"""Within it Sentinels know a new master for good."""
 
 
 def script(name: str, source: str) -> Script:
@@ -37,7 +41,13 @@ SCRIPTS = (append, publish)
 
 
 async def log_of(client: redis.asyncio.Redis, prefix: str) -> list[int]:
-    return [int(number) for number in await client.lrange(prefix + "log", 0, -1)]
+    """What was appended. A connection of its own reads it: right after a failover Sentinels may still call the master
+    down, and then it is asked again."""
+    for _ in range(SENTINELS_S * 10):
+        with suppress(MasterNotFoundError, ConnectionError):
+            return [int(number) for number in await client.lrange(prefix + "log", 0, -1)]
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"no master within {SENTINELS_S} s")
 
 
 @pytest.fixture(scope="module", params=BINARIES, ids=redis_version)
