@@ -114,7 +114,7 @@ def unpack_heads(packed: bytes) -> tuple[int, dict[int, int]]:
 WorkerKind = Literal["generate", "embed", "rank"]
 """The work of a worker: generating text, or pooled work of one kind (`workers.protocol.pooled`)."""
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Version of this protocol, raised when older gateways or workers would misunderstand it. Gateways use only workers of
 their own version."""
 
@@ -123,6 +123,8 @@ BEAT = "beat"
 """The field of a worker's record that holds its `Heartbeat`."""
 SEAL = "seal"
 """The field of a worker's record that holds the heartbeat's seal; gateways ignore records without a valid seal."""
+PLACING = "placing"
+"""The field of a worker's record that holds what admission scripts read (`placing_of`)."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,23 +203,18 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_of(beat: Heartbeat, secret: str) -> dict[Any, Any]:
-    """Return the fields of `keys.worker`: the heartbeat, its seal, and the values that admission scripts read.
-
-    The values for scripts are fields of their own for speed. They are not sealed, as they only decide how many calls a
-    worker gets: the address that gateways send calls to comes from the heartbeat alone."""
+    """Return the fields of `keys.worker`: the heartbeat, its seal, and the values that admission scripts read."""
     encoded = encode_heartbeat(beat)
-    return {
-        BEAT: encoded,
-        SEAL: seal_heartbeat(secret, encoded),
-        "boot": beat.boot,
-        "address": beat.address,
-        "protocol": beat.protocol,
-        "slots": beat.slots,
-        "draining": int(beat.draining),
-        "kv": beat.kv_tokens,
-        "kv_used": beat.kv_tokens_used,
-        "overdraft": beat.overdraft,
-    }
+    return {BEAT: encoded, SEAL: seal_heartbeat(secret, encoded), PLACING: placing_of(beat)}
+
+
+def placing_of(beat: Heartbeat) -> str:
+    """Return what the admission scripts read of a worker, as one text that they read in one call of Redis.
+
+    It is not sealed, as it only decides how many calls a worker gets: the address that gateways send calls to comes
+    from the heartbeat alone."""
+    slots = f"{beat.slots} {beat.kv_tokens} {beat.kv_tokens_used} {int(beat.draining)} {beat.overdraft}"
+    return f"{beat.boot} {beat.protocol} {slots} {beat.address}"
 
 
 encode_heartbeat = msgspec.json.Encoder().encode
