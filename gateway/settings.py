@@ -15,7 +15,12 @@ class GatewaySettings(PaddockSettings):
 
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8080
-    gateway_id: Annotated[str, Field(description="id of this gateway process; empty: a new one at each start")] = ""
+    gateway_id: Annotated[
+        str,
+        Field(
+            pattern=r"^\S*$", description="id of this gateway process, without blanks; empty: a new one at each start"
+        ),
+    ] = ""
     listen_fds: Annotated[
         str,
         Field(

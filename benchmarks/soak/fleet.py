@@ -31,6 +31,7 @@ from gateway.store.client import connect
 from tests.support.stack import DEMO_MODEL, SHARED_MODELS, STARTUP_S, Process, Stack, free_port
 from tests.support.wire import Wire, open_wire
 from workers.protocol import keys
+from workers.protocol.heartbeat import PLACING
 
 TOY, EMBEDDER, INFILLER = "toy", "embedder", "infill"
 PIRATE = DEMO_MODEL.with_name("paddock-demo-pirate-lora.gguf")
@@ -109,9 +110,9 @@ class Fleet:
         for model in self.models:
             for member in await self.client.smembers(keys.workers(model)):
                 worker_id = member.decode() if isinstance(member, bytes) else member
-                address = await self.client.hget(keys.worker(model, worker_id), "address")
-                if isinstance(address, bytes):
-                    found[self.name_of(worker_id)] = address.decode()
+                placing = await self.client.hget(keys.worker(model, worker_id), PLACING)
+                if isinstance(placing, bytes):
+                    found[self.name_of(worker_id)] = placing.decode().split(" ")[-1]
         return found
 
     def start_gateway(self, number: int) -> Process:

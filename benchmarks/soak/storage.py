@@ -17,11 +17,9 @@ from gateway.store.integrity import IntegrityError, check_integrity
 
 T = TypeVar("T")
 
-VARIABLE = re.compile(
-    r"\{[^}]*\}|(?<=worker:)[^:]+|(?<=lease:).+|(?<=leases:).+|(?<=ticket:)[^:]+|(?<=of:).+|(?<=pd:gateway:).+"
-)
+VARIABLE = re.compile(r"\{[^}]*\}|(?<=worker:)[^:]+|(?<=held:).+|(?<=of:).+|(?<=pd:gateway:).+")
 """Parts of a name that tell one key of a family from another."""
-HELD = ("pd:{}:lease:", "pd:{}:ticket:", "pd:{}:queue", "pd:{}:tickets", "pd:{}:leases:")
+HELD = ("pd:{}:calls", "pd:{}:line", "pd:{}:expiries", "pd:{}:held:")
 """Families of which nothing may be left when nobody calls."""
 PATIENCE_S = 10.0
 PAGE = 500
@@ -50,7 +48,7 @@ class Stock:
 
 
 def family(name: str) -> str:
-    """`pd:{toy}:lease:ab12` -> `pd:{}:lease:`."""
+    """`pd:{toy}:held:w1` -> `pd:{}:held:`."""
     return VARIABLE.sub(lambda match: "{}" if match[0].startswith("{") else "", name)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import redis.asyncio
 
 from gateway.store.outage import reading
+from gateway.store.packed import packed_team
 from gateway.store.scripts import Script, ScriptSender, load_script
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION, WorkerAddress
@@ -75,6 +76,10 @@ class Offer:
             lost_ms = 0.0  # rounding of equal sums
         rate = lost_ms / (self.cost_ms + hold_ms + 1)
         return f"{rate:.9g} {self.kv_tokens} {self.cost_ms:.0f} {self.other_ms:.0f}"
+
+
+NO_OFFER = Offer("", 0.0, 0.0, 0)
+"""Stands where a call has no worker to take at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +183,13 @@ class Store:
         self._lease_ttl_ms = _ms(lease_ttl_s)
         self._grant_ttl_ms = _ms(grant_ttl_s)
         self._settle_ms = _ms(settle_s)
-        self._acquire = load_script("acquire", "shared_overdraft")
-        self._claim = load_script("claim")
-        self._release = load_script("release", "shared_overdraft")
-        self._withdraw = load_script("withdraw")
+        self._acquire = load_script("acquire", "tickets", "filing", "line", "overdraft", at_once=True)
+        self._claim = load_script("claim", "line")
+        self._release = load_script("release", "line", "overdraft", at_once=True)
+        self._withdraw = load_script("withdraw", "tickets", "line")
         self._renew = load_script("renew")
-        self._reread = load_script("reread")
-        self._sweep = load_script("sweep", "shared_overdraft")
+        self._reread = load_script("reread", "filing", "line")
+        self._sweep = load_script("sweep", "tickets", "line", "overdraft")
         self._pipe = ScriptSender(
             redis,
             (self._acquire, self._claim, self._release, self._withdraw, self._renew, self._reread, self._sweep),
@@ -205,23 +210,21 @@ class Store:
     ) -> Lease | Filed | QueueLimitReached:
         """Take a slot of the first worker in `offers.take` that has a free one. If none has, take a place in the queue,
         unless the queue is full."""
+        best, *others = offers.take or (NO_OFFER,)
         answer = await self._send(
             self._acquire,
             gateway,
             model,
             order.id,
-            keys.grants_channel(gateway),
             self._lease_ttl_ms,
-            _ms(ticket_ttl_s),
-            max_queue,
-            max_team_queue,
-            order.team,
-            order.priority,
+            packed_team(order.team),
             repr(order.share),
-            f"{offers.begin_within_ms:.0f}",
-            _bids(offers),
             repr(order.weight),
-            *(item for offer in offers.take for item in (offer.worker, offer.kv_tokens)),
+            best.worker,
+            best.kv_tokens,
+            "".join([f"{offer.worker} {offer.kv_tokens} " for offer in others]),
+            f"{_ms(ticket_ttl_s)} {max_queue} {max_team_queue} {order.priority} {offers.begin_within_ms:.0f}",
+            _bids(offers),
         )
         with reading():
             match answer[0]:
@@ -274,8 +277,7 @@ class Store:
         rows: list[str | int] = []
         for ticket in tickets:
             rows += _ticket_row(ticket)
-        channel = keys.grants_channel(gateway)
-        positions = await self._send(self._reread, gateway, model, channel, self._settle_ms, *rows)
+        positions = await self._send(self._reread, gateway, model, self._settle_ms, *rows)
         return {ticket.order.id: place for ticket, place in zip(tickets, positions, strict=True)}
 
     async def sweep(self, gateway: str, model: str, *, pause_s: float = 0.0) -> Swept:
@@ -310,7 +312,7 @@ def _bids(offers: Offers) -> str:
 def _ticket_row(ticket: Ticket) -> list[str | int]:
     """Return the arguments of the script `reread` for one ticket."""
     order, filed, offers = ticket.order, ticket.filed, ticket.offers
-    whose = (order.id, _ms(ticket.ttl_s), order.team, repr(order.weight))
+    whose = (order.id, _ms(ticket.ttl_s), packed_team(order.team), repr(order.weight))
     row: list[str | int] = [*whose, repr(order.share), filed.start, filed.rank]
     if offers is None:
         return [*row, 0, "", 0]
@@ -320,7 +322,8 @@ def _ticket_row(ticket: Ticket) -> list[str | int]:
 
 def _lease_row(lease: Lease) -> tuple[str | int, ...]:
     """Return the arguments of the script `renew` for one lease."""
-    return lease.id, lease.fence, lease.at.worker, lease.at.boot, lease.kv_tokens, lease.team, repr(lease.weight)
+    team = packed_team(lease.team)
+    return lease.id, lease.fence, lease.at.worker, lease.at.boot, lease.kv_tokens, team, repr(lease.weight)
 
 
 def _release_arguments(lease: Lease, share: float | None) -> tuple[str, int, str]:

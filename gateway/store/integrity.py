@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import redis.asyncio
 
+from gateway.store.packed import unpacked_team
 from workers.protocol import keys
 from workers.protocol.heartbeat import BEAT, decode_heartbeat
 
@@ -27,6 +28,30 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What Redis counts for a team."""
+
+    tickets: int
+    leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """The record of a lease, or of a grant."""
+
+    worker: str
+    boot: str
+    kv_tokens: int
+    team: str
+
+
+@dataclass(frozen=True, slots=True)
+class TicketRecord:
+    rank: float
+    team: str
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """One model's admission data, read in a single transaction."""
 
@@ -37,13 +62,16 @@ class Picture:
     """Worker id -> the leases and KV tokens that Redis counts for it."""
     expiries: dict[str, dict[str, float]]
     """Worker id -> lease id -> expiry, unix ms."""
-    leases: dict[str, dict[str, str]]
+    leases: dict[str, LeaseRecord]
     queue: dict[str, float]
-    tickets: dict[str, dict[str, str]]
+    tickets: dict[str, TicketRecord]
+    """Tickets that wait and tickets that were granted a lease."""
+    unreadable: frozenset[str]
+    """Ids of records that are neither a lease nor a ticket."""
     ticket_expiries: dict[str, float]
-    bids: frozenset[str]
-    """Ids of the tickets that have bids."""
-    fair: dict[str, str]
+    passed: frozenset[str]
+    """Ids of the tickets of which it is counted how often they were overtaken."""
+    teams: dict[str, Held]
 
 
 async def check_integrity(redis: redis.asyncio.Redis, model: str) -> None:
@@ -71,14 +99,14 @@ def _lease_breaches(picture: Picture) -> Iterable[str]:
             if lease in places:
                 yield f"lease {lease} counts on worker {worker} and on worker {places[lease]}"
             places[lease] = worker
-    for lease, fields in picture.leases.items():
-        worker = fields.get("worker", "")
+    for lease, record in picture.leases.items():
+        worker = record.worker
         if places.get(lease) != worker:
             yield f"lease {lease} is for worker {worker} and counts on worker {places.get(lease)}"
-        if worker in picture.leased and fields.get("boot") != (boot := picture.leased[worker].boot):
-            yield f"lease {lease} is for process {fields.get('boot')}, not {boot}"
-        if not fields.get("fence", "").isdigit():
-            yield f"lease {lease} has no fencing token"
+        if worker in picture.leased and record.boot != (boot := picture.leased[worker].boot):
+            yield f"lease {lease} is for process {record.boot}, not {boot}"
+    for id in picture.unreadable:
+        yield f"the record of {id} can't be read"
     for lease in places.keys() - picture.leases.keys():
         yield f"lease {lease} counts on worker {places[lease]} and has no record"
 
@@ -99,21 +127,21 @@ def _ticket_breaches(picture: Picture) -> Iterable[str]:
         yield f"tickets with a record but no expiry, or the reverse: {odd}"
     for ticket in picture.queue.keys() & picture.leases.keys():
         yield f"ticket {ticket} is both in the line and granted"
-    for ticket in picture.queue.keys() - picture.tickets.keys():
+    for ticket in picture.queue.keys() - picture.tickets.keys() - picture.leases.keys():
         yield f"ticket {ticket} is in the line and has no record"
     for ticket in picture.tickets.keys() - picture.queue.keys() - picture.leases.keys():
         yield f"ticket {ticket} is neither in the line nor granted"
     for ticket, rank in picture.queue.items():
-        if (known := picture.tickets.get(ticket, {}).get("rank")) is not None and float(known) != rank:
-            yield f"ticket {ticket} has rank {known} and stands at {rank}"
-    for ticket in picture.tickets.keys() ^ picture.bids:
-        yield f"ticket {ticket} has a record but no bids, or the reverse"
+        if (known := picture.tickets.get(ticket)) is not None and known.rank != rank:
+            yield f"ticket {ticket} has rank {known.rank:g} and stands at {rank:g}"
+    for ticket in picture.passed - picture.tickets.keys():
+        yield f"ticket {ticket} was overtaken and has no record"
 
 
 def _kv_breaches(picture: Picture) -> Iterable[str]:
     counted: Counter[str] = Counter()
-    for fields in picture.leases.values():
-        counted[fields.get("worker", "")] += int(fields.get("kv", 0))
+    for lease in picture.leases.values():
+        counted[lease.worker] += lease.kv_tokens
     for worker, leased in picture.leased.items():
         if counted[worker] != leased.kv_tokens:
             yield f"worker {worker} has {leased.kv_tokens} KV tokens leased, its leases {counted[worker]}"
@@ -122,58 +150,67 @@ def _kv_breaches(picture: Picture) -> Iterable[str]:
 
 
 def _team_breaches(picture: Picture) -> Iterable[str]:
-    teams = Counter(fields.get("team", "") for fields in picture.tickets.values())
-    told = {name[2:]: int(number) for name, number in picture.fair.items() if name.startswith("n:")}
-    for team in teams.keys() | told.keys():
-        if teams[team] != told.get(team, 0):
-            yield f"team {team} has {teams[team]} tickets and is told to have {told.get(team, 0)}"
-    held = Counter(fields.get("team", "") for fields in picture.leases.values())
-    told = {name[2:]: int(number) for name, number in picture.fair.items() if name.startswith("h:")}
-    for team in held.keys() | told.keys():
-        if held[team] != told.get(team, 0):
-            yield f"team {team} has {held[team]} leases and is told to have {told.get(team, 0)}"
+    tickets = Counter(ticket.team for ticket in picture.tickets.values())
+    leases = Counter(lease.team for lease in picture.leases.values())
+    for team in tickets.keys() | leases.keys() | picture.teams.keys():
+        told = picture.teams.get(team, Held(0, 0))
+        if tickets[team] != told.tickets:
+            yield f"team {team} has {tickets[team]} tickets and is told to have {told.tickets}"
+        if leases[team] != told.leases:
+            yield f"team {team} has {leases[team]} leases and is told to have {told.leases}"
 
 
 async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
     """Read the model's data in one script, so that nothing changes in between."""
     rows = await redis.eval(_READ, 1, keys.model_prefix(model))
     now_ms, names = int(rows[0]), {name.decode(): value for name, value in rows[1]}
-    prefix = keys.model_prefix(model)
-    records: dict[str, bytes] = {}
-    bids: set[str] = set()
-    expiries: dict[str, dict[str, float]] = {}
-    hashes: dict[str, dict[str, dict[str, str]]] = {"lease": {}, "ticket": {}}
-    for name, value in names.items():
-        match = re.fullmatch(r"(worker|leases|lease|ticket):(.+?)(:heads|:bids)?", name.removeprefix(prefix))
-        if match is None:
-            continue
-        kind, id, suffix = match.groups()
-        if suffix == ":bids":
-            bids.add(id)
-        elif suffix == ":heads":
-            continue
-        elif kind == "leases":
-            expiries[id] = _scores(value)
-        elif kind == "worker":
-            records[id] = dict(_raw_pairs(value))[BEAT.encode()]
-        else:
-            hashes[kind][id] = _fields(value)
-    queue = _scores(names.get(keys.queue(model), []))
-    ticket_expiries = _scores(names.get(keys.tickets(model), []))
-    leased = {worker: _read_leased(text) for worker, text in _fields(names.get(keys.leased(model), [])).items()}
-    fair = _fields(names.get(keys.fair(model), []))
+    workers = {id: dict(_raw_pairs(value))[BEAT.encode()] for id, value in _by_id(names, keys.worker(model, ""))}
+    ledger = _fields(names.get(keys.ledger(model), []))
+    leases, tickets, unreadable = _read_calls(_fields(names.get(keys.calls(model), [])))
     return Picture(
         now_ms,
-        records,
-        leased,
-        expiries,
-        hashes["lease"],
-        queue,
-        hashes["ticket"],
-        ticket_expiries,
-        frozenset(bids),
-        fair,
+        workers,
+        {field[2:]: _read_leased(text) for field, text in ledger.items() if field.startswith("w:")},
+        {id: _scores(value) for id, value in _by_id(names, keys.worker_leases(model, ""))},
+        leases,
+        _scores(names.get(keys.queue(model), [])),
+        tickets,
+        unreadable,
+        _scores(names.get(keys.tickets(model), [])),
+        frozenset(_fields(names.get(keys.passed(model), [])).keys() - {""}),
+        {unpacked_team(field[2:]): _read_held(text) for field, text in ledger.items() if field.startswith("t:")},
     )
+
+
+def _by_id(names: Mapping[str, list[bytes]], prefix: str) -> Iterable[tuple[str, list[bytes]]]:
+    """Yield the ids and values of the keys with this prefix; not those below the name of one of them."""
+    for name, value in names.items():
+        if name.startswith(prefix) and not name.endswith(":heads"):
+            yield name.removeprefix(prefix), value
+
+
+_LEASE = re.compile(r"([LG]) \d+ (\d+) \S+ \S+ (\S+) (\S+) \S+ \S*\n([^\n]*)(?:\n(.*))?", re.DOTALL)
+_TICKET = re.compile(r"\d+\n.*\n[^\n]*\n\S+ (\S+) \S+ \S+ \S+\n([^\n]*)", re.DOTALL)
+"""The records of lua/shared.lua: leases and grants, tickets."""
+
+
+def _read_calls(records: Mapping[str, str]) -> tuple[dict[str, LeaseRecord], dict[str, TicketRecord], frozenset[str]]:
+    """Return leases (granted ones, too), tickets (granted ones, too), and the ids of what is neither."""
+    leases: dict[str, LeaseRecord] = {}
+    tickets: dict[str, TicketRecord] = {}
+    unreadable = set()
+    for id, text in records.items():
+        ticket: str | None = text
+        if found := _LEASE.fullmatch(text):
+            kind, kv_tokens, worker, boot, team, ticket = found.groups()
+            leases[id] = LeaseRecord(worker, boot, int(kv_tokens), unpacked_team(team))
+            if kind == "L":
+                continue
+        if found := _TICKET.fullmatch(ticket or ""):
+            tickets[id] = TicketRecord(float(found[1]), unpacked_team(found[2]))
+        else:
+            unreadable.add(id)
+    return leases, tickets, frozenset(unreadable)
 
 
 _READ = """
@@ -195,6 +232,11 @@ return {tostring(clock[1] * 1000 + math.floor(clock[2] / 1000)), rows}
 def _read_leased(text: str) -> Leased:
     boot, leases, kv_tokens, _ = text.split(" ")
     return Leased(boot, int(leases), int(kv_tokens))
+
+
+def _read_held(text: str) -> Held:
+    _, tickets, leases = text.split(" ")
+    return Held(int(tickets), int(leases))
 
 
 def _raw_pairs(flat: list[bytes]) -> Iterable[tuple[bytes, bytes]]:

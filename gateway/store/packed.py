@@ -1,4 +1,4 @@
-"""Reads long answers of Redis, and pauses long work so that the event loop is not blocked.
+"""Packs names for scripts, reads long answers of Redis, and pauses long work so that the event loop is not blocked.
 
 The scripts `members` and `records` pack many answers into one string, which takes a fraction of the time of that many
 separate answers.
@@ -10,6 +10,21 @@ import asyncio
 import time
 from collections.abc import Iterator
 from struct import Struct
+from urllib.parse import unquote
+
+_SPECIAL = str.maketrans({"%": "%25", "|": "%7C", "\n": "%0A"})
+_NOT_SPECIAL = frozenset("%|\n")
+
+
+def packed_team(team: str) -> str:
+    """Return a team's name without the characters that separate the parts of a record in lua/shared.lua."""
+    return team.translate(_SPECIAL) if not _NOT_SPECIAL.isdisjoint(team) else team
+
+
+def unpacked_team(packed: str) -> str:
+    """Return the team's name from what `packed_team` has made of it."""
+    return unquote(packed)
+
 
 NOTHING, THERE, TOO_LONG, OF_ANOTHER_TYPE = range(4)
 """The possible results of the scripts `members` and `records` for one key."""

@@ -9,6 +9,7 @@ from typing import Any
 import redis.asyncio
 
 from gateway.store.outage import answered, reading
+from gateway.store.packed import unpacked_team
 from gateway.store.scripts import load_script
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION
@@ -35,8 +36,8 @@ class QueuedTicket:
     team: str
     priority: int
     """Priority class; higher goes first."""
-    waited_s: float | None
-    """Seconds since the call was queued; None: not known."""
+    waited_s: float
+    """Seconds since the call was queued."""
     overtaken: int
     """How often a slot that the call wanted went to a ticket further back in the queue."""
     begin_in_s: float | None
@@ -84,7 +85,7 @@ class QueueInspector:
                 bool(settling),
                 waiting,
                 dict(_pairs(by_priority)),
-                {team.decode(): count for team, count in _pairs(by_team)},
+                {unpacked_team(team.decode()): count for team, count in _pairs(by_team)},
                 tuple(_ticket(row, now_ms) for row in tickets),
                 {worker: (next(counts), next(counts)) for worker in workers},
             )
@@ -102,30 +103,21 @@ def _pairs(row: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _ticket(row: Sequence[Any], now_ms: int) -> QueuedTicket:
-    fields = {name.decode(): value.decode() for name, value in _pairs(row[1:])}
-    deadline_ms, elsewhere, bids = _bids(fields.get("bids", ""))
-    filed_ms = float(fields.get("at") or 0)
-    return QueuedTicket(
-        team=fields.get("team", ""),
-        priority=row[0],
-        waited_s=(now_ms - filed_ms) / 1000 if filed_ms else None,
-        overtaken=int(fields.get("passed", 0)),
-        begin_in_s=(deadline_ms - now_ms) / 1000 if deadline_ms else None,
-        gateway=fields.get("gateway", ""),
-        bids=bids,
-        elsewhere=elsewhere,
-    )
-
-
-def _bids(text: str) -> tuple[float, QueuedBid | None, dict[str, QueuedBid]]:
-    """Return three things from a ticket's text: its deadline in unix ms (0: none); its one bid for all workers that the
-    text does not name; and worker -> bid for the workers that it names."""
-    if not text:
-        return 0.0, None, {}
-    deadline, elsewhere, _, named, *_ = text.split("\n")
+    """Return a ticket from its priority class, how often it was overtaken, and its record (lua/shared.lua)."""
+    priority, overtaken, record = row
+    deadline, elsewhere, _, named, gateway, filed, team = record.decode().split("\n")
     bids = dict(bid.rsplit("=", 1) for bid in named.split("|") if bid)
-    told = {worker: _bid(bid) for worker, bid in bids.items()}
-    return float(deadline), _bid(elsewhere) if elsewhere else None, told
+    deadline_ms, filed_ms = float(deadline), float(filed.split(" ")[-1])
+    return QueuedTicket(
+        team=unpacked_team(team),
+        priority=priority,
+        waited_s=(now_ms - filed_ms) / 1000,
+        overtaken=overtaken,
+        begin_in_s=(deadline_ms - now_ms) / 1000 if deadline_ms else None,
+        gateway=gateway,
+        bids={worker: _bid(bid) for worker, bid in bids.items()},
+        elsewhere=_bid(elsewhere) if elsewhere else None,
+    )
 
 
 def _bid(text: str) -> QueuedBid:

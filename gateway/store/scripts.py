@@ -23,20 +23,11 @@ from workers.redis.link import cluster_of, line_of
 
 FOLDER = Path(__file__).parent / "lua"
 
-ONE_PER_MODEL = (
-    keys.workers,
-    keys.leased,
-    keys.queue,
-    keys.tickets,
-    keys.fence,
-    keys.fair,
-    keys.swept,
-    keys.settling,
-)
+ONE_PER_MODEL = (keys.workers, keys.queue, keys.tickets, keys.calls, keys.ledger, keys.passed, keys.swept)
 """Functions that return the names of keys that exist once per model. In scripts, `<function>_key` holds the name."""
 
-MANY_PER_MODEL = (keys.worker, keys.worker_leases, keys.lease, keys.ticket, keys.ticket_bids)
-"""Functions that return the names of keys that exist per worker, lease or ticket. Scripts call `<function>_key(id)`."""
+MANY_PER_MODEL = (keys.worker, keys.worker_leases)
+"""Functions that return the names of keys that exist per worker. Scripts call `<function>_key(id)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +45,26 @@ def key_names() -> str:
     prefix = keys.model_prefix("")
     lines = [f'local {name.__name__}_key = KEYS[1] .. "{name("").removeprefix(prefix)}"' for name in ONE_PER_MODEL]
     for by_id in MANY_PER_MODEL:
-        before, _, after = by_id("", "%").removeprefix(prefix).partition("%")
-        built = f'KEYS[1] .. "{before}" .. id' + (f' .. "{after}"' if after else "")
-        lines.append(f"local function {by_id.__name__}_key(id) return {built} end")
+        before = by_id("", "").removeprefix(prefix)
+        lines.append(f'local function {by_id.__name__}_key(id) return KEYS[1] .. "{before}" .. id end')
+    lines.append(f'local function grants_channel(id) return "{keys.grants_channel("")}" .. id end')
     return "\n".join(lines) + "\n"
 
 
-def load_script(name: str, *beside: str) -> Script:
-    """Return the script `lua/<name>.lua`, preceded by the key names, `lua/shared.lua` and the files in `beside`."""
-    shared = [(FOLDER / f"{part}.lua").read_text("utf-8") for part in ("shared", *beside)]
-    return _script(name, "\n".join([key_names(), *shared]))
+def load_script(name: str, *parts: str, at_once: bool = False) -> Script:
+    """Return the script `lua/<name>.lua`, preceded by the key names, `lua/shared.lua` and the files in `parts`.
+
+    Each part is the body of a function with the part's name. Redis runs a script's text from its beginning every time,
+    and making all functions would take more of its time than what most calls do: a script makes those of a part by
+    calling it, where it needs them. `at_once`: before all that comes `lua/<name>_at_once.lua`, which does what most
+    calls need and returns, or changes nothing; `ledger` (shared.lua) has what it has read."""
+    bodies = [f"local function {part}()\n{_source(part)}\nend\n" for part in parts]
+    usual = [_source(f"{name}_at_once")] if at_once else []
+    return _script(name, "\n".join([key_names(), "local ledger = {}\n", *usual, _source("shared"), *bodies]))
+
+
+def _source(name: str) -> str:
+    return (FOLDER / f"{name}.lua").read_text("utf-8")
 
 
 def load_response_script(name: str) -> Script:
@@ -110,7 +111,7 @@ def load_records_script() -> Script:
 
 
 def _script(name: str, head: str) -> Script:
-    source = head + "\n" + (FOLDER / f"{name}.lua").read_text("utf-8")
+    source = head + "\n" + _source(name)
     # SHA-1 is the name of a script in Redis, not a safeguard.
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 

@@ -154,7 +154,7 @@ class Scene:
     def left(self) -> list[str]:
         """What is leased or in line, of any model."""
         with redis.Redis(unix_socket_path=str(self.stack.redis.socket)) as client:
-            patterns = ("pd:{*}:lease:*", "pd:{*}:ticket:*", "pd:{*}:leases:*")
+            patterns = ("pd:{*}:calls", "pd:{*}:expiries", "pd:{*}:held:*")
             return sorted(str(name) for pattern in patterns for name in client.keys(pattern))
 
     def busy(self) -> int:

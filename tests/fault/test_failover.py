@@ -78,4 +78,9 @@ async def take_over(scene: Scene, replica: RedisServer, wire: Wire) -> None:
 
 def leases_in(server: RedisServer) -> set[str]:
     with redis.Redis(unix_socket_path=str(server.socket)) as client:
-        return {str(name) for name in client.keys("pd:{*}:lease:*")}
+        return {
+            f"{name.decode()} {id.decode()}"
+            for name in client.keys("pd:{*}:calls")
+            for id, record in client.hgetall(name).items()
+            if record.startswith(b"L ")
+        }

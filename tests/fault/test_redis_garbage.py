@@ -56,7 +56,7 @@ class Name:
             case "zset":
                 client.zadd(self.key, {NO_TEXT: time.time() + 60})
             case "hash":
-                client.hset(self.key, mapping={NO_TEXT: NO_TEXT, "beat": NO_TEXT, "slots": NO_TEXT, "first": NO_TEXT})
+                client.hset(self.key, mapping={NO_TEXT: NO_TEXT, "beat": NO_TEXT, "placing": NO_TEXT, "first": NO_TEXT})
             case "stream":
                 client.xadd(self.key, {NO_TEXT: NO_TEXT})
             case _:

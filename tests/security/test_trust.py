@@ -16,7 +16,7 @@ from tests.support.caller import calling
 from tests.support.redis_server import PASSWORDS
 from tests.support.stack import Stack
 from workers.protocol import keys
-from workers.protocol.heartbeat import BEAT, SEAL, decode_heartbeat, encode_heartbeat, record_of
+from workers.protocol.heartbeat import BEAT, PLACING, SEAL, decode_heartbeat, encode_heartbeat, placing_of, record_of
 from workers.protocol.keys import user_of
 
 MODEL, OTHER = "small", "large"
@@ -55,7 +55,7 @@ async def ear() -> AsyncIterator[tuple[str, list[bytes]]]:
 
 def record_in(client: redis.Redis, model: str, worker: str) -> dict[bytes, bytes]:
     name = keys.worker(model, worker)
-    fields = (BEAT, SEAL, "boot", "address", "protocol", "slots", "draining", "kv", "kv_used")
+    fields = (BEAT, SEAL, PLACING)
     found = {field.encode(): cast(bytes | None, client.hget(name, field)) for field in fields}
     return {field: value for field, value in found.items() if value is not None}
 
@@ -78,9 +78,12 @@ async def test_a_forged_record_is_sent_no_prompt_and_no_secret(stack: Stack, int
             put(intruder, MODEL, "forged", {**record_of(forged, "guessed")})
             # The true worker's record, with an address of one's own in both places where it stands.
             written = record_in(intruder, MODEL, "true")
-            moved = encode_heartbeat(replace(decode_heartbeat(written[BEAT.encode()]), address=address))
-            put(intruder, MODEL, "moved", {**written, BEAT.encode(): moved, b"address": address.encode()})
-            intruder.hset(keys.worker(MODEL, "true"), "address", address)
+            moved = replace(decode_heartbeat(written[BEAT.encode()]), address=address)
+            placing = placing_of(moved).encode()
+            put(
+                intruder, MODEL, "moved", {**written, BEAT.encode(): encode_heartbeat(moved), PLACING.encode(): placing}
+            )
+            intruder.hset(keys.worker(MODEL, "true"), PLACING, placing)
             status, body = await caller.whole(messages=[{"role": "user", "content": PROMPT}])
             assert status == 200, body
         assert heard == []

@@ -123,6 +123,8 @@ BEAT = "beat"
 """The field of a worker's record that holds its `Heartbeat`."""
 SEAL = "seal"
 """The field of a worker's record that holds the heartbeat's seal; gateways ignore records without a valid seal."""
+PLACING = "placing"
+"""The field of a worker's record that holds what admission scripts read (`placing_of`)."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,23 +203,18 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_of(beat: Heartbeat, secret: str) -> dict[Any, Any]:
-    """Return the fields of `keys.worker`: the heartbeat, its seal, and the values that admission scripts read.
-
-    The values for scripts are fields of their own for speed. They are not sealed, as they only decide how many calls a
-    worker gets: the address that gateways send calls to comes from the heartbeat alone."""
+    """Return the fields of `keys.worker`: the heartbeat, its seal, and the values that admission scripts read."""
     encoded = encode_heartbeat(beat)
-    return {
-        BEAT: encoded,
-        SEAL: seal_heartbeat(secret, encoded),
-        "boot": beat.boot,
-        "address": beat.address,
-        "protocol": beat.protocol,
-        "slots": beat.slots,
-        "draining": int(beat.draining),
-        "kv": beat.kv_tokens,
-        "kv_used": beat.kv_tokens_used,
-        "overdraft": beat.overdraft,
-    }
+    return {BEAT: encoded, SEAL: seal_heartbeat(secret, encoded), PLACING: placing_of(beat)}
+
+
+def placing_of(beat: Heartbeat) -> str:
+    """Return what the admission scripts read of a worker, as one text that they read in one call of Redis.
+
+    It is not sealed, as it only decides how many calls a worker gets: the address that gateways send calls to comes
+    from the heartbeat alone."""
+    slots = f"{beat.slots} {beat.kv_tokens} {beat.kv_tokens_used} {int(beat.draining)} {beat.overdraft}"
+    return f"{beat.boot} {beat.protocol} {slots} {beat.address}"
 
 
 encode_heartbeat = msgspec.json.Encoder().encode

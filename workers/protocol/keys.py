@@ -22,27 +22,23 @@ write only the names marked with `worker`; most others are written by the gatewa
     pd:{model}:workers                set     worker       ids of workers; the sweep removes those without a record
     pd:{model}:worker:<id>            hash    worker       `beat` (JSON) and its `seal`, and what scripts read
     pd:{model}:worker:<id>:heads      string  worker       prefix hashes of its cache (`heartbeat.pack_heads`)
-    pd:{model}:leases:<id>            zset    gateway      lease id -> expiry, unix ms: the slots in use there
-    pd:{model}:leased                 hash    gateway      worker id -> its process, leases, their KV, slots
-    pd:{model}:lease:<id>             hash    gateway      worker, boot, address, gateway, fence, kv, team, charge
-    pd:{model}:fence                  string  gateway      last fencing token
-    pd:{model}:fair                   hash    gateway      virtual time, teams' finish and tickets, overtakings
-    pd:{model}:queue                  zset    gateway      ticket id -> rank: class, then virtual finish; who waits
-    pd:{model}:tickets                zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
-    pd:{model}:ticket:<id>            hash    gateway      gateway, channel, rank, start, team, share, at
-    pd:{model}:ticket:<id>:bids       string  gateway      the ticket's bid for each worker (`lua/shared.lua`)
+    pd:{model}:held:<id>              zset    gateway      lease id -> expiry, unix ms: the worker's slots in use
+    pd:{model}:calls                  hash    gateway      id of a ticket, grant or lease -> it (`lua/shared.lua`)
+    pd:{model}:ledger                 hash    gateway      what teams and workers have, virtual time, last token
+    pd:{model}:line                   zset    gateway      ticket id -> rank: class, then virtual finish; who waits
+    pd:{model}:expiries               zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
+    pd:{model}:passed                 hash    gateway      ticket id -> how often it was overtaken, if it was
     pd:{model}:swept                  string  gateway      exists while another sweep would find nothing new
     pd:{model}:adapters               hash    gateway      registered adapter -> `AdapterRecord` (JSON)
     pd:{model}:adapters-removed       hash    gateway      adapter removed lately -> unix time of its removal
     pd:{model}:adapter-scales         hash    gateway      adapter -> scale, for calls that name no adapters
     pd:{model}:supervised             string  supervisor   exists while a supervisor keeps workers of the model
     pd:{model}:unloaded               string  gateway      exists while an admin wants no workers of the model
-    pd:{model}:settling               string  gateway      exists while no slot is granted since Redis lost its data
     pd:fleet                          channel worker       a worker registered, drains or is gone
     pd:grants:<gateway>               channel gateway      id of a ticket of that gateway that was granted
 
 A worker writes its names to `pd:models` and `pd:{model}:workers` with every heartbeat: a restarted Redis has lost them.
-A ticket and the lease that it becomes have one id, made by the gateway; a granted ticket has both records.
+A ticket and the lease that it becomes have one id, made by the gateway, and one record.
 
 There is one Redis user for gateways and one for workers, each with no more rights than it needs. A worker parses models
 and prompts of strangers in C++. If an attacker takes a worker over, its login can't write API keys, read stored
@@ -159,47 +155,31 @@ def worker_heads(model: str, worker_id: str) -> str:
 
 def worker_leases(model: str, worker_id: str) -> str:
     # Not below the name of `worker`: workers have the right to write everything below that (`_NAMES`).
-    return model_prefix(model) + f"leases:{worker_id}"
+    return model_prefix(model) + f"held:{worker_id}"
 
 
-def lease(model: str, lease_id: str) -> str:
-    return model_prefix(model) + f"lease:{lease_id}"
+def calls(model: str) -> str:
+    return model_prefix(model) + "calls"
 
 
-def fair(model: str) -> str:
-    return model_prefix(model) + "fair"
-
-
-def ticket_bids(model: str, ticket_id: str) -> str:
-    return ticket(model, ticket_id) + ":bids"
+def ledger(model: str) -> str:
+    return model_prefix(model) + "ledger"
 
 
 def queue(model: str) -> str:
-    return model_prefix(model) + "queue"
-
-
-def ticket(model: str, ticket_id: str) -> str:
-    return model_prefix(model) + f"ticket:{ticket_id}"
-
-
-def leased(model: str) -> str:
-    return model_prefix(model) + "leased"
-
-
-def fence(model: str) -> str:
-    return model_prefix(model) + "fence"
+    return model_prefix(model) + "line"
 
 
 def tickets(model: str) -> str:
-    return model_prefix(model) + "tickets"
+    return model_prefix(model) + "expiries"
+
+
+def passed(model: str) -> str:
+    return model_prefix(model) + "passed"
 
 
 def swept(model: str) -> str:
     return model_prefix(model) + "swept"
-
-
-def settling(model: str) -> str:
-    return model_prefix(model) + "settling"
 
 
 def supervised(model: str) -> str:
@@ -247,9 +227,9 @@ _CONNECTING = (
 )
 _COMMANDS: Mapping[Role, str] = {
     "gateway": (
-        "del exists get set setnx mget incr incrby expire pexpire pttl time multi exec discard "
+        "del exists get set mget incr incrby expire pexpire pttl time multi exec discard "
         "publish subscribe unsubscribe "
-        "hdel hexists hget hgetall hincrby hincrbyfloat hkeys hmget hscan hset hsetnx hstrlen "
+        "hdel hexists hget hgetall hincrby hkeys hmget hscan hset hsetnx hstrlen "
         "sadd scard smembers srandmember srem sscan strlen "
         "xadd xlen xrange xread xrevrange xtrim zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
         "zscore eval evalsha script|load"

@@ -6,17 +6,15 @@
 --   came too late)
 --
 -- Keeps: an expired grant is never claimed: its ticket waits at its old place. Claiming twice is as claiming once.
-local id, lease_ttl = ARGV[4], tonumber(ARGV[5])
-
-local lease = redis.call("HMGET", lease_key(id), "gateway", "worker")
-if not lease[1] or lease[1] ~= GATEWAY then return {"waiting"} end
-local worker = lease[2]
-local expiry = tonumber(redis.call("ZSCORE", worker_leases_key(worker), id) or 0)
-if expiry <= now then
-  lease_drop(worker, id)
-  grant({worker})
-  return {"waiting"}
+local id, text = ARGV[4], call_read(ARGV[4])
+local lease = lease_read(text)
+if not lease or lease.gateway ~= GATEWAY then return {"waiting"} end
+local reply
+if (tonumber(call("ZSCORE", worker_leases_key(lease.worker), id)) or 0) <= now then
+  lease_drop(lease.worker, id, lease)
+  line()({lease.worker})
+else
+  reply = grant_claim(id, lease, text, tonumber(ARGV[5]))
 end
-local overtaken, reply = grant_claim(worker, id, lease_ttl), lease_reply(id)
-reply[#reply + 1] = overtaken
-return reply
+ledger_save()
+return reply or {"waiting"}

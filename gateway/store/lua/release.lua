@@ -6,14 +6,18 @@
 -- Result: 1, or 0 if there is no lease with that token, and nothing was changed
 --
 -- Keeps: no slot is free while one of the first WINDOW x WINDOWS tickets is better off with it than without.
-local lease = redis.call("HMGET", lease_key(ARGV[4]), "fence", "worker", "team", "share", "kv")
-if lease[1] ~= ARGV[5] then return 0 end
-local full = lease_drop(lease[2], ARGV[4], {lease[5], lease[3], lease[4]})
-if ARGV[6] ~= "" and lease[4] then charge_rest(lease[3], tonumber(ARGV[6]) - tonumber(lease[4])) end
-if full then
-  -- The lease was beyond the worker's slots; perhaps another ticket is owed that place.
-  lend_to_line(WINDOWS * WINDOW)
-else
-  grant({lease[2]})
+local lease = lease_read(call_read(ARGV[4]))
+if not lease or lease.fence ~= ARGV[5] then return 0 end
+local full = lease_drop(lease.worker, ARGV[4], lease)
+if ARGV[6] ~= "" and lease.share then team_add(lease.team, tonumber(ARGV[6]) - lease.share, 0, 0) end
+if num_waiting() > 0 then
+  ledger_load({"v", "fence", "settling"})
+  if full then
+    -- The lease was beyond the worker's slots; perhaps another ticket is owed that place.
+    select(2, overdraft())(WINDOWS * WINDOW)
+  else
+    line()({lease.worker})
+  end
 end
+ledger_save()
 return 1

@@ -17,16 +17,18 @@ local void, crowded, given = {}, {}, {}
 -- Ends all grants that nobody has claimed; their tickets wait at their old places. For a Redis that hung: it then runs
 -- the scripts sent meanwhile, and may grant slots on which gateways have placed calls without it.
 local function grants_take_back()
-  for _, worker in ipairs(redis.call("HKEYS", leased_key)) do
-    for _, id in ipairs(redis.call("ZRANGE", worker_leases_key(worker), 0, -1)) do
-      if redis.call("EXISTS", ticket_key(id)) == 1 then lease_drop(worker, id) end
+  for _, worker in ipairs(workers_leased()) do
+    for _, id in ipairs(call("ZRANGE", worker_leases_key(worker), 0, -1)) do
+      local lease = lease_read(call_read(id))
+      if lease and lease.granted then lease_drop(worker, id, lease) end
     end
   end
 end
 
 -- Gateways that were without Redis must first report their leases here. This one's follow below; so it settles only if
 -- Redis has lost all leases (it has no fence), or other gateways were without it, too.
-if ARGV[6] ~= "" and redis.call("SETNX", fence_key, 0) == 1 or ARGV[6] == "settle" then
+if ARGV[6] ~= "" and not ledger_get("fence") or ARGV[6] == "settle" then
+  if not ledger_get("fence") then ledger_set("fence", "0") end
   if settle(settle_ms) then grants_take_back() end
 end
 
@@ -44,11 +46,12 @@ local function restore(id, fence, worker, boot, kv, team, weight)
   elseif record.slots + record.overdraft <= record.leases then
     crowded[#crowded + 1] = id
   else
-    local token = lease_take(record, id, GATEWAY, lease_ttl, kv, fence, team, weight)
+    local token = lease_take(record, id, GATEWAY, lease_ttl, kv, fence, team, weight, "-")
+    team_add(team, 0, 0, 1)
     if not fence then
       give(id, token)
-    elseif tonumber(redis.call("GET", fence_key) or 0) < tonumber(fence) then
-      redis.call("SET", fence_key, fence)
+    elseif (tonumber(ledger_get("fence")) or 0) < tonumber(fence) then
+      ledger_set("fence", fence)
       settle(settle_ms)
     end
   end
@@ -56,23 +59,25 @@ end
 
 for i = 7, #ARGV, 7 do
   local id, fence, worker, boot, kv = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])
-  local holder, owner = unpack(redis.call("HMGET", lease_key(id), "fence", "gateway"))
+  local lease = lease_read(call_read(id))
+  local holder = lease and lease.fence
   if fence == "0" then
     fence = nil
     -- It was given a token before, and that answer got lost.
-    if holder and owner == GATEWAY then
+    if holder and lease.gateway == GATEWAY then
       fence = holder
       give(id, fence)
     end
   end
-  local expiry = tonumber(redis.call("ZSCORE", worker_leases_key(worker), id) or 0)
+  local expiry = tonumber(call("ZSCORE", worker_leases_key(worker), id) or 0)
   if holder and holder ~= fence then
     void[#void + 1] = id
   elseif holder and expiry > now then
-    redis.call("ZADD", worker_leases_key(worker), now + lease_ttl, id)
+    call("ZADD", worker_leases_key(worker), now + lease_ttl, id)
   else
-    if holder then lease_drop(worker, id) end
+    if holder then lease_drop(worker, id, lease) end
     restore(id, fence, worker, boot, kv, ARGV[i + 5], ARGV[i + 6])
   end
 end
+ledger_save()
 return {void, crowded, given}

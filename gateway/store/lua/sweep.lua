@@ -9,72 +9,78 @@
 
 -- After a clock was set back, expiries lie far ahead, and keys that another program wrote may have none. What lies
 -- beyond FARTHEST ms is moved to NEAR ms from now; live gateways and workers renew theirs before that.
-local FARTHEST, NEAR = 120000, 6000
 local pause = tonumber(ARGV[4])
 local LOOKED_AT = 1024 -- tickets, which may be owed a loan: a place beyond a worker's slots
+local grant_all, workers_some = select(2, line())
+local _, call_drop = tickets()
 
 -- Moves a key's expiry near, if it is too far. Returns whether there is such a key.
 local function draw_near(name)
-  local left = redis.call("PTTL", name)
-  if left > FARTHEST or left == -1 then redis.call("PEXPIRE", name, NEAR) end
+  local left = call("PTTL", name)
+  if left > FARTHEST or left == -1 then call("PEXPIRE", name, NEAR) end
   return left ~= -2
 end
 
 local function draw_near_all(ends)
-  for _, id in ipairs(redis.call("ZRANGEBYSCORE", ends, string.format("(%d", now + FARTHEST), "+inf")) do
-    redis.call("ZADD", ends, now + NEAR, id)
+  for _, id in ipairs(call("ZRANGEBYSCORE", ends, format("(%d", now + FARTHEST), "+inf")) do
+    call("ZADD", ends, now + NEAR, id)
   end
 end
 
-draw_near(settling_key)
-local pausing = redis.call("PTTL", swept_key)
-if pausing > FARTHEST or pausing == -1 then redis.call("DEL", swept_key) end
-if pause > 0 and not redis.call("SET", swept_key, "1", "PX", pause, "NX") then
-  return {0, 0, 0, redis.call("ZCARD", queue_key)}
+if not settling() then
+  if ledger_get("settling") then ledger_set("settling", false) end
+elseif tonumber(ledger_get("settling")) > now + FARTHEST then
+  ledger_set("settling", format("%d", now + NEAR))
+end
+local pausing = call("PTTL", swept_key)
+if pausing > FARTHEST or pausing == -1 then call("DEL", swept_key) end
+if pause > 0 and not call("SET", swept_key, "1", "PX", pause, "NX") then
+  local number = num_waiting()
+  ledger_save()
+  return {0, 0, 0, number}
 end
 local freed, dropped, missed = 0, 0, {}
 
 draw_near_all(tickets_key)
-for _, id in ipairs(redis.call("ZRANGEBYSCORE", tickets_key, "-inf", now)) do
-  local worker = redis.call("HGET", lease_key(id), "worker")
-  ticket_drop(id)
+for _, id in ipairs(call("ZRANGEBYSCORE", tickets_key, "-inf", now)) do
+  if call_drop(id, call_read(id)) then freed = freed + 1 end
   dropped = dropped + 1
-  if worker then
-    lease_drop(worker, id)
-    freed = freed + 1
-  end
 end
 
-local leased = redis.call("HKEYS", leased_key)
-for _, worker in ipairs(leased) do
+for _, worker in ipairs(workers_leased()) do
   local leases = worker_leases_key(worker)
-  local before = redis.call("ZCARD", leases)
+  local before = call("ZCARD", leases)
   if not draw_near(worker_key(worker)) then
     leases_drop_all(worker)
   else
     worker_record(worker)
     draw_near_all(leases)
-    for _, id in ipairs(redis.call("ZRANGEBYSCORE", leases, "-inf", now)) do
-      local gateway = redis.call("HGET", ticket_key(id), "gateway")
-      if gateway then missed[gateway] = true end
-      lease_drop(worker, id)
+    for _, id in ipairs(call("ZRANGEBYSCORE", leases, "-inf", now)) do
+      local lease = lease_read(call_read(id))
+      if lease and lease.granted then missed[lease.gateway] = true end
+      lease_drop(worker, id, lease)
     end
   end
-  freed = freed + before - redis.call("ZCARD", leases)
+  freed = freed + before - call("ZCARD", leases)
 end
 
 for _, worker in ipairs(workers_some()) do
-  if not draw_near(worker_key(worker)) then redis.call("SREM", workers_key, worker) end
+  if not draw_near(worker_key(worker)) then call("SREM", workers_key, worker) end
 end
 
 -- A gateway that left a grant unclaimed may be dead: this time, the other gateways' tickets come first.
 local granted = grant_all(missed)
 if next(missed) then granted = granted + grant_all() end
-local waiting = redis.call("ZCARD", queue_key)
+local waiting = num_waiting()
 if waiting > 0 then
-  local lent = lend_to_line(LOOKED_AT)
+  local lent = select(2, overdraft())(LOOKED_AT)
   granted, waiting = granted + lent, waiting - lent
 end
+ledger_save()
 -- The model has no call: virtual time begins anew, long before its numbers grow too large to be exact.
-if waiting == 0 and redis.call("EXISTS", leased_key, tickets_key) == 0 then redis.call("DEL", fair_key) end
+if waiting == 0 and call("EXISTS", tickets_key) == 0 and not settling() and #workers_leased() == 0 then
+  local fence = ledger_get("fence")
+  call("DEL", ledger_key, calls_key, passed_key)
+  if fence then call("HSET", ledger_key, "", LONG, "fence", fence) end
+end
 return {freed, dropped, granted, waiting}

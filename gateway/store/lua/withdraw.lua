@@ -5,18 +5,17 @@
 --
 -- Keeps: nothing of a withdrawn id is left, its team is charged nothing, and its slot goes to a ticket that waits. Ids
 -- of other gateways are not touched.
+local call_drop = select(2, tickets())
 local known, freed = 0, {}
 for i = 4, #ARGV do
   local id = ARGV[i]
-  local lease = redis.call("HMGET", lease_key(id), "gateway", "worker", "team", "share")
-  local filed = redis.call("HGET", ticket_key(id), "gateway") == GATEWAY
-  if filed then ticket_drop(id) end
-  if lease[1] == GATEWAY then
-    lease_drop(lease[2], id)
-    charge_rest(lease[3], -(tonumber(lease[4]) or 0))
-    freed[#freed + 1] = lease[2]
+  local text = call_read(id)
+  local lease = lease_read(text)
+  if (lease and lease.gateway or ticket_read(text)) == GATEWAY then
+    freed[#freed + 1] = call_drop(id, text)
+    known = known + 1
   end
-  if filed or lease[1] == GATEWAY then known = known + 1 end
 end
-if #freed > 0 then grant(freed) end
+if #freed > 0 then line()(freed) end
+ledger_save()
 return known

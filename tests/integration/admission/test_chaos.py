@@ -134,7 +134,7 @@ async def test_chaos_leaves_the_data_whole(fragile: RedisServer, start_on: Start
                 tasks.create_task(chaos.call_on(number))
         assert chaos.num_served > CALLERS
         for _ in range(300):
-            left = await client.keys("pd:{m}:lease:*") + await client.keys("pd:{m}:ticket*")
+            left = await client.hkeys(keys.calls("m")) + await client.zrange(keys.tickets("m"), 0, -1)
             if not left:
                 break
             await asyncio.sleep(0.01)

@@ -169,8 +169,9 @@ async def test_redis_learns_what_was_placed_without_it(fragile: RedisServer, sta
                 break
             await asyncio.sleep(0.05)
         assert await leases(client) == 5
-        fences = {await client.hget(name, "fence") for name in await client.keys("pd:{m}:lease:*")}
-        assert len(fences - {None, b"0"}) == 5, "each has a token of its own"
+        records: list[Any] = await client.hvals(keys.calls("m"))
+        fences = {record.split(b" ")[1] for record in records if record.startswith(b"L ")}
+        assert len(fences - {b"0"}) == 5, "each has a token of its own"
         await leave_one_by_one([guest for guest in everyone if not guest.task.done()])
         for gateway in (one, other):
             await gateway.store.close()
@@ -226,7 +227,7 @@ async def watch(guests: Sequence[Guest], most: Counter[str]) -> None:
 
 async def until_gone(client: redis.asyncio.Redis) -> None:
     for _ in range(100):
-        left = await client.keys("pd:{m}:lease:*") + await client.keys("pd:{m}:ticket*")
+        left = await client.hkeys(keys.calls("m")) + await client.zrange(keys.tickets("m"), 0, -1)
         if not left:
             return
         await asyncio.sleep(0.02)

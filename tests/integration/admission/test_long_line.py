@@ -25,7 +25,7 @@ async def test_a_call_that_leaves_while_others_are_reread_is_not_put_back(
     await guests[-1].cancel()
     await rereading
     assert await client.zcard(keys.tickets("m")) == one.admission.waiting("m") == REREAD_AT_ONCE + 1
-    assert not await client.exists(keys.settling("m"))
+    assert not await client.hexists(keys.ledger("m"), "settling")
     for guest in guests:
         await guest.cancel()
 

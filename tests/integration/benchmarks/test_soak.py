@@ -88,21 +88,21 @@ def test_who_ends_is_no_orphan() -> None:
 
 
 async def test_a_lease_that_nobody_gives_back_is_found(client: redis.asyncio.Redis) -> None:
-    lease, leases = keys.lease("m", "l1"), keys.worker_leases("m", "w")
-    await client.hset(lease, "worker", "w")
+    calls, leases = keys.calls("m"), keys.worker_leases("m", "w")
+    await client.hset(calls, "l1", "L 1 0 - 1.0 w boot1 g1 http://w:1\nteam")
     await client.zadd(leases, {"l1": 1})
     await client.hset("pd:keys", mapping={"a": 1, "b": 2})
     await client.set(keys.gateway("g"), 1, px=5000)
     try:
         stock = await take_stock(client, 3.0)
-        assert stock.held() == {"pd:{}:lease:": 1, "pd:{}:leases:": 1}
-        assert stock.lasting == {"pd:{}:lease:": 1, "pd:{}:leases:": 1, "pd:keys": 1}
+        assert stock.held() == {"pd:{}:calls": 1, "pd:{}:held:": 1}
+        assert stock.lasting == {"pd:{}:calls": 1, "pd:{}:held:": 1, "pd:keys": 1}
         assert stock.families["pd:gateway:"] == 1
         assert stock.elements["pd:keys"] == 2
         assert (stock.at_s, stock.used_mib > 0) == (3.0, True)
         assert len(await breaches(client, ["m"])) == 1
     finally:
-        await client.delete(lease, leases, "pd:keys", keys.gateway("g"))
+        await client.delete(calls, leases, "pd:keys", keys.gateway("g"))
 
 
 async def answers(visitor: Visitor) -> None:

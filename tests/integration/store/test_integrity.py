@@ -13,24 +13,32 @@ from workers.protocol import keys
 MODEL = "a[b]*?\\model"
 """Not a name that Paddock allows, but the check must not read it as a pattern."""
 
-LEASES = keys.worker_leases(MODEL, "w1")
+LEASES, CALLS, LEDGER = keys.worker_leases(MODEL, "w1"), keys.calls(MODEL), keys.ledger(MODEL)
+
+
+def lease(*, fence: str = "1", boot: str = "boot1") -> str:
+    """The record of a lease of team `team`."""
+    return f"L {fence} 7 1.0 1.0 w1 {boot} g1 http://w1:1\nteam"
+
+
 DAMAGE: dict[str, list[tuple[str, ...]]] = {
-    "counts on worker w1 and has no record": [("DEL", keys.lease(MODEL, "held"))],
+    "counts on worker w1 and has no record": [("HDEL", CALLS, "held")],
     "lease held is for worker w1 and counts on worker None": [("ZREM", LEASES, "held")],
     "lease held counts on worker": [("ZADD", keys.worker_leases(MODEL, "w2"), "1e15", "held")],
-    "worker w1 has leases but is not among the leased": [("HDEL", keys.leased(MODEL), "w1")],
-    "is for process other, not boot1": [("HSET", keys.lease(MODEL, "held"), "boot", "other")],
-    "lease held has no fencing token": [("HDEL", keys.lease(MODEL, "held"), "fence")],
+    "worker w1 has leases but is not among the leased": [("HDEL", LEDGER, "w:w1")],
+    "is for process other, not boot1": [("HSET", CALLS, "held", lease(boot="other"))],
+    "the record of held can't be read": [("HSET", CALLS, "held", lease(fence="x"))],
     "worker w1 has 3 leases for 2 slots": [("ZADD", LEASES, "1e15", "x"), ("ZADD", LEASES, "1e15", "y")],
-    "ticket waits is both in the line and granted": [("HSET", keys.lease(MODEL, "waits"), "worker", "w1")],
-    "ticket waits is in the line and has no record": [("DEL", keys.ticket(MODEL, "waits"))],
+    "ticket waits is both in the line and granted": [("HSET", CALLS, "waits", lease())],
+    "ticket waits is in the line and has no record": [("HDEL", CALLS, "waits")],
     "a record but no expiry": [("ZREM", keys.tickets(MODEL), "waits")],
     "ticket waits is neither in the line nor granted": [("ZREM", keys.queue(MODEL), "waits")],
     "ticket waits has rank 2 and stands at 9": [("ZADD", keys.queue(MODEL), "9", "waits")],
-    "ticket waits has a record but no bids": [("DEL", keys.ticket_bids(MODEL, "waits"))],
-    "worker w1 has 99 KV tokens leased, its leases 7": [("HSET", keys.leased(MODEL), "w1", "boot1 1 99 1")],
-    "worker w1 is told to have 5 leases": [("HSET", keys.leased(MODEL), "w1", "boot1 5 7 1")],
-    "team team has 1 tickets and is told to have 4": [("HSET", keys.fair(MODEL), "n:team", "4")],
+    "ticket gone was overtaken and has no record": [("HSET", keys.passed(MODEL), "gone", "3")],
+    "worker w1 has 99 KV tokens leased, its leases 7": [("HSET", LEDGER, "w:w1", "boot1 1 99 1")],
+    "worker w1 is told to have 5 leases": [("HSET", LEDGER, "w:w1", "boot1 5 7 1")],
+    "team team has 1 tickets and is told to have 4": [("HSET", LEDGER, "t:team", "2 4 1")],
+    "team team has 1 leases and is told to have 3": [("HSET", LEDGER, "t:team", "2 1 3")],
 }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 import redis.asyncio
 
@@ -197,11 +198,11 @@ async def test_kv_tokens_are_leased(client: redis.asyncio.Redis, one: Caller) ->
     first = await one.take("a", "w1", kv=3000)
     await one.wait("big", offers("w1", kv=2000))
     small = await one.take("small", "w1", kv=500)
-    assert await client.hgetall(keys.leased("m")) == {b"w1": b"boot1 2 3500 4"}
+    assert await client.hget(keys.ledger("m"), "w:w1") == b"boot1 2 3500 4"
     await one.release(small)
     await one.release(first)
     assert await one.claim("big") is not None
-    assert await client.hgetall(keys.leased("m")) == {b"w1": b"boot1 1 2000 4"}
+    assert await client.hget(keys.ledger("m"), "w:w1") == b"boot1 1 2000 4"
 
 
 async def test_an_empty_worker_takes_a_call_of_any_size(client: redis.asyncio.Redis, one: Caller) -> None:
@@ -213,7 +214,7 @@ async def test_what_a_worker_reports_counts_where_it_is_more(client: redis.async
     record = heartbeat("w1", slots=4)
     await beat(client, record)
     await one.take("a", "w1", kv=10)
-    await client.hset(keys.worker("m", "w1"), "kv_used", 4000)  # its answer is longer than was predicted
+    await beat(client, msgspec.structs.replace(record, kv_tokens_used=4000))  # its answer is longer than was predicted
     await one.wait("b", offers("w1", kv=500))
 
 
@@ -238,7 +239,7 @@ async def test_ranks_keep_their_digits(client: redis.asyncio.Redis, one: Caller)
     """A year of tokens, in the lowest class: the order of two calls is still told apart."""
     await beat(client, heartbeat("w1", slots=1))
     await one.take("a", "w1")
-    await client.hset(keys.fair("m"), "v", "40000000000000.25")
+    await client.hset(keys.ledger("m"), "v", "40000000000000.25")
     await one.wait(Order("b", "t1", 1.0, -8), offers("w1"))
     await one.wait(Order("c", "t2", 0.5, -8), offers("w1"))
     assert await line(client) == [b"c", b"b"]
@@ -248,10 +249,10 @@ async def test_virtual_time_begins_anew_when_nobody_is_there(client: redis.async
     await beat(client, heartbeat("w1", slots=1))
     lease = await one.take("a", "w1")
     await one.sweep()
-    assert await client.exists(keys.fair("m"))
+    assert await client.hexists(keys.ledger("m"), "t:team")
     await one.release(lease)
     await one.sweep()
-    assert not await client.exists(keys.fair("m"))
+    assert await client.hgetall(keys.ledger("m")) == {b"": b"-" * 65, b"fence": b"1"}, "tokens go on"
 
 
 async def test_a_sweep_that_is_not_urgent_is_one_gateways(client: redis.asyncio.Redis, one: Caller) -> None:
@@ -286,4 +287,4 @@ async def test_virtual_time_does_not_run_ahead_of_the_head_of_the_line(
         await one.wait(Order(f"x{number}", "t", 1000.0), likes("w1", 9000.0, 9001.0))
     await one.wait(Order("far", "t", 1.0), likes("w1", 1.0, 9000.0))
     await next_of(one, lease, "far")
-    assert float(await client.hget(keys.fair("m"), "v") or 0) < 100
+    assert float(await client.hget(keys.ledger("m"), "v") or 0) < 100

@@ -192,11 +192,9 @@ def test_the_report_shows_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        (keys.lease("a:b", "x:1"), "pd:{}:lease:"),
-        (keys.ticket("a:b", "t1"), "pd:{}:ticket:"),
-        (keys.ticket_bids("m", "t1"), "pd:{}:ticket::bids"),
+        (keys.calls("a:b"), "pd:{}:calls"),
         (keys.worker("m", "pod-1"), "pd:{}:worker:"),
-        (keys.worker_leases("m", "pod-1"), "pd:{}:leases:"),
+        (keys.worker_leases("m", "pod-1"), "pd:{}:held:"),
         (keys.worker_heads("m", "pod-1"), "pd:{}:worker::heads"),
         (keys.workers("m"), "pd:{}:workers"),
         (keys.stream_log("0f3c"), "pd:stream:{}:log"),

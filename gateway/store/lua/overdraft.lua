@@ -1,18 +1,20 @@
--- Lends leases beyond a worker's slots to teams that have less than their share. It follows shared.lua in some scripts.
+-- Lends leases beyond a worker's slots to teams that have less than their share: the body of a function of some
+-- scripts, after shared.lua and line.lua.
 --
 -- A worker whose record has an `overdraft` takes so many calls more than it has slots, and runs them in slices of time
 -- (workers/engine/step/shares.py): a call of a team that has more than its share of the slots pauses for a call of a
 -- team that has less. So a team that holds every slot does not keep others in the line until its answers end.
 local LENT_AT_ONCE = 16 -- maximum loans in one run
 local TRIES = 2        -- after so many tickets of a team were refused, its others are not asked in this run
+local ticket_grant = select(4, line())
 
 -- Returns team -> its leases of a worker, and its weight.
 local function holders_read(worker)
   local holders = {}
-  for _, id in ipairs(redis.call("ZRANGE", worker_leases_key(worker), 0, -1)) do
-    local lease = redis.call("HMGET", lease_key(id), "team", "weight")
-    local team = lease[1] or ""
-    local held = holders[team] or {leases = 0, weight = tonumber(lease[2]) or 1}
+  for _, id in ipairs(call("ZRANGE", worker_leases_key(worker), 0, -1)) do
+    local lease = lease_read(call_read(id))
+    local team = lease and lease.team or ""
+    local held = holders[team] or {leases = 0, weight = lease and tonumber(lease.weight) or 1}
     held.leases = held.leases + 1
     holders[team] = held
   end
@@ -20,7 +22,7 @@ local function holders_read(worker)
 end
 
 local function held_in_all(team)
-  return tonumber(redis.call("HGET", fair_key, "h:" .. team)) or 0
+  return (select(3, team_read(team)))
 end
 
 -- Whether a ticket gets a lease of a worker without a free slot: its team has less than its share there, another one
@@ -49,7 +51,7 @@ end
 -- `most` workers that a ticket names. Returns how many grants were made.
 local function lend(ids, most)
   if #ids == 0 or settling() then return 0 end
-  local workers, refused, lent, names = {}, {}, 0, {}
+  local workers, refused, lent = {}, {}, 0
 
   local function worker_read(name)
     local found = workers[name]
@@ -63,17 +65,16 @@ local function lend(ids, most)
     return found.record, found.holders
   end
 
-  local function take(id, text)
-    local filed = redis.call("HMGET", ticket_key(id), "team", "weight")
-    if not filed[1] then return false end
-    local ticket = {team = filed[1], weight = tonumber(filed[2]) or 1}
+  local function take(id, text, team, weight)
+    local ticket = {team = team, weight = tonumber(weight) or 1}
     local asked = 0
-    for worker, rate, kv in string.gmatch(text, "([^|\n]+)=(%S+) (%d+)[^|\n]*|") do
+    for worker, rate, kv in string.gmatch(match(text, "\n|([^\n]*)") or "", "([^|]+)=(%S+) (%d+)[^|]*|") do
       asked = asked + 1
       if asked > most then return false end
       local record, holders = worker_read(worker)
-      if record and tonumber(rate) >= 0 and may_lend(record, holders, ticket, tonumber(kv)) then
-        ticket_grant(record, id, tonumber(kv), redis.call("ZRANGE", queue_key, 0, 0)[1])
+      if record and (tonumber(rate) or -1) >= 0 and may_lend(record, holders, ticket, tonumber(kv)) then
+        local first = call_read(call("ZRANGE", queue_key, 0, 0)[1])
+        ticket_grant(record, id, text, tonumber(kv), first)
         workers[worker] = nil
         return true
       end
@@ -81,11 +82,10 @@ local function lend(ids, most)
     return false
   end
 
-  for at, id in ipairs(ids) do names[at] = ticket_bids_key(id) end
-  for at, text in ipairs(redis.call("MGET", unpack(names))) do
-    local team = text and team_and_gateway(text)
+  for at, text in ipairs(call("HMGET", calls_key, unpack(ids))) do
+    local _, _, _, _, weight, _, team = ticket_read(text)
     if team and (refused[team] or 0) < TRIES then
-      if take(ids[at], text) then
+      if take(ids[at], text, team, weight) then
         lent = lent + 1
         if lent == LENT_AT_ONCE then return lent end
       else
@@ -100,7 +100,7 @@ end
 local function lend_to_line(up_to)
   local lent, first = 0, 0
   while first < up_to do
-    local ids = redis.call("ZRANGE", queue_key, first, first + 4 * WINDOW - 1)
+    local ids = call("ZRANGE", queue_key, first, first + 4 * WINDOW - 1)
     if #ids == 0 then break end
     local here = lend(ids, WINDOW)
     lent, first = lent + here, first + #ids - here
@@ -108,3 +108,5 @@ local function lend_to_line(up_to)
   end
   return lent
 end
+
+return lend, lend_to_line
