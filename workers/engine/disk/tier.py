@@ -72,7 +72,7 @@ class DiskStats:
     num_dropped: int = 0
     """Times that a block was not taken or not written: the queue was full, it was too large, or the tier was closed."""
     num_refused: int = 0
-    """Files that could not be trusted; each is removed if that is possible."""
+    """Files that could not be trusted, or that llama.cpp could not load; each is removed if that is possible."""
     num_failed: int = 0
     """Files that could not be read or written because of an OSError."""
     num_evicted: int = 0
@@ -119,6 +119,8 @@ class DiskTier:
         self._changed = threading.Condition()
         self._puts: deque[BlockName] = deque()
         self._fetches: deque[_Fetch] = deque()
+        self._unusable: deque[BlockName] = deque()
+        """Blocks whose files are to be removed, since llama.cpp could not load them."""
         self._pending: dict[BlockName, bytes] = {}
         """Blocks that are queued or being written."""
         self._pending_bytes = 0
@@ -234,13 +236,10 @@ class DiskTier:
         self._tells = True
 
     def discard(self, name: BlockName) -> None:
-        """Remove the file of a block that llama.cpp could not load; blocks until the file is unlinked."""
-        if self.ready:
-            place = self._place(name)
-            self._folder.remove(place)
-            with self._changed:
-                self._index.forget(place)
-            self._complain("unusable", f"{place.name}: llama.cpp could not load it; removed")
+        """Have the file of a block that llama.cpp could not load removed soon; does not block."""
+        with self._changed:
+            self._unusable.append(name)
+            self._changed.notify_all()
 
     def flush(self, deadline_s: float) -> bool:
         """Wait up to `deadline_s` seconds until everything queued is written and synced; return whether it is."""
@@ -289,6 +288,8 @@ class DiskTier:
         """Do the most urgent piece of work; wait if there is none."""
         if self._fetches:
             self._serve()
+        elif self._unusable:
+            self._remove(self._unusable.popleft())
         elif self._puts and not (self._num_unsynced >= SYNC_FILES):
             self._write(self._puts[0])
         elif self._unsynced:
@@ -297,7 +298,17 @@ class DiskTier:
             self._refresh()
         else:
             with self._changed:
-                self._changed.wait_for(lambda: self._puts or self._fetches or self._closing, LEFT_LOOK_S)
+                self._changed.wait_for(
+                    lambda: self._puts or self._fetches or self._unusable or self._closing, LEFT_LOOK_S
+                )
+
+    def _remove(self, name: BlockName) -> None:
+        place = self._place(name)
+        self._folder.remove(place)
+        with self._changed:
+            self._index.forget(place)
+        self._refused += 1
+        self._complain("unusable", f"{place.name}: llama.cpp could not load it; removed")
 
     def _one_has_left(self) -> bool:
         """Return whether a worker that is about to end has written files in the folder since the last scan."""
