@@ -208,7 +208,8 @@ class Compiler:
 
     def _lark(self, text: str) -> Compiled:
         is_large = num_remainders(text) > MAX_REMAINDERS
-        if is_large or is_heavy(text) or has_many_parts(text):
+        is_tried = is_large or is_heavy(text) or has_many_parts(text)
+        if is_tried:
             self._trial.check("lark", text)
         if self._elsewhere is None:
             return Grammar(self._words, text)
@@ -218,7 +219,8 @@ class Compiler:
         try:
             return MovingGrammar(Grammar(self._words, text, QUICK), elsewhere)
         except BeyondLimits:
-            self._trial.check("lark", text)
+            if not is_tried:
+                self._trial.check("lark", text)
             return elsewhere
 
     def _keep(self, key: Key, result: Compiled | Unusable, num_bytes: int) -> None:
