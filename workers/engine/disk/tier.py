@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -124,6 +124,8 @@ class DiskTier:
         self._pending: dict[BlockName, bytes] = {}
         """Blocks that are queued or being written."""
         self._pending_bytes = 0
+        self._pending_stems: Counter[bytes] = Counter()
+        """`BlockName.stem` -> how many whole states with it are queued or being written."""
         self._unsynced: dict[Leaf, None] = {}
         self._num_unsynced = 0
         self._closing = self._ended = False
@@ -187,6 +189,7 @@ class DiskTier:
             if name not in self._pending:
                 self._pending[name] = state
                 self._pending_bytes += len(state)
+                self._pending_stems[name.stem] += 1
                 self._puts.append(name)
                 self._changed.notify_all()
         return True
@@ -206,7 +209,7 @@ class DiskTier:
 
     def has_states(self, tenant: str | None, stem: bytes) -> bool:
         """Return whether a whole state of this team with this `BlockName.stem` may exist. Takes microseconds."""
-        if any(name.stem == stem for name in list(self._pending)):
+        if stem in self._pending_stems:
             return True
         return self.ready and (self._folder_of(tenant), self._keys.stem_mark(self._fingerprint, stem)) in self._stems
 
@@ -324,6 +327,7 @@ class DiskTier:
             self._dropped += len(self._pending)
             self._puts.clear()
             self._pending.clear()
+            self._pending_stems.clear()
             self._pending_bytes = 0
             fetches = list(self._fetches)
             self._fetches.clear()
@@ -411,6 +415,9 @@ class DiskTier:
             self._puts.popleft()
             del self._pending[name]
             self._pending_bytes -= len(state)
+            self._pending_stems[name.stem] -= 1
+            if not self._pending_stems[name.stem]:
+                del self._pending_stems[name.stem]
             self._changed.notify_all()
         if self._index.full:
             self._make_room()

@@ -303,6 +303,28 @@ def test_reading_renews_the_time_of_use_rarely(tmp_path: Path) -> None:
         assert path.stat().st_mtime == pytest.approx(time.time(), abs=5)
 
 
+@pytest.mark.serial
+def test_looking_for_states_takes_no_longer_while_many_are_queued(tmp_path: Path) -> None:
+    """The engine looks once for each block of a prompt: it went through all that waits for a slow disk each time."""
+    go = threading.Event()
+
+    def identify(stop: Stop) -> bytes:
+        go.wait(30)
+        return FINGERPRINT
+
+    line = np.arange(40_000, dtype=np.int32)
+    mine = StateNames(line, TEAM)
+    other = StateNames(line, Scope("red"))
+    with tier(tmp_path / "cache", identify=identify) as one:
+        assert all(one.put(mine.name(end), b"state") for end in range(64, 2064))
+        stems = [other.stem(end) for end in range(64, 40_000, 64)]
+        began = time.thread_time()
+        assert not any(one.has_states(*stem) for _ in range(4) for stem in stems)
+        assert time.thread_time() - began < 0.05
+        assert one.has_states(*mine.stem(128))
+        go.set()
+
+
 def test_whole_states_survive_a_restart_and_are_found_by_their_stems(tmp_path: Path) -> None:
     line = np.arange(200, dtype=np.int32)
     mine, theirs = StateNames(line, TEAM), StateNames(line, Scope("red"))
