@@ -66,7 +66,10 @@ def begin_trace(tracer: Tracer, caller: TraceContext | None) -> TraceRecorder:
 class QueuePosition:
     """A call's position in the queue: admission writes it, and the code that answers the caller reads it."""
 
-    __slots__ = ("_told_at", "_wait_s", "filed", "for_worker", "on_wait", "position", "predicted_s")
+    __slots__ = (
+        *("_told_at", "_wait_s", "filed", "for_worker", "on_wait", "position", "predicted_s", "wait_filed"),
+        "wait_predicted_s",
+    )
 
     def __init__(self) -> None:
         self.filed = 0
@@ -78,6 +81,9 @@ class QueuePosition:
         self.predicted_s: float | None = None
         """Predicted wait in seconds when the call was queued first; None: it never had to wait, or no prediction was
         possible."""
+        self.wait_filed = 0
+        self.wait_predicted_s: float | None = None
+        """`filed` and `predicted_s` of the present wait: a call that was given back, or fell back, waits again."""
         self.on_wait: Callable[[], None] | None = None
         """Called whenever the call begins to wait or still waits, in the queue or for something else; None: nothing is
         called."""
@@ -87,8 +93,11 @@ class QueuePosition:
     def waits(self, position: int, wait_s: float, *, for_worker: bool = False) -> None:
         """Set the call's position in the queue. `wait_s`: predicted seconds that it still has to wait."""
         self.for_worker = for_worker
+        predicted_s = None if for_worker else wait_s
+        if not self.wait_filed:
+            self.wait_filed, self.wait_predicted_s = position, predicted_s
         if not self.filed:
-            self.filed, self.predicted_s = position, None if for_worker else wait_s
+            self.filed, self.predicted_s = position, predicted_s
         self.position = position
         self._wait_s = wait_s
         self._told_at = time.monotonic()
@@ -117,14 +126,12 @@ class WaitLog:
     queue_position: QueuePosition
     context: TraceContext | None
     """Trace context of the wait's own span; None: no trace is recorded."""
-    was_filed: bool
-    """Whether an earlier wait of the call was queued: `queue_position.filed` is then of that wait, not of this one."""
     began_at: float = field(default_factory=time.monotonic)
     ended_at: float = 0.0
     error: str = ""
     """The error that ended the wait without a slot; empty: the call got a slot."""
     position: int = 0
-    """Position in the queue when the call was queued; 0: it got a slot at once, or `was_filed` is True."""
+    """Position in the queue when the call was queued; 0: it got a slot at once."""
     predicted_s: float | None = None
     overtaken: int = 0
     """How often a slot went to another call that was behind this call in the queue."""
@@ -132,8 +139,7 @@ class WaitLog:
     def end(self, error: str = "", overtaken: int = 0) -> None:
         """Note that the wait is over. `error`: why there is no slot; empty: there is one."""
         self.ended_at, self.error, self.overtaken = time.monotonic(), error, overtaken
-        if not self.was_filed:
-            self.position, self.predicted_s = self.queue_position.filed, self.queue_position.predicted_s
+        self.position, self.predicted_s = self.queue_position.wait_filed, self.queue_position.wait_predicted_s
 
 
 @dataclass(slots=True)
@@ -186,7 +192,8 @@ class AnswerLog:
 
     def begin_wait(self, model: str) -> WaitLog:
         position = self.queue_position
-        wait = WaitLog(model, position, self.trace.child(), position.filed > 0)
+        position.wait_filed, position.wait_predicted_s = 0, None
+        wait = WaitLog(model, position, self.trace.child())
         self.waits.append(wait)
         return wait
 

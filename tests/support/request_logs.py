@@ -33,7 +33,7 @@ def finished_log(outcome: str = "ok", *, attempts: int = 2, cached: int = 0) -> 
     )
     request_log.answers, request_log.answer = [answer], answer
     request_log.team, request_log.key_id, request_log.alias = "red", "ci", "chat"
-    answer.waits.append(WaitLog("llama", answer.queue_position, None, False, began_at=began, ended_at=began + 0.1))
+    answer.waits.append(WaitLog("llama", answer.queue_position, None, began_at=began, ended_at=began + 0.1))
     for _ in range(attempts):
         attempt(answer, cached=cached)
         answer.attempts[-1].submitted_at = began + 0.102

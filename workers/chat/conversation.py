@@ -16,11 +16,12 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from workers.chat.tools.family import ThoughtMarks
 from workers.models.spec import RESERVED, ChatDefaults
 from workers.protocol.events import CallFailed, Failure, FailureCode
-from workers.protocol.requests import UNBOUNDED, GenerateRequest, Message, Thinking, Tool
+from workers.protocol.requests import UNBOUNDED, GenerateRequest, Message, Thinking, Tool, decode_object
 
 NOT_FOUND = ("<|inner_prefix|>",)
 """Marks of templates (Apertus's) for which llama-server switches thinking off, since it can't find their thoughts."""
@@ -116,10 +117,66 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tools: tuple[Tool, ...] = ()
     values: dict[str, Any] = {}
     """More variables for the template, under the names that it reads."""
+    given: str = ""
+    """The caller's variables, as `GenerateRequest.template_values` has them: they take precedence over `values`. Only
+    the process that renders decodes them."""
     template: str = ""
     """Name of one of the model's templates; empty: the one that fits the conversation."""
     continued: bool = False
     """Whether the answer continues the last message, which is the assistant's."""
+
+    def read(self) -> Conversation:
+        """Return the conversation with `given` decoded into `values`. Raises CallFailed if that is no JSON object.
+
+        Decoding holds up all other threads of the process: 30 ms for 2 MB of names."""
+        if not self.given:
+            return self
+        try:
+            values = decode_object(self.given)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _unreadable(error) from None
+        for name in _OWN:
+            values.pop(name, None)
+        return msgspec.structs.replace(self, values=self.values | values, given="")
+
+
+MAX_SWITCH_BYTES = 4096
+"""Maximum bytes, as JSON, of a variable that the worker itself reads; none is longer than the name of a template."""
+
+_READ = (*sorted(RESERVED), "enable_thinking", "add_generation_prompt", "continue_final_message", "chat_template")
+_Told = msgspec.defstruct("_Told", [(name, Raw, Raw()) for name in _READ], frozen=True)
+"""The variables of a caller that the worker itself reads. All others are skipped without being decoded."""
+
+_OWN = ("chat_template", "continue_final_message", ANSWER_SCHEMA)
+"""Variables that the worker reads or sets itself: the template gets no caller's value for them."""
+
+_decode_told = msgspec.json.Decoder(_Told).decode
+
+
+def _told(request: GenerateRequest) -> dict[str, Any]:
+    """Return the variables of `_Told` that a request sets. Raises CallFailed for one that it may not set, or not so
+    long. Skips the others at a millisecond per MB."""
+    if not request.template_values:
+        return {}
+    try:
+        told = msgspec.structs.asdict(_decode_told(request.template_values))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _unreadable(error) from None
+    values = {}
+    for name, raw in told.items():
+        num_bytes = len(memoryview(raw))
+        if not num_bytes:
+            continue  # it is not set
+        if name in RESERVED:
+            raise _refused(f"`chat_template_kwargs` may not set {name!r}; leave it out")
+        if num_bytes > MAX_SWITCH_BYTES:
+            raise _refused(f"`{name}` has more than {MAX_SWITCH_BYTES >> 10} KiB; send a shorter value")
+        values[name] = msgspec.json.decode(raw)
+    return values
+
+
+def _unreadable(error: Exception) -> CallFailed:
+    return _refused(f"`chat_template_kwargs` can't be read: {error}")
 
 
 def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> Conversation:
@@ -127,26 +184,25 @@ def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) ->
     these over the variables that templates always get (`variables`).
 
     Raises CallFailed: INVALID_REQUEST for `template_values` that callers may not set, or that contradict each other."""
-    values = request.variables()
-    if taken := sorted(RESERVED & values.keys()):
-        raise _refused(f"`chat_template_kwargs` may not set {taken[0]!r}; leave it out")
-    template = values.pop("chat_template", None) or ""
+    told = _told(request)
+    template = told.get("chat_template") or ""
     if not isinstance(template, str):
         raise _refused("`chat_template` must be the name of one of the model's templates")
-    continued = _is_continued(request.messages, values)
+    continued = _is_continued(request.messages, told)
     return Conversation(
         messages=request.messages,
         tools=request.tools,
-        values=_variables(defaults) | _form_values(request) | _thinking_values(request.thinking) | values,
+        values=_variables(defaults) | _form_values(request) | _thinking_values(request.thinking),
+        given=request.template_values,
         template=template,
         continued=continued,
     )
 
 
-def _is_continued(messages: tuple[Message, ...], values: dict[str, Any]) -> bool:
+def _is_continued(messages: tuple[Message, ...], values: Mapping[str, Any]) -> bool:
     """Return whether the answer continues the last message. By default, as in llama-server, it does so if that message
-    is an assistant's without tool calls. Removes the caller's choice from `values`. Raises CallFailed."""
-    asked = values.pop("continue_final_message", None)
+    is an assistant's without tool calls. `values`: the caller's. Raises CallFailed."""
+    asked = values.get("continue_final_message")
     possible = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
     if asked is None:
         return possible and not values.get("add_generation_prompt")
@@ -172,7 +228,7 @@ def _form_values(request: GenerateRequest) -> dict[str, Any]:
 
 def is_thinking_off(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> bool:
     """Return whether the request, or by default the catalog, asks for an answer without a thought."""
-    values = _variables(defaults) | _thinking_values(request.thinking) | request.variables()
+    values = _variables(defaults) | _thinking_values(request.thinking) | _told(request)
     return values.get("enable_thinking") is False
 
 

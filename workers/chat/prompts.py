@@ -298,12 +298,16 @@ def is_quick(request: GenerateRequest) -> bool:
 
 
 def text_chars(request: GenerateRequest) -> int:
-    """Return the number of characters in a request's prompt, without tools and token ids, to estimate its memory."""
+    """Return the number of characters that a request's prompt is made of, without token ids: about its memory."""
     if request.prompt is not None:
         return len(request.prompt) if isinstance(request.prompt, str) else num_chars(request.prompt)
     if request.infill is not None:
-        return len(request.infill.prefix) + len(request.infill.suffix)
-    return sum(len(message.content or "") for message in request.messages)
+        files = sum(len(file.text) for file in request.infill.files)
+        return len(request.infill.prefix) + len(request.infill.suffix) + len(request.infill.prompt) + files
+    schemas = sum(len(tool.parameters or "") + len(tool.description or "") for tool in request.tools)
+    calls = sum(len(call.arguments) for message in request.messages for call in message.tool_calls)
+    texts = sum(len(message.content or "") + len(message.reasoning or "") for message in request.messages)
+    return texts + calls + schemas + len(request.template_values)
 
 
 def num_chars(prompt: Sequence[int | str]) -> int:

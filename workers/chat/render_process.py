@@ -3,7 +3,8 @@
     python -m workers.chat.render_process
 
 The process reads a `Setup` and then `Conversation`s as lines of JSON. It answers the `Setup` with the templates'
-abilities, or with the reason why a template is unusable, and each `Conversation` with the prompt or a `Failure`.
+abilities, or with the reason why a template is unusable, and each `Conversation` with the prompt or a `Failure`. A
+prompt is a list of texts, each short enough for the worker to decode in a millisecond.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from workers.chat.conversation import Conversation
 from workers.chat.template import ChatTemplate, TemplateSet, TemplateUnusable
 from workers.process.limits import bound_cpu, bound_memory, shut_off
 from workers.protocol.events import CallFailed, Failure, FailureCode
-from workers.protocol.framing import read_float
+from workers.protocol.framing import PART_CHARS, read_float
 from workers.protocol.requests import Message
 
 EXTRA_BYTES = 768 << 20
@@ -96,7 +97,7 @@ def _line(answer: Ready | Unusable | Answer) -> bytes:
     """Return an answer as a line of JSON. Half a surrogate pair, which UTF-8 can't express, is written as an escape.
     The caller sent it as an escape, too: in JSON within a message (arguments of an earlier call, a tool's result)."""
     try:
-        return encode(answer)
+        return encode(_cut(answer) if isinstance(answer, str) else answer)
     except UnicodeEncodeError:
         if isinstance(answer, Failure):
             return encode(msgspec.structs.replace(answer, message=_with_escapes(answer.message)))
@@ -104,7 +105,11 @@ def _line(answer: Ready | Unusable | Answer) -> bytes:
             return encode(Unusable(reason=_with_escapes(answer.reason)))
         if isinstance(answer, Ready):
             raise
-        return encode(_with_escapes(answer))
+        return encode(_cut(_with_escapes(answer)))
+
+
+def _cut(text: str) -> list[str]:
+    return [text[start : start + PART_CHARS] for start in range(0, len(text), PART_CHARS)]
 
 
 def _with_escapes(text: str) -> str:

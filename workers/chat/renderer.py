@@ -20,10 +20,11 @@ import msgspec
 
 from workers.chat.abilities import Abilities
 from workers.chat.conversation import Conversation
-from workers.chat.render_process import Answer, Ready, Setup, Unusable
+from workers.chat.render_process import Ready, Setup, Unusable
 from workers.chat.template import CHATML, DEFAULT, TemplateUnusable
 from workers.process.helper_process import HelperProcess, NotStarted, ProcessEnded, TookTooLong
 from workers.protocol.events import CallFailed, Failure, FailureCode
+from workers.protocol.framing import json_parts
 
 START_S = 30.0
 RENDER_S = 5.0
@@ -37,8 +38,11 @@ NUM_PROCESSES = 2
 """Default number of helper processes: while one renders a team's conversation, the other serves other teams."""
 
 _encode = msgspec.json.Encoder().encode
+_decode_text = msgspec.json.Decoder(str).decode
 _decode_start: Callable[[bytes], Ready | Unusable] = msgspec.json.Decoder(Ready | Unusable).decode
-_decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
+_decode_answer: Callable[[bytes], list[msgspec.Raw] | Failure] = msgspec.json.Decoder(
+    list[msgspec.Raw] | Failure
+).decode
 
 
 class Renderer:
@@ -82,7 +86,7 @@ class Renderer:
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt's text. Blocks until a process is free, then for `render_s` at most. Raises CallFailed."""
-        question = _encode(conversation)
+        question = b"".join(json_parts(conversation))
         process = self._free.get()
         try:
             return self._rendered(process, question)
@@ -115,7 +119,7 @@ class Renderer:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
         if isinstance(answer, Failure):
             raise CallFailed(answer)
-        return answer
+        return "".join(map(_decode_text, answer))
 
     def _start_spare(self) -> None:
         """Start the second process now, so that no conversation waits for its start while the first one is busy."""

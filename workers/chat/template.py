@@ -73,6 +73,7 @@ class ChatTemplate:
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt's text, up to where the assistant's answer begins or goes on. Raises CallFailed."""
+        conversation = conversation.read()
         values = variables(conversation.values, self.source)
         try:
             if conversation.continued:
@@ -186,6 +187,7 @@ class TemplateSet:
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt's text, rendered with the conversation's template. Raises CallFailed."""
+        conversation = conversation.read()
         return self._templates[chosen(self._templates, conversation)].render(conversation)
 
 

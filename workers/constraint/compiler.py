@@ -46,6 +46,13 @@ MAX_REMAINDERS = 2_000
 for each, without a limit: a million took 12 s and 290 MiB, and freeing them half a second in which no other thread ran.
 So a grammar with more is first tried in another process, and its masks are computed in others."""
 
+MAX_PARTS = 200
+"""Maximum number of colons and opening parentheses in a grammar, of which each rule, property and group has one. A
+grammar with more, or longer than `MAX_QUICK_BYTES`, is first tried in a process of its own. llguidance calls itself for
+each rule or schema within another: 750 levels overflow a thread's stack of 8 MiB, which ends the process. Its time
+grows with the square of an object's properties: 18,000 took half a minute."""
+MAX_QUICK_BYTES = 16 << 10
+
 MAX_TRIGGERS = 16
 MAX_TRIGGER_CHARS = 128
 MAX_TRIGGER_SETS = 16
@@ -201,7 +208,8 @@ class Compiler:
 
     def _lark(self, text: str) -> Compiled:
         is_large = num_remainders(text) > MAX_REMAINDERS
-        if is_large or is_heavy(text):
+        is_tried = is_large or is_heavy(text) or has_many_parts(text)
+        if is_tried:
             self._trial.check("lark", text)
         if self._elsewhere is None:
             return Grammar(self._words, text)
@@ -211,7 +219,8 @@ class Compiler:
         try:
             return MovingGrammar(Grammar(self._words, text, QUICK), elsewhere)
         except BeyondLimits:
-            self._trial.check("lark", text)
+            if not is_tried:
+                self._trial.check("lark", text)
             return elsewhere
 
     def _keep(self, key: Key, result: Compiled | Unusable, num_bytes: int) -> None:
@@ -230,6 +239,12 @@ def is_heavy(lark: str) -> bool:
     num_patterns = lark.count('"pattern') + lark.count('"format"')
     merges = '"allOf"' in lark or '"$ref"' in lark
     return (num_patterns > MAX_PATTERNS and merges) or lark.count("&") + lark.count("~") > MAX_PATTERNS
+
+
+def has_many_parts(lark: str) -> bool:
+    """Return whether the grammar may have so many parts, or parts within each other, that compiling it in the worker
+    could overflow the thread's stack or take seconds."""
+    return len(lark) > MAX_QUICK_BYTES or sum(map(lark.count, ":(")) > MAX_PARTS
 
 
 def num_remainders(lark: str) -> int:

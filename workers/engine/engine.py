@@ -82,7 +82,7 @@ class Engine:
         self.post = self._thread.post
         """Queues a function for the engine thread to call between two steps. It must be quick and must not raise."""
         self._adapters = adapters or AdapterRegistry(model, context)
-        self._adapters.follow(self.post)
+        self._adapters.follow(self.post, lambda: self._thread.has_ended)
         self._tools = SamplerTools(model.vocab)
         self._dry = DryStages(model.vocab)
         link = None if disk is None else partial(DiskLink, disk, post=self.post)

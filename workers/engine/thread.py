@@ -47,6 +47,8 @@ class EngineThread:
         self._mail: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._stopping = False
+        self.has_ended = False
+        """Whether the loop has ended, so that nothing calls what is posted from now on."""
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     # Any thread may call these.
@@ -134,6 +136,7 @@ class EngineThread:
         while self._mail:
             self._take_mail()
         self._work.end_all()
+        self.has_ended = True
 
 
 def _answer(result: Future[None], act: Callable[[], None]) -> None:

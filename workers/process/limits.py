@@ -59,6 +59,12 @@ def bound_cpu(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, resource.RLIM_INFINITY))
 
 
+def bound_stack(num_bytes: int) -> None:
+    """Limit the stack of this process's first thread: the kernel ends the process (SIGSEGV) once it needs more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (min(num_bytes, hard) if hard >= 0 else num_bytes, hard))
+
+
 def shut_off() -> None:
     """Forbid this process to open files, sockets or processes; open ones stay open. Import everything before.
 
@@ -145,13 +151,16 @@ class HeapUpkeep:
             await asyncio.to_thread(give_back_free)
 
 
-def started_threads(name: str, at_once: int) -> ThreadPoolExecutor:
+def started_threads(name: str, at_once: int, *, stack_bytes: int = 0) -> ThreadPoolExecutor:
     """Return a pool of `at_once` threads that all run already. Raises RuntimeError if one can't be started.
+
+    `stack_bytes`: size of each thread's stack, of which only what is used takes memory; 0: the system's default.
 
     An ordinary pool starts its threads as jobs come. If there is no memory for a thread then, the event loop waits in
     `Thread.start` for ever."""
     threads = ThreadPoolExecutor(at_once, thread_name_prefix=name)
     together = threading.Barrier(at_once)
+    default_bytes = threading.stack_size(stack_bytes)
     try:
         for job in [threads.submit(together.wait) for _ in range(at_once)]:
             job.result()
@@ -159,4 +168,6 @@ def started_threads(name: str, at_once: int) -> ThreadPoolExecutor:
         together.abort()
         threads.shutdown(wait=False, cancel_futures=True)
         raise
+    finally:
+        threading.stack_size(default_bytes)
     return threads

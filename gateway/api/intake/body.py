@@ -216,6 +216,9 @@ _TOO_LONG = b"0" * (MAX_DIGITS + 1)
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _STEPS = bytes.maketrans(_BRACKETS, b"\x01\xff\x01\xff")
 _RUNS = re.compile(rb"[\[\]{}]+")
+_BRACKET = re.compile(rb"[\[\]{}]")
+_NO_NUMBERS = re.compile(rb":|,\s*,")
+"""Finds, in what lies between two brackets, without its strings, an item that is a string, or a field of an object."""
 
 _NARROW = bytes(range(0xF0))
 _WIDE_ESCAPE = re.compile(rb"\\u[dD][89abAB]")
@@ -307,7 +310,7 @@ class ShapeCheck:
             raise _too_many("arrays and objects", MAX_CONTAINERS)
         if before + num_opened > MAX_DEPTH:
             _check_depth(skeleton, before)
-        self._check_items(skeleton)
+        self._check_items(skeleton, outside)
         # After each comma comes a string, an array, an object or a number (or `true`, which is as short).
         if self._num_commas - self._num_quotes // 2 - self._num_containers >= self._max_numbers:
             raise _too_many("numbers", self._max_numbers)
@@ -359,8 +362,10 @@ class ShapeCheck:
             raise _too_many("numbers with an exponent", MAX_EXPONENTS)
         self._digits = digits[-MAX_DIGITS:]
 
-    def _check_items(self, skeleton: bytes) -> None:
-        """Limit an array's items, counted as commas with no bracket between: such long arrays have only token ids."""
+    def _check_items(self, skeleton: bytes, outside: bytes) -> None:
+        """Limit an array's items, counted as commas with no bracket between: such long arrays have only token ids,
+        or strings, and an object has as many fields. `outside`: the slice without strings, `skeleton`: its structure.
+        """
         num_commas = skeleton.count(b",")
         self._num_commas += num_commas
         if self._num_in_row + num_commas < self._max_items:
@@ -371,6 +376,10 @@ class ShapeCheck:
         runs[0] += self._num_in_row
         self._num_in_row = runs[-1]
         if (longest := max(runs) + 1) > self._max_items:
+            first, *later = _BRACKET.split(outside)
+            row = first if runs[0] == longest - 1 else max(later, key=lambda one: one.count(b","))
+            if _NO_NUMBERS.search(row):
+                raise _too_many("items in one array, or fields in one object", self._max_items)
             message = (
                 f"the body has an array of {longest} items or more, and none may be longer than the longest context "
                 "here; send less"

@@ -143,6 +143,35 @@ def test_patterns_without_a_known_end_are_ended_in_time(processes: Forks) -> Non
         compiler.mask(Constraint("json_schema", json.dumps({"type": "string", "allOf": parts[:2]})))
 
 
+def nested(levels: int, **keywords: object) -> str:
+    """Return a schema of definitions, each of which refers to the next one with one of its `keywords`."""
+    last = json.dumps({"type": "null"})
+    definitions = [json.dumps(keywords).replace('"NEXT"', f'{{"$ref": "#/$defs/{one + 1}"}}') for one in range(levels)]
+    listed = ", ".join(f'"{number}": {text}' for number, text in enumerate([*definitions, last]))
+    return f'{{"$defs": {{{listed}}}, "$ref": "#/$defs/0"}}'
+
+
+RULES = "start: r0\n" + "".join(f'r{n}: "a" r{n + 1}\n' for n in range(5000)) + 'r5000: "z"\n'
+LEVELS = {
+    "rules": Constraint("lark", RULES),
+    "terminals": Constraint("lark", RULES.replace("r", "T").replace("staTt", "start")),
+    "objects": Constraint("json_schema", nested(1500, type="object", properties={"a": "NEXT"}, required=["a"])),
+    "arrays": Constraint("json_schema", nested(2500, items="NEXT")),
+    "alternatives": Constraint("json_schema", nested(2500, anyOf=["NEXT", {"type": "null"}])),
+}
+
+
+@pytest.mark.parametrize("what", LEVELS)
+def test_levels_without_number_end_a_trial_and_not_the_worker(trial: Trial, processes: Forks, what: str) -> None:
+    with VocabFile.load(DEMO) as file:
+        grammars = ForkedGrammars(processes, file.vocab)
+        compiler = Compiler(file.vocab, grammars, trial, CallForms(HERMES.syntax), grammars)
+        with pytest.raises(CallFailed, match="SIGSEGV") as caught:
+            compiler.mask(LEVELS[what])
+        assert caught.value.failure.code is FailureCode.INVALID_REQUEST
+        assert compiler.mask(Constraint("regex", "[a-z]+")) is not None
+
+
 def test_lark_is_compiled_only(trial: Trial) -> None:
     trial.check("lark", 'start: "a" | /b+/')
     with pytest.raises(Unusable, match="nothing"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +77,23 @@ def demo_shop(demo: Model) -> Iterator[Shop]:
 def files(demo: Model, tmp_path: Path) -> list[Path]:
     """Four adapters of equal size that change what the model says, each in its own way."""
     return [adapter_files.sound(tmp_path / f"{number}.gguf", demo.header, seed=number) for number in range(4)]
+
+
+def test_an_engine_that_has_ended_refuses_adapters_at_once(demo: Model) -> None:
+    """Whoever registers one held a thread for two minutes, which the worker's end waited for."""
+    with Context(demo, ONE_THREAD, slots=1, kv_tokens=512) as context:
+        registry = AdapterRegistry(demo, context)
+        engine = Engine(demo, context, slots=1, n_ctx=512, emit=Heard().emit, adapters=registry)
+        engine.start()
+        assert registry.register("before", PIRATE).state is AdapterState.KNOWN
+        engine.stop()
+        began = time.monotonic()
+        with pytest.raises(CallFailed) as caught:
+            registry.register("after", PIRATE)
+        assert time.monotonic() - began < 10
+        assert caught.value.failure.code is FailureCode.DRAINING
+        assert [info.name for info in registry.infos()] == ["before"]
+        registry.close()
 
 
 def test_what_the_models_readme_says(shared_models: Path) -> None:

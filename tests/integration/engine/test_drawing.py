@@ -24,7 +24,7 @@ from workers.llama.native import gil_calls
 from workers.llama.sampling.candidates import MAX_SPARSE_WORDS, MOST, Candidates, Words, all_tokens
 from workers.llama.sampling.samplers import MAX_KEPT, DryStages, SamplerChain
 from workers.llama.sampling.stages import ORDER
-from workers.protocol.events import CallEvent, CallFailed, FailureCode, Logprobs, Text
+from workers.protocol.events import CallEvent, CallFailed, FailureCode, Logprobs, Text, decode_step, encode_step
 from workers.protocol.requests import GenerateRequest, SamplerName, Sampling
 
 PROMPT = "Tell me a story about"
@@ -42,6 +42,13 @@ EVERY_KIND = {
     "adaptive": Sampling(seed=7, samplers=("min_p", "adaptive_p"), adaptive_target=0.2),
     "infill": Sampling(seed=7, samplers=("top_k", "infill")),
 }
+
+
+NO_PROBABILITIES = {
+    "nothing left": Sampling(seed=7, logit_bias=tuple((token, None) for token in range(768))),
+    "sigma": Sampling(seed=7, temperature=1e-10, top_n_sigma=1e-40, samplers=("temperature", "top_p", "top_n_sigma")),
+}
+"""Settings after which llama.cpp divides by a number so small, or by none, that what it calls a probability is none."""
 
 
 class Row:
@@ -402,3 +409,22 @@ def test_control_tokens_are_written_where_the_call_says_so(row: Row) -> None:
     for token in silent[:2]:
         sequence.accept(token, events)
     assert [event.text for event in events if isinstance(event, Text)] == ["[MARK]"]
+
+
+@pytest.mark.parametrize("name", NO_PROBABILITIES)
+def test_what_is_no_probability_ends_its_call_only(row: Row, name: str) -> None:
+    """JSON says null in its place: a gateway could not read the step, and ended the calls of all teams there."""
+    request = row.request(NO_PROBABILITIES[name], n_probs=2)
+    for post in (True, False):
+        chain = row.chain(NO_PROBABILITIES[name])
+        sampler = row.tools.sampler(changed(request, post_sampling_probs=post), chain)
+        assert sampler is not None
+        events: list[CallEvent] = []
+        if post:
+            with pytest.raises(CallFailed, match="post_sampling_probs") as caught:
+                sampler.pick(row.context, row.number, events)
+            assert caught.value.failure.code is FailureCode.INVALID_REQUEST
+        else:
+            sampler.pick(row.context, row.number, events)
+            assert decode_step(encode_step(events)) == events
+        chain.close()

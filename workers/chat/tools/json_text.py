@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from workers.chat.tools.scanner import MAX_SPACE_CHARS
 
@@ -49,14 +49,14 @@ class JsonText:
 
     __slots__ = ("_in_key", "_is_call", "_names", "_quote", "_stack", "_want", "held", "is_broken", "is_done")
 
-    def __init__(self, *, parameters: Sequence[str] | None = None) -> None:
+    def __init__(self, *, parameters: Iterable[str] | None = None) -> None:
         """`parameters`: the value is the arguments of a Python call; these names, in order, are for arguments without
         a name."""
         self.is_done = False
         self.is_broken = False
         """Whether the next character can't be part of the value; `close` then completes the value."""
         self._is_call = parameters is not None
-        self._names = list(parameters or ())
+        self._names = iter(parameters or ())
         self._want = VALUE
         self._stack: list[str] = []
         self._quote = ""
@@ -112,10 +112,11 @@ class JsonText:
             self._want = NEXT_KEY if self._stack[-1] == "}" else NEXT_VALUE
             return start + 1
         if self._in_call and self._want in _KEYS and mark in _UNNAMED:
-            if not self._names:
+            name = next(self._names, None)
+            if name is None:
                 return self._break(start)
             self._lead(out)
-            out.append(json.dumps(self._names.pop(0), ensure_ascii=False) + ": ")
+            out.append(json.dumps(name, ensure_ascii=False) + ": ")
             self._want = VALUE
         return self._begin(mark, text, start, ended, out)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from workers.chat.tools.family import Ask, CallSyntax, Family, exact
+from workers.chat.tools.family import CallSyntax, Family, exact
 from workers.chat.tools.reader import Reader
 from workers.chat.tools.scanner import Steps, Tags
-from workers.chat.tools.typed_text import TypedText, kinds_of
+from workers.chat.tools.typed_text import UNKNOWN, TypedText
 
 TEXT = frozenset({"string"})
 
@@ -20,11 +20,6 @@ TEXT = frozenset({"string"})
 class ParameterReader(Reader):
     trims_lines = False
     """Whether a value is written on lines of its own; if so, the line ends around it are removed."""
-
-    def __init__(self, family: Family, ask: Ask) -> None:
-        super().__init__(family, ask)
-        self._kinds: dict[tuple[str, str], frozenset[str]] = {}
-        """(Tool, parameter) -> JSON types, cached since a schema may list tens of thousands of values."""
 
     def _begin_object(self, name: str) -> None:
         self._begin(name)
@@ -42,7 +37,7 @@ class ParameterReader(Reader):
         """Read a value and the mark `end` after it; return False if there is no such mark.
 
         `is_text`: whether the mark before the value says that it is text; None: that mark says nothing about it."""
-        kinds = self._kinds_of(key) if is_text is None else frozenset()
+        kinds = self._properties.of(self._name).get(key, UNKNOWN) if is_text is None else UNKNOWN
         is_text = kinds == TEXT if is_text is None else is_text
         self._add(("" if self._num_parameters == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         self._num_parameters += 1
@@ -65,16 +60,6 @@ class ParameterReader(Reader):
             yield
         self._add(value.close() if found is not None or not self._cut_off else value.cut())
         return found is not None
-
-    def _kinds_of(self, key: str) -> frozenset[str]:
-        place = self._name, key
-        if place in self._kinds:
-            return self._kinds[place]
-        schema = self._properties.of(self._name).get(key)
-        kinds = kinds_of(schema)
-        if schema is not None:  # unknown parameters are not cached: a model may write any number of them
-            self._kinds[place] = kinds
-        return kinds
 
 
 class _Lines:

@@ -46,7 +46,7 @@ class PythonReader(Reader):
             return False
         self._begin(name)
         self._drop()
-        yield from self._arguments(JsonText(parameters=list(self._properties.of(name))))
+        yield from self._arguments(JsonText(parameters=self._properties.of(name)))
         return True
 
     def _identifier(self, *, known: bool) -> Generator[None, None, str | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -14,22 +14,49 @@ from workers.protocol.requests import Tool
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 
 
+QUICK_CHARS = 16 << 10
+"""Maximum length of a schema that is decoded when the model calls its tool: on the event loop, in a millisecond. Longer
+ones are decoded when the parser is made, on a thread."""
+
+MAX_SCHEMA_CHARS = 256 << 10
+"""Maximum length of a schema, and of all that are longer than `QUICK_CHARS` together, from which the types of
+parameters are read, since other threads wait meanwhile. Of a longer one no parameter is known."""
+
+UNKNOWN: frozenset[str] = frozenset()
+
+
 class ToolProperties:
-    """Looks up the parameters of tools. Decodes a tool's schema once, since a model may call it any number of times."""
+    """Knows the parameters of tools, and their types. Decodes a tool's schema once, since a model may call it any
+    number of times. Make it on a thread: long schemas are decoded at once."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools = tools
-        self._found: dict[str, dict[str, Any]] = {}
+        self._found: dict[str, dict[str, frozenset[str]]] = {}
+        left = MAX_SCHEMA_CHARS
+        for tool in tools:
+            num_chars = len(tool.parameters or "")
+            if num_chars > QUICK_CHARS:
+                self._found[tool.name] = _kinds_by_name(tool) if num_chars <= left else {}
+                left -= min(num_chars, left)
 
-    def of(self, name: str) -> dict[str, Any]:
-        """Return the parameters of the tool `name`, in the schema's order, with their schemas; empty if unknown."""
+    def of(self, name: str) -> Mapping[str, frozenset[str]]:
+        """Return the parameters of the tool `name`, in the schema's order, each with its types (`kinds_of`); empty if
+        the tool or its parameters are unknown."""
         if name not in self._found:
             tool = next((tool for tool in self._tools if tool.name == name), None)
             if tool is None:  # not kept: a model may write any number of unknown names
                 return {}
-            properties = tool.schema().get("properties")
-            self._found[name] = properties if isinstance(properties, dict) else {}
+            self._found[name] = _kinds_by_name(tool)
         return self._found[name]
+
+
+def _kinds_by_name(tool: Tool) -> dict[str, frozenset[str]]:
+    properties = tool.schema().get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    alike: dict[frozenset[str], frozenset[str]] = {}  # thousands of parameters share a few sets
+    kinds = ((name, kinds_of(schema)) for name, schema in properties.items())
+    return {name: alike.setdefault(found, found) for name, found in kinds}
 
 
 def kinds_of(schema: Any) -> frozenset[str]:

@@ -48,6 +48,8 @@ MAX_INSPECTED = 64
 """Maximum number of checked files that are remembered. A remembered file is checked again only if it changes."""
 LOAD_S = 120.0
 """Maximum seconds that `register` waits until the engine's thread has taken the adapter."""
+LOOK_S = 0.25
+"""Seconds between two checks, while `register` waits, whether that thread has ended."""
 
 LOAD_STEP_S = 0.02
 """Seconds of loading after which no more adapters are loaded until the next step, since streams wait meanwhile."""
@@ -77,6 +79,7 @@ class AdapterRegistry:
         self._model = model
         self._memory = AdapterMemory(model, context, max_adapters=max_adapters, max_bytes=max_bytes)
         self._post: Post = _at_once
+        self._has_ended: Callable[[], bool] = _never
         self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
         self._leaving: list[Entry] = []
@@ -97,9 +100,10 @@ class AdapterRegistry:
 
     # Any thread may call these.
 
-    def follow(self, post: Post) -> None:
-        """Have all work on weights done through `post`; before, the thread that asks for it does it."""
-        self._post = post
+    def follow(self, post: Post, has_ended: Callable[[], bool]) -> None:
+        """Have all work on weights done through `post`; before, the thread that asks for it does it. `has_ended`
+        returns whether what is posted is not done any more."""
+        self._post, self._has_ended = post, has_ended
 
     def inspect(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo:
         """Check a file and return what `register` would return, without registering it. Raises the same errors."""
@@ -121,7 +125,8 @@ class AdapterRegistry:
         If the name stands for other contents, the new contents replace them; calls that use the old contents keep
         them. `sha256`: the hash that the file must have, in hex; empty: any. `fixed`: the name can't be replaced or
         unloaded while the worker runs. Raises AdapterError, and CallFailed: INVALID_REQUEST (a fixed name for other
-        contents, or too many names), BUSY (no room for a pinned adapter), INTERNAL (no answer in `LOAD_S`)."""
+        contents, or too many names), BUSY (no room for a pinned adapter), DRAINING (the engine has ended), INTERNAL (no
+        answer in `LOAD_S`)."""
         file = self._checked(name, path, sha256)
         with self._lock:
             known = self._entries.get(name)
@@ -131,11 +136,17 @@ class AdapterRegistry:
                 raise _refused(f"{MAX_NAMES} adapters are known; unload some first", "name")
         done: Future[AdapterInfo] = Future()
         self._post(partial(_answer, done, partial(self._place, Entry(name, file, pinned, fixed))))
-        try:
-            return done.result(LOAD_S)
-        except TimeoutError:
-            message = f"the engine did not take adapter {name!r} within {LOAD_S:.0f} s; ask again"
-            raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
+        until = time.monotonic() + LOAD_S
+        while time.monotonic() < until:
+            has_ended = self._has_ended()
+            try:
+                return done.result(0.0 if has_ended else LOOK_S)
+            except TimeoutError:
+                if has_ended:
+                    message = f"this worker ends and takes no adapter {name!r} any more; ask another one"
+                    raise CallFailed(Failure(FailureCode.DRAINING, message)) from None
+        message = f"the engine did not take adapter {name!r} within {LOAD_S:.0f} s; ask again"
+        raise CallFailed(Failure(FailureCode.INTERNAL, message))
 
     def unload(self, name: str) -> AdapterInfo:
         """Refuse new calls that name an adapter; free it when its last call has ended. Raises CallFailed."""
@@ -426,6 +437,10 @@ class AdapterRegistry:
 
 def _at_once(act: Callable[[], None]) -> None:
     act()
+
+
+def _never() -> bool:
+    return False
 
 
 def _entries(sets: Iterable[AdapterSet]) -> frozenset[Entry]:

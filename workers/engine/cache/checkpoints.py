@@ -63,10 +63,10 @@ class CheckpointCache(PrefixCache):
                 return
             self._memory.load(sequence.id, part.block.state)
         except StateUnusable:
-            self.ram.discard(part.block)
+            self._discard(part.block)
             return
         if not self._arrive(sequence, part.end):
-            self.ram.discard(part.block)
+            self._discard(part.block)
             return
         self.ram.touch(part.block)
         self.num_restored += part.end
@@ -130,7 +130,7 @@ class CheckpointCache(PrefixCache):
         try:
             self._memory.load_part(sequence.id, block.state)
         except StateUnusable:
-            self.ram.discard(block)
+            self._discard(block)
             return
         self.ram.touch(block)
         if self._memory.can_continue(sequence.id, found.end):

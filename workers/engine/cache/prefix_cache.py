@@ -82,11 +82,14 @@ class PrefixCache:
         ram_bytes: int,
         pace: MovePace,
         on_evict: Callable[[Block], None] = lambda block: None,
+        on_unusable: Callable[[Block], None] = lambda block: None,
     ) -> None:
-        """`num_sequences`: at least one more than the engine has slots; the last one is used to move cells."""
+        """`num_sequences`: at least one more than the engine has slots; the last one is used to move cells. `on_evict`
+        and `on_unusable` are called with blocks that leave RAM: for room, or since llama.cpp can't restore them."""
         self.kv_tokens = kv_tokens
         self.index = PrefixIndex()
         self.ram = RamStore(self.index, ram_bytes, on_evict)
+        self._on_unusable = on_unusable
         self.num_restored = 0
         """Tokens brought back from RAM so far."""
         self.num_packed = 0
@@ -168,7 +171,7 @@ class PrefixCache:
         try:
             self._memory.load(self._scratch, block.state)
         except StateUnusable:
-            self.ram.discard(block)
+            self._discard(block)
             sequence.restores.clear()
             return
         self._memory.share(self._scratch, sequence.id, part.start, part.end)
@@ -179,6 +182,11 @@ class PrefixCache:
         self.num_restored += part.end - part.start
         sequence.num_restored += part.end - part.start
         self._pace.note_restore(block.end - block.start, time.perf_counter() - started)
+
+    def _discard(self, block: Block) -> None:
+        """Drop a saved block that llama.cpp could not restore."""
+        self._on_unusable(block)
+        self.ram.discard(block)
 
     def reached(self, sequence: CachedSequence) -> None:
         """Note that a prompt is computed up to one of its `stops` or its end. Not needed here: does nothing."""

@@ -50,6 +50,12 @@ class DiskLink:
         if name is not None:
             self._tier.put(name, block.state)
 
+    def unusable(self, block: Block) -> None:
+        """Have the file of a block that llama.cpp could not restore removed: it would be fetched for each call."""
+        name = self._name(block)
+        if name is not None and self._tier.has(name):
+            self._tier.discard(name)
+
     def may_enter(self, sequence: CachedSequence, cache: PrefixCache) -> bool:
         """Return whether the call may get a slot now. If not, blocks are being fetched from disk for it."""
         if sequence.fetching:

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -72,7 +72,7 @@ class DiskStats:
     num_dropped: int = 0
     """Times that a block was not taken or not written: the queue was full, it was too large, or the tier was closed."""
     num_refused: int = 0
-    """Files that could not be trusted; each is removed if that is possible."""
+    """Files that could not be trusted, or that llama.cpp could not load; each is removed if that is possible."""
     num_failed: int = 0
     """Files that could not be read or written because of an OSError."""
     num_evicted: int = 0
@@ -119,9 +119,13 @@ class DiskTier:
         self._changed = threading.Condition()
         self._puts: deque[BlockName] = deque()
         self._fetches: deque[_Fetch] = deque()
+        self._unusable: deque[BlockName] = deque()
+        """Blocks whose files are to be removed, since llama.cpp could not load them."""
         self._pending: dict[BlockName, bytes] = {}
         """Blocks that are queued or being written."""
         self._pending_bytes = 0
+        self._pending_stems: Counter[bytes] = Counter()
+        """`BlockName.stem` -> how many whole states with it are queued or being written."""
         self._unsynced: dict[Leaf, None] = {}
         self._num_unsynced = 0
         self._closing = self._ended = False
@@ -185,6 +189,7 @@ class DiskTier:
             if name not in self._pending:
                 self._pending[name] = state
                 self._pending_bytes += len(state)
+                self._pending_stems[name.stem] += 1
                 self._puts.append(name)
                 self._changed.notify_all()
         return True
@@ -204,7 +209,7 @@ class DiskTier:
 
     def has_states(self, tenant: str | None, stem: bytes) -> bool:
         """Return whether a whole state of this team with this `BlockName.stem` may exist. Takes microseconds."""
-        if any(name.stem == stem for name in list(self._pending)):
+        if stem in self._pending_stems:
             return True
         return self.ready and (self._folder_of(tenant), self._keys.stem_mark(self._fingerprint, stem)) in self._stems
 
@@ -234,13 +239,10 @@ class DiskTier:
         self._tells = True
 
     def discard(self, name: BlockName) -> None:
-        """Remove the file of a block that llama.cpp could not load; blocks until the file is unlinked."""
-        if self.ready:
-            place = self._place(name)
-            self._folder.remove(place)
-            with self._changed:
-                self._index.forget(place)
-            self._complain("unusable", f"{place.name}: llama.cpp could not load it; removed")
+        """Have the file of a block that llama.cpp could not load removed soon; does not block."""
+        with self._changed:
+            self._unusable.append(name)
+            self._changed.notify_all()
 
     def flush(self, deadline_s: float) -> bool:
         """Wait up to `deadline_s` seconds until everything queued is written and synced; return whether it is."""
@@ -289,6 +291,8 @@ class DiskTier:
         """Do the most urgent piece of work; wait if there is none."""
         if self._fetches:
             self._serve()
+        elif self._unusable:
+            self._remove(self._unusable.popleft())
         elif self._puts and not (self._num_unsynced >= SYNC_FILES):
             self._write(self._puts[0])
         elif self._unsynced:
@@ -297,7 +301,17 @@ class DiskTier:
             self._refresh()
         else:
             with self._changed:
-                self._changed.wait_for(lambda: self._puts or self._fetches or self._closing, LEFT_LOOK_S)
+                self._changed.wait_for(
+                    lambda: self._puts or self._fetches or self._unusable or self._closing, LEFT_LOOK_S
+                )
+
+    def _remove(self, name: BlockName) -> None:
+        place = self._place(name)
+        self._folder.remove(place)
+        with self._changed:
+            self._index.forget(place)
+        self._refused += 1
+        self._complain("unusable", f"{place.name}: llama.cpp could not load it; removed")
 
     def _one_has_left(self) -> bool:
         """Return whether a worker that is about to end has written files in the folder since the last scan."""
@@ -313,6 +327,7 @@ class DiskTier:
             self._dropped += len(self._pending)
             self._puts.clear()
             self._pending.clear()
+            self._pending_stems.clear()
             self._pending_bytes = 0
             fetches = list(self._fetches)
             self._fetches.clear()
@@ -400,6 +415,9 @@ class DiskTier:
             self._puts.popleft()
             del self._pending[name]
             self._pending_bytes -= len(state)
+            self._pending_stems[name.stem] -= 1
+            if not self._pending_stems[name.stem]:
+                del self._pending_stems[name.stem]
             self._changed.notify_all()
         if self._index.full:
             self._make_room()

@@ -40,7 +40,7 @@ def normalized(vectors: Vectors, norm: int) -> Vectors:
 
 def _scaled(vectors: Vectors, norm: int) -> Vectors:
     if norm == EUCLIDEAN:
-        lengths = np.sqrt(np.square(vectors).sum(axis=1, dtype=np.float64))
+        lengths = np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=1))
     else:
         sizes = np.abs(vectors).astype(np.float64)
         largest = sizes.max(axis=1, initial=0.0)
@@ -51,7 +51,7 @@ def _scaled(vectors: Vectors, norm: int) -> Vectors:
             relative = np.divide(sizes, largest[:, None], out=np.zeros_like(sizes), where=largest[:, None] > 0)
             lengths = largest * np.power(np.power(relative, norm).sum(axis=1), 1.0 / norm)
     factors = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-    scaled: Vectors = vectors * factors.astype(np.float32)[:, None]
+    scaled: Vectors = (vectors * factors[:, None]).astype(np.float32)
     return scaled
 
 

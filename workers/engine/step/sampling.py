@@ -52,8 +52,9 @@ class LogSoftmax:
         np.copyto(self._row, logits)
         tops = self._blocks.max(axis=1)
         highest = float(tops.max())
-        np.subtract(self._row, np.float32(highest), out=self._scratch)
-        np.exp(self._scratch, out=self._scratch)
+        with np.errstate(invalid="ignore"):
+            np.subtract(self._row, np.float32(highest), out=self._scratch)
+            np.exp(self._scratch, out=self._scratch)
         log_sum = math.log(float(self._scratch.sum()))
         best = self._likeliest(tops, min(count, self.num_tokens)).tolist()
         likeliest = [(token, _bounded(float(self._row[token]) - highest - log_sum)) for token in best]
@@ -72,7 +73,9 @@ class LogSoftmax:
 
 
 def _bounded(logprob: float) -> float:
-    return max(logprob, LOWEST)
+    """Return a log probability that JSON has a number for: `LOWEST` for the logarithm of 0, and for none at all, as
+    logits give that a model with too large numbers computes. JSON would say null, which no gateway can read."""
+    return max(logprob, LOWEST) if math.isfinite(logprob) else LOWEST
 
 
 class SamplerTools:
@@ -222,9 +225,10 @@ class TokenSampler:
             return Logprobs(self._key, *self._probs(token, logits))
         if self._chain.greedy:
             return Logprobs(self._key, *self._named(token, 1.0, [(token, 1.0)][: self._num_top]))
-        return Logprobs(
-            self._key, *self._named(token, tools.candidates.probability(), tools.candidates.likeliest(self._num_top))
-        )
+        probability = tools.candidates.probability()
+        if not math.isfinite(probability):
+            raise CallFailed(_NO_PROBABILITY)
+        return Logprobs(self._key, *self._named(token, probability, tools.candidates.likeliest(self._num_top)))
 
     def _probs(self, token: int, logits: Logits) -> TokenProbs:
         return self._named(token, *self._tools.softmax.take(logits, token, self._num_top))
@@ -241,6 +245,12 @@ _NOTHING_LEFT = Failure(
     "rule out; leave one of them out",
 )
 
+
+_NO_PROBABILITY = Failure(
+    FailureCode.INVALID_REQUEST,
+    "these samplers leave numbers that are no probabilities; with `post_sampling_probs`, set `temperature`, "
+    "`dynatemp_range` and `top_n_sigma` to 0 or further from it, and rule out fewer tokens",
+)
 
 QUICK_S = 0.001
 """A call that draws a token within this many seconds on average is quick, and takes part in every step."""

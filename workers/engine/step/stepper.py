@@ -91,6 +91,7 @@ class Stepper:
             ram_bytes=ram_bytes,
             pace=move,
             on_evict=self._evicted,
+            on_unusable=self._unusable,
         )
         self.lengths = AnswerLengths()
         self._scheduler = Scheduler(self._cache, adapters, slots, limits, self._pace, self.lengths)
@@ -486,6 +487,10 @@ class Stepper:
     def _evicted(self, block: Block) -> None:
         if self._disk is not None:
             self._disk.evicted(block)
+
+    def _unusable(self, block: Block) -> None:
+        if self._disk is not None:
+            self._disk.unusable(block)
 
 
 def _names(sequences: list[Sequence]) -> tuple[str, ...]:

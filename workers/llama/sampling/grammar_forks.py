@@ -31,7 +31,7 @@ from workers.constraint.guidance import Grammar, GuidanceMask, tokenizer
 from workers.constraint.mask import Unusable
 from workers.llama.sampling.grammar import GbnfGrammar, GbnfGrammars, GbnfMask
 from workers.llama.tokens.vocab import VocabFile
-from workers.process.limits import bound_memory, shut_off
+from workers.process.limits import bound_memory, bound_stack, shut_off
 from workers.protocol.events import CallFailed
 
 EXERCISE_S = 0.1
@@ -43,6 +43,10 @@ STEP_S = 0.25
 
 TRIAL_CPU_S = 2.0
 """Maximum processor seconds to compile a grammar, to try it, or to begin an answer that follows it."""
+
+TRIAL_STACK_BYTES = 2 << 20
+"""Maximum size of the stack in a trial. It is smaller than the stacks of the worker's threads, so a grammar that would
+overflow one of these ends its trial."""
 
 BASE_CPU_S, TOKEN_CPU_S = 1.5, 0.06
 """Maximum processor seconds for a whole answer: BASE_CPU_S, and TOKEN_CPU_S more for each of its tokens."""
@@ -114,6 +118,7 @@ class Forked:
         """Return the answer to one question. Raises Unusable, CallFailed."""
         if what == forks.TRY:
             os.nice(NICENESS)  # on top of the first: no running answer waits for a trial
+            bound_stack(TRIAL_STACK_BYTES)
             return self._try(*json.loads(body))
         if what == forks.COMPILE:
             kind, text = json.loads(body)

@@ -12,12 +12,13 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import asdict, replace
 
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts, is_quick, text_chars
+from workers.chat.tools import Parser
 from workers.constraint.thought import Thought, thought_before
 from workers.engine.cache.prompt import Prompt
 from workers.engine.request import EngineRequest, TokenMask
@@ -58,6 +59,18 @@ class Constraints(Protocol):
         before the answer to the thought's budget of tokens. None: no mask is needed.
 
         May block for seconds. Raises CallFailed."""
+
+
+class _Reading(NamedTuple):
+    """What is read of a request before its answer can be made. Template values and schemas can be megabytes long."""
+
+    tokens: Sequence[int]
+    num_public: int
+    """Number of leading tokens that all teams may reuse."""
+    chain: Chain
+    thought: Thought | None
+    """The bounds on the thought before the answer, if any."""
+    parser: Parser | None
 
 
 class GenerateCalls:
@@ -140,8 +153,8 @@ class GenerateCalls:
             FailureCode.INTERNAL, "the worker could not begin the call; its log says why"
         )
         try:
-            tokens, num_public, chain = await self._prompt(call, submit)
-            mask = await self._mask(call, submit, tokens)
+            tokens, num_public, chain, thought, parser = await self._prompt(call, submit)
+            mask = await self._mask(call, submit, thought)
             sampling, begun = self._sampling(request.sampling), Begun(len(tokens))
             if "settings" in request.tell:
                 sampling = _with_seed(sampling)
@@ -149,7 +162,7 @@ class GenerateCalls:
                 begun = await self._prepared(call, submit, told)
             if key not in self._calls:
                 raise CallFailed(_cancelled(submit.call))
-            call.parser = self._answers.parser(request, tokens)
+            call.parser = parser
             if request.cache_prompt:
                 call.adverts = CallAdverts(self._adverts, key, request, chain, len(tokens))
                 self.rates.accepted(call.adverts.num_bytes, len(tokens))
@@ -203,9 +216,8 @@ class GenerateCalls:
         if request.key not in self._calls:
             self._engine.cancel(request.key)
 
-    async def _mask(self, call: LiveCall, submit: Submit, prompt: Sequence[int]) -> TokenMask | None:
+    async def _mask(self, call: LiveCall, submit: Submit, thought: Thought | None) -> TokenMask | None:
         request = submit.request
-        thought = thought_before(request, prompt, self._answers)
         is_bounded = thought is not None and thought.budget != UNBOUNDED
         has_form = request.constraint or request.forced_tools or any(tool.strict for tool in request.tools)
         if not (has_form or is_bounded):
@@ -233,11 +245,11 @@ class GenerateCalls:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message + "leave out `echo`, or shorten it", "echo"))
         return begun._replace(prompt=text[:most], sampling=ran)
 
-    async def _prompt(self, call: LiveCall, submit: Submit) -> tuple[Sequence[int], int, Chain]:
-        """Return the prompt's tokens, how many leading ones all teams may reuse, its hash chain. Raises CallFailed."""
+    async def _prompt(self, call: LiveCall, submit: Submit) -> _Reading:
+        """Return what is read of the call's request. Raises CallFailed."""
         if is_quick(submit.request):
-            return self._tokens(submit)
-        work = self._lane.run(submit.tenant, text_chars(submit.request), self._tokens, submit)
+            return self._read(submit)
+        work = self._lane.run(submit.tenant, text_chars(submit.request), self._read, submit)
         return await self._prepared(call, submit, work)
 
     async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
@@ -257,7 +269,7 @@ class GenerateCalls:
             call.preparing = None
             del task  # an error refers to this frame, the task to the error: a cycle with the whole prompt
 
-    def _tokens(self, submit: Submit) -> tuple[Sequence[int], int, Chain]:
+    def _read(self, submit: Submit) -> _Reading:
         request = submit.request
         tokens = self._prompts.tokens(request)
         if 0 < request.prompt_probs < len(tokens):
@@ -268,7 +280,9 @@ class GenerateCalls:
             )
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "prompt"))
         num_public = self._prompts.num_public(request, tokens)
-        return tokens, num_public, chain_of(request, submit.tenant, self._adapter_hashes())
+        chain = chain_of(request, submit.tenant, self._adapter_hashes())
+        thought = thought_before(request, tokens, self._answers)
+        return _Reading(tokens, num_public, chain, thought, self._answers.parser(request, tokens))
 
     def _sampling(self, asked: Sampling) -> Sampling:
         """Return the caller's parameters, and the model's defaults for unset ones; the engine fills in the rest."""

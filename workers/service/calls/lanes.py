@@ -38,6 +38,10 @@ FORMS_AT_ONCE = 3
 """Number of threads on which forms (schemas, grammars) are compiled. One team gets at most two of them at a time, so
 that others need not wait for its slow forms."""
 
+FORM_STACK_BYTES = 16 << 20
+"""Size of the stacks of these threads. It is eight times that of a trial (`workers.llama.sampling.grammar_forks`), in
+which a grammar has to compile first if compiling it may need much."""
+
 FEWEST_AT_ONCE, MOST_AT_ONCE = 2, 8
 
 LARGE_BYTES, TIDY_AFTER_S = 128 << 10, 1.0
@@ -63,14 +67,15 @@ class _Team:
 class FairLane:
     """Runs jobs on threads of its own, and takes the teams in turn. Use it on one event loop."""
 
-    def __init__(self, doing: str, *, at_once: int, bounds: LaneBounds | None = None) -> None:
+    def __init__(self, doing: str, *, at_once: int, bounds: LaneBounds | None = None, stack_bytes: int = 0) -> None:
         """`doing`: what the jobs do, for messages to callers (`tokenising`). `at_once`: number of threads. If there are
-        several, a team can't have all of them, so that other teams need not wait for its slowest job."""
+        several, a team can't have all of them, so that other teams need not wait for its slowest job. `stack_bytes`:
+        size of their stacks; 0: the system's default."""
         self._doing = doing
         self._at_once = at_once
         self._per_team = max(1, at_once - 1)
         self._bounds = bounds or LaneBounds()
-        self._threads = started_threads(f"paddock-{doing}", at_once)
+        self._threads = started_threads(f"paddock-{doing}", at_once, stack_bytes=stack_bytes)
         self._running: Counter[str] = Counter()
         self._num_running = 0
         self._line: dict[str, _Team] = {}
@@ -223,7 +228,7 @@ def prompt_lane() -> FairLane:
 
 def form_lane() -> FairLane:
     """Return the lane in which a worker compiles forms, and makes samplers that take longer than an instant."""
-    return FairLane("making its form or sampler", at_once=FORMS_AT_ONCE)
+    return FairLane("making its form or sampler", at_once=FORMS_AT_ONCE, stack_bytes=FORM_STACK_BYTES)
 
 
 def _busy(message: str) -> CallFailed:

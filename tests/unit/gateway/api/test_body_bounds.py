@@ -128,6 +128,17 @@ def test_numbers_at_the_limits_of_floats_take_no_longer_than_python_reading_them
         read_object(b'{"a":[1e400]}')
 
 
+@pytest.mark.parametrize("space", ["", " "])
+@pytest.mark.parametrize(
+    "row", [["a"] * 40_000, [{}, *["a, b"] * 40_000], {f"a{number}": number for number in range(40_000)}]
+)
+def test_what_has_no_tokens_is_not_called_a_long_prompt(row: object, space: str) -> None:
+    body = json.dumps({"messages": [[1, 2]], "x": row, "n": 1}, separators=("," + space, ":" + space)).encode()
+    with pytest.raises(InvalidRequest, match="32768 items in one array, or fields in one object") as caught:
+        check_shape(body, 0)
+    assert not isinstance(caught.value, ContextOverflow)
+
+
 def test_what_a_body_takes_in_memory_is_no_less_than_its_text() -> None:
     assert shape_of("a" * 100_000)[1] >= 100_000
     wide = json.dumps(["a" * 100_000 + "\U0001f600"])

@@ -97,6 +97,21 @@ def test_the_spans_of_a_call_that_went_well() -> None:
     assert [span.error for span in tracer.spans] == ["", "", ""]
 
 
+def test_each_wait_tells_its_own_position() -> None:
+    tracer = Tracer()
+    request_log = asked(tracer)
+    for position, wait_s in ((2, 1.0), (5, 4.0)):
+        wait = request_log.answer.begin_wait("llama")
+        request_log.queue_position.waits(position, wait_s)
+        request_log.queue_position.waits(1, 0.5)
+        wait.end()
+    finish.tell(request_log)
+    told = [span.attributes for span in tracer.named("queue")]
+    assert [attributes["paddock.queue.position"] for attributes in told] == [2, 5]
+    assert [attributes["paddock.queue.predicted_ms"] for attributes in told] == [1000, 4000]
+    assert (request_log.queue_position.filed, request_log.queue_position.predicted_s) == (2, 1.0)
+
+
 def test_a_second_wait_does_not_tell_of_the_first() -> None:
     tracer = Tracer()
     request_log = asked(tracer)

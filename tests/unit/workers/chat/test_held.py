@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 
+from tests.support.tools import tool_of
 from tests.unit.workers.chat.reading import family, parser_of, tool
 from workers.chat.tools import CallPiece, ContentPiece, Parser, Piece
 from workers.chat.tools.family import Ask
 from workers.chat.tools.scanner import MAX_HELD_CHARS
+from workers.chat.tools.typed_text import MAX_SCHEMA_CHARS, QUICK_CHARS
 
 TOKEN = "-" * 112
 NUM_TOKENS = (2 << 20) // len(TOKEN)
@@ -179,6 +182,30 @@ def test_the_values_that_a_schema_lists_are_looked_through_once(name: str) -> No
     pieces = parser.feed(one * 200)
     assert time.process_time() - began < 0.2
     assert "".join(piece.arguments for piece in pieces if isinstance(piece, CallPiece)) == ', "a": 1' * 200
+
+
+def test_a_long_schema_is_decoded_as_the_parser_is_made_and_a_longer_one_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A parser is made on a thread, and reads on the event loop: 70 ms there for 2 MB of floats, for each answer."""
+    decoded: list[str] = []
+
+    def noted(text: str) -> dict[str, Any]:
+        decoded.append(json.loads(text)["title"][:1])
+        schema: dict[str, Any] = json.loads(text)
+        return schema
+
+    monkeypatch.setattr("workers.protocol.requests.decode_object", noted)
+    numbers = {"type": "object", "properties": {"a": {"type": "string"}}}
+    sizes = {"short": 10, "long": QUICK_CHARS, "longer": MAX_SCHEMA_CHARS}
+    tools = tuple(tool_of(name, None, {"title": name[-1] * size, **numbers}) for name, size in sizes.items())
+    parser = parser_of(family("qwen3-coder"), Ask(tools=tools))
+    assert decoded == ["g"]
+    head = "<tool_call>\n<function={}>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    pieces = [piece for name in sizes for piece in parser.feed(head.format(name))]
+    assert decoded == ["g", "t"]
+    said = [piece.arguments for piece in pieces if isinstance(piece, CallPiece)]
+    assert said == ['{"a": "1"}', '{"a": "1"}', '{"a": 1}'], "of the last one it is not known that it wants a text"
 
 
 @pytest.mark.serial

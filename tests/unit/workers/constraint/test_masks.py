@@ -418,3 +418,14 @@ def test_one_answer_beyond_the_limits_of_a_step_has_the_others_moved_before_they
         second.permits(begun)
     with pytest.raises(NotImplementedError):
         compiler.mask(Constraint("json_schema", json.dumps(schema)))
+
+
+def test_forms_of_many_parts_are_tried_before_they_are_compiled_here(compiler: Compiler, trial: Trusting) -> None:
+    names = [f"a{number}" for number in range(300)]
+    many = {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
+    compiler.mask(Constraint("json_schema", json.dumps(PERSON)))
+    assert not trial.asked
+    compiler.mask(Constraint("json_schema", json.dumps(many)))
+    compiler.mask(Constraint("lark", "start: " + " | ".join(f'"a{number}"' for number in range(3000))))
+    compiler.mask(Constraint("lark", "start: " + " | ".join(f'("a" "{number}")' for number in range(300))))
+    assert len(trial.asked) == 3

@@ -228,6 +228,7 @@ def test_empty_folders_go_when_they_are_old(tmp_path: Path) -> None:
     with tier(cache) as one:
         store(one, names(1), states(1))
         one.discard(names(1)[0])
+        until(lambda: one.stats.num_refused == 1)
     leaf = next(path for path in cache.rglob("*") if len(path.name) == 2)
     os.utime(leaf, (1, 1))
     with tier(cache):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from random import Random
@@ -14,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.engine.cache import prompt
+from workers.engine.cache.cached_sequence import Restore
+from workers.engine.cache.checkpoints import CheckpointCache
 from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.cache.prefix_index import PrefixIndex
 from workers.engine.cache.prefix_tree import Block
@@ -23,6 +26,7 @@ from workers.engine.disk.tier import DiskTier
 from workers.engine.pace import MovePace, PrefillPace
 from workers.engine.step import sequence
 from workers.llama.memory import Memory
+from workers.llama.native import StateUnusable
 
 TEAM = Scope("team")
 
@@ -168,6 +172,32 @@ def test_what_ram_has_of_a_prefix_counts_and_stays() -> None:
         posted.pop(0)()
     assert full.num_read == [8]
     assert cache.index.match(path, len(path.tokens)).num_known == 28 * BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("kind", [PrefixCache, CheckpointCache])
+def test_the_file_of_what_llama_cpp_could_not_restore_is_removed(kind: type[PrefixCache]) -> None:
+    """It would be read again for each call that begins with it: what is computed anew is not written over it."""
+
+    def refuse(sequence: int, state: bytes) -> None:
+        raise StateUnusable("no")
+
+    dropped: list[BlockName] = []
+    tier = SimpleNamespace(discard=dropped.append, has=lambda name: True)
+    by_range = kind is PrefixCache
+    link = DiskLink(cast(DiskTier, tier), MovePace(PrefillPace(32, 512)), by_range, post=lambda act: act())
+    memory = cast(Memory, SimpleNamespace(load=refuse))
+    pace = MovePace(PrefillPace(32, 512))
+    cache = kind(memory, kv_tokens=1 << 20, num_sequences=2, ram_bytes=1 << 20, pace=pace, on_unusable=link.unusable)
+    path = Path(np.arange(BLOCK_TOKENS, dtype=np.int32), TEAM)
+    [block] = saved(cache.index, path)
+    cache.ram.add(block, [])
+    restores = deque([Restore(block, 0, BLOCK_TOKENS)])
+    call = SimpleNamespace(restores=restores, num_cells=0, id=0, path=lambda: path)
+    cache.restore(cast(sequence.Sequence, call))
+    assert [name.end for name in dropped] == [BLOCK_TOKENS]
+    assert not cache.ram.blocks
+    link.unusable(block)
+    assert len(dropped) == 1, "what the index has forgotten has no name"
 
 
 def test_nothing_more_is_read_for_a_call_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:

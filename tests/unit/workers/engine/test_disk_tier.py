@@ -283,9 +283,10 @@ def test_discard_removes_what_llama_cpp_could_not_load(tmp_path: Path) -> None:
     with tier(tmp_path / "cache") as one:
         store(one, wanted, states(2))
         one.discard(wanted[0])
-        assert one.num_known(wanted) == 0
+        until(lambda: one.num_known(wanted) == 0)
         assert len(files(tmp_path / "cache")) == 1
         one.discard(wanted[0])
+        until(lambda: one.stats.num_refused == 2)
 
 
 def test_reading_renews_the_time_of_use_rarely(tmp_path: Path) -> None:
@@ -300,6 +301,28 @@ def test_reading_renews_the_time_of_use_rarely(tmp_path: Path) -> None:
         os.utime(path, (recent - 100, recent - 100))
         fetched(one, wanted)
         assert path.stat().st_mtime == pytest.approx(time.time(), abs=5)
+
+
+@pytest.mark.serial
+def test_looking_for_states_takes_no_longer_while_many_are_queued(tmp_path: Path) -> None:
+    """The engine looks once for each block of a prompt: it went through all that waits for a slow disk each time."""
+    go = threading.Event()
+
+    def identify(stop: Stop) -> bytes:
+        go.wait(30)
+        return FINGERPRINT
+
+    line = np.arange(40_000, dtype=np.int32)
+    mine = StateNames(line, TEAM)
+    other = StateNames(line, Scope("red"))
+    with tier(tmp_path / "cache", identify=identify) as one:
+        assert all(one.put(mine.name(end), b"state") for end in range(64, 2064))
+        stems = [other.stem(end) for end in range(64, 40_000, 64)]
+        began = time.thread_time()
+        assert not any(one.has_states(*stem) for _ in range(4) for stem in stems)
+        assert time.thread_time() - began < 0.05
+        assert one.has_states(*mine.stem(128))
+        go.set()
 
 
 def test_whole_states_survive_a_restart_and_are_found_by_their_stems(tmp_path: Path) -> None:

@@ -51,3 +51,16 @@ def test_large_logits_do_not_overflow() -> None:
     logits = np.array([3e38, 3e38, 0.0], dtype=np.float32)
     of_chosen, _ = LogSoftmax(3).take(logits, 0, 0)
     assert of_chosen == pytest.approx(math.log(0.5))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_have_probabilities_that_can_be_told(odd: float) -> None:
+    """JSON says null in place of NaN: a gateway could not read the step, and ended the calls of all teams there."""
+    logits = np.linspace(-1, 1, 100, dtype=np.float32)
+    logits[5] = odd
+    softmax = LogSoftmax(100)
+    for chosen in (5, 6):
+        of_chosen, likeliest = softmax.take(logits, chosen, 3)
+        told = [of_chosen, *(logprob for _, logprob in likeliest)]
+        assert np.isfinite(told).all()
+        assert softmax.take(np.full(100, -np.inf, dtype=np.float32), chosen, 1)[0] == LOWEST

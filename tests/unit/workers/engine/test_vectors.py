@@ -48,3 +48,11 @@ def test_what_is_not_a_number_stays_one_that_can_be_told(norm: int, bad: float) 
     good, spoilt = normalized(array([1.0, 2.0], [bad, 2.0]), norm)
     assert np.isfinite(good).all()
     assert not np.isfinite(spoilt).all()
+
+
+@pytest.mark.parametrize("norm", [TAXICAB, EUCLIDEAN, 3])
+@pytest.mark.parametrize("size", [1e-42, 1e-30, 1e30, 3e38])
+def test_no_row_that_32_bits_hold_is_too_small_or_too_large(norm: int, size: float) -> None:
+    row = array([size, 0.0])
+    with np.errstate(all="raise", under="ignore"):
+        assert normalized(row, norm).tolist() == [[1.0, 0.0]]

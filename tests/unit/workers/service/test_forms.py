@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
 
 from tests.unit.workers.service.test_generate import Bench, submit
+from workers.chat.answers import Answers
 from workers.constraint.thought import Thought
 from workers.engine.request import TokenMask
 from workers.protocol.events import CallFailed, Finished, FinishReason, Started, Timings, Usage
 from workers.protocol.requests import Cancel, Constraint, GenerateRequest, Sampling, Submit
+from workers.service.calls import generate
 from workers.service.calls.live_calls import Begun
 
 
@@ -71,6 +74,21 @@ async def test_a_sampler_that_takes_long_is_made_off_the_event_loop(sampling: Sa
     await bench.calls.submit(submit(2))
     assert threads[0] != threading.main_thread().name
     assert threads[1] == threading.main_thread().name
+
+
+async def test_what_a_chat_says_of_its_answer_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Template values and schemas of tools can have megabytes, which each answer's parser and thought depend on."""
+    threads: list[str] = []
+
+    def noted(self: Answers, request: GenerateRequest, prompt: Sequence[int]) -> None:
+        threads.append(threading.current_thread().name)
+
+    monkeypatch.setattr(Answers, "parser", noted)
+    monkeypatch.setattr(generate, "thought_before", lambda *asked: noted(asked[2], asked[0], asked[1]))
+    bench = FormBench()
+    await bench.calls.submit(submit(1))
+    assert len(threads) == 2
+    assert threading.main_thread().name not in threads
 
 
 async def test_stop_strings_whose_tree_takes_long_are_prepared_off_the_event_loop() -> None:

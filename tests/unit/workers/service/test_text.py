@@ -16,6 +16,7 @@ from tests.contract.messages import MESSAGES
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
 from workers.llama.tokens.vocab import Vocab, VocabFile
+from workers.protocol import framing
 from workers.protocol.control import access_token
 from workers.protocol.events import Failure, FailureCode
 from workers.protocol.queries import (
@@ -179,6 +180,23 @@ async def test_no_more_of_a_prompt_is_told_than_of_other_texts(client: httpx2.As
     assert len((await rendered(client, long, count=False)).prompt or "") == MAX_TEXT_BYTES >> 1
     failure = await refused(client, RENDER_PATH, Render(request=longer, count=False))
     assert (failure.param, f"at most {MAX_TEXT_BYTES} can be shown" in failure.message) == ("messages", True)
+
+
+async def test_no_call_encodes_megabytes(client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other thread runs meanwhile: 8 million line ends took 66 ms."""
+    sizes: list[int] = []
+
+    def measured(message: Any) -> bytes:
+        made = msgspec.json.encode(message)
+        sizes.append(len(made))
+        return made
+
+    monkeypatch.setattr(framing, "encode", measured)
+    text = "\n" * (1 << 20)
+    asked = Render(request=GenerateRequest(messages=(Message("user", text),)))
+    assert decode_rendered(await post(client, RENDER_PATH, asked)).prompt == text
+    assert sum(sizes) >= 2 * len(text)
+    assert max(sizes) < 4 * framing.PART_CHARS
 
 
 async def test_props(client: httpx2.AsyncClient) -> None:
