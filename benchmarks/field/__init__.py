@@ -64,12 +64,11 @@ class Trial(Struct, frozen=True):
     cpu_s: float
     tokens: int
     window_s: float
-    num_running: int
+    num_begun: int
     most_bytes: int
     longest_gap_ms: float
     ttft_ms: float
     direct_ms: float
-    begun_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +88,8 @@ class Figures:
     bytes_per_stream: float
     longest_gap_ms: float
     share_in_time: float
+    num_late: int
+    """Streams that had not begun when the others were measured, at most."""
 
 
 def measure(rounds: int, names: Sequence[str] = ()) -> list[Row]:
@@ -157,14 +158,13 @@ def figures_of(trials: Sequence[Trial], rest: Rest, shape: Shape) -> Figures:
     """Return the medians of a gateway's trials; its CPU time at rest is no token's."""
     return Figures(
         us_per_token=statistics.median(
-            max(0.0, one.cpu_s - rest.cpu_share * one.window_s) / one.tokens * 1e6 for one in trials
+            max(0.0, one.cpu_s - rest.cpu_share * one.window_s) / max(1, one.tokens) * 1e6 for one in trials
         ),
         ttft_added_ms=statistics.median(one.ttft_ms - one.direct_ms for one in trials),
         bytes_per_stream=statistics.median(max(0, one.most_bytes - rest.resident) / shape.streams for one in trials),
         longest_gap_ms=max(one.longest_gap_ms for one in trials),
-        share_in_time=statistics.median(
-            one.tokens / (shape.tokens_per_s * one.window_s * one.num_running / shape.streams) for one in trials
-        ),
+        share_in_time=statistics.median(one.tokens / (shape.tokens_per_s * one.window_s) for one in trials),
+        num_late=max(shape.streams - one.num_begun for one in trials),
     )
 
 
@@ -201,4 +201,6 @@ def said(found: Figures) -> str:
     ]
     if found.share_in_time < IN_TIME:
         parts.append(f"only {found.share_in_time:.0%} of the tokens in time")
+    if found.num_late:
+        parts.append(f"{found.num_late} streams late to begin")
     return ", ".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from benchmarks.field.gateways import (
     wait_for_answer,
 )
 from benchmarks.field.install import Missing, forget_failures, installed
+from benchmarks.load import Answer
 from benchmarks.plain_upstream import LAST, token
 from tests.support.stack import Process
 
@@ -33,7 +35,7 @@ def gateway(name: str) -> Gateway:
 
 
 def trial(cpu_s: float = 0.1, tokens: int = 200, ttft_ms: float = 7.0, most_bytes: int = 3 << 20) -> Trial:
-    return Trial(cpu_s, tokens, 2.0, 10, most_bytes, 120.0, ttft_ms, 2.0, 0.1)
+    return Trial(cpu_s, tokens, 2.0, 10, most_bytes, 120.0, ttft_ms, 2.0)
 
 
 def test_what_the_upstream_says_is_json() -> None:
@@ -53,6 +55,17 @@ def test_a_stream_counts_the_tokens_of_both_upstreams(words: bytes) -> None:
     for data in (b'{"delta":{"role":"assistant","content":""}}', words + words, words, LAST % (3, 12)):
         stream.data_received(data)
     assert stream.num_tokens == 3
+
+
+async def test_a_stream_is_whole_though_its_chunks_are_cut_within_words() -> None:
+    stream = Stream(answer=Answer(sent=0.0), done=asyncio.get_running_loop().create_future())
+    stream.data_received(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + token(1))
+    stream.data_received(b'data: {"choices":[],"usage":{"completion_token\r\n2b\r\ns":1}}\n\ndata: [DONE]\n\n')
+    stream.data_received(b"\r\n0\r\n\r\n")
+    assert stream.done is not None
+    assert stream.done.done()
+    assert stream.answer is not None
+    assert (stream.answer.error, stream.num_tokens) == ("", 1)
 
 
 def test_what_a_process_uses_is_counted() -> None:
@@ -111,20 +124,22 @@ def test_figures_are_medians_and_leave_out_what_a_gateway_does_at_rest() -> None
     assert found.ttft_added_ms == pytest.approx(5.0)
     assert found.bytes_per_stream == pytest.approx((2 << 20) / 10)
     assert found.share_in_time == pytest.approx(1.0)
+    assert found.num_late == 0
 
 
 def test_a_gateway_that_falls_behind_is_told_of() -> None:
-    assert "in time" not in said(Figures(20.0, 1.0, 2048.0, 50.0, 0.97))
-    told = said(Figures(20.0, 1.04, 2048.0, 50.0, 0.61))
-    assert told == "20.0 us/token, TTFT +1.0 ms, 2 KiB a stream, longest gap 50 ms, only 61% of the tokens in time"
+    assert "in time" not in said(Figures(20.0, 1.0, 2048.0, 50.0, 0.97, 0))
+    told = said(Figures(20.0, 1.04, 2048.0, 50.0, 0.61, 3))
+    assert told.startswith("20.0 us/token, TTFT +1.0 ms, 2 KiB a stream, longest gap 50 ms, ")
+    assert told.endswith(", only 61% of the tokens in time, 3 streams late to begin")
 
 
 def test_rows_compare_with_nginx_and_keep_failures() -> None:
     gateways = {name: gateway(name) for name in ("nginx", "other", "third")}
     figures: dict[tuple[str, Shape], Figures | str] = {}
     for shape in SHAPES:
-        figures["nginx", shape] = Figures(10.0, 0.5, 1024.0, 50.0, 1.0)
-        figures["other", shape] = Figures(25.0, 1.5, 4096.0, 60.0, 1.0)
+        figures["nginx", shape] = Figures(10.0, 0.5, 1024.0, 50.0, 1.0, 0)
+        figures["other", shape] = Figures(25.0, 1.5, 4096.0, 60.0, 1.0, 0)
         figures["third", shape] = "3 streams failed"
     rows = crowd_rows(gateways, figures)
     assert [(row.what, row.ratio) for row in rows[:3]] == [
