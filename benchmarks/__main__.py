@@ -14,6 +14,7 @@ from benchmarks import (
     constrained,
     dialects,
     engine,
+    field,
     gateway_cpu,
     large_request,
     many_streams,
@@ -30,6 +31,7 @@ from benchmarks.table import Row, print_rows
 
 CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "gateway_cpu": ("gateway CPU per streamed token, 64 streams, a step every 20 ms", gateway_cpu.measure, 3),
+    "field": ("gateways of the field behind one upstream, each on one core", field.measure, 2),
     "turns": ("turns of a gateway's event loop with 1,000 streams", turns.measure, 3),
     "dialects": ("gateway CPU per streamed token, by dialect, against plain chat", dialects.measure, 3),
     "large_request": ("a request with 100 tools and 200 messages", large_request.measure, 100),

@@ -28,7 +28,7 @@ STREAMS, STEP_MS, TOKENS = 64, 20, 300
 
 NGINX_CONF = """
 daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log warn;
-events {{ worker_connections 1024; }}
+events {{ worker_connections 4096; }}
 http {{
   access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
@@ -53,31 +53,45 @@ def load(url: str, key: str, pid: int, model: str) -> dict[str, float]:
     return result
 
 
-def start_nginx(stack: Stack, upstreams: int) -> tuple[str, int]:
-    """nginx before that many plain upstreams; returns its URL and the process id of its one worker."""
-    port, servers = free_port(), ""
-    for number in range(upstreams):
-        upstream = free_port()
-        flags = ["--port", str(upstream), "--step-ms", str(STEP_MS), "--tokens", str(TOKENS)]
-        command = [sys.executable, "-m", "benchmarks.plain_upstream", *flags]
-        process = stack.spawn(f"upstream-{upstreams}-{number}", command)
-        while "ready" not in process.text() and process.popen.poll() is None:
-            time.sleep(0.02)
-        servers += f"server 127.0.0.1:{upstream}; "
-    nginx = shutil.which("nginx") or ("/usr/sbin/nginx" if Path("/usr/sbin/nginx").exists() else None)
-    if nginx is None:
+def start_upstream(stack: Stack, name: str, *flags: str) -> int:
+    """Start a plain upstream with these flags and return its port."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.plain_upstream", "--port", str(port), *flags]
+    process = stack.spawn(name, command)
+    while "ready" not in process.text() and process.popen.poll() is None:
+        time.sleep(0.02)
+    return port
+
+
+def nginx_program() -> str:
+    """Return the path of nginx, which need not be on the PATH. Raises SystemExit when there is none."""
+    found = shutil.which("nginx") or ("/usr/sbin/nginx" if Path("/usr/sbin/nginx").exists() else None)
+    if found is None:
         raise SystemExit("nginx is the yardstick of this benchmark: install the nginx package")
-    folder = stack.folder / f"nginx-{upstreams}"
+    return found
+
+
+def start_nginx(stack: Stack, name: str, upstreams: list[int]) -> tuple[str, int]:
+    """Start nginx before the upstreams on these ports; return its URL and the process id of its one worker."""
+    port, servers = free_port(), " ".join(f"server 127.0.0.1:{upstream};" for upstream in upstreams)
+    folder = stack.folder / name
     folder.mkdir()
     conf = folder / "nginx.conf"
     conf.write_text(NGINX_CONF.format(folder=folder, servers=servers, port=port))
-    master = stack.spawn(f"nginx-{upstreams}", [nginx, "-c", str(conf), "-e", str(folder / "error.log")])
+    master = stack.spawn(name, [nginx_program(), "-c", str(conf), "-e", str(folder / "error.log")])
     deadline = time.monotonic() + 10
     while not (children := psutil.Process(master.pid).children()):
         if time.monotonic() > deadline or master.popen.poll() is not None:
             raise RuntimeError(f"nginx did not start: {master.text()}")
         time.sleep(0.05)
     return f"http://127.0.0.1:{port}", children[0].pid
+
+
+def nginx_before(stack: Stack, upstreams: int) -> tuple[str, int]:
+    """Start nginx before that many upstreams, whose steps fall at different times."""
+    flags = ("--step-ms", str(STEP_MS), "--tokens", str(TOKENS))
+    ports = [start_upstream(stack, f"upstream-{upstreams}-{number}", *flags) for number in range(upstreams)]
+    return start_nginx(stack, f"nginx-{upstreams}", ports)
 
 
 def measure(rounds: int) -> list[Row]:
@@ -91,9 +105,9 @@ def measure(rounds: int) -> list[Row]:
             stack.fake_worker("eight", *flags, worker_id=f"fake-eight-{number}", slots=STREAMS // 8)
         gateway = stack.gateway(log_level="info")
         targets = {
-            "nginx one": start_nginx(stack, 1),
+            "nginx one": nginx_before(stack, 1),
             "one": (gateway.url, gateway.pid),
-            "nginx eight": start_nginx(stack, 8),
+            "nginx eight": nginx_before(stack, 8),
             "eight": (gateway.url, gateway.pid),
         }
         for number in range(rounds + 1):  # the first round warms up
