@@ -279,6 +279,9 @@ def reason(error: BaseException) -> str:
 def main() -> int:
     try:
         found = asyncio.run(Crowd(parser().parse_args()).run())
+    except TimeoutError:
+        print(f"the streams did not end within {END_WITHIN_S:g} s", file=sys.stderr)
+        return 1
     except (ExceptionGroup, RuntimeError, OSError) as error:
         print(reason(error), file=sys.stderr)
         return 1

@@ -48,7 +48,7 @@ def installed(name: str, install: Callable[[], Path]) -> Path:
     """Return what `install` returns, unless it is remembered that it failed. Raises Missing."""
     failed = _failure(name)
     if failed.is_file():
-        raise Missing(failed.read_text())
+        raise Missing(" ".join(failed.read_text().split()))
     try:
         return install()
     except Missing as error:
