@@ -81,10 +81,13 @@ class Plan(Generic[S]):
     """The sequences of the parts in `decode`, in the same order."""
     num_tokens: int = field(init=False)
     """Number of rows of the batch: a row is a token."""
+    has_drafts: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.decoding = [one.sequence for one in self.decode]
-        self.num_tokens = num_rows(self.decode) + num_rows(self.prefill)
+        num_decode = num_rows(self.decode)
+        self.num_tokens = num_decode + num_rows(self.prefill)
+        self.has_drafts = num_decode > len(self.decode)
 
 
 def num_rows(parts: Iterable[Decode[S] | Chunk[S]]) -> int:
@@ -265,10 +268,16 @@ class BatchLayouts:
         self._fixed = fixed
         self._can_pad = can_pad
         self._known: dict[int, _Known] = {}
+        self._ways: dict[int, list[Layout]] = {}
+        """Number of rows -> `ways_of` it."""
 
     def choose(self, num_rows: int) -> Layout:
         """Return the layout for a step of `num_rows` rows without prompts."""
-        ways = [] if self._fixed else ways_of(num_rows, can_pad=self._can_pad)
+        if self._fixed:
+            return Layout.TOGETHER
+        ways = self._ways.get(num_rows)
+        if ways is None:
+            ways = self._ways[num_rows] = ways_of(num_rows, can_pad=self._can_pad)
         if len(ways) < 2:
             return Layout.TOGETHER
         known = self._known.setdefault(num_rows, _Known())

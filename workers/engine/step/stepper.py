@@ -23,7 +23,16 @@ from workers.engine.pace import MOVE_S, AnswerLengths, MovePace, PrefillPace
 from workers.engine.request import CallLeft, IntegrityError
 from workers.engine.step.scheduler import Scheduler
 from workers.engine.step.sequence import NO_MEMORY, NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
-from workers.engine.step.step_plan import MULTIPLE, BatchLayouts, Decode, Layout, Limits, Plan, in_parts, padding
+from workers.engine.step.step_plan import (
+    MULTIPLE,
+    BatchLayouts,
+    Decode,
+    Layout,
+    Limits,
+    Plan,
+    in_parts,
+    padding,
+)
 from workers.llama.context import Context
 from workers.llama.memory import MemoryKind
 from workers.metrics.types import DECODE_S
@@ -41,8 +50,9 @@ CLEAN_WAIT_S = 1.0
 Without flash attention, that call's cells spoil all running calls: they soon end too, and then the cache is cleared.
 With flash attention the other calls go on, and new calls have no reason to wait longer."""
 
-PROBE_EVERY_S, STEP_BYTES = 0.02, 16 << 20
-"""`PROBE_EVERY_S`: seconds between two checks whether `STEP_BYTES`, which a step may need, can still be allocated."""
+PROBE_EVERY_S, PROBE_CALM_S, STEP_BYTES = 0.02, 0.2, 16 << 20
+"""`PROBE_EVERY_S`: seconds between two checks whether `STEP_BYTES`, which a step may need, can still be allocated.
+`PROBE_CALM_S`: the same while steps repeat one plan: llama.cpp then needs no more memory than for the step before."""
 PENDING_S = 0.005
 """Maximum seconds that a step with nothing to compute waits for a call's mask. A new call may have to wait as long."""
 
@@ -105,7 +115,8 @@ class Stepper:
         self._num_switches = 0
         self._decode_s = Tally(DECODE_S)
         self._gaps = TokenGaps()
-        self._decoded_at = self._probe_at = 0.0
+        self._decoded_at = self._probed_at = 0.0
+        self._probed_plan: Plan[Sequence] | None = None
         self._pending: list[Sequence] = []
         """Calls whose next token is drawn, but whose mask could not say yet whether the token is allowed."""
         self._drain_writer: DrainWriter | None = None
@@ -196,7 +207,7 @@ class Stepper:
         if self._pending:
             self._resume()
         plan = self._schedule()
-        if not self._has_memory():
+        if not self._has_memory(plan):
             for sequence in tuple(self._scheduler.running):
                 self._fail(sequence, NO_MEMORY)
         elif plan.prefill:
@@ -208,13 +219,14 @@ class Stepper:
         elif self._pending and (is_ready := self._pending[0].pending) is not None:
             is_ready(PENDING_S)
 
-    def _has_memory(self) -> bool:
+    def _has_memory(self, plan: Plan[Sequence]) -> bool:
         """Return whether there is memory for a step. Without it, llama.cpp would end the process."""
         now = time.perf_counter()
-        if now >= self._probe_at:
-            self._probe_at = now + PROBE_EVERY_S
-            return can_take(STEP_BYTES)
-        return True
+        every_s = PROBE_CALM_S if plan is self._probed_plan else PROBE_EVERY_S
+        if now - self._probed_at < every_s:
+            return True
+        self._probed_at, self._probed_plan = now, plan
+        return can_take(STEP_BYTES)
 
     def end_all(self, failure: Failure) -> None:
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
@@ -371,13 +383,15 @@ class Stepper:
     def _sample(self, plan: Plan[Sequence]) -> None:
         context, events = self._context, self.events
         ended: list[tuple[Sequence, Outcome]] = []
-        pick = self._pick
-        for one in plan.decode:
-            outcome = pick(one.sequence)
-            if one.draft:
-                outcome = self._verify(one, outcome)
-            if outcome is not None:
-                ended.append((one.sequence, outcome))
+        if not plan.has_drafts and all(sequence.is_plain for sequence in plan.decoding):
+            self._pick_likeliest(plan.decoding, ended)
+        else:
+            for one in plan.decode:
+                outcome = self._pick(one.sequence)
+                if one.draft:
+                    outcome = self._verify(one, outcome)
+                if outcome is not None:
+                    ended.append((one.sequence, outcome))
         for chunk in plan.prefill:
             sequence = chunk.sequence
             sequence.tell_progress(self._decoded_at, events)
@@ -414,6 +428,17 @@ class Stepper:
             return outcome
         self._scheduler.disturb()
         return (None if self.num_running == 1 else cost.failure()) or outcome
+
+    def _pick_likeliest(self, sequences: list[Sequence], ended: list[tuple[Sequence, Outcome]]) -> None:
+        """Draw the next token of calls that draw the likeliest one, which have the batch's first rows. Add those that
+        are over to `ended`. As these draws take microseconds, no time is measured for each."""
+        if not sequences:
+            return
+        context, events = self._context, self.events
+        for sequence, token in zip(sequences, context.likeliest_of(len(sequences)), strict=True):
+            outcome = sequence.pick_likeliest(token, context, events)
+            if outcome is not None:
+                ended.append((sequence, outcome))
 
     def _verify(self, one: Decode[Sequence], outcome: Outcome) -> Outcome:
         """Draw tokens until one differs from the draft or ends the answer; drop the cells of the rest of the draft.
