@@ -25,6 +25,7 @@ from workers.engine.step.scheduler import Scheduler
 from workers.engine.step.sequence import NO_MEMORY, NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
 from workers.engine.step.step_plan import (
     MULTIPLE,
+    ROWS_MULTIPLES,
     BatchLayouts,
     Decode,
     Layout,
@@ -89,7 +90,7 @@ class Stepper:
         self._on_end = on_end
         min_prefill = min(MIN_PREFILL, context.n_ubatch)
         limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=min_prefill)
-        self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch)
+        self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch, 0 if context.on_gpu else ROWS_MULTIPLES[0])
         move = MovePace(self._pace)
         by_range = context.memory.kind.by_range
         kind = PrefixCache if by_range else CheckpointCache
