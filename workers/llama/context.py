@@ -132,6 +132,10 @@ class Context(NativeOwner):
         # A GPU only queues the work; `sample`, which keeps the interpreter lock, would wait for it and stop the loop.
         self._queues = bool(c.llama_supports_gpu_offload())
         self.on_gpu = self._queues and settings.n_gpu_layers != 0
+        types = {settings.cache_type_k, settings.cache_type_v}
+        self.attends_in_tiles = not self.on_gpu and settings.flash_attn != "off" and types in ({"f16"}, {"f32"})
+        """Whether attention takes 64 rows at once, and far longer for fewer (ggml_compute_forward_flash_attn_ext_f16 in
+        ggml-cpu/ops.cpp of llama.cpp)."""
         self._sample = gil_calls().sampler_sample
         self._logits = gil_calls().logits_ith
         self._num_logits = model.vocab.num_tokens

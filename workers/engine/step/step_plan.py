@@ -235,6 +235,13 @@ def _length(sequence: Progress) -> int:
 
 MULTIPLE = 4
 
+TILE_CELLS, EMPTY_ROW_CELLS, LEAST_DEPTH = 4, 750, 256
+"""What a step costs attention on a CPU, in cells that one row alone attends to: each cell of a sequence costs a tile of
+64 rows as much as `TILE_CELLS`; an empty row costs the rest of the model `EMPTY_ROW_CELLS` at most.
+
+With the 2-layer toy it costs 230, with models of 7 B parameters about 750. `LEAST_DEPTH`: fewest tokens before a chunk
+with which tiles are filled at all, so that fresh short prompts are computed as in llama-server."""
+
 MOST_SINGLE = 6
 """Maximum number of rows for which computing them one by one (`Layout.SINGLY`) is tried: each row reads all weights."""
 
@@ -318,6 +325,21 @@ class BatchLayouts:
         is_best = before is not None and before == min(known.seconds.values())
         settled = is_best and known.tries[layout] > TRIES
         known.seconds[layout] = before + _WEIGHT * (seconds - before) if settled and before is not None else seconds
+
+
+def tile_padding(parts: list[tuple[int, int]]) -> int:
+    """Return how many empty rows, up to a tile, make attention quicker; 0: none. `parts`: for each sequence of a step
+    with prompts, its rows and the tokens before them.
+
+    A rule and no measurement, so that the same step is computed in the same way each time. After 2,048 tokens 35 rows
+    of the 2-layer toy took 232 ms, 63 took 401 and 64 took 92."""
+    tile = ROWS_MULTIPLES[0]
+    num_rows = sum(rows for rows, _ in parts)
+    if num_rows >= tile or max(depth for _, depth in parts) < LEAST_DEPTH:
+        return 0
+    singly = sum(rows * depth for rows, depth in parts)
+    together = TILE_CELLS * sum(depth for _, depth in parts) + EMPTY_ROW_CELLS * (tile - num_rows)
+    return tile - num_rows if together < singly else 0
 
 
 def ways_of(num_rows: int, *, can_pad: bool = True) -> list[Layout]:

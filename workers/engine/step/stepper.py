@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import numpy as np
+
 from workers.engine.adapters.registry import AdapterRegistry
 from workers.engine.adapters.turns import AdapterTurns, chosen
 from workers.engine.cache.checkpoints import CheckpointCache
@@ -21,7 +23,7 @@ from workers.engine.counters import EngineCounters, Tally, TokenGaps
 from workers.engine.disk.link import DiskLink, DrainWriter
 from workers.engine.pace import MOVE_S, AnswerLengths, MovePace, PrefillPace
 from workers.engine.request import CallLeft, IntegrityError
-from workers.engine.step.scheduler import Scheduler
+from workers.engine.step.scheduler import SPARE_CELLS, Scheduler
 from workers.engine.step.sequence import NO_MEMORY, NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
 from workers.engine.step.step_plan import (
     MULTIPLE,
@@ -33,6 +35,7 @@ from workers.engine.step.step_plan import (
     Plan,
     in_parts,
     padding,
+    tile_padding,
 )
 from workers.llama.context import Context
 from workers.llama.memory import MemoryKind
@@ -90,7 +93,7 @@ class Stepper:
         self._on_end = on_end
         min_prefill = min(MIN_PREFILL, context.n_ubatch)
         limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=min_prefill)
-        self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch, 0 if context.on_gpu else ROWS_MULTIPLES[0])
+        self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch, ROWS_MULTIPLES[0] if context.attends_in_tiles else 0)
         move = MovePace(self._pace)
         by_range = context.memory.kind.by_range
         kind = PrefixCache if by_range else CheckpointCache
@@ -109,7 +112,9 @@ class Stepper:
         self.cache_report = CacheReport(self._cache, self._disk)
         self._batch = context.new_batch()
         self._adapter_turns: AdapterTurns[bytes] = AdapterTurns()
+        self._can_pad = by_range
         self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
+        self._empty_tokens = np.full(ROWS_MULTIPLES[0], self._batch.padding_token, np.int32)
         self._scratch = context.num_sequences - 1
         self._num_decodes = 0
         self._num_busy = 0
@@ -303,10 +308,15 @@ class Stepper:
     def _num_empty(self, plan: Plan[Sequence]) -> int:
         """Return how many empty rows to add to a step with prompts, since some numbers of rows are computed faster.
 
-        0 for a single sequence, as in llama-server, and if the KV cache or the batch has no room for them."""
+        Those that make a number even are not added for a single sequence, as in llama-server. No rows are added if the
+        KV cache or the batch has no room for them."""
+        most = min(self._scheduler.num_spare, self._batch.capacity - plan.num_tokens)
+        if self._context.attends_in_tiles and self._can_pad:
+            parts = [(one.num_tokens, one.sequence.num_cells) for one in (*plan.decode, *plan.prefill)]
+            if 0 < (num_empty := tile_padding(parts)) <= most:
+                return num_empty
         alone = len(plan.decode) + len(plan.prefill) == 1
-        fits = self._scheduler.has_spare_room and plan.num_tokens + MULTIPLE <= self._batch.capacity
-        return 0 if alone or not fits else self._layouts.num_empty(plan.num_tokens)
+        return 0 if alone or most < MULTIPLE else self._layouts.num_empty(plan.num_tokens)
 
     def _decode(self, plan: Plan[Sequence]) -> None:
         """Run a step without prompts, in the quickest layout for its number of rows, and draw its tokens."""
@@ -319,7 +329,8 @@ class Stepper:
                 self._run(alone)
                 self._sample(alone)
         else:
-            num_empty = padding(num_rows) if layout is Layout.PADDED and self._scheduler.has_spare_room else 0
+            has_room = self._scheduler.num_spare >= SPARE_CELLS
+            num_empty = padding(num_rows) if layout is Layout.PADDED and has_room else 0
             for part in self._parts(plan):
                 self._run(part, num_empty)
                 self._sample(part)
@@ -345,8 +356,11 @@ class Stepper:
             tokens = sequence.take_chunk(chunk.num_tokens)
             num_logits = len(tokens) if sequence.tells_prompt else int(sequence.num_prompt_left == 0)
             sequence.row = batch.add_prompt(tokens, position, sequence.id, num_logits=num_logits)
-        for position in range(num_empty):
-            add_token(batch.padding_token, position, self._scratch)
+        if plan.prefill and num_empty > MULTIPLE:  # they fill a tile of attention's; logits would cost more than that
+            batch.add_prompt(self._empty_tokens[:num_empty], 0, self._scratch, num_logits=0)
+        else:
+            for position in range(num_empty):
+                add_token(batch.padding_token, position, self._scratch)
         first = plan.decode[0] if plan.decode else plan.prefill[0]
         switched = self._adapters.apply(first.sequence.adapter_set)
         start = time.perf_counter()
@@ -355,7 +369,7 @@ class Stepper:
         seconds = self._decoded_at - start
         if num_empty:
             self._context.memory.remove(self._scratch)
-        self._pace.note(batch.num_tokens, seconds)
+        self._pace.note(plan.num_tokens, seconds)
         self._adapter_turns.note_step(seconds, switched=switched, comparable=not plan.prefill)
         self._decode_s.add(seconds)
         self._gaps.note(plan.decoding, self._decoded_at)
