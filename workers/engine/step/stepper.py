@@ -312,7 +312,8 @@ class Stepper:
         KV cache or the batch has no room for them."""
         most = min(self._scheduler.num_spare, self._batch.capacity - plan.num_tokens)
         if self._context.attends_in_tiles and self._can_pad:
-            parts = [(one.num_tokens, one.sequence.num_cells) for one in (*plan.decode, *plan.prefill)]
+            parts = [(one.num_tokens, one.sequence.num_cells) for one in plan.decode]
+            parts += [(one.num_tokens, one.sequence.num_cells) for one in plan.prefill]
             if 0 < (num_empty := tile_padding(parts)) <= most:
                 return num_empty
         alone = len(plan.decode) + len(plan.prefill) == 1
