@@ -65,6 +65,12 @@ class TimedContext(Context):
         self.clock.sample[-1] += time.thread_time() - start
         return token
 
+    def sample_top(self, chain: int, row: int, k: int) -> int:
+        start = time.thread_time()
+        token = super().sample_top(chain, row, k)
+        self.clock.sample[-1] += time.thread_time() - start
+        return token
+
     def likeliest_of(self, num_rows: int) -> list[int]:
         start = time.thread_time()
         found = super().likeliest_of(num_rows)

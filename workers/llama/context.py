@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from workers.llama.memory import Memory, kind_of
 from workers.llama.model import CACHE_TYPES, FLASH_ATTN, Model, fill_context
 from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, NativeOwner, gil_calls, native_log
+from workers.llama.sampling.candidates import Logits
+from workers.llama.sampling.top_k import TopK
 from workers.models.spec import LlamaSettings
 
 Tokens = NDArray[np.int32]
-Logits = NDArray[np.float32]
 
 NO_NUMBER = -1
 """Stands for the likeliest token of a row of logits that are not numbers."""
@@ -143,6 +144,7 @@ class Context(NativeOwner):
         """Logits of the first rows of a batch, in llama.cpp's own memory at `_rows_at`; empty: not looked up yet."""
         self._rows_at = 0
         self._row_numbers = np.arange(self.n_batch)
+        self._top_k = TopK(self._num_logits)
 
     def new_batch(self) -> Batch:
         return Batch(self.n_batch, self.num_sequences, self.kv_tokens, padding_token=max(self.model.vocab.bos, 0))
@@ -161,13 +163,22 @@ class Context(NativeOwner):
         """Draw a token from the logits of row `row` with the sampler chain at `chain`. The chain accepts the token."""
         return self._sample(chain, self.pointer, row)
 
+    def sample_top(self, chain: int, row: int, k: int) -> int:
+        """Draw a token as `sample` does, with a chain that begins with top-k: quicker, as `TopK` says."""
+        token = self._top_k.draw(chain, self._row(row), k)
+        return self._sample(chain, self.pointer, row) if token is None else token
+
     def likeliest(self, row: int) -> int:
         """Return the token with the highest logit in batch row `row`: ten times as quick as a greedy chain."""
+        return int(self._row(row).argmax())
+
+    def _row(self, row: int) -> Logits:
+        """Return the logits of a batch row, valid until the next decode."""
         address = self._logits(self.pointer, row)
         if address is None:
             raise ValueError(f"batch row {row} has no logits")
         logits: Any = (ctypes.c_float * self._num_logits).from_address(address)
-        return int(np.frombuffer(logits, np.float32).argmax())
+        return np.frombuffer(logits, np.float32)
 
     def likeliest_of(self, num_rows: int) -> list[int]:
         """Return the token with the highest logit for each of the batch's first rows, all of which must have logits;

@@ -189,7 +189,9 @@ class Sequence(CachedSequence):
         """Draw the next token from the logits of `row`. Return why the call ends, PENDING (mask not ready), or None."""
         if self.sampler is not None:
             return self._pick_with(self.sampler, context, events)
-        if self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
+        if self.chain.top_k:
+            token = context.sample_top(self.chain.pointer, self.row, self.chain.top_k)
+        elif self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
             token = context.sample(self.chain.pointer, self.row)
         return self.accept(token, events) if context.is_number(self.row, token) else NOT_A_NUMBER
 
