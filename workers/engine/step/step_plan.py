@@ -169,7 +169,8 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
     num_left = sum(sequence.num_prompt_left for sequence in (*firsts, *back))
     if num_left > budget:
         budget = _even(budget, num_decode, limits) if decode else budget
-        budget = _without_rest(budget, num_left, num_decode, most=min(limits.n_ubatch, room) - num_decode)
+        most = min(limits.n_ubatch - num_decode, room - num_decode, beside.most if num_streams else limits.n_ubatch)
+        budget = _without_rest(budget, num_left, num_decode, most)
     if not back:
         return Plan(decode, share_out(firsts, budget))
     if not (firsts or num_streams):

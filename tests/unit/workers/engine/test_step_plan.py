@@ -69,6 +69,11 @@ def test_no_step_is_left_with_less_than_a_tile(left: list[int], beside: int, pre
     assert [chunk.num_tokens for chunk in plan.prefill] == [prefill]
 
 
+def test_a_rest_joins_no_step_that_other_teams_streams_wait_for() -> None:
+    views = [View(*pair) for pair in enumerate([0, 80])]
+    assert plan_step(views, LIMITS, Beside(64, AGAIN, most=64), 1000).num_tokens == 64
+
+
 def test_a_draft_takes_rows_of_the_step() -> None:
     views = [View(0, 0, draft=(7, 8)), View(1, 0), View(2, 150)]
     plan = plan_step(views, LIMITS, Beside(40, AGAIN, ANY), 1000)
