@@ -3,7 +3,8 @@
     python -m benchmarks.engine_step MODEL.gguf --slots 1 8 16
 
 Every row is one engine with that many greedy answers running from start to end. `decode` is the time inside
-`llama_decode`, `sample` that inside `llama_sampler_sample`, `python` the rest of the step, all in microseconds;
+`llama_decode`, `sample` that of finding the likeliest token or inside `llama_sampler_sample`, `python` the rest of the
+step, all in microseconds of the engine thread's processor time, so that other programs on the machine count little;
 `python/seq` is the rest divided by the number of sequences. `--busy` runs a thread of pure Python beside the engine, as
 a loaded event loop would; `--switch` sets the interpreter's switch interval and `--release` lets the small calls give
 the interpreter lock away, to see what keeping it is worth.
@@ -53,16 +54,28 @@ class TimedContext(Context):
     clock: Clock
 
     def decode(self, batch: Batch) -> None:
-        start = time.perf_counter()
+        start = time.thread_time()
         super().decode(batch)
-        self.clock.decode.append(time.perf_counter() - start)
+        self.clock.decode.append(time.thread_time() - start)
         self.clock.sample.append(0.0)
 
     def sample(self, chain: int, row: int) -> int:
-        start = time.perf_counter()
+        start = time.thread_time()
         token = super().sample(chain, row)
-        self.clock.sample[-1] += time.perf_counter() - start
+        self.clock.sample[-1] += time.thread_time() - start
         return token
+
+    def sample_top(self, chain: int, row: int, k: int) -> int:
+        start = time.thread_time()
+        token = super().sample_top(chain, row, k)
+        self.clock.sample[-1] += time.thread_time() - start
+        return token
+
+    def likeliest_of(self, num_rows: int) -> list[int]:
+        start = time.thread_time()
+        found = super().likeliest_of(num_rows)
+        self.clock.sample[-1] += time.thread_time() - start
+        return found
 
     def release_small_calls(self) -> None:
         self._sample = c.llama_sampler_sample
@@ -114,7 +127,7 @@ def measure(model: Model, settings: LlamaSettings, arguments: argparse.Namespace
     clock, finished = Clock(), threading.Semaphore(0)
 
     def emit(step: int, events: list[CallEvent]) -> None:
-        clock.ended_at.append(time.perf_counter())
+        clock.ended_at.append(time.thread_time())
         for event in events:
             if not isinstance(event, Text) and isinstance(event, Finished):
                 finished.release()

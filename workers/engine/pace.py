@@ -10,8 +10,15 @@ from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
 
-LONGEST_STEP_S = 2.0
-"""Maximum seconds planned for a step while streams run. Chunks are made shorter for it, down to `least` tokens."""
+LONGEST_STEP_S = 3.0
+"""Maximum seconds planned for a step while streams run. Chunks are made shorter for it, down to a tile of rows, or down
+to `least` tokens if a tile takes twice as long.
+
+With 2 s, and chunks of down to 32 tokens, a slow machine read 3,000 tokens beside three streams in 49.5 s (longest gap
+2.5 s), where llama-server took 34.3 s in steps of 256 rows (3.4 s)."""
+
+FIRST_TILES = 2
+"""Tiles of rows that a chunk has while streams run, before any chunk was measured, on devices with tiles."""
 
 FIXED_SHARE = 1 / 17
 """Share of a step's time that its fixed cost should take. Chunks are made long enough to bring the share down to this.
@@ -40,30 +47,38 @@ _STEADY_STEPS = 4
 With the newest estimate alone, lengths swing up and down, because each chunk changes the next estimate: a 16k prompt of
 a 2-layer model was read in chunks of 505 and 313 tokens alternately, and streams waited 2.6 s at its end."""
 
-_DECAY = 0.9
-"""Factor by which the weight of earlier steps shrinks with each new step."""
-
 _WEIGHT = 0.3
 """Weight of the newest measurement in a running mean; the measurements before it share the rest."""
 
 _STEADY_DECAY = 0.95
-"""Like `_DECAY`, but for the cost that is reported to gateways: it must be steadier, as they compare workers by it."""
+"""Factor by which the weight of earlier steps shrinks with each new step, in the cost that is reported to gateways: it
+must be steadier than other estimates, as they compare workers by it."""
 
 
 class PrefillPace:
-    """Learns how a step's time depends on its tokens (`seconds = fixed + tokens * each`) and derives the `budget`."""
+    """Learns how a step's time depends on its tokens (`seconds = fixed + tokens * each`) and derives the `budget`.
 
-    def __init__(self, least: int, most: int) -> None:
+    Two sizes of steps are measured and tell one from the other: those that decode, and those with whole chunks. So the
+    fixed cost stays known while a long prompt is read in steps that are all alike, each dearer than the one before."""
+
+    def __init__(self, least: int, most: int, tile: int = 0) -> None:
+        """`tile`: number of rows below which a row costs far more than in larger steps (`ROWS_MULTIPLES`); 0: none.
+
+        Steps with fewer rows, but more than decoding takes, say nothing of what larger ones cost: if they counted, each
+        would make the next one shorter, down to `least`, the dearest of all."""
         self._least = least
         self._most = most
+        self._tile = tile if tile <= most else 0
         self._wanted: deque[int] = deque(maxlen=_STEADY_STEPS)
         self._recent: deque[tuple[float, float]] = deque(maxlen=_STEADY_STEPS)
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        """Tokens and seconds of the last steps with chunks of at least `least` tokens, or a tile of rows."""
+        self._few_x = self._few_y = 0.0
+        """Mean tokens and seconds of the last steps with fewer than `least` tokens; 0: there was none yet."""
         self.token_s = 0.0
         """Seconds per prompt token, including its part of the step's fixed cost; 0: not known yet."""
         self._fixed = self._dearest = 0.0
         self._steady_x = self._steady_y = 0.0
-        self.budget = most
+        self.budget = min(most, FIRST_TILES * self._tile) or most
         """Most prompt tokens of a step while streams run and one call waits for its first token; `least` to `most`."""
 
     @property
@@ -87,28 +102,41 @@ class PrefillPace:
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """Update the estimates with a step that computed `num_tokens` tokens in `seconds`."""
-        x, y = float(num_tokens), seconds
-        self._weight = self._weight * _DECAY + 1
-        self._x, self._y = self._x * _DECAY + x, self._y * _DECAY + y
-        self._xx, self._xy = self._xx * _DECAY + x * x, self._xy * _DECAY + x * y
-        spread = self._weight * self._xx - self._x * self._x
-        mean_s = self._y / max(self._x, 1.0)
-        if spread > self._weight * self._xx * 0.01:
-            each = max((self._weight * self._xy - self._x * self._y) / spread, 1e-9)
-            fixed = max((self._y - each * self._x) / self._weight, 0.0)
-        else:  # all steps alike: nothing tells the fixed cost from the rest
-            each, fixed = mean_s, 0.0
-        self._fixed = fixed
-        if num_tokens >= self._least:
-            self._steady_x, self._steady_y = self._steady_x * _STEADY_DECAY + x, self._steady_y * _STEADY_DECAY + y
-            self.token_s = mean_s if not self.token_s else self.token_s + _WEIGHT * (y / x - self.token_s)
-            worth = fixed / each * (1 / FIXED_SHARE - 1) if fixed else self._most
-            # With the highest cost per token of the last steps, as the cost grows with the tokens before the chunk.
-            self._recent.append((x, y))
-            self._dearest = max(each, *((seconds - fixed) / tokens for tokens, seconds in self._recent))
-            bearable = (LONGEST_STEP_S - fixed) / self._dearest
-            self._wanted.append(max(self._least, min(self._most, int(min(worth, bearable)))))
-            self.budget = min(self._wanted)
+        x = float(num_tokens)
+        if num_tokens < self._least:
+            self._few_x = _mean(self._few_x, x)
+            self._few_y = _mean(self._few_y, seconds)
+            return
+        self.token_s = _mean(self.token_s, seconds / x)
+        self._steady_x = self._steady_x * _STEADY_DECAY + x
+        self._steady_y = self._steady_y * _STEADY_DECAY + seconds
+        if num_tokens < self._tile:
+            return
+        self._recent.append((x, seconds))
+        costs = [self._each(*step) for step in self._recent]
+        each = sum(costs) / len(costs)
+        # With the highest cost per token of the last steps, as the cost grows with the tokens before the chunk.
+        self._dearest = max(costs)
+        self._fixed = max(self._few_y - self._few_x * each, 0.0)
+        self._wanted.append(self._wanted_tokens(self._fixed, each))
+        self.budget = min(self._wanted)
+
+    def _each(self, num_tokens: float, seconds: float) -> float:
+        """Return the seconds that a step took for each token more than a step has that only decodes."""
+        return max((seconds - self._few_y) / (num_tokens - self._few_x), 1e-9)
+
+    def _wanted_tokens(self, fixed: float, each: float) -> int:
+        """Return the best length of a chunk if a step costs `fixed` seconds and its tokens `each` or `_dearest`."""
+        dearest = self._dearest
+        worth = fixed / each * (1 / FIXED_SHARE - 1) if self._few_x else self._most
+        bearable = (LONGEST_STEP_S - fixed) / dearest
+        least = self._tile if fixed + self._tile * dearest <= 2 * LONGEST_STEP_S else 0
+        return max(self._least, least, min(self._most, int(min(worth, bearable))))
+
+
+def _mean(before: float, newest: float) -> float:
+    """Return the running mean with one measurement more; `before` 0: there was none."""
+    return before + _WEIGHT * (newest - before) if before else newest
 
 
 MOVE_S = 0.02

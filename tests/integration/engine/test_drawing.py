@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,9 +22,10 @@ from workers.engine.step.sampling import SamplerTools
 from workers.engine.step.sequence import Sequence
 from workers.llama.model import Model
 from workers.llama.native import gil_calls
-from workers.llama.sampling.candidates import MAX_SPARSE_WORDS, MOST, Candidates, Words, all_tokens
+from workers.llama.sampling.candidates import MAX_SPARSE_WORDS, MOST, Candidates, Logits, Words, all_tokens
 from workers.llama.sampling.samplers import MAX_KEPT, DryStages, SamplerChain
 from workers.llama.sampling.stages import ORDER
+from workers.llama.sampling.top_k import BLOCK, MOST_K, TopK
 from workers.protocol.events import CallEvent, CallFailed, FailureCode, Logprobs, Text, decode_step, encode_step
 from workers.protocol.requests import GenerateRequest, SamplerName, Sampling
 
@@ -119,6 +121,65 @@ def test_all_candidates_give_what_llama_cpp_gives(row: Row, name: str) -> None:
         assert token == row.context.sample(theirs.pointer, row.number)
     ours.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("temperature", [0.8, 3.0])
+@pytest.mark.parametrize("k", [1, 5, 40])
+def test_the_likeliest_tokens_give_what_the_whole_vocabulary_gives(
+    row: Row, k: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int | None] = []
+    draw = TopK.draw
+
+    def noted(top: TopK, chain: int, logits: Logits, k: int) -> int | None:
+        drawn.append(draw(top, chain, logits, k))
+        return drawn[-1]
+
+    monkeypatch.setattr(TopK, "draw", noted)
+    for seed in range(20):
+        sampling = Sampling(seed=seed, temperature=temperature, top_k=k, xtc_probability=0.5, xtc_threshold=0.05)
+        ours, theirs = row.chain(sampling), row.chain(sampling)
+        assert ours.top_k == k
+        for _ in range(20):
+            token = row.context.sample_top(ours.pointer, row.number, k)
+            assert token == row.context.sample(theirs.pointer, row.number)
+        ours.close()
+        theirs.close()
+    is_large = row.vocab.num_tokens // BLOCK > k + 1
+    assert all((token is not None) == is_large for token in drawn)
+
+
+def test_tied_or_impossible_logits_are_left_to_llama_cpp(row: Row) -> None:
+    chain = row.chain(Sampling(seed=1, top_k=3))
+    top = TopK(20_010)
+    logits = np.random.default_rng(1).permutation(20_010).astype(np.float32)
+    assert top.draw(chain.pointer, logits, 3) in set(np.argsort(-logits)[:3].tolist())
+    for value, place in ((20_007.0, 3), (20_008.0, 0), (math.nan, 5)):
+        spoiled = logits.copy()
+        spoiled[np.argsort(-logits)[place]] = value
+        assert top.draw(chain.pointer, spoiled, 3) is None
+    chain.close()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "top_k"),
+    [
+        (Sampling(), 40),
+        (Sampling(top_k=MOST_K), MOST_K),
+        (Sampling(top_k=MOST_K + 1), 0),
+        (Sampling(top_k=0), 0),
+        (Sampling(temperature=0), 0),
+        (Sampling(repeat_penalty=1.1), 0),
+        (Sampling(top_n_sigma=1.0), 0),
+        (Sampling(mirostat=2), 0),
+        (Sampling(logit_bias=((5, 1.0),)), 0),
+        (Sampling(samplers=("min_p", "top_k")), 0),
+    ],
+)
+def test_top_k_counts_only_where_it_comes_first(row: Row, sampling: Sampling, top_k: int) -> None:
+    chain = row.chain(sampling)
+    assert chain.top_k == top_k
+    chain.close()
 
 
 @pytest.mark.parametrize("num_tokens", [40, 768, 20_000, 151_936])

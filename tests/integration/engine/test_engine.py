@@ -291,6 +291,20 @@ def test_cells_that_nobody_booked_are_found(stories: Model) -> None:
         engine.stop()
 
 
+def test_likeliest_tokens_of_all_rows_are_those_of_each_row(stories: Model) -> None:
+    with Context(stories, ONE_THREAD, slots=4, kv_tokens=256) as context:
+        batch = context.new_batch()
+        for position in range(3):  # the second and third find the memory where the first has found it
+            batch.clear()
+            for sequence in range(4):
+                batch.add_token(100 + 7 * sequence + position, position, sequence)
+            context.decode(batch)
+            each = [context.likeliest(row) for row in range(4)]
+            assert context.likeliest_of(4) == each
+            assert context.likeliest_of(1) == each[:1]
+        assert len(set(each)) > 1
+
+
 def test_an_engine_larger_than_its_context_is_refused(stories: Model) -> None:
     with Context(stories, ONE_THREAD, slots=2, kv_tokens=256) as context:
         with pytest.raises(ValueError, match="n_ctx 300"):

@@ -15,6 +15,7 @@ from workers.engine.cache.prompt import BLOCK_TOKENS
 from workers.engine.pace import MovePace
 from workers.engine.request import EngineRequest
 from workers.engine.step.sequence import Sequence as Call
+from workers.llama.context import Batch, Context
 from workers.llama.memory import Memory
 from workers.llama.model import Model
 from workers.models.spec import MAX_SLOTS
@@ -358,3 +359,29 @@ def test_a_call_given_up_while_its_sampler_is_made_leaves_nothing(demo: Model) -
         bench.answer(bench.request("What is 2 + 4?", 3))
         load = bench.engine.load()
         assert (load.waiting, load.slots_busy) == (0, 0)
+
+
+def test_a_short_turn_after_many_tokens_is_computed_in_a_whole_tile(
+    demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    decode = Context.decode
+
+    def noted(context: Context, batch: Batch) -> None:
+        rows.append(batch.num_tokens)
+        decode(context, batch)
+
+    monkeypatch.setattr(Context, "decode", noted)
+    texts: list[str] = []
+    for is_padded in (True, False):
+        if not is_padded:
+            monkeypatch.setattr("workers.engine.step.stepper.tile_padding", lambda parts: 0)
+        with running(demo, n_ctx=1024) as bench:
+            past = bench.tokens("The little dog and the red ball went to the park. " * 80)[:900]
+            bench.answer(bench.request(past, 1))
+            rows.clear()
+            turn = bench.request([*past, *past[100:142]], 20, ignore_eos=True)
+            texts.append(bench.answer(turn))
+            assert bench.heard.started(turn.key).num_cached_tokens == 900
+            assert rows[0] == (64 if is_padded else 42)
+    assert texts[0] == texts[1]

@@ -158,7 +158,8 @@ class TokenSampler:
         if the mask needs more time to decide on the token: call `resume` later to continue with the same token."""
         candidates = self._tools.candidates
         if self._is_free and not self._post and not self._chain.slow:
-            token = context.sample(self._chain.pointer, row)
+            pointer, top_k = self._chain.pointer, self._chain.top_k
+            token = context.sample_top(pointer, row, top_k) if top_k else context.sample(pointer, row)
             if self._wants_probs:
                 events.append(self._logprobs(token, candidates.logits(context.pointer, row)))
             return token

@@ -23,7 +23,7 @@ from workers.engine.pace import MOVE_S, AnswerLengths, PrefillPace
 from workers.engine.step.sampling import within_share
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.shares import FIRST_SLICE, gives_way, goes_before, is_shared, last_of, next_in
-from workers.engine.step.step_plan import Beside, Limits, Plan, plan_step
+from workers.engine.step.step_plan import ROWS_MULTIPLES, Beside, Limits, Plan, plan_step
 from workers.protocol.events import CallEvent, CallFailed, Failure
 
 MIN_WAIT_TOKENS = 16
@@ -57,8 +57,8 @@ class Scheduler:
         self.num_preempted = 0
         self.num_sliced = 0
         """Times that a call was preempted for another team's call."""
-        self.has_spare_room = False
-        """Whether the planned step leaves at least `SPARE_CELLS` KV cells free."""
+        self.num_spare = 0
+        """Number of KV cells that the planned step leaves free, after making room for `SPARE_CELLS` if possible."""
         self.prompts = PromptTally()
         self.refused: list[tuple[Sequence, Failure]] = []
         """Calls whose adapters could not be loaded; the caller of `admit` ends them."""
@@ -158,14 +158,15 @@ class Scheduler:
                 continue
             left = sum(sequence.num_prompt_left for sequence in ready)
             if left:
-                self._cache.make_room(num_decode + min(left, self._limits.n_ubatch))
+                # At least a tile of rows: a step of fewer may be padded.
+                self._cache.make_room(num_decode + min(max(left, ROWS_MULTIPLES[0]), self._limits.n_ubatch))
             room = self._cache.num_free
             plan = plan_step(ready, self._limits, self._beside(ready, now), room)
             if may_pass and left and not plan.prefill:
                 may_pass = False  # no prompt could be computed after all, so no slow call has to be left out
                 continue
             if plan.num_tokens or not ready:
-                self.has_spare_room = room >= plan.num_tokens + SPARE_CELLS
+                self.num_spare = room - plan.num_tokens
                 self._calm, self._calm_steps = plan, self._num_calm(plan, room)
                 return plan
             self._preempt()

@@ -13,7 +13,7 @@ from workers.engine.step.answer_text import AnswerText
 from workers.engine.step.sampling import SamplingCost, TokenSampler
 from workers.engine.step.shares import TimeSlice
 from workers.engine.step.token_hooks import TokenHooks
-from workers.llama.context import PROMPT_LOGITS, Context
+from workers.llama.context import NO_NUMBER, PROMPT_LOGITS, Context
 from workers.llama.sampling.samplers import SamplerChain
 from workers.llama.tokens.vocab import Vocab
 from workers.protocol.events import (
@@ -60,7 +60,7 @@ class Sequence(CachedSequence):
     """One call. Made by `submit` on any thread; then only the engine's thread uses it. Times: `time.perf_counter`."""
 
     __slots__ = (
-        *("_ends", "_hooks", "_mask", "_num_prompt_told", "_num_untold", "_piece", "_ruled_out", "_text"),
+        *("_ends", "_hooks", "_mask", "_num_prompt_told", "_num_untold", "_piece", "_ruled_out", "_text", "is_plain"),
         *("adapter_set", "chain", "cost", "decoding", "draft", "first_token_at", "limit", "num_cached"),
         *("num_predicted", "num_preempted", "order", "pending", "request", "row", "sampler", "slice", "slot"),
         *("started_at", "team", "token", "token_at", "waits_for", "waits_since", "waits_until", "weight"),
@@ -115,6 +115,8 @@ class Sequence(CachedSequence):
         self._num_prompt_told = 0 if asked.prompt_probs else self.num_prompt
         """Number of leading prompt tokens whose probabilities are already reported; all of them if none are wanted."""
         self._ruled_out = chain.ruled_out
+        self.is_plain = sampler is None and chain.ruled_out is not None
+        """Whether the likeliest token is drawn unless it is ruled out, so that `pick_likeliest` can replace `pick`."""
         self._ends = vocab.eog.union(asked.stop_tokens) if asked.stop_tokens else vocab.eog
         self._mask = request.mask
         self._piece = _pieces(request, vocab)
@@ -187,9 +189,19 @@ class Sequence(CachedSequence):
         """Draw the next token from the logits of `row`. Return why the call ends, PENDING (mask not ready), or None."""
         if self.sampler is not None:
             return self._pick_with(self.sampler, context, events)
-        if self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
+        if self.chain.top_k:
+            token = context.sample_top(self.chain.pointer, self.row, self.chain.top_k)
+        elif self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
             token = context.sample(self.chain.pointer, self.row)
         return self.accept(token, events) if context.is_number(self.row, token) else NOT_A_NUMBER
+
+    def pick_likeliest(self, token: int, context: Context, events: list[CallEvent]) -> Outcome:
+        """Do what `pick` does for a call that `is_plain`. `token`: the likeliest one of `row`, or `NO_NUMBER`."""
+        if token == NO_NUMBER:
+            return NOT_A_NUMBER
+        if self._ruled_out and token in self._ruled_out:
+            return self.pick(context, events)
+        return self.accept(token, events)
 
     def accept(self, token: int, events: list[CallEvent]) -> FinishReason | None:
         """Take a drawn token: add the text that can be sent to `events`; return why it was the last token, or None."""

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import numpy as np
+
 from workers.engine.adapters.registry import AdapterRegistry
 from workers.engine.adapters.turns import AdapterTurns, chosen
 from workers.engine.cache.checkpoints import CheckpointCache
@@ -21,9 +23,20 @@ from workers.engine.counters import EngineCounters, Tally, TokenGaps
 from workers.engine.disk.link import DiskLink, DrainWriter
 from workers.engine.pace import MOVE_S, AnswerLengths, MovePace, PrefillPace
 from workers.engine.request import CallLeft, IntegrityError
-from workers.engine.step.scheduler import Scheduler
+from workers.engine.step.scheduler import SPARE_CELLS, Scheduler
 from workers.engine.step.sequence import NO_MEMORY, NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
-from workers.engine.step.step_plan import MULTIPLE, BatchLayouts, Decode, Layout, Limits, Plan, in_parts, padding
+from workers.engine.step.step_plan import (
+    MULTIPLE,
+    ROWS_MULTIPLES,
+    BatchLayouts,
+    Decode,
+    Layout,
+    Limits,
+    Plan,
+    in_parts,
+    padding,
+    tile_padding,
+)
 from workers.llama.context import Context
 from workers.llama.memory import MemoryKind
 from workers.metrics.types import DECODE_S
@@ -41,8 +54,9 @@ CLEAN_WAIT_S = 1.0
 Without flash attention, that call's cells spoil all running calls: they soon end too, and then the cache is cleared.
 With flash attention the other calls go on, and new calls have no reason to wait longer."""
 
-PROBE_EVERY_S, STEP_BYTES = 0.02, 16 << 20
-"""`PROBE_EVERY_S`: seconds between two checks whether `STEP_BYTES`, which a step may need, can still be allocated."""
+PROBE_EVERY_S, PROBE_CALM_S, STEP_BYTES = 0.02, 0.2, 16 << 20
+"""`PROBE_EVERY_S`: seconds between two checks whether `STEP_BYTES`, which a step may need, can still be allocated.
+`PROBE_CALM_S`: the same while steps repeat one plan: llama.cpp then needs no more memory than for the step before."""
 PENDING_S = 0.005
 """Maximum seconds that a step with nothing to compute waits for a call's mask. A new call may have to wait as long."""
 
@@ -79,7 +93,7 @@ class Stepper:
         self._on_end = on_end
         min_prefill = min(MIN_PREFILL, context.n_ubatch)
         limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=min_prefill)
-        self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch)
+        self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch, ROWS_MULTIPLES[0] if context.attends_in_tiles else 0)
         move = MovePace(self._pace)
         by_range = context.memory.kind.by_range
         kind = PrefixCache if by_range else CheckpointCache
@@ -99,14 +113,17 @@ class Stepper:
         self.cache_report = CacheReport(self._cache, self._disk)
         self._batch = context.new_batch()
         self._adapter_turns: AdapterTurns[bytes] = AdapterTurns()
+        self._can_pad = by_range
         self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
+        self._empty_tokens = np.full(ROWS_MULTIPLES[0], self._batch.padding_token, np.int32)
         self._scratch = context.num_sequences - 1
         self._num_decodes = 0
         self._num_busy = 0
         self._num_switches = 0
         self._decode_s = Tally(DECODE_S)
         self._gaps = TokenGaps()
-        self._decoded_at = self._probe_at = 0.0
+        self._decoded_at = self._probed_at = 0.0
+        self._probed_plan: Plan[Sequence] | None = None
         self._pending: list[Sequence] = []
         """Calls whose next token is drawn, but whose mask could not say yet whether the token is allowed."""
         self._drain_writer: DrainWriter | None = None
@@ -197,7 +214,7 @@ class Stepper:
         if self._pending:
             self._resume()
         plan = self._schedule()
-        if not self._has_memory():
+        if not self._has_memory(plan):
             for sequence in tuple(self._scheduler.running):
                 self._fail(sequence, NO_MEMORY)
         elif plan.prefill:
@@ -209,13 +226,14 @@ class Stepper:
         elif self._pending and (is_ready := self._pending[0].pending) is not None:
             is_ready(PENDING_S)
 
-    def _has_memory(self) -> bool:
+    def _has_memory(self, plan: Plan[Sequence]) -> bool:
         """Return whether there is memory for a step. Without it, llama.cpp would end the process."""
         now = time.perf_counter()
-        if now >= self._probe_at:
-            self._probe_at = now + PROBE_EVERY_S
-            return can_take(STEP_BYTES)
-        return True
+        every_s = PROBE_CALM_S if plan is self._probed_plan else PROBE_EVERY_S
+        if now - self._probed_at < every_s:
+            return True
+        self._probed_at, self._probed_plan = now, plan
+        return can_take(STEP_BYTES)
 
     def end_all(self, failure: Failure) -> None:
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
@@ -291,10 +309,16 @@ class Stepper:
     def _num_empty(self, plan: Plan[Sequence]) -> int:
         """Return how many empty rows to add to a step with prompts, since some numbers of rows are computed faster.
 
-        0 for a single sequence, as in llama-server, and if the KV cache or the batch has no room for them."""
+        Those that make a number even are not added for a single sequence, as in llama-server. No rows are added if the
+        KV cache or the batch has no room for them."""
+        most = min(self._scheduler.num_spare, self._batch.capacity - plan.num_tokens)
+        if self._context.attends_in_tiles and self._can_pad:
+            parts = [(one.num_tokens, one.sequence.num_cells) for one in plan.decode]
+            parts += [(one.num_tokens, one.sequence.num_cells) for one in plan.prefill]
+            if 0 < (num_empty := tile_padding(parts)) <= most:
+                return num_empty
         alone = len(plan.decode) + len(plan.prefill) == 1
-        fits = self._scheduler.has_spare_room and plan.num_tokens + MULTIPLE <= self._batch.capacity
-        return 0 if alone or not fits else self._layouts.num_empty(plan.num_tokens)
+        return 0 if alone or most < MULTIPLE else self._layouts.num_empty(plan.num_tokens)
 
     def _decode(self, plan: Plan[Sequence]) -> None:
         """Run a step without prompts, in the quickest layout for its number of rows, and draw its tokens."""
@@ -307,7 +331,8 @@ class Stepper:
                 self._run(alone)
                 self._sample(alone)
         else:
-            num_empty = padding(num_rows) if layout is Layout.PADDED and self._scheduler.has_spare_room else 0
+            has_room = self._scheduler.num_spare >= SPARE_CELLS
+            num_empty = padding(num_rows) if layout is Layout.PADDED and has_room else 0
             for part in self._parts(plan):
                 self._run(part, num_empty)
                 self._sample(part)
@@ -333,8 +358,11 @@ class Stepper:
             tokens = sequence.take_chunk(chunk.num_tokens)
             num_logits = len(tokens) if sequence.tells_prompt else int(sequence.num_prompt_left == 0)
             sequence.row = batch.add_prompt(tokens, position, sequence.id, num_logits=num_logits)
-        for position in range(num_empty):
-            add_token(batch.padding_token, position, self._scratch)
+        if plan.prefill and num_empty > MULTIPLE:  # they fill a tile of attention's; logits would cost more than that
+            batch.add_prompt(self._empty_tokens[:num_empty], 0, self._scratch, num_logits=0)
+        else:
+            for position in range(num_empty):
+                add_token(batch.padding_token, position, self._scratch)
         first = plan.decode[0] if plan.decode else plan.prefill[0]
         switched = self._adapters.apply(first.sequence.adapter_set)
         start = time.perf_counter()
@@ -343,7 +371,7 @@ class Stepper:
         seconds = self._decoded_at - start
         if num_empty:
             self._context.memory.remove(self._scratch)
-        self._pace.note(batch.num_tokens, seconds)
+        self._pace.note(plan.num_tokens, seconds)
         self._adapter_turns.note_step(seconds, switched=switched, comparable=not plan.prefill)
         self._decode_s.add(seconds)
         self._gaps.note(plan.decoding, self._decoded_at)
@@ -372,13 +400,15 @@ class Stepper:
     def _sample(self, plan: Plan[Sequence]) -> None:
         context, events = self._context, self.events
         ended: list[tuple[Sequence, Outcome]] = []
-        pick = self._pick
-        for one in plan.decode:
-            outcome = pick(one.sequence)
-            if one.draft:
-                outcome = self._verify(one, outcome)
-            if outcome is not None:
-                ended.append((one.sequence, outcome))
+        if not plan.has_drafts and all(sequence.is_plain for sequence in plan.decoding):
+            self._pick_likeliest(plan.decoding, ended)
+        else:
+            for one in plan.decode:
+                outcome = self._pick(one.sequence)
+                if one.draft:
+                    outcome = self._verify(one, outcome)
+                if outcome is not None:
+                    ended.append((one.sequence, outcome))
         for chunk in plan.prefill:
             sequence = chunk.sequence
             sequence.tell_progress(self._decoded_at, events)
@@ -415,6 +445,17 @@ class Stepper:
             return outcome
         self._scheduler.disturb()
         return (None if self.num_running == 1 else cost.failure()) or outcome
+
+    def _pick_likeliest(self, sequences: list[Sequence], ended: list[tuple[Sequence, Outcome]]) -> None:
+        """Draw the next token of calls that draw the likeliest one, which have the batch's first rows. Add those that
+        are over to `ended`. As these draws take microseconds, no time is measured for each."""
+        if not sequences:
+            return
+        context, events = self._context, self.events
+        for sequence, token in zip(sequences, context.likeliest_of(len(sequences)), strict=True):
+            outcome = sequence.pick_likeliest(token, context, events)
+            if outcome is not None:
+                ended.append((sequence, outcome))
 
     def _verify(self, one: Decode[Sequence], outcome: Outcome) -> Outcome:
         """Draw tokens until one differs from the draft or ends the answer; drop the cells of the rest of the draft.

@@ -25,7 +25,7 @@ MAX_SPARSE_WORDS = 512
 MOST = 0.75
 """Share of tokens. If at least so many are allowed, it is faster to copy all, then overwrite those not allowed."""
 
-_TOKEN_DATA = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama_token_data
+TOKEN_DATA = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama_token_data
 _BIT = np.arange(32, dtype=np.uint32)
 
 
@@ -52,7 +52,7 @@ class Candidates:
         self.num_tokens = num_tokens
         self.size = 0
         """Number of candidates: after `fill` the tokens that are allowed, after `choose` those that the chain left."""
-        self._data = np.zeros(num_tokens, _TOKEN_DATA)
+        self._data = np.zeros(num_tokens, TOKEN_DATA)
         self._id, self._logit, self._p = self._data["id"], self._data["logit"], self._data["p"]
         self._tokens = np.arange(num_tokens, dtype=np.int32)
         self._every = all_tokens(num_tokens)
@@ -106,7 +106,7 @@ class Candidates:
         fields[:] = (self._address, self.size, -1, 0)
         (self._apply_released if slow else self._apply)(chain, self._reference)
         address, self.size, selected, _ = fields.tolist()
-        self._first = (address - self._address) // _TOKEN_DATA.itemsize
+        self._first = (address - self._address) // TOKEN_DATA.itemsize
         self._chosen = self._first + selected
         return int(self._id[self._chosen])
 

@@ -31,6 +31,7 @@ from workers.llama.sampling.stages import (
     sorts_all,
     working_stages,
 )
+from workers.llama.sampling.top_k import MOST_K
 from workers.llama.tokens.vocab import NO_TOKEN, Vocab
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import SamplerName, Sampling
@@ -132,7 +133,7 @@ Biases = tuple[NDArray[np.int32], NDArray[np.float32]]
 class SamplerChain:
     """The sampler chain of one call; made on any thread, then used and closed by one."""
 
-    __slots__ = ("_num_remembered", "biases", "draw_s", "greedy", "permitted", "pointer", "ruled_out", "slow")
+    __slots__ = ("_num_remembered", "biases", "draw_s", "greedy", "permitted", "pointer", "ruled_out", "slow", "top_k")
 
     def __init__(
         self,
@@ -161,6 +162,10 @@ class SamplerChain:
         simple = self.greedy and PENALTIES.isdisjoint(stages) and all(bias == -math.inf for bias in biases.values())
         self.ruled_out: frozenset[int] | None = frozenset(biases) if simple else None
         """Banned tokens. The likeliest token, if not banned, is drawn without the chain. None: always run the chain."""
+        is_first = stages[:1] == ("top_k",) and not (biases or self.greedy or settings.mirostat)
+        self.top_k = settings.top_k if is_first and settings.top_k <= MOST_K else 0
+        """Number of likeliest tokens that the first stage keeps (`Context.sample_top`); 0: another stage comes first,
+        or it keeps more than `MOST_K`."""
         self.biases: Biases | None = None
         """If made with `masked`: the biases to add to the logits before the chain runs. None: there are none."""
         self.permitted: Words | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from workers.engine.step.step_plan import TRY_AGAIN_STEPS, BatchLayouts, Layout, padding, ways_of
+from workers.engine.step.step_plan import TRY_AGAIN_STEPS, BatchLayouts, Layout, padding, tile_padding, ways_of
 
 
 def cpu(num_rows: int, layout: Layout) -> float:
@@ -74,3 +74,20 @@ def test_it_notices_when_another_way_becomes_quicker() -> None:
 @pytest.mark.parametrize(("num_rows", "num_empty"), [(1, 3), (4, 0), (5, 3), (7, 1)])
 def test_padding(num_rows: int, num_empty: int) -> None:
     assert padding(num_rows) == num_empty
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_empty"),
+    [
+        pytest.param([(35, 2048)], 29, id="a short prompt after many tokens fills a tile"),
+        pytest.param([(35, 600)], 0, id="after fewer its rows are quicker alone"),
+        pytest.param([(63, 200)], 0, id="and after few it is computed as by llama-server"),
+        pytest.param([(63, 300)], 1, id="one row is filled in early"),
+        pytest.param([(64, 2048)], 0, id="a whole tile is full"),
+        pytest.param([(5, 2048)], 0, id="a few rows cost less than a tile"),
+        pytest.param([(1, 2000), (1, 2000), (40, 2048)], 22, id="beside streams"),
+        pytest.param([(1, 2000)] * 15 + [(20, 2048)], 0, id="but a tile would attend to all that many streams hold"),
+    ],
+)
+def test_attention_gets_a_whole_tile_if_that_is_quicker(parts: list[tuple[int, int]], num_empty: int) -> None:
+    assert tile_padding(parts) == num_empty

@@ -18,13 +18,59 @@ def taught(fixed_ms: float, token_ms: float) -> PrefillPace:
     [
         pytest.param(55, 5.4, 163, id="a CPU: all but a seventeenth of a step is spent on its tokens"),
         pytest.param(0, 5.4, 32, id="no fixed price: short steps cost nothing more"),
-        pytest.param(300, 5.4, 314, id="a high one: as long as streams can bear"),
+        pytest.param(300, 5.4, 500, id="a high one: as long as streams can bear"),
         pytest.param(55, 100, 32, id="never less than the least"),
         pytest.param(5, 0.05, 512, id="a GPU: never more than the most"),
     ],
 )
 def test_a_chunk_is_no_longer_than_it_pays(fixed_ms: float, token_ms: float, budget: int) -> None:
     assert taught(fixed_ms, token_ms).budget == pytest.approx(budget, abs=1)
+
+
+def tiled(fixed_ms: float, token_ms: float) -> PrefillPace:
+    pace = PrefillPace(32, 512, tile=64)
+    for num_tokens in (4, 100, 8, 200, 4, 64):
+        pace.note(num_tokens, (fixed_ms + num_tokens * token_ms) / 1e3)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("fixed_ms", "token_ms", "budget"),
+    [
+        pytest.param(0, 5.4, 64, id="short steps cost nothing more, but rows that fill no tile do"),
+        pytest.param(55, 40, 64, id="a slow device: streams wait for one tile"),
+        pytest.param(55, 100, 32, id="but for no tile that takes too long"),
+        pytest.param(55, 5.4, 163, id="others as without tiles"),
+    ],
+)
+def test_a_chunk_fills_a_tile_of_rows_if_it_can(fixed_ms: float, token_ms: float, budget: int) -> None:
+    assert tiled(fixed_ms, token_ms).budget == pytest.approx(budget, abs=1)
+
+
+def test_the_fixed_cost_stays_known_while_a_long_prompt_gets_dearer() -> None:
+    """Each chunk costs more than the one before, and no step in between only decodes."""
+    pace, before = tiled(100, 6), 600
+    for depth in range(0, 3000, 200):
+        budget = pace.budget
+        assert 64 <= budget <= before
+        before = budget
+        pace.note(budget, (100 + budget * (6 + depth / 500)) / 1e3)
+    assert 16 * 70 / 11.2 <= pace.budget <= 16 * 100 / 11.2
+
+
+def test_streams_do_not_wait_long_for_a_first_chunk_that_nobody_has_measured() -> None:
+    assert PrefillPace(32, 512, tile=64).budget == 128
+    assert PrefillPace(32, 32, tile=64).budget == 32
+
+
+def test_dear_steps_that_fill_no_tile_do_not_make_the_next_ones_shorter() -> None:
+    pace = tiled(55, 5.4)
+    before, gentle, token_s = pace.budget, pace.gentle, pace.token_s
+    for _ in range(10):
+        pace.note(40, 4.0)
+    assert pace.budget == before
+    assert pace.gentle == pytest.approx(gentle, abs=64)
+    assert pace.token_s > token_s, "but what a token of theirs costs is known"
 
 
 @pytest.mark.parametrize(

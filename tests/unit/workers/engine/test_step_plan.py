@@ -53,6 +53,27 @@ def test_plan(left: list[int], beside: int, decode: int, prefill: list[tuple[int
     assert [(chunk.sequence.name, chunk.num_tokens) for chunk in plan.prefill] == prefill
 
 
+@pytest.mark.parametrize(
+    ("left", "beside", "prefill"),
+    [
+        pytest.param([0, 0, 80], 62, 80, id="a rest that would fill no tile joins the step"),
+        pytest.param([0, 0, 124], 62, 62, id="one that fills a tile waits"),
+        pytest.param([0, 0, 140], 126, 62, id="if it does not fit, the step leaves it a tile"),
+        pytest.param([140], 100, 66, id="with no streams too"),
+        pytest.param([0, 0, 90], 30, 90, id="a slow device is not left with a few rows either"),
+    ],
+)
+def test_no_step_is_left_with_less_than_a_tile(left: list[int], beside: int, prefill: int) -> None:
+    limits = Limits(n_batch=200, n_ubatch=130 if left[0] else 128, min_prefill=10)
+    plan = plan_step([View(*pair) for pair in enumerate(left)], limits, Beside(beside, AGAIN, limits.n_ubatch), 1000)
+    assert [chunk.num_tokens for chunk in plan.prefill] == [prefill]
+
+
+def test_a_rest_joins_no_step_that_other_teams_streams_wait_for() -> None:
+    views = [View(*pair) for pair in enumerate([0, 80])]
+    assert plan_step(views, LIMITS, Beside(64, AGAIN, most=64), 1000).num_tokens == 64
+
+
 def test_a_draft_takes_rows_of_the_step() -> None:
     views = [View(0, 0, draft=(7, 8)), View(1, 0), View(2, 150)]
     plan = plan_step(views, LIMITS, Beside(40, AGAIN, ANY), 1000)
