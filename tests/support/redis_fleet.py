@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -175,10 +177,13 @@ class ClusterFleet(_Servers):
 
 
 def free_cluster_port() -> int:
-    """A free port whose bus port, 10000 above, can be one too."""
-    while (port := free_port()) > 55000:
-        pass
-    return port
+    """A free port whose bus port, 10000 above, is free too, and none that the system gives to connections."""
+    while True:
+        port = free_port()
+        if port < 22_000:
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port + 10_000))
+                return port
 
 
 def _text(value: object) -> str:

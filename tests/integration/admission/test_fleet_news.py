@@ -20,6 +20,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Load
+from workers.redis.line import Command, Line
 
 W1 = heartbeat("w1")
 BUSY = Load(slots_busy=2, kv_tokens_used=900, backlog_tokens=70, free_in_ms=40.0)
@@ -229,16 +230,17 @@ async def test_entries_of_any_length_are_read_a_little_at_a_time(
     for length in (*[LONGEST_BYTES // 2] * 10, *[LONGEST_BYTES + 1] * 5):
         await client.xadd(keys.NEWS, {"n": bytes(length)})
     await tell(client, W1, 8, load=BUSY, added={4: 10})
-    longest, execute = 0, client.execute_command
+    longest, ask = 0, Line.ask
 
-    async def measured(*args: Any, **options: Any) -> Any:
+    async def measured(line: Line, *commands: Command) -> list[Any]:
         nonlocal longest
-        answer = await execute(*args, **options)  # type: ignore[no-untyped-call]
-        if args[0] == "EVAL":
-            longest = max(longest, len(answer[1]))
-        return answer
+        answers = await ask(line, *commands)
+        longest = max(
+            [longest, *(len(one[1]) for (kind, *_), one in zip(commands, answers, strict=True) if kind == "EVAL")]
+        )
+        return answers
 
-    monkeypatch.setattr(client, "execute_command", measured)
+    monkeypatch.setattr(Line, "ask", measured)
     await fleet.refresh()
     assert 0 < longest <= MOST_BYTES + LONGEST_BYTES
     assert refused == ["news"] * 15
