@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 import redis.asyncio
 
+from gateway.errors import StoreUnavailable
 from gateway.store.client import Lease, Store
 from gateway.store.integrity import check_integrity
 from tests.integration.store.test_scripts import Caller
@@ -142,3 +144,25 @@ async def test_garbage_in_the_ledger_and_in_records_stops_no_script(
         await client.delete(keys.ledger("m"), keys.calls("m"), keys.queue("m"), keys.tickets("m"), keys.passed("m"))
         await client.delete(keys.worker_leases("m", "w1"))
     assert isinstance(await one.acquire("z", "w1"), Lease)
+
+
+@pytest.mark.parametrize("name", ["worker:w2", "workers"])
+async def test_a_sweep_that_fails_halfway_loses_no_slot(client: redis.asyncio.Redis, name: str) -> None:
+    """A key of another type ended the script between what it had freed and its counts: the slots stayed taken."""
+    one = Caller(Store(client, lease_ttl_s=0.1), "g1")
+    for worker in ("w1", "w2"):
+        await beat(client, heartbeat(worker, slots=2))
+        await one.take(worker, worker)
+    await asyncio.sleep(0.15)
+    spoilt = keys.model_prefix("m") + name
+    await client.delete(spoilt)
+    await client.set(spoilt, "of another type")
+    with pytest.raises(StoreUnavailable):
+        await one.sweep()
+    await client.delete(spoilt)
+    for worker in ("w1", "w2"):
+        await beat(client, heartbeat(worker, slots=2))
+    await one.sweep()
+    await check_integrity(client, "m")
+    left: Any = await client.hkeys(keys.ledger("m"))
+    assert set(left) == {b"", b"fence"}, "nothing is leased any more"
