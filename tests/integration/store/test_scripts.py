@@ -634,3 +634,20 @@ def test_every_script_states_its_contract(path: Path) -> None:
     header = path.read_text().split("\nlocal ")[0]
     assert "Result:" in header
     assert "Keeps:" in header
+
+
+@pytest.mark.parametrize("team", ["a\0b", "a b", "a\nb|c=1 2 3 4|", "%00", "\u2028ü", "a\rb\x0b"])
+async def test_a_team_of_any_name_has_what_it_holds(client: redis.asyncio.Redis, one: Caller, team: str) -> None:
+    """A NUL ended the name in the records: the team's calls were counted for another one when they ended."""
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.ask(Order("a", team, 1.0), offers("w1"))
+    assert isinstance(lease, Lease)
+    ticket = await one.wait(Order("b", team, 1.0), offers("w1"))
+    await one.reread(ticket)
+    await check_integrity(client, "m")
+    assert await one.release(lease)
+    granted = await one.claim("b")
+    assert granted is not None
+    await check_integrity(client, "m")
+    assert await one.release(granted)
+    await check_integrity(client, "m")
