@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,6 +92,20 @@ async def test_a_worker_that_tells_odd_things_spoils_nothing_for_longer_than_its
     assert await one.release(lease)
     fields: list[Any] = await client.hkeys(keys.ledger("m"))
     assert [field for field in fields if field.startswith(b"w:")] == [b"w:w1"]
+
+
+async def test_a_lease_whose_record_is_lost_counts_once(client: redis.asyncio.Redis, one: Caller) -> None:
+    """Its gateway took it anew beside itself: the worker had a slot less until it was started again."""
+    await beat(client, heartbeat("w1", slots=4))
+    leases = [replace(await one.take(id, "w1", kv=30), team="team") for id in ("a", "b")]
+    await client.hdel(keys.calls("m"), "a")
+    renewed = await one.store.renew("g1", "m", leases)
+    assert not renewed.void | renewed.crowded
+    assert await client.hget(keys.ledger("m"), "w:w1") == b"boot1 2 60 4"
+    await check_integrity(client, "m")
+    for lease in leases:
+        assert await one.release(lease)
+    assert await client.hget(keys.ledger("m"), "t:team") == b"2 0 0"
 
 
 async def test_a_team_has_never_less_than_no_lease(client: redis.asyncio.Redis, one: Caller) -> None:
