@@ -174,13 +174,17 @@ class Wire(asyncio.Protocol):
 
     def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         """Send commands; the future gets their answers. It fails with TimeoutError if an answer takes too long, or
-        ConnectionError if the connection breaks."""
+        ConnectionError if the connection breaks. Raises TypeError or ValueError for what can't be sent."""
+        data = b"".join([_pack(command) for command in commands])
         asked = _Asked(self._loop.create_future(), len(commands), self._loop.time())
         if self._broken is not None or self._transport is None:
             asked.answers.set_exception(ConnectionError(str(self._broken)))
             return asked.answers
+        if not commands:
+            asked.answers.set_result([])
+            return asked.answers
         self._waiting.append(asked)
-        self._transport.write(b"".join([_pack(command) for command in commands]))
+        self._transport.write(data)
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look)
         return asked.answers

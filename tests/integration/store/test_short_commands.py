@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -67,6 +68,20 @@ async def test_who_gives_up_does_not_get_others_the_wrong_answer(
         await asyncio.sleep(0)
         given_up.cancel()
         assert await line.ask(("ECHO", "yours")) == [b"yours"]
+
+
+@pytest.mark.parametrize(
+    "commands", [(), (("ECHO", "\ud800"),), (("ECHO", "first"), ("ECHO", None))], ids=["none", "no text", "no value"]
+)
+async def test_what_can_not_be_sent_takes_nobodys_answer(
+    server: RedisServer, client: redis.asyncio.Redis, commands: Any
+) -> None:
+    """It waited for an answer all the same, and got that of the next who asked."""
+    async with lined(server.url, timeout_s=1.0) as line:
+        with contextlib.suppress(TypeError, ValueError):
+            assert await line.ask(*commands) == []
+        asked = [line.ask(("ECHO", str(number))) for number in range(3)]
+        assert await asyncio.gather(*asked) == [[b"0"], [b"1"], [b"2"]]
 
 
 async def test_a_connection_that_broke_is_made_again(server: RedisServer, client: redis.asyncio.Redis) -> None:
