@@ -36,11 +36,12 @@ class Posts:
     """Sends requests to one HTTP server. Each has a connection for itself meanwhile. For use on one event loop."""
 
     def __init__(self, url: str, headers: Mapping[str, str], connect_timeout_s: float) -> None:
-        """`url`: the server's address; `headers` are sent with each request."""
-        parts = urlsplit(url)
-        self._secure = parts.scheme == "https"
-        self._place = parts.hostname or "", parts.port or (443 if self._secure else 80)
-        lines = [f"Host: {parts.netloc}", *(f"{name}: {text}" for name, text in headers.items())]
+        """`url`: the server's address, as the server itself tells it: if it is none, each `post` fails. `headers` are
+        sent with each request."""
+        self._url = url
+        self._server = _server_of(url)
+        name = self._server.name if self._server is not None else ""
+        lines = [f"Host: {name}", *(f"{name}: {text}" for name, text in headers.items())]
         self._headers = "".join(f"{line}\r\n" for line in lines).encode("latin-1")
         self._connect_timeout_s = connect_timeout_s
         self._kept: list[_Connection] = []
@@ -83,9 +84,12 @@ class Posts:
         return None
 
     async def _connect(self) -> _Connection:
+        if self._server is None:
+            raise OSError(f"{self._url!r} is no address")
+        _, host, port, is_secure = self._server
         async with asyncio.timeout(self._connect_timeout_s):
             loop = asyncio.get_running_loop()
-            return (await loop.create_connection(_Connection, *self._place, ssl=self._secure or None))[1]
+            return (await loop.create_connection(_Connection, host, port, ssl=is_secure or None))[1]
 
     async def _reply(
         self, connection: _Connection, head: bytes, body: bytes | AsyncIterator[bytes], max_bytes: int
@@ -110,6 +114,29 @@ class Posts:
         else:
             connection.close()
         return reply
+
+
+class _Server(NamedTuple):
+    name: str
+    """The value of the header `Host`."""
+    host: str
+    port: int
+    is_secure: bool
+
+
+def _server_of(url: str) -> _Server | None:
+    """Return the server that a URL names; None: the URL names none."""
+    try:
+        parts = urlsplit(url)
+        name, host = parts.netloc, parts.hostname or ""
+        if not name.isascii():
+            host = host.encode("idna").decode()
+            name = host if parts.port is None else f"{host}:{parts.port}"
+        is_secure = parts.scheme == "https"
+        port = parts.port or (443 if is_secure else 80)
+    except ValueError:
+        return None
+    return _Server(name, host, port, is_secure) if host else None
 
 
 class _Connection(asyncio.Protocol):

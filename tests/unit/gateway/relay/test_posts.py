@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import pytest
 
 from gateway.relay import posts
 from gateway.relay.posts import PostBroken, Posts, Reply
+from gateway.relay.relay import Relay
+from tests.support.pool import heartbeat
 
 OK = b"HTTP/1.1 202 Accepted\r\ncontent-length: 2\r\n\r\nok"
 Answer = Callable[[bytes, int], bytes | None]
@@ -202,3 +205,28 @@ async def test_a_body_that_is_refused_early_is_not_sent_on() -> None:
 async def test_a_server_that_is_not_there() -> None:
     with pytest.raises(ConnectionRefusedError):
         await sent(Posts("http://127.0.0.1:9", {}, 1.0))
+
+
+@pytest.mark.parametrize("url", ["http://host:99999", "http://host:abc", "http://[bad:80", "http://a..ü:80", ""])
+async def test_an_address_that_is_none_fails_only_the_posts_to_it(url: str) -> None:
+    """Every gateway that started while one worker told such an address ended."""
+    with pytest.raises(OSError, match="no address"):
+        await sent(Posts(url, {}, 1.0))
+    relay = Relay("g", "secret", 10)
+    relay.follow([msgspec.structs.replace(heartbeat("w1"), address=url)])
+    running = asyncio.create_task(relay.run())
+    await asyncio.sleep(0.05)
+    relay.follow([msgspec.structs.replace(heartbeat(name), address=url) for name in ("w1", "w2")])
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_a_name_of_any_script_is_sent_as_dns_has_it() -> None:
+    assert posts._server_of("http://wörker.example:81") == (
+        "xn--wrker-jua.example:81",
+        "xn--wrker-jua.example",
+        81,
+        False,
+    )
+    assert posts._server_of("https://[::1]") == ("[::1]", "::1", 443, True)
