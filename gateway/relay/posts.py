@@ -20,6 +20,8 @@ KEPT_S = 30.0
 """Seconds for which an unused connection is kept. Workers keep theirs longer, so they hardly ever close one in use."""
 MAX_HEAD_BYTES = 64 << 10
 """Maximum bytes of a response on top of those of its body."""
+INTERIM = range(100, 200)
+"""Statuses of responses that a server, or a proxy before it, may send before the one that answers the request."""
 
 
 class PostBroken(ConnectionError):
@@ -199,21 +201,26 @@ class _Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(f"the response is not HTTP ({error})")
+
+    def on_message_begin(self) -> None:
+        if self._answer is None:  # it came behind the response, in one piece with it
+            self._fail("the server sent what nobody asked for")
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
 
     def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status in INTERIM:
+            return
         answer, self._answer = self._answer, None
         self._has_room.set()  # for whoever waits to send the rest of a request that was answered early
         self.free_since = self._loop.time()
         self.is_reusable = self._parser.should_keep_alive() and not self.is_closed
-        if answer is None:
-            self._fail("the server sent what nobody asked for")
-        elif not answer.done():
-            answer.set_result(Reply(self._parser.get_status_code(), b"".join(self._pieces)))
+        if answer is not None and not answer.done():
+            answer.set_result(Reply(status, b"".join(self._pieces)))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(str(error or "the connection was closed"))

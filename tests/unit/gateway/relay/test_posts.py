@@ -102,6 +102,42 @@ async def test_any_response_is_a_reply(said: bytes, reply: Reply) -> None:
 
 
 @pytest.mark.parametrize(
+    "before",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("apart", [False, True])
+async def test_what_a_proxy_says_meanwhile_is_no_reply(before: bytes, apart: bool) -> None:
+    async with serving(lambda body, _: before if apart else before + OK) as (server, client):
+        for _ in range(2):
+            server.came.clear()
+            posting = asyncio.create_task(sent(client))
+            if apart:
+                await server.came.wait()
+                await asyncio.sleep(0.02)
+                server.writers[0].write(OK)
+            assert await posting == Reply(202, b"ok")
+        assert server.ways == [1, 1]
+
+
+@pytest.mark.parametrize("behind", [OK, b"HTTP/1.1 200 OK\r\ncontent-le", b"H"])
+async def test_what_comes_behind_a_response_is_not_the_next_ones(behind: bytes) -> None:
+    async with serving(lambda body, number: OK if number else OK + behind) as (server, client):
+        assert await sent(client) == Reply(202, b"ok")
+        assert await sent(client) == Reply(202, b"ok")
+        assert server.ways == [1, 2]
+
+
+async def test_a_server_that_changes_the_protocol_breaks_the_post() -> None:
+    said = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: other\r\n\r\n"
+    async with serving(lambda body, _: said) as (_, client):
+        with pytest.raises(PostBroken, match="not HTTP"):
+            await sent(client, timeout_s=1.0)
+
+
+@pytest.mark.parametrize(
     "said", [b"NOT HTTP AT ALL\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab", None, b"HTTP/1.1 2"]
 )
 async def test_what_is_no_whole_response_breaks_the_post(said: bytes | None) -> None:
