@@ -48,6 +48,7 @@ class Posts:
         self._connect_timeout_s = connect_timeout_s
         self._kept: list[_Connection] = []
         """Unused connections; the one used last is at the end."""
+        self._is_closed = False
 
     async def post(
         self, path: str, body: bytes | AsyncIterator[bytes], num_bytes: int, timeout_s: float, max_bytes: int
@@ -69,7 +70,8 @@ class Posts:
             return await self._reply(await self._connect(), head, body, max_bytes)
 
     def close(self) -> None:
-        """Close the unused connections. Those in use close when their requests end."""
+        """Close the unused connections. Those in use close when their requests end, and none is kept any more."""
+        self._is_closed = True
         for connection in self._kept:
             connection.close()
         self._kept.clear()
@@ -111,7 +113,7 @@ class Posts:
         except BaseException:
             connection.close()
             raise
-        if connection.is_reusable:
+        if connection.is_reusable and not self._is_closed:
             self._kept.append(connection)
         else:
             connection.close()
@@ -224,6 +226,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(str(error or "the connection was closed"))
+        # The parser refers to this protocol: together they would stay in memory until the cycle collector runs.
+        del self._parser
 
     def pause_writing(self) -> None:
         self._has_room.clear()

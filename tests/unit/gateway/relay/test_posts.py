@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -190,6 +192,42 @@ async def test_who_gives_up_leaves_no_answer_to_the_next() -> None:
         assert server.ways == [1, 2]
         with pytest.raises(TimeoutError):
             await sent(client, b"never answered", timeout_s=0.1)
+
+
+async def test_a_connection_in_use_at_the_end_is_not_kept() -> None:
+    """It stayed open to a worker that the gateway had no more to do with, until the worker closed it."""
+    async with serving(lambda body, number: b"") as (server, client):
+        posting = asyncio.create_task(sent(client))
+        await server.came.wait()
+        client.close()
+        server.writers[0].write(OK)
+        assert await posting == Reply(202, b"ok")
+        async with asyncio.timeout(3):
+            await server.writers[0].wait_closed()
+
+
+async def test_a_connection_that_ended_leaves_nothing_for_the_cycle_collector() -> None:
+    made: list[weakref.ref[asyncio.BaseProtocol]] = []
+
+    class Noted(posts._Connection):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(weakref.ref(self))
+
+    said = OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(posts, "_Connection", Noted)
+        gc.collect()
+        gc.disable()
+        try:
+            async with serving(lambda body, number: said if number % 2 else b"") as (_, client):
+                with pytest.raises(TimeoutError):
+                    await sent(client, timeout_s=0.1)
+                assert await sent(client) == Reply(202, b"ok")
+                await asyncio.sleep(0.1)
+                assert [ref() for ref in made] == [None, None]
+        finally:
+            gc.enable()
 
 
 async def test_what_comes_unasked_ends_a_kept_connection() -> None:
