@@ -20,6 +20,8 @@ from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Load
+from workers.redis.line import Command
+from workers.redis.link import line_of
 
 W1 = heartbeat("w1")
 BUSY = Load(slots_busy=2, kv_tokens_used=900, backlog_tokens=70, free_in_ms=40.0)
@@ -229,16 +231,17 @@ async def test_entries_of_any_length_are_read_a_little_at_a_time(
     for length in (*[LONGEST_BYTES // 2] * 10, *[LONGEST_BYTES + 1] * 5):
         await client.xadd(keys.NEWS, {"n": bytes(length)})
     await tell(client, W1, 8, load=BUSY, added={4: 10})
-    longest, execute = 0, client.execute_command
+    longest, line = 0, line_of(client)
+    ask = line.ask
 
-    async def measured(*args: Any, **options: Any) -> Any:
+    async def measured(*commands: Command) -> list[Any]:
         nonlocal longest
-        answer = await execute(*args, **options)  # type: ignore[no-untyped-call]
-        if args[0] == "EVAL":
-            longest = max(longest, len(answer[1]))
-        return answer
+        answers = await ask(*commands)
+        if keys.NEWS in commands[0]:
+            longest = max(longest, len(answers[0][1]))
+        return answers
 
-    monkeypatch.setattr(client, "execute_command", measured)
+    monkeypatch.setattr(line, "ask", measured)
     await fleet.refresh()
     assert 0 < longest <= MOST_BYTES + LONGEST_BYTES
     assert refused == ["news"] * 15
