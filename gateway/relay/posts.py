@@ -20,6 +20,8 @@ KEPT_S = 30.0
 """Seconds for which an unused connection is kept. Workers keep theirs longer, so they hardly ever close one in use."""
 MAX_HEAD_BYTES = 64 << 10
 """Maximum bytes of a response on top of those of its body."""
+INTERIM = range(100, 200)
+"""Statuses of responses that a server, or a proxy before it, may send before the one that answers the request."""
 
 
 class PostBroken(ConnectionError):
@@ -36,15 +38,17 @@ class Posts:
     """Sends requests to one HTTP server. Each has a connection for itself meanwhile. For use on one event loop."""
 
     def __init__(self, url: str, headers: Mapping[str, str], connect_timeout_s: float) -> None:
-        """`url`: the server's address; `headers` are sent with each request."""
-        parts = urlsplit(url)
-        self._secure = parts.scheme == "https"
-        self._place = parts.hostname or "", parts.port or (443 if self._secure else 80)
-        lines = [f"Host: {parts.netloc}", *(f"{name}: {text}" for name, text in headers.items())]
+        """`url`: the server's address, as the server itself tells it: if it is none, each `post` fails. `headers` are
+        sent with each request."""
+        self._url = url
+        self._server = _server_of(url)
+        name = self._server.name if self._server is not None else ""
+        lines = [f"Host: {name}", *(f"{name}: {text}" for name, text in headers.items())]
         self._headers = "".join(f"{line}\r\n" for line in lines).encode("latin-1")
         self._connect_timeout_s = connect_timeout_s
         self._kept: list[_Connection] = []
         """Unused connections; the one used last is at the end."""
+        self._is_closed = False
 
     async def post(
         self, path: str, body: bytes | AsyncIterator[bytes], num_bytes: int, timeout_s: float, max_bytes: int
@@ -66,7 +70,8 @@ class Posts:
             return await self._reply(await self._connect(), head, body, max_bytes)
 
     def close(self) -> None:
-        """Close the unused connections. Those in use close when their requests end."""
+        """Close the unused connections. Those in use close when their requests end, and none is kept any more."""
+        self._is_closed = True
         for connection in self._kept:
             connection.close()
         self._kept.clear()
@@ -83,9 +88,12 @@ class Posts:
         return None
 
     async def _connect(self) -> _Connection:
+        if self._server is None:
+            raise OSError(f"{self._url!r} is no address")
+        _, host, port, is_secure = self._server
         async with asyncio.timeout(self._connect_timeout_s):
             loop = asyncio.get_running_loop()
-            return (await loop.create_connection(_Connection, *self._place, ssl=self._secure or None))[1]
+            return (await loop.create_connection(_Connection, host, port, ssl=is_secure or None))[1]
 
     async def _reply(
         self, connection: _Connection, head: bytes, body: bytes | AsyncIterator[bytes], max_bytes: int
@@ -105,11 +113,34 @@ class Posts:
         except BaseException:
             connection.close()
             raise
-        if connection.is_reusable:
+        if connection.is_reusable and not self._is_closed:
             self._kept.append(connection)
         else:
             connection.close()
         return reply
+
+
+class _Server(NamedTuple):
+    name: str
+    """The value of the header `Host`."""
+    host: str
+    port: int
+    is_secure: bool
+
+
+def _server_of(url: str) -> _Server | None:
+    """Return the server that a URL names; None: the URL names none."""
+    try:
+        parts = urlsplit(url)
+        name, host = parts.netloc, parts.hostname or ""
+        if not name.isascii():
+            host = host.encode("idna").decode()
+            name = host if parts.port is None else f"{host}:{parts.port}"
+        is_secure = parts.scheme == "https"
+        port = parts.port or (443 if is_secure else 80)
+    except ValueError:
+        return None
+    return _Server(name, host, port, is_secure) if host else None
 
 
 class _Connection(asyncio.Protocol):
@@ -172,24 +203,31 @@ class _Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(f"the response is not HTTP ({error})")
+
+    def on_message_begin(self) -> None:
+        if self._answer is None:  # it came behind the response, in one piece with it
+            self._fail("the server sent what nobody asked for")
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
 
     def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status in INTERIM:
+            return
         answer, self._answer = self._answer, None
         self._has_room.set()  # for whoever waits to send the rest of a request that was answered early
         self.free_since = self._loop.time()
         self.is_reusable = self._parser.should_keep_alive() and not self.is_closed
-        if answer is None:
-            self._fail("the server sent what nobody asked for")
-        elif not answer.done():
-            answer.set_result(Reply(self._parser.get_status_code(), b"".join(self._pieces)))
+        if answer is not None and not answer.done():
+            answer.set_result(Reply(status, b"".join(self._pieces)))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(str(error or "the connection was closed"))
+        # The parser refers to this protocol: together they would stay in memory until the cycle collector runs.
+        del self._parser
 
     def pause_writing(self) -> None:
         self._has_room.clear()

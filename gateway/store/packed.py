@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from struct import Struct
 from urllib.parse import unquote
 
-_SPECIAL = str.maketrans({"%": "%25", "|": "%7C", "\n": "%0A"})
-_NOT_SPECIAL = frozenset("%|\n")
+_SPECIAL = str.maketrans({"%": "%25", "|": "%7C", "\n": "%0A", "\0": "%00"})
+_NOT_SPECIAL = frozenset("%|\n\0")
 
 
 def packed_team(team: str) -> str:
-    """Return a team's name without the characters that separate the parts of a record in lua/shared.lua."""
+    """Return a team's name without the characters that separate the parts of a record in lua/shared.lua, and without
+    NUL, at which Lua's `string.format` cuts a text off."""
     return team.translate(_SPECIAL) if not _NOT_SPECIAL.isdisjoint(team) else team
 
 

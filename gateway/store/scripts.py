@@ -60,7 +60,16 @@ def load_script(name: str, *parts: str, at_once: bool = False) -> Script:
     calls need and returns, or changes nothing; `ledger` (shared.lua) has what it has read."""
     bodies = [f"local function {part}()\n{_source(part)}\nend\n" for part in parts]
     usual = [_source(f"{name}_at_once")] if at_once else []
-    return _script(name, "\n".join([key_names(), "local ledger = {}\n", *usual, _source("shared"), *bodies]))
+    head = [key_names(), "local ledger = {}\n", *usual, _source("shared"), *bodies]
+    return _made(name, "\n".join([*head, f"local function run()\n{_source(name)}\nend\n", _RUN]))
+
+
+_RUN = """local done, answer = pcall(run)
+if done then return answer end
+ledger_save() -- what the script had written before the error stays, so what it had counted must stay, too
+error(answer, 0)
+"""
+"""The end of an admission script. Redis takes nothing back if a command fails, as for a key of another type."""
 
 
 def _source(name: str) -> str:
@@ -111,7 +120,10 @@ def load_records_script() -> Script:
 
 
 def _script(name: str, head: str) -> Script:
-    source = head + "\n" + _source(name)
+    return _made(name, head + "\n" + _source(name))
+
+
+def _made(name: str, source: str) -> Script:
     # SHA-1 is the name of a script in Redis, not a safeguard.
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 

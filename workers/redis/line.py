@@ -29,6 +29,10 @@ from redis.exceptions import (
 from workers.redis.cluster import ClusterClient
 from workers.redis.trouble import Gate
 
+LATE_S = 0.05
+"""Seconds for which an answer that is late is waited for in addition. If the event loop itself was held up, the answer
+lies in the socket, and uvloop calls timers before it reads."""
+
 Command = tuple[str | int | float | bytes, ...]
 
 _pack = cast(Callable[[Command], bytes], hiredis.pack_command)  # its stub says a tuple of one
@@ -160,6 +164,8 @@ class Wire(asyncio.Protocol):
         self._reader = hiredis.Reader(protocolError=ConnectionError, replyError=_error_of)
         self._waiting: deque[_Asked] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._late: _Asked | None = None
+        """The commands that have waited too long and are waited for `LATE_S` longer."""
         self._broken: RedisError | None = None
         """The error with which the connection ended."""
         self._transport: asyncio.Transport | None = None
@@ -174,13 +180,17 @@ class Wire(asyncio.Protocol):
 
     def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         """Send commands; the future gets their answers. It fails with TimeoutError if an answer takes too long, or
-        ConnectionError if the connection breaks."""
+        ConnectionError if the connection breaks. Raises TypeError or ValueError for what can't be sent."""
+        data = b"".join([_pack(command) for command in commands])
         asked = _Asked(self._loop.create_future(), len(commands), self._loop.time())
         if self._broken is not None or self._transport is None:
             asked.answers.set_exception(ConnectionError(str(self._broken)))
             return asked.answers
+        if not commands:
+            asked.answers.set_result([])
+            return asked.answers
         self._waiting.append(asked)
-        self._transport.write(b"".join([_pack(command) for command in commands]))
+        self._transport.write(data)
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look)
         return asked.answers
@@ -199,6 +209,7 @@ class Wire(asyncio.Protocol):
                 waiting[0].came.append(answer)
                 if len(waiting[0].came) == waiting[0].num:
                     asked = waiting.popleft()
+                    self._late = None
                     if not asked.answers.done():  # else nobody waits for it any more
                         asked.answers.set_result(asked.came)
             if reader.has_data():
@@ -232,6 +243,9 @@ class Wire(asyncio.Protocol):
         left_s = self._waiting[0].asked_at + self._timeout_s - self._loop.time()
         if left_s > 0.001:
             self._timer = self._loop.call_later(left_s, self._look)
+        elif self._late is not self._waiting[0]:
+            self._late = self._waiting[0]
+            self._timer = self._loop.call_later(LATE_S, self._look)
         else:
             self.end(TimeoutError(f"Redis did not answer within {self._timeout_s:g} s"))
 

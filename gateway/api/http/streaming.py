@@ -74,7 +74,7 @@ def _write_none(body: bytes) -> bool:
 class EventStream:
     """One streamed response. It starts with its first event, or earlier with a ping if the caller has to wait."""
 
-    __slots__ = ("_chunk", "_headers", "_ping", "_quiet", "_send", "_whole", "started")
+    __slots__ = ("_chunk", "_head", "_headers", "_ping", "_quiet", "_send", "_whole", "started")
 
     def __init__(
         self,
@@ -91,15 +91,18 @@ class EventStream:
         self._headers = headers
         self._ping = ping
         self._quiet = True
+        self._head = asyncio.Lock()
+        """Held while the head is sent: nothing goes before it, also where a slow client delays it."""
         self._whole = asyncio.Lock()
         """Held while a ping or an event of several parts is sent: a slow client delays both, and they must not mix."""
 
     async def start(self) -> None:
         """Send status 200 and the headers, unless they were sent before."""
-        if not self.started:
-            self.started = True
-            headers = STREAM_HEADERS + self._headers()
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with self._head:
+            if not self.started:
+                headers = STREAM_HEADERS + self._headers()
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+                self.started = True
 
     def write(self, body: Written) -> Awaitable[None] | None:
         """Write whole events, after `start` and before `end`. Return None if they are written; otherwise what to await,

@@ -69,13 +69,14 @@ for i = 7, #ARGV, 7 do
       give(id, fence)
     end
   end
-  local expiry = tonumber(call("ZSCORE", worker_leases_key(worker), id) or 0)
+  local expiry = tonumber(call("ZSCORE", worker_leases_key(worker), id))
   if holder and holder ~= fence then
     void[#void + 1] = id
-  elseif holder and expiry > now then
+  elseif holder and expiry and expiry > now then
     call("ZADD", worker_leases_key(worker), now + lease_ttl, id)
   else
-    if holder then lease_drop(worker, id, lease) end
+    -- Where only its record is lost, as in a Redis that evicts keys, it still counts.
+    if holder or expiry then lease_drop(worker, id, lease or {kv = kv, team = ARGV[i + 5]}) end
     restore(id, fence, worker, boot, kv, ARGV[i + 5], ARGV[i + 6])
   end
 end

@@ -90,7 +90,8 @@ local function workers_leased()
   return workers
 end
 
--- Sets a field, or removes it (false). Nothing is written before `ledger_save`, with which a script ends.
+-- Sets a field, or removes it (false). Nothing is written before `ledger_save`, with which a script ends, also by an
+-- error.
 local function ledger_set(field, value)
   ledger[field], changed[field] = value, true
 end

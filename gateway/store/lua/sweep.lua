@@ -76,6 +76,13 @@ if waiting > 0 then
   local lent = select(2, overdraft())(LOOKED_AT)
   granted, waiting = granted + lent, waiting - lent
 end
+-- A team that has nothing, and whose last call finishes no later than the virtual time, is as one that never asked.
+-- Without this, the ledger of a model that is never idle had all teams there ever were, and each sweep read them.
+local v = virtual_time()
+for field, text in pairs(ledger) do
+  local finish = text and string.sub(field, 1, 2) == "t:" and tonumber(match(text, "^(%S+) 0 0$"))
+  if finish and finish <= v then ledger_set(field, false) end
+end
 ledger_save()
 -- The model has no call: virtual time begins anew, long before its numbers grow too large to be exact.
 if waiting == 0 and call("EXISTS", tickets_key) == 0 and not settling() and #workers_leased() == 0 then

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis.asyncio
 
+from gateway.errors import StoreUnavailable
 from gateway.store.client import Lease, Store
 from gateway.store.integrity import check_integrity
 from tests.integration.store.test_scripts import Caller
@@ -91,6 +94,20 @@ async def test_a_worker_that_tells_odd_things_spoils_nothing_for_longer_than_its
     assert [field for field in fields if field.startswith(b"w:")] == [b"w:w1"]
 
 
+async def test_a_lease_whose_record_is_lost_counts_once(client: redis.asyncio.Redis, one: Caller) -> None:
+    """Its gateway took it anew beside itself: the worker had a slot less until it was started again."""
+    await beat(client, heartbeat("w1", slots=4))
+    leases = [replace(await one.take(id, "w1", kv=30), team="team") for id in ("a", "b")]
+    await client.hdel(keys.calls("m"), "a")
+    renewed = await one.store.renew("g1", "m", leases)
+    assert not renewed.void | renewed.crowded
+    assert await client.hget(keys.ledger("m"), "w:w1") == b"boot1 2 60 4"
+    await check_integrity(client, "m")
+    for lease in leases:
+        assert await one.release(lease)
+    assert await client.hget(keys.ledger("m"), "t:team") == b"2 0 0"
+
+
 async def test_a_team_has_never_less_than_no_lease(client: redis.asyncio.Redis, one: Caller) -> None:
     """When the number was lost, the leases that it had counted took one each from nothing."""
     await beat(client, heartbeat("w1", slots=2))
@@ -142,3 +159,25 @@ async def test_garbage_in_the_ledger_and_in_records_stops_no_script(
         await client.delete(keys.ledger("m"), keys.calls("m"), keys.queue("m"), keys.tickets("m"), keys.passed("m"))
         await client.delete(keys.worker_leases("m", "w1"))
     assert isinstance(await one.acquire("z", "w1"), Lease)
+
+
+@pytest.mark.parametrize("name", ["worker:w2", "workers"])
+async def test_a_sweep_that_fails_halfway_loses_no_slot(client: redis.asyncio.Redis, name: str) -> None:
+    """A key of another type ended the script between what it had freed and its counts: the slots stayed taken."""
+    one = Caller(Store(client, lease_ttl_s=0.1), "g1")
+    for worker in ("w1", "w2"):
+        await beat(client, heartbeat(worker, slots=2))
+        await one.take(worker, worker)
+    await asyncio.sleep(0.15)
+    spoilt = keys.model_prefix("m") + name
+    await client.delete(spoilt)
+    await client.set(spoilt, "of another type")
+    with pytest.raises(StoreUnavailable):
+        await one.sweep()
+    await client.delete(spoilt)
+    for worker in ("w1", "w2"):
+        await beat(client, heartbeat(worker, slots=2))
+    await one.sweep()
+    await check_integrity(client, "m")
+    left: Any = await client.hkeys(keys.ledger("m"))
+    assert set(left) == {b"", b"fence"}, "nothing is leased any more"

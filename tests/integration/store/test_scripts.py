@@ -634,3 +634,46 @@ def test_every_script_states_its_contract(path: Path) -> None:
     header = path.read_text().split("\nlocal ")[0]
     assert "Result:" in header
     assert "Keeps:" in header
+
+
+async def test_teams_that_are_done_leave_nothing_in_the_ledger(client: redis.asyncio.Redis, one: Caller) -> None:
+    """The ledger of a model that is never idle grew with each new team, and each sweep read all of it."""
+    await beat(client, heartbeat("w1", slots=2))
+
+    async def call(id: str, team: str, share: float = 1.0) -> Lease:
+        lease = await one.ask(Order(id, team, share), offers("w1"))
+        assert isinstance(lease, Lease)
+        return lease
+
+    held = await call("held", "holds")
+    for number in range(20):
+        assert await one.release(await call(f"c{number}", f"team{number}"))
+    assert await one.release(await call("ahead", "ahead", 100.0))
+    for number in range(3):
+        assert await one.release(await call(f"b{number}", "busy"))
+    await one.sweep()
+    fields: list[Any] = await client.hkeys(keys.ledger("m"))
+    teams = {field for field in fields if field.startswith(b"t:")}
+    assert teams == {b"t:holds", b"t:ahead", b"t:busy"}, "who has something, or has had more than others"
+    await call("last", "busy")
+    ticket = await one.wait(Order("again", "team1", 1.0), offers("w1"))
+    assert ticket.filed.start == "3", "the virtual time, as for a team that is new"
+    assert await one.withdraw("again") == 1
+    assert await one.release(held)
+
+
+@pytest.mark.parametrize("team", ["a\0b", "a b", "a\nb|c=1 2 3 4|", "%00", "\u2028ü", "a\rb\x0b"])
+async def test_a_team_of_any_name_has_what_it_holds(client: redis.asyncio.Redis, one: Caller, team: str) -> None:
+    """A NUL ended the name in the records: the team's calls were counted for another one when they ended."""
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.ask(Order("a", team, 1.0), offers("w1"))
+    assert isinstance(lease, Lease)
+    ticket = await one.wait(Order("b", team, 1.0), offers("w1"))
+    await one.reread(ticket)
+    await check_integrity(client, "m")
+    assert await one.release(lease)
+    granted = await one.claim("b")
+    assert granted is not None
+    await check_integrity(client, "m")
+    assert await one.release(granted)
+    await check_integrity(client, "m")

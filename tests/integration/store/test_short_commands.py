@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis.asyncio
+import uvloop
 from redis.exceptions import AuthenticationError, ConnectionError, NoScriptError, ResponseError, TimeoutError
 
 from tests.integration.store.test_garbled_answers import Once, garbling
@@ -69,6 +71,20 @@ async def test_who_gives_up_does_not_get_others_the_wrong_answer(
         assert await line.ask(("ECHO", "yours")) == [b"yours"]
 
 
+@pytest.mark.parametrize(
+    "commands", [(), (("ECHO", "\ud800"),), (("ECHO", "first"), ("ECHO", None))], ids=["none", "no text", "no value"]
+)
+async def test_what_can_not_be_sent_takes_nobodys_answer(
+    server: RedisServer, client: redis.asyncio.Redis, commands: Any
+) -> None:
+    """It waited for an answer all the same, and got that of the next who asked."""
+    async with lined(server.url, timeout_s=1.0) as line:
+        with contextlib.suppress(TypeError, ValueError):
+            assert await line.ask(*commands) == []
+        asked = [line.ask(("ECHO", str(number))) for number in range(3)]
+        assert await asyncio.gather(*asked) == [[b"0"], [b"1"], [b"2"]]
+
+
 async def test_a_connection_that_broke_is_made_again(server: RedisServer, client: redis.asyncio.Redis) -> None:
     async with lined(server.url) as line:
         [mine] = await line.ask(("CLIENT", "ID"))
@@ -118,6 +134,18 @@ async def test_a_redis_that_does_not_answer_is_given_up_in_time(
         assert time.monotonic() - began < 1.2
         await client.client_unpause()
         assert await line.ask(("ECHO", "x")) == [b"x"]
+
+
+def test_an_answer_is_taken_that_came_while_the_event_loop_was_held_up(server: RedisServer) -> None:
+    async def held_up() -> list[object]:
+        async with lined(server.url, timeout_s=0.2) as line:
+            await line.ask(("PING",))
+            asking = asyncio.ensure_future(line.ask(("ECHO", "x")))
+            await asyncio.sleep(0)
+            time.sleep(0.4)
+            return await asking
+
+    assert uvloop.run(held_up()) == [b"x"]
 
 
 async def test_a_place_without_redis_is_named_and_not_dialled_all_the_time(tmp_path: object) -> None:

@@ -124,6 +124,51 @@ async def test_a_comment_comes_only_where_nothing_else_does() -> None:
     assert len(sent) == num_sent, "no comments come when it is over"
 
 
+@pytest.mark.parametrize("as_chunk", [False, True])
+async def test_nothing_goes_before_the_head_that_a_ping_sends(as_chunk: bool) -> None:
+    """A client that still read the answer before this one got a token's chunk, and then the head of its response."""
+    sent, reads = list[bytes](), asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            await reads.wait()
+        sent.append(message.get("body", b"head"))
+
+    def chunk(body: bytes) -> bool:
+        if as_chunk:
+            sent.append(body)
+        return as_chunk
+
+    async def writing() -> None:
+        await asyncio.sleep(0.03)
+        await stream.start()
+        await written(stream.write(b"data: a\n\n"))
+
+    stream = EventStream(send, list, chunk=chunk)
+    responder = asyncio.create_task(stream.pinged(writing(), 0.01))
+    await asyncio.sleep(0.06)
+    assert not sent
+    reads.set()
+    await responder
+    assert sent[0] == b"head"
+    assert b"data: a\n\n" in sent
+
+
+async def test_a_stream_that_fails_while_a_ping_waits_to_send_the_head_has_not_started() -> None:
+    """What ended it was then written as an event, before which there was no head: the connection broke."""
+
+    async def send(message: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def writing() -> str:
+        await asyncio.sleep(0.03)
+        return "failed"
+
+    stream = EventStream(send, list)
+    assert await stream.pinged(writing(), 0.01) == "failed"
+    assert not stream.started
+
+
 @pytest.mark.parametrize("blocked_at", range(1, 5))
 async def test_no_ping_comes_between_the_parts_of_an_event(blocked_at: int) -> None:
     """A client that read nothing for longer than a ping's interval got one in the middle of an event's JSON."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import pytest
 
 from gateway.relay import posts
 from gateway.relay.posts import PostBroken, Posts, Reply
+from gateway.relay.relay import Relay
+from tests.support.pool import heartbeat
 
 OK = b"HTTP/1.1 202 Accepted\r\ncontent-length: 2\r\n\r\nok"
 Answer = Callable[[bytes, int], bytes | None]
@@ -99,6 +104,42 @@ async def test_any_response_is_a_reply(said: bytes, reply: Reply) -> None:
 
 
 @pytest.mark.parametrize(
+    "before",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("apart", [False, True])
+async def test_what_a_proxy_says_meanwhile_is_no_reply(before: bytes, apart: bool) -> None:
+    async with serving(lambda body, _: before if apart else before + OK) as (server, client):
+        for _ in range(2):
+            server.came.clear()
+            posting = asyncio.create_task(sent(client))
+            if apart:
+                await server.came.wait()
+                await asyncio.sleep(0.02)
+                server.writers[0].write(OK)
+            assert await posting == Reply(202, b"ok")
+        assert server.ways == [1, 1]
+
+
+@pytest.mark.parametrize("behind", [OK, b"HTTP/1.1 200 OK\r\ncontent-le", b"H"])
+async def test_what_comes_behind_a_response_is_not_the_next_ones(behind: bytes) -> None:
+    async with serving(lambda body, number: OK if number else OK + behind) as (server, client):
+        assert await sent(client) == Reply(202, b"ok")
+        assert await sent(client) == Reply(202, b"ok")
+        assert server.ways == [1, 2]
+
+
+async def test_a_server_that_changes_the_protocol_breaks_the_post() -> None:
+    said = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: other\r\n\r\n"
+    async with serving(lambda body, _: said) as (_, client):
+        with pytest.raises(PostBroken, match="not HTTP"):
+            await sent(client, timeout_s=1.0)
+
+
+@pytest.mark.parametrize(
     "said", [b"NOT HTTP AT ALL\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab", None, b"HTTP/1.1 2"]
 )
 async def test_what_is_no_whole_response_breaks_the_post(said: bytes | None) -> None:
@@ -153,6 +194,42 @@ async def test_who_gives_up_leaves_no_answer_to_the_next() -> None:
             await sent(client, b"never answered", timeout_s=0.1)
 
 
+async def test_a_connection_in_use_at_the_end_is_not_kept() -> None:
+    """It stayed open to a worker that the gateway had no more to do with, until the worker closed it."""
+    async with serving(lambda body, number: b"") as (server, client):
+        posting = asyncio.create_task(sent(client))
+        await server.came.wait()
+        client.close()
+        server.writers[0].write(OK)
+        assert await posting == Reply(202, b"ok")
+        async with asyncio.timeout(3):
+            await server.writers[0].wait_closed()
+
+
+async def test_a_connection_that_ended_leaves_nothing_for_the_cycle_collector() -> None:
+    made: list[weakref.ref[asyncio.BaseProtocol]] = []
+
+    class Noted(posts._Connection):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(weakref.ref(self))
+
+    said = OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(posts, "_Connection", Noted)
+        gc.collect()
+        gc.disable()
+        try:
+            async with serving(lambda body, number: said if number % 2 else b"") as (_, client):
+                with pytest.raises(TimeoutError):
+                    await sent(client, timeout_s=0.1)
+                assert await sent(client) == Reply(202, b"ok")
+                await asyncio.sleep(0.1)
+                assert [ref() for ref in made] == [None, None]
+        finally:
+            gc.enable()
+
+
 async def test_what_comes_unasked_ends_a_kept_connection() -> None:
     async with serving(lambda body, _: OK) as (server, client):
         await sent(client)
@@ -202,3 +279,28 @@ async def test_a_body_that_is_refused_early_is_not_sent_on() -> None:
 async def test_a_server_that_is_not_there() -> None:
     with pytest.raises(ConnectionRefusedError):
         await sent(Posts("http://127.0.0.1:9", {}, 1.0))
+
+
+@pytest.mark.parametrize("url", ["http://host:99999", "http://host:abc", "http://[bad:80", "http://a..ü:80", ""])
+async def test_an_address_that_is_none_fails_only_the_posts_to_it(url: str) -> None:
+    """Every gateway that started while one worker told such an address ended."""
+    with pytest.raises(OSError, match="no address"):
+        await sent(Posts(url, {}, 1.0))
+    relay = Relay("g", "secret", 10)
+    relay.follow([msgspec.structs.replace(heartbeat("w1"), address=url)])
+    running = asyncio.create_task(relay.run())
+    await asyncio.sleep(0.05)
+    relay.follow([msgspec.structs.replace(heartbeat(name), address=url) for name in ("w1", "w2")])
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_a_name_of_any_script_is_sent_as_dns_has_it() -> None:
+    assert posts._server_of("http://wörker.example:81") == (
+        "xn--wrker-jua.example:81",
+        "xn--wrker-jua.example",
+        81,
+        False,
+    )
+    assert posts._server_of("https://[::1]") == ("[::1]", "::1", 443, True)
