@@ -95,6 +95,8 @@ class Line:
         self._gate = Gate()
         self._dialling = asyncio.Lock()
         self._wire: Wire | None = None
+        self._num_closed = 0
+        """How often `close` was called."""
 
     async def ask(self, *commands: Command) -> list[Any]:
         left = self._retries
@@ -110,6 +112,8 @@ class Line:
             left -= 1
 
     def close(self) -> None:
+        """Close the connection, also one that is just being made. A later `ask` makes a new one."""
+        self._num_closed += 1
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.end(ConnectionError("this process closes its connection to Redis"))
@@ -118,12 +122,16 @@ class Line:
         async with self._dialling:
             if self._wire is None or self._wire.is_broken:
                 self._gate.enter()
+                num_closed = self._num_closed
                 try:
-                    self._wire = await self._connect()
+                    wire = await self._connect()
                 except (RedisError, OSError) as error:
                     self._gate.failed(error)
                     raise
                 self._gate.passed()
+                if num_closed != self._num_closed:
+                    wire.end(ConnectionError("this process closes its connection to Redis"))
+                self._wire = wire
             return self._wire
 
     async def _connect(self) -> Wire:

@@ -110,6 +110,7 @@ class _Client(redis.asyncio.Redis):
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         self.line.close()
+        await asyncio.sleep(0)  # the event loop may be closed next: the connection ends in its next turn
         await super().aclose(close_connection_pool)
 
 

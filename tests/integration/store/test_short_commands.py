@@ -176,6 +176,20 @@ async def test_a_replica_that_was_the_master_ends_the_connection(
             await client.replicaof("no", "one")
 
 
+async def test_a_client_that_is_closed_while_it_connects_has_no_connection_either(
+    server: RedisServer, client: redis.asyncio.Redis
+) -> None:
+    before = len(await connections_of(client))
+    other = connect(server.url, timeout_s=5.0, retries=0)
+    asking = asyncio.ensure_future(line_of(other).ask(("PING",)))
+    await asyncio.sleep(0)
+    await other.aclose()
+    with pytest.raises(ConnectionError):
+        await asking
+    await asyncio.sleep(0.05)
+    assert len(await connections_of(client)) == before
+
+
 async def test_a_closed_client_has_no_connection(server: RedisServer, client: redis.asyncio.Redis) -> None:
     before = len(await connections_of(client))
     async with lined(server.url) as line:
