@@ -217,6 +217,11 @@ def placing_of(beat: Heartbeat) -> str:
     return f"{beat.boot} {beat.protocol} {slots} {beat.address}"
 
 
+def boot_in(placing: object) -> bytes:
+    """Return the boot id in the field `PLACING` of a record, as Redis returned the field; empty if there is none."""
+    return placing.partition(b" ")[0] if isinstance(placing, bytes) else b""
+
+
 encode_heartbeat = msgspec.json.Encoder().encode
 decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 

@@ -21,7 +21,18 @@ from redis.asyncio import Redis
 from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad
 from workers.protocol import keys
-from workers.protocol.heartbeat import FIELD, Heartbeat, Load, News, pack_heads, pack_version, record_of, sealed_news
+from workers.protocol.heartbeat import (
+    FIELD,
+    PLACING,
+    Heartbeat,
+    Load,
+    News,
+    boot_in,
+    pack_heads,
+    pack_version,
+    record_of,
+    sealed_news,
+)
 from workers.redis import link
 from workers.redis.trouble import NO_ANSWER, is_of_one_name, remedy_for
 
@@ -134,7 +145,7 @@ class Registration:
         try:
             async with asyncio.timeout(2 * REDIS_TIMEOUT_S):
                 # Its heartbeat can't be read where a successor speaks another version.
-                if await self._redis.hget(name, "boot") == mine.boot.encode():
+                if boot_in(await self._redis.hget(name, PLACING)) == mine.boot.encode():
                     await self._redis.delete(name, keys.worker_heads(mine.model, mine.worker))
                 await self._redis.publish(keys.FLEET_CHANNEL, name)
         except NO_ANSWER as error:
