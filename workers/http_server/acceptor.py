@@ -183,13 +183,14 @@ class Acceptor:
                 self._rest()
                 return
             connection.setblocking(False)
+            self._connections.num_coming += 1
             task = self._loop.create_task(self._open(connection))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
     def _share(self, counts: SharedCounts) -> int:
         """Return how many connections to accept now; 0: other processes, which have fewer, should accept them."""
-        more = counts.note(self._connections.num_open + len(self._opening))
+        more = counts.note(self._connections.num_open + self._connections.num_coming)
         if more < AHEAD:
             self._behind_until = None
             return AHEAD - more
@@ -206,6 +207,7 @@ class Acceptor:
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection)
         except OSError:
+            self._connections.num_coming -= 1
             connection.close()  # the peer was gone already
 
     def _freed(self, error: OSError) -> bool:

@@ -202,6 +202,8 @@ class Connections:
         self._idle: OrderedDict[Closable, float] = OrderedDict()
         self._beyond: OrderedDict[Closable, float] = OrderedDict()
         self._num_beyond = 0
+        self.num_coming = 0
+        """Number of accepted connections that have not come yet: the acceptor adds them, `came` takes them off."""
         self._heads = Unfinished(bounds.max_heads_bytes)
         self.long_heads = LongHeads(bounds.max_long_heads_bytes)
         self._starved_until = -math.inf
@@ -226,6 +228,7 @@ class Connections:
         """Return the verdict on a new connection; may close an idle one to make room. Count it unless it is refused.
 
         `descriptor`: its socket's. The system assigns the lowest free number, so a high one shows that few are left."""
+        self.num_coming = max(0, self.num_coming - 1)
         bounds, beyond, address = self.bounds, False, network_of(address)
         too_many = bounds.most_per_address < bounds.most and self._per_address[address] >= bounds.most_per_address
         if too_many and not self._close_idle(address):

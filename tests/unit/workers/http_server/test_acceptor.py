@@ -54,7 +54,8 @@ async def connect(port: int, number: int, held: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("number", [2, 3])
-async def test_connections_are_shared_out_evenly(number: int) -> None:
+async def test_connections_are_shared_out_evenly(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.http_server.acceptor.PATIENCE_S", 60.0)  # all of them run on one busy event loop
     async with processes(number) as (port, acceptors, connections):
         for acceptor in acceptors:
             acceptor.start()
