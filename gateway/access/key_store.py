@@ -15,7 +15,7 @@ from gateway.store.packed import OF_ANOTHER_TYPE, Pauses, unpacked_keys, unpacke
 from gateway.store.scripts import load_members_script
 from gateway.telemetry.metrics import Unread
 from workers.protocol import keys
-from workers.redis.link import line_of
+from workers.redis.link import short_commands_of
 
 REREAD_S = 3.0
 LONGEST_BYTES = 1 << 20
@@ -54,7 +54,7 @@ class KeyStore:
         sealed with `secret`; their keys are not valid."""
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
-        self._line = line_of(redis)
+        self._commands = short_commands_of(redis)
         self._secret = secret
         self._target = target
         self._fixed = {record.name: record for record in fixed}
@@ -92,7 +92,7 @@ class KeyStore:
         """Return all names and records in Redis, packed into bytes (lua/members.lua). One call reads them all: a scan
         in several calls could miss some if a failover changed the server in between."""
         call = ("EVAL", self._source, 1, keys.ACCESS_KEYS, "hash", LONGEST_BYTES, NO_BOUND, NO_BOUND, "0")
-        (answer,) = await self._line.ask(call)
+        (answer,) = await self._commands.ask(call)
         pauses.begin()
         if isinstance(answer, RedisError):
             raise answer

@@ -24,8 +24,8 @@ from gateway.telemetry.metrics import Unread
 from workers.protocol import keys
 from workers.protocol.queries import LoadAdapter
 from workers.protocol.requests import Name
-from workers.redis.line import Command, fields_of
-from workers.redis.link import line_of
+from workers.redis.link import short_commands_of
+from workers.redis.short_commands import Command, fields_of
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class DesiredAdapters:
         self._defaults = defaults
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
-        self._line = line_of(redis)
+        self._commands = short_commands_of(redis)
         self._models = models
         self._known: dict[str, _Known] = {}
         self._num_changes: Counter[str] = Counter()
@@ -179,7 +179,7 @@ class DesiredAdapters:
         for model in models:
             asked += ("HGETALL", keys.adapters(model)), ("HKEYS", keys.adapters_removed(model))
             asked.append(("HGETALL", keys.adapter_scales(model)))
-        answers = await self._line.ask(*asked) if asked else []
+        answers = await self._commands.ask(*asked) if asked else []
         before, self._known = self._known, {}
         for model, records, removed, scales in zip(models, answers[::3], answers[1::3], answers[2::3], strict=True):
             known = before.get(model, _NOTHING)

@@ -33,7 +33,7 @@ from workers.protocol.heartbeat import (
     open_news,
     unpack_heads,
 )
-from workers.redis.link import cluster_of, line_of
+from workers.redis.link import cluster_of, short_commands_of
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class RecordReader:
         self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
     ) -> None:
         """`refused` is called for each record not sealed with `secret`; `unreadable` counts what can't be read."""
-        self._line = line_of(redis)
+        self._commands = short_commands_of(redis)
         self._secret = secret
         self._refused = refused
         self._unreadable = unreadable
@@ -239,7 +239,7 @@ class RecordReader:
         while groups:
             asked = {group: groups[group][:KEYS_AT_ONCE] for group in list(groups)[:ANSWERS_AT_ONCE]}
             most_bytes = ANSWER_BYTES // len(asked)
-            answers = await self._line.ask(
+            answers = await self._commands.ask(
                 *(("EVAL", script, len(names), *names, *arguments(names, most_bytes)) for names in asked.values())
             )
             pauses.begin()
@@ -330,7 +330,7 @@ class NewsReader:
     ) -> None:
         """`secret`: the key that seals what workers write. `refused` is called for each entry without a valid seal;
         `unreadable` counts sealed entries that can't be read."""
-        self._line = line_of(redis)
+        self._commands = short_commands_of(redis)
         self._secret = secret
         self._refused = refused
         self._unreadable = unreadable
@@ -349,7 +349,7 @@ class NewsReader:
             call = ("EVAL", self._source, 1, keys.NEWS, self._last, AT_ONCE, FIRST_MS, LONGEST_BYTES, MOST_BYTES)
             # Measured before the request: calls placed before the answer comes would count as included in the news.
             asked_at = time.monotonic()
-            (answer,) = await self._line.ask(call)
+            (answer,) = await self._commands.ask(call)
             if isinstance(answer, RedisError):
                 if not is_of_one_name(answer):
                     raise answer

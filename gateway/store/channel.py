@@ -16,7 +16,7 @@ from gateway.store.outage import Unreadable, is_of_one_name, raise_if_cancelled
 from gateway.store.scripts import load_beat_script
 from gateway.telemetry.metrics import Unread
 from workers.protocol import keys
-from workers.redis.link import line_of
+from workers.redis.link import short_commands_of
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class GatewayHeartbeats:
         """`unreadable` counts and logs gateway ids that are not text."""
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
-        self._line = line_of(redis)
+        self._commands = short_commands_of(redis)
         self._gateway = gateway
         self._ttl_s = ttl_s
         self._beat = load_beat_script()
@@ -97,7 +97,7 @@ class GatewayHeartbeats:
     async def beat(self) -> Gateways | None:
         """Write this process's heartbeat and return the live gateways; None if the Redis key that lists the gateways
         holds a value of the wrong type."""
-        set_, told = await self._line.ask(
+        set_, told = await self._commands.ask(
             ("SET", keys.gateway(self._gateway), f"{time.time():.3f}", "PX", round(self._ttl_s * 1000)),
             ("EVAL", self._beat.source, 1, keys.GATEWAYS, self._gateway, self._ttl_s),
         )

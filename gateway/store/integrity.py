@@ -29,7 +29,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What Redis counts for a team."""
+    """The tickets and leases that Redis counts for a team."""
 
     tickets: int
     leases: int

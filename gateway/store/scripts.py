@@ -18,8 +18,8 @@ from gateway.errors import StoreUnavailable
 from gateway.store.outage import NO_ANSWER, remedy_for, unavailable
 from workers.protocol import keys
 from workers.redis.cluster import ClusterClient
-from workers.redis.line import Asks
-from workers.redis.link import cluster_of, line_of
+from workers.redis.link import cluster_of, short_commands_of
+from workers.redis.short_commands import ShortCommands
 
 FOLDER = Path(__file__).parent / "lua"
 
@@ -153,14 +153,14 @@ class Runner(Protocol):
 
 def runner_for(redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> Runner:
     cluster = cluster_of(redis)
-    return ServerRunner(line_of(redis), scripts) if cluster is None else ClusterRunner(cluster, scripts)
+    return ServerRunner(short_commands_of(redis), scripts) if cluster is None else ClusterRunner(cluster, scripts)
 
 
 class ServerRunner:
     """Runs calls on a single server, which has all keys."""
 
-    def __init__(self, line: Asks, scripts: Sequence[Script]) -> None:
-        self._line = line
+    def __init__(self, commands: ShortCommands, scripts: Sequence[Script]) -> None:
+        self._commands = commands
         self._scripts = scripts
         self._loaded = False
 
@@ -170,13 +170,13 @@ class ServerRunner:
     async def run(self, calls: Sequence[Call]) -> list[Any]:
         if not self._loaded:
             await self._load()
-        return await self._line.ask(*[("EVALSHA", *call) for call in calls])
+        return await self._commands.ask(*[("EVALSHA", *call) for call in calls])
 
     async def repair(self, call: Call, answer: Any) -> None:
         await self._load()
 
     async def _load(self) -> None:
-        answers = await self._line.ask(*[("SCRIPT", "LOAD", script.source) for script in self._scripts])
+        answers = await self._commands.ask(*[("SCRIPT", "LOAD", script.source) for script in self._scripts])
         if (refusal := next((answer for answer in answers if isinstance(answer, RedisError)), None)) is not None:
             raise refusal
         self._loaded = True

@@ -35,7 +35,7 @@ from redis.exceptions import ConnectionError, InvalidResponse, ReadOnlyError, Re
 
 from workers.process.sockets import notice_dead_peer, tcp_options
 from workers.redis.cluster import ClusterClient
-from workers.redis.line import Asks, ClusterLine, Command, Line, Wire
+from workers.redis.short_commands import ClusterCommands, Command, ServerCommands, ShortCommands, ShortConnection
 from workers.redis.trouble import Gate
 from workers.redis.url import Login, RedisUrl, Tls, checked
 
@@ -73,16 +73,16 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
             return _behind_sentinels(place, {**options, "retry": _retry(retries), "db": place.db}, retries)
         case _:
             pool = _Pool(**_where(place), **options, retry=_retry(retries), db=place.db)
-            return _client(pool, _line(place, timeout_s, retries))
+            return _client(pool, _server_commands(place, timeout_s, retries))
 
 
-def line_of(client: redis.asyncio.Redis) -> Asks:
-    """Return the client's own line for short commands. `client`: a result of `connect`."""
+def short_commands_of(client: redis.asyncio.Redis) -> ShortCommands:
+    """Return what sends the client's short commands. `client`: a result of `connect`."""
     known: object = client
     if isinstance(known, ClusterClient):
-        return ClusterLine(known)
+        return ClusterCommands(known)
     if isinstance(known, _Client):
-        return known.line
+        return known.short_commands
     raise TypeError("this client was not made by workers.redis.link.connect")
 
 
@@ -104,29 +104,29 @@ def _where(place: RedisUrl) -> dict[str, Any]:
 
 
 class _Client(redis.asyncio.Redis):
-    """A client of one server, with a line for short commands beside its pool of connections."""
+    """A client of one server, with a connection for short commands beside its pool."""
 
-    line: Line
+    short_commands: ServerCommands
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        self.line.close()
+        self.short_commands.close()
         await asyncio.sleep(0)  # the event loop may be closed next: the connection ends in its next turn
         await super().aclose(close_connection_pool)
 
 
-def _client(pool: ConnectionPool, line: Line) -> _Client:
+def _client(pool: ConnectionPool, short_commands: ServerCommands) -> _Client:
     client = cast(_Client, _Client.from_pool(pool))
-    client.line = line
+    client.short_commands = short_commands
     return client
 
 
-def _line(
+def _server_commands(
     place: RedisUrl, timeout_s: float, retries: int, find: Callable[[], Awaitable[tuple[str, int]]] | None = None
-) -> Line:
-    """Return a line to a server. `find` returns the server's host and port; None: they are in `place`."""
+) -> ServerCommands:
+    """Return the short commands of a server. `find` returns the server's host and port; None: they are in `place`."""
     tls = _tls_context(place.tls)
 
-    async def dial(protocol: Callable[[], Wire]) -> Wire:
+    async def dial(protocol: Callable[[], ShortConnection]) -> ShortConnection:
         loop = asyncio.get_running_loop()
         if place.kind == "socket":
             return (await loop.create_unix_connection(protocol, place.path))[1]
@@ -141,7 +141,7 @@ def _line(
     if place.db:
         login.append(("SELECT", place.db))
     name = place.path or place.service or "{}:{}".format(*place.hosts[0])
-    return Line(dial, login, place=name, timeout_s=timeout_s, retries=retries)
+    return ServerCommands(dial, login, place=name, timeout_s=timeout_s, retries=retries)
 
 
 def _tls_context(tls: Tls | None) -> ssl.SSLContext | None:
@@ -173,8 +173,10 @@ def _behind_sentinels(place: RedisUrl, options: dict[str, Any], retries: int) ->
     sentinels = _Sentinels(place.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
     kind = _SentinelTls if place.tls else _SentinelTcp
     pool = _SentinelPool(place.service, sentinels, connection_class=kind, **options)
-    line = _line(place, options["socket_timeout"], retries, lambda: sentinels.discover_master(place.service))
-    return _client(pool, line)
+    commands = _server_commands(
+        place, options["socket_timeout"], retries, lambda: sentinels.discover_master(place.service)
+    )
+    return _client(pool, commands)
 
 
 def _noticing(place: RedisUrl) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Load
-from workers.redis.line import Command, Line
+from workers.redis.short_commands import Command, ServerCommands
 
 W1 = heartbeat("w1")
 BUSY = Load(slots_busy=2, kv_tokens_used=900, backlog_tokens=70, free_in_ms=40.0)
@@ -230,16 +230,16 @@ async def test_entries_of_any_length_are_read_a_little_at_a_time(
     for length in (*[LONGEST_BYTES // 2] * 10, *[LONGEST_BYTES + 1] * 5):
         await client.xadd(keys.NEWS, {"n": bytes(length)})
     await tell(client, W1, 8, load=BUSY, added={4: 10})
-    longest, ask = 0, Line.ask
+    longest, ask = 0, ServerCommands.ask
 
-    async def measured(line: Line, *commands: Command) -> list[Any]:
+    async def measured(line: ServerCommands, *commands: Command) -> list[Any]:
         nonlocal longest
         answers = await ask(line, *commands)
         if keys.NEWS in commands[0]:
             longest = max(longest, len(answers[0][1]))
         return answers
 
-    monkeypatch.setattr(Line, "ask", measured)
+    monkeypatch.setattr(ServerCommands, "ask", measured)
     await fleet.refresh()
     assert 0 < longest <= MOST_BYTES + LONGEST_BYTES
     assert refused == ["news"] * 15

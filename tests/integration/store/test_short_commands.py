@@ -1,4 +1,4 @@
-"""The line on which a process sends its short commands: order, ends, and what a connection's end means for them."""
+"""Short commands to Redis over one connection: their order, their ends, and what a connection's end means for them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from redis.exceptions import AuthenticationError, ConnectionError, NoScriptError
 
 from tests.integration.store.test_garbled_answers import Once, garbling
 from tests.support.redis_server import RedisServer
-from workers.redis.line import Asks
-from workers.redis.link import connect, line_of
+from workers.redis.link import connect, short_commands_of
+from workers.redis.short_commands import ShortCommands
 
 
 @contextlib.asynccontextmanager
-async def lined(url: str, *, timeout_s: float = 5.0, retries: int = 0) -> AsyncIterator[Asks]:
+async def connected(url: str, *, timeout_s: float = 5.0, retries: int = 0) -> AsyncIterator[ShortCommands]:
     async with connect(url, timeout_s=timeout_s, retries=retries) as client:
-        yield line_of(client)
+        yield short_commands_of(client)
 
 
 async def connections_of(client: redis.asyncio.Redis) -> list[int]:
@@ -33,8 +33,8 @@ async def test_many_ask_at_once_over_one_connection_and_each_gets_its_own_answer
     server: RedisServer, client: redis.asyncio.Redis
 ) -> None:
     before = len(await connections_of(client))
-    async with lined(server.url) as line:
-        asked = [line.ask(("ECHO", str(number)), ("INCR", "count")) for number in range(500)]
+    async with connected(server.url) as commands:
+        asked = [commands.ask(("ECHO", str(number)), ("INCR", "count")) for number in range(500)]
         answers = await asyncio.gather(*asked)
         assert [echo for echo, _ in answers] == [b"%d" % number for number in range(500)]
         assert [count for _, count in answers] == list(range(1, 501)), "in the order of asking"
@@ -42,8 +42,8 @@ async def test_many_ask_at_once_over_one_connection_and_each_gets_its_own_answer
 
 
 async def test_values_of_all_kinds_go_and_come(server: RedisServer, client: redis.asyncio.Redis) -> None:
-    async with lined(server.url) as line:
-        answers = await line.ask(
+    async with connected(server.url) as commands:
+        answers = await commands.ask(
             ("SET", "a", b"\x00\r\n\xff"),
             ("GET", "a"),
             ("GET", "none"),
@@ -55,20 +55,20 @@ async def test_values_of_all_kinds_go_and_come(server: RedisServer, client: redi
 
 
 async def test_what_redis_refuses_is_an_answer_among_others(server: RedisServer, client: redis.asyncio.Redis) -> None:
-    async with lined(server.url) as line:
-        none, wrong, fine = await line.ask(("EVALSHA", "0" * 40, 0), ("NOSUCH", "a"), ("ECHO", "x"))
+    async with connected(server.url) as commands:
+        none, wrong, fine = await commands.ask(("EVALSHA", "0" * 40, 0), ("NOSUCH", "a"), ("ECHO", "x"))
         assert (type(none), type(wrong), fine) == (NoScriptError, ResponseError, b"x")
 
 
 async def test_who_gives_up_does_not_get_others_the_wrong_answer(
     server: RedisServer, client: redis.asyncio.Redis
 ) -> None:
-    async with lined(server.url) as line:
-        await line.ask(("PING",))
-        given_up = asyncio.create_task(line.ask(("ECHO", "mine")))
+    async with connected(server.url) as commands:
+        await commands.ask(("PING",))
+        given_up = asyncio.create_task(commands.ask(("ECHO", "mine")))
         await asyncio.sleep(0)
         given_up.cancel()
-        assert await line.ask(("ECHO", "yours")) == [b"yours"]
+        assert await commands.ask(("ECHO", "yours")) == [b"yours"]
 
 
 @pytest.mark.parametrize(
@@ -78,69 +78,71 @@ async def test_what_can_not_be_sent_takes_nobodys_answer(
     server: RedisServer, client: redis.asyncio.Redis, commands: Any
 ) -> None:
     """It waited for an answer all the same, and got that of the next who asked."""
-    async with lined(server.url, timeout_s=1.0) as line:
+    async with connected(server.url, timeout_s=1.0) as commands:
         with contextlib.suppress(TypeError, ValueError):
-            assert await line.ask(*commands) == []
-        asked = [line.ask(("ECHO", str(number))) for number in range(3)]
+            assert await commands.ask(*commands) == []
+        asked = [commands.ask(("ECHO", str(number))) for number in range(3)]
         assert await asyncio.gather(*asked) == [[b"0"], [b"1"], [b"2"]]
 
 
 async def test_a_connection_that_broke_is_made_again(server: RedisServer, client: redis.asyncio.Redis) -> None:
-    async with lined(server.url) as line:
-        [mine] = await line.ask(("CLIENT", "ID"))
+    async with connected(server.url) as commands:
+        [mine] = await commands.ask(("CLIENT", "ID"))
         await client.client_kill_filter(_id=str(mine))
         await asyncio.sleep(0.05)
-        [other] = await line.ask(("CLIENT", "ID"))
+        [other] = await commands.ask(("CLIENT", "ID"))
         assert other != mine, "one that had broken before costs no retry"
 
 
 async def test_what_a_broken_connection_left_is_sent_again_as_often_as_was_agreed(
     server: RedisServer, client: redis.asyncio.Redis
 ) -> None:
-    async with garbling(server, Once(b"+one", b"?one")) as url, lined(url, retries=1) as line:
-        assert await line.ask(("EVAL", "return redis.status_reply('one')", 0)) == [b"one"]
-    async with garbling(server, Once(b"+one", b"?one")) as url, lined(url) as line:
+    async with garbling(server, Once(b"+one", b"?one")) as url, connected(url, retries=1) as commands:
+        assert await commands.ask(("EVAL", "return redis.status_reply('one')", 0)) == [b"one"]
+    async with garbling(server, Once(b"+one", b"?one")) as url, connected(url) as commands:
         with pytest.raises(ConnectionError, match="no answer"):
-            await line.ask(("EVAL", "return redis.status_reply('one')", 0))
-        assert await line.ask(("ECHO", "x")) == [b"x"]
+            await commands.ask(("EVAL", "return redis.status_reply('one')", 0))
+        assert await commands.ask(("ECHO", "x")) == [b"x"]
 
 
 @pytest.mark.parametrize("bad", [b":zz\r\n", b"*1\r\n" * 5000], ids=["no number", "too deep"])
 async def test_bytes_that_are_no_answer_end_the_connection(
     server: RedisServer, client: redis.asyncio.Redis, bad: bytes
 ) -> None:
-    async with garbling(server, Once(b":5\r\n", bad)) as url, lined(url) as line:
-        waiting = [line.ask(("STRLEN", "x"), ("EVAL", "return 5", 0)) for _ in range(3)]
+    async with garbling(server, Once(b":5\r\n", bad)) as url, connected(url) as commands:
+        waiting = [commands.ask(("STRLEN", "x"), ("EVAL", "return 5", 0)) for _ in range(3)]
         ends = await asyncio.gather(*waiting, return_exceptions=True)
         assert {type(end) for end in ends} == {ConnectionError}, "whose answers are whose is not known any more"
-        assert await line.ask(("ECHO", "x")) == [b"x"]
+        assert await commands.ask(("ECHO", "x")) == [b"x"]
 
 
 async def test_an_answer_that_nobody_asked_for_is_nobodys(server: RedisServer, client: redis.asyncio.Redis) -> None:
-    async with garbling(server, Once(b"$1\r\na\r\n", b"$1\r\na\r\n$1\r\nz\r\n")) as url, lined(url) as line:
-        assert await line.ask(("ECHO", "a")) == [b"a"]
-        assert await line.ask(("ECHO", "b")) == [b"b"]
+    async with garbling(server, Once(b"$1\r\na\r\n", b"$1\r\na\r\n$1\r\nz\r\n")) as url, connected(url) as commands:
+        assert await commands.ask(("ECHO", "a")) == [b"a"]
+        assert await commands.ask(("ECHO", "b")) == [b"b"]
 
 
 async def test_a_redis_that_does_not_answer_is_given_up_in_time(
     server: RedisServer, client: redis.asyncio.Redis
 ) -> None:
-    async with lined(server.url, timeout_s=0.3) as line:
-        await line.ask(("PING",))
+    async with connected(server.url, timeout_s=0.3) as commands:
+        await commands.ask(("PING",))
         await client.client_pause(1500)
         began = time.monotonic()
-        ends = await asyncio.gather(line.ask(("SET", "a", 1)), line.ask(("SET", "b", 1)), return_exceptions=True)
+        ends = await asyncio.gather(
+            commands.ask(("SET", "a", 1)), commands.ask(("SET", "b", 1)), return_exceptions=True
+        )
         assert {type(end) for end in ends} == {TimeoutError}
         assert time.monotonic() - began < 1.2
         await client.client_unpause()
-        assert await line.ask(("ECHO", "x")) == [b"x"]
+        assert await commands.ask(("ECHO", "x")) == [b"x"]
 
 
 def test_an_answer_is_taken_that_came_while_the_event_loop_was_held_up(server: RedisServer) -> None:
     async def held_up() -> list[object]:
-        async with lined(server.url, timeout_s=0.2) as line:
-            await line.ask(("PING",))
-            asking = asyncio.ensure_future(line.ask(("ECHO", "x")))
+        async with connected(server.url, timeout_s=0.2) as commands:
+            await commands.ask(("PING",))
+            asking = asyncio.ensure_future(commands.ask(("ECHO", "x")))
             await asyncio.sleep(0)
             time.sleep(0.4)
             return await asking
@@ -149,29 +151,29 @@ def test_an_answer_is_taken_that_came_while_the_event_loop_was_held_up(server: R
 
 
 async def test_a_place_without_redis_is_named_and_not_dialled_all_the_time(tmp_path: object) -> None:
-    async with lined(f"unix://{tmp_path}/none.sock") as line:
+    async with connected(f"unix://{tmp_path}/none.sock") as commands:
         with pytest.raises(ConnectionError, match=r"no connection to .*none\.sock: No such file"):
-            await line.ask(("PING",))
+            await commands.ask(("PING",))
         with pytest.raises(ConnectionError, match="not tried again yet"):
-            await line.ask(("PING",))
+            await commands.ask(("PING",))
 
 
 async def test_a_wrong_password_is_told(server: RedisServer, client: redis.asyncio.Redis) -> None:
-    async with lined(server.url.replace("unix://", "unix://somebody:wrong@")) as line:
+    async with connected(server.url.replace("unix://", "unix://somebody:wrong@")) as commands:
         with pytest.raises((AuthenticationError, ResponseError)):
-            await line.ask(("PING",))
+            await commands.ask(("PING",))
 
 
 async def test_a_replica_that_was_the_master_ends_the_connection(
     server: RedisServer, client: redis.asyncio.Redis
 ) -> None:
-    async with lined(server.url) as line:
-        await line.ask(("SET", "a", 1))
+    async with connected(server.url) as commands:
+        await commands.ask(("SET", "a", 1))
         await client.replicaof("127.0.0.1", 1)
         try:
             for command in (("SET", "a", 2), ("EVAL", "return redis.call('SET', KEYS[1], 2)", 1, "a")):
                 with pytest.raises(ConnectionError, match="replica"):
-                    await line.ask(command)
+                    await commands.ask(command)
         finally:
             await client.replicaof("no", "one")
 
@@ -181,7 +183,7 @@ async def test_a_client_that_is_closed_while_it_connects_has_no_connection_eithe
 ) -> None:
     before = len(await connections_of(client))
     other = connect(server.url, timeout_s=5.0, retries=0)
-    asking = asyncio.ensure_future(line_of(other).ask(("PING",)))
+    asking = asyncio.ensure_future(short_commands_of(other).ask(("PING",)))
     await asyncio.sleep(0)
     await other.aclose()
     with pytest.raises(ConnectionError):
@@ -192,7 +194,7 @@ async def test_a_client_that_is_closed_while_it_connects_has_no_connection_eithe
 
 async def test_a_closed_client_has_no_connection(server: RedisServer, client: redis.asyncio.Redis) -> None:
     before = len(await connections_of(client))
-    async with lined(server.url) as line:
-        await line.ask(("PING",))
+    async with connected(server.url) as commands:
+        await commands.ask(("PING",))
     await asyncio.sleep(0.05)
     assert len(await connections_of(client)) == before

@@ -117,9 +117,7 @@ class Stepper:
         self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
         self._empty_tokens = np.full(ROWS_MULTIPLES[0], self._batch.padding_token, np.int32)
         self._scratch = context.num_sequences - 1
-        self._num_decodes = 0
-        self._num_busy = 0
-        self._num_switches = 0
+        self._num_decodes = self._num_busy = self._num_switches = 0
         self._decode_s = Tally(DECODE_S)
         self._gaps = TokenGaps()
         self._decoded_at = self._probed_at = 0.0

@@ -62,7 +62,8 @@ class Constraints(Protocol):
 
 
 class _Reading(NamedTuple):
-    """What is read of a request before its answer can be made. Template values and schemas can be megabytes long."""
+    """Holds what is read from a request before the answer is made. It is read once, since a request's template values
+    and schemas can be megabytes long."""
 
     tokens: Sequence[int]
     num_public: int

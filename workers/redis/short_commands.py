@@ -48,8 +48,8 @@ _ERRORS: dict[str, type[RedisError]] = {
 """Code of an error -> its class, as redis-py has it; other errors are plain ResponseErrors."""
 
 
-class Asks(Protocol):
-    """Asks Redis for what is short and often needed."""
+class ShortCommands(Protocol):
+    """Sends short commands to Redis and returns their answers."""
 
     async def ask(self, *commands: Command) -> list[Any]:
         """Run commands in order, and return their answers: bytes, numbers, lists, None, or an error that Redis replied.
@@ -62,8 +62,8 @@ def fields_of(answer: Any) -> dict[bytes, bytes]:
     return answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
 
 
-class ClusterLine:
-    """Asks a Redis Cluster. Its own client sends each command to the server that has its keys."""
+class ClusterCommands:
+    """Sends short commands to a Redis Cluster, whose own client knows the server that has a command's keys."""
 
     def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
@@ -72,12 +72,14 @@ class ClusterLine:
         return await self._cluster.send([(command, {}) for command in commands])
 
 
-class Line:
-    """Keeps one connection to a server, made on first use and again after it broke. Belongs to one event loop."""
+class ServerCommands:
+    """Sends short commands to one server over one connection, which is made on first use and again after it broke.
+
+    Belongs to one event loop."""
 
     def __init__(
         self,
-        dial: Callable[[Callable[[], Wire]], Awaitable[Wire]],
+        dial: Callable[[Callable[[], ShortConnection]], Awaitable[ShortConnection]],
         login: Sequence[Command],
         *,
         place: str,
@@ -94,18 +96,18 @@ class Line:
         self._retries = retries
         self._gate = Gate()
         self._dialling = asyncio.Lock()
-        self._wire: Wire | None = None
+        self._connection: ShortConnection | None = None
         self._num_closed = 0
         """How often `close` was called."""
 
     async def ask(self, *commands: Command) -> list[Any]:
         left = self._retries
         while True:
-            wire = self._wire
-            if wire is None or wire.is_broken:
-                wire = await self._connected()
+            connection = self._connection
+            if connection is None or connection.is_broken:
+                connection = await self._connected()
             try:
-                return await wire.send(commands)
+                return await connection.send(commands)
             except ConnectionError:
                 if not left:
                     raise
@@ -114,42 +116,42 @@ class Line:
     def close(self) -> None:
         """Close the connection, also one that is just being made. A later `ask` makes a new one."""
         self._num_closed += 1
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.end(ConnectionError("this process closes its connection to Redis"))
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.end(ConnectionError("this process closes its connection to Redis"))
 
-    async def _connected(self) -> Wire:
+    async def _connected(self) -> ShortConnection:
         async with self._dialling:
-            if self._wire is None or self._wire.is_broken:
+            if self._connection is None or self._connection.is_broken:
                 self._gate.enter()
                 num_closed = self._num_closed
                 try:
-                    wire = await self._connect()
+                    connection = await self._connect()
                 except (RedisError, OSError) as error:
                     self._gate.failed(error)
                     raise
                 self._gate.passed()
                 if num_closed != self._num_closed:
-                    wire.end(ConnectionError("this process closes its connection to Redis"))
-                self._wire = wire
-            return self._wire
+                    connection.end(ConnectionError("this process closes its connection to Redis"))
+                self._connection = connection
+            return self._connection
 
-    async def _connect(self) -> Wire:
+    async def _connect(self) -> ShortConnection:
         try:
             async with asyncio.timeout(self._timeout_s):
-                wire = await self._dial(lambda: Wire(self._timeout_s))
+                connection = await self._dial(lambda: ShortConnection(self._timeout_s))
         except OSError as error:
             why = error.strerror or str(error) or f"not within {self._timeout_s:g} s"
             raise ConnectionError(f"no connection to {self._place}: {why}") from error
         try:
-            answers = await wire.send(self._login) if self._login else []
+            answers = await connection.send(self._login) if self._login else []
             refusal = next((answer for answer in answers if isinstance(answer, RedisError)), None)
             if refusal is not None:
                 raise refusal
         except BaseException:
-            wire.end(ConnectionError("Redis refused the login"))
+            connection.end(ConnectionError("Redis refused the login"))
             raise
-        return wire
+        return connection
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +165,7 @@ class _Asked:
     came: list[Any] = field(default_factory=list)
 
 
-class Wire(asyncio.Protocol):
+class ShortConnection(asyncio.Protocol):
     """One connection. Answers come in the order of their commands."""
 
     def __init__(self, timeout_s: float) -> None:
