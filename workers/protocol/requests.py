@@ -264,10 +264,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     n_keep: int = 0
     """Tokens at the beginning that `context_shift` never drops; -1: the whole prompt."""
 
-    def variables(self) -> dict[str, Any]:
-        """Return the decoded `template_values`. Decodes them at each call."""
-        return decode_object(self.template_values) if self.template_values else {}
-
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of `POST /v1/submit`. Sending it again (same gateway and call) while the call lives has no effect."""

@@ -35,7 +35,7 @@ from workers.protocol.events import (
     ToolCallDelta,
     Usage,
 )
-from workers.protocol.requests import Message, Thinking, ToolCall
+from workers.protocol.requests import Message, Thinking, ToolCall, decode_object
 
 USER = {"role": "user", "content": "hi"}
 FORM = {"type": "json_schema", "schema": {"type": "integer"}}
@@ -200,7 +200,7 @@ def test_thinking_and_forms() -> None:
     assert read(thinking={"type": "adaptive"}).requests[0].thinking == Thinking(enabled=True)
     kwargs = {"enable_thinking": False, "reasoning_effort": "high", "colour": "red"}
     request = read(thinking={"type": "enabled"}, chat_template_kwargs=kwargs).requests[0]
-    assert (request.thinking, request.variables()) == (Thinking(enabled=False), {"colour": "red"})
+    assert (request.thinking, decode_object(request.template_values)) == (Thinking(enabled=False), {"colour": "red"})
     request = read(thinking={"type": "enabled", "budget_tokens": 4}, reasoning_budget_message="So.").requests[0]
     assert request.thinking == Thinking(True, None, 4, "So.")
     config = {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "integer"}}}
@@ -212,7 +212,7 @@ def test_thinking_and_forms() -> None:
 
 def test_an_assistant_that_has_begun_goes_on() -> None:
     begun = [USER, {"role": "assistant", "content": "The answer is"}]
-    assert read(messages=begun).requests[0].variables() == {"continue_final_message": True}
+    assert decode_object(read(messages=begun).requests[0].template_values) == {"continue_final_message": True}
     assert read().requests[0].template_values == ""
 
 

@@ -15,7 +15,7 @@ from gateway.errors import InvalidRequest, NotSupported, PaddockError, Unsupport
 from gateway.telemetry.request_log import Ignored
 from tests.support.openai_schema import properties
 from tests.support.tools import tool_of
-from workers.protocol.requests import AdapterUse, Message, Sampling, Thinking, ToolCall
+from workers.protocol.requests import AdapterUse, Message, Sampling, Thinking, ToolCall, decode_object
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 
@@ -264,7 +264,7 @@ def test_what_a_template_gets() -> None:
     documents = [{"title": "a", "text": "b"}, "c"]
     kwargs = {"tone": {"warm": True}, "enable_thinking": True, "reasoning_effort": 3}
     request = read(documents=documents, chat_template_kwargs=kwargs, continue_final_message=False).requests[0]
-    assert request.variables() == {
+    assert decode_object(request.template_values) == {
         "tone": {"warm": True},
         "reasoning_effort": 3,
         "documents": documents,
