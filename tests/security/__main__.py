@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from tests.security.attack import Attack, Target
 from tests.security.attacks import all_attacks
 from tests.security.fleet import attacked_fleet
-from tests.security.trial import Bounds, Outcome, fill_caches, try_attacks, undisturbed
+from tests.security.trial import Bounds, Outcome, try_attacks, undisturbed, warm_up
 
 SECONDS = 60.0
 REST_S = 60.0
@@ -86,7 +86,7 @@ async def _try_all(
 ) -> int:
     """Return how many got through."""
     failed = 0
-    await fill_caches(target)
+    await warm_up(target)
     await undisturbed(target, WARM_UP_S)
     for attack in attacks:
         if attack.needs_worker and not target.worker_url:

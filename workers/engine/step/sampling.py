@@ -256,7 +256,7 @@ _NO_PROBABILITY = Failure(
 QUICK_S = 0.001
 """A call that draws a token within this many seconds on average is quick, and takes part in every step."""
 
-SHARE_S = 0.03
+SHARE_S = 0.02
 """Maximum seconds of one step for all slow calls together; a single slow call is allowed more."""
 
 MAX_DRAW_S = 0.1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -117,3 +118,13 @@ def test_a_token_costs_the_same_however_many_stop_strings_have_begun() -> None:
     assert time.perf_counter() - start < 0.5
     assert answer.push(b"bc!") == "aa", "as much was held back as may have become the longest of them"
     assert answer.stop == "a" * 60 + "bc!"
+
+
+def test_kept_stop_strings_take_little_memory() -> None:
+    tracemalloc.start()
+    try:
+        for number in range(8):
+            AnswerText(tuple(f"{number}{place:03}" + chr(97 + place % 26) * 60 for place in range(128)))
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+    finally:
+        tracemalloc.stop()

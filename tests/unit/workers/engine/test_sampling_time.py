@@ -70,9 +70,9 @@ def test_slow_calls_take_turns_where_their_share_is_not_enough() -> None:
 
 def test_first_tokens_take_their_turns_among_those_of_slow_calls() -> None:
     """What their samplers are expected to take counts, as none of theirs was timed yet."""
-    calls = [Call(f"slow {n}", 0.015, token_at=1.0 + n) for n in range(2)]
+    calls = [Call(f"slow {n}", 0.01, token_at=1.0 + n) for n in range(2)]
     first = {"decoding": False, "num_predicted": 0, "num_prompt_left": 9}
-    calls += [Call(f"first {n}", 0.011, started_at=1.5 + n, **first) for n in range(4)]  # type: ignore[arg-type]
+    calls += [Call(f"first {n}", 0.007, started_at=1.5 + n, **first) for n in range(4)]  # type: ignore[arg-type]
     assert names(within_share(calls, now=9.0)) == ["slow 0", "first 0"]
     assert names(within_share(calls[1:], now=9.0)) == ["slow 1", "first 0"]
     assert names(within_share(calls[2:], now=2.5)) == ["first 0", "first 1"], "nor do they stand aside for each other"
