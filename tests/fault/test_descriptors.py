@@ -1,5 +1,5 @@
 """A gateway without file descriptors, or with as many connections as it may have: streams go on, probes are answered,
-and nobody is reset.
+and nobody is reset. A worker without descriptors: its questions go to another.
 """
 
 from __future__ import annotations
@@ -102,6 +102,25 @@ async def test_out_of_descriptors(stack: Stack) -> None:
         resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, before)
         await asyncio.sleep(0.5)
         assert (await asked(gateway, "/v1/models", stack.key)).startswith(b"HTTP/1.1 200 ")
+    await at_rest(stack, MODEL)
+
+
+async def test_a_worker_out_of_descriptors(stack: Stack) -> None:
+    """It refuses the connection, which is not the caller's: no 429 for a caller with one."""
+    worker = stack.fake_worker(MODEL)
+    gateway = stack.gateway()
+    url, question = f"{gateway.url}/tokenize", {"model": MODEL, "content": "hi"}
+    before = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
+    num_open = psutil.Process(worker.pid).num_fds()
+    resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (num_open - 8, before[1]))
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {stack.key}"}) as session:
+        async with session.post(url, json=question) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["type"]) == (503, "unavailable_error"), error
+        stack.fake_worker(MODEL)
+        stack.wait_until_listed(gateway, MODEL)
+        async with session.post(url, json=question) as answer:
+            assert answer.status == 200, await answer.text()
     await at_rest(stack, MODEL)
 
 

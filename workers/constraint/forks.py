@@ -9,6 +9,7 @@ question takes too long, and when the other ends of its sockets are closed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -20,6 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -58,10 +60,11 @@ ANSWER_S = 10.0
 class Fork:
     """The worker's connection to one forked process. For one thread at a time; garbage collection ends the process."""
 
-    def __init__(self, end: socket.socket, life: socket.socket) -> None:
+    def __init__(self, end: socket.socket, life: socket.socket, end_stuck: Callable[[], bool] = lambda: False) -> None:
         """`end`: the socket for questions and answers. `life`: closing this socket ends the process, whatever the
-        process is doing; it also receives how the process ended (`ENDING`)."""
+        process is doing; it also receives how the process ended (`ENDING`). `end_stuck`: see the method."""
         self._end, self._life = end, life
+        self._end_stuck = end_stuck
         self._is_over = False
         """Whether the forked process has ended, so that the socket `life` is polled instead of `end`."""
         for one in (end, life):
@@ -88,20 +91,26 @@ class Fork:
     def take(self, wait_s: float) -> tuple[int, bytes] | None:
         """Return the next answer: OK or REFUSED, and its bytes; None if it has not come within `wait_s`.
 
-        Raises TookTooLong, ProcessEnded (with the text of `helper_process.ending`), NotStarted if the process could not
-        be forked."""
+        Raises TookTooLong (`starved`: see `end_stuck`), ProcessEnded (with the text of `helper_process.ending`),
+        NotStarted if the process could not be forked."""
         until = time.monotonic() + wait_s
         while (answer := self._whole()) is None:
             left = until - time.monotonic()
             self._send()
             if not self._poll.poll(max(0.0, left) * 1e3):
                 if time.monotonic() - self._asked_at > max(ANSWER_S, wait_s):
-                    raise TookTooLong
+                    raise TookTooLong(starved=self.end_stuck())
                 if left <= 0:
                     return None
                 continue
             self._read()
         return answer
+
+    def end_stuck(self) -> bool:
+        """Kill the forking process if it has not forked this process yet; return whether it had not. Never blocks.
+
+        Call it after seconds without an answer: the forking process is stopped then, or gets no processor time."""
+        return self._end_stuck()
 
     def close(self) -> None:
         """End the process at once."""
@@ -163,6 +172,51 @@ class Fork:
                     self._unsent.popleft()
 
 
+class _ForkingProcess:
+    """One process that forks others, and confirms each fork. Safe to use from several threads."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        """`control`: the socket for the requests to fork and their confirmations, one byte each; non-blocking."""
+        self.process = process
+        self._control = control
+        self._lock = threading.Lock()
+        self._num_asked = self._num_confirmed = 0
+        self._is_stuck = False
+
+    @property
+    def is_running(self) -> bool:
+        return not self._is_stuck and self.process.poll() is None
+
+    def ask(self, ends: list[int]) -> int:
+        """Ask for a fork that gets these descriptors; return the fork's number. Never blocks. Raises OSError."""
+        with self._lock:
+            self._count()
+            socket.send_fds(self._control, [b"f"], ends)
+            self._num_asked += 1
+            return self._num_asked
+
+    def end_stuck(self, number: int) -> bool:
+        """Kill the process if it has not confirmed the fork with this number; return whether it had not."""
+        with self._lock:
+            self._count()
+            if self._num_confirmed >= number:
+                return False
+            self._is_stuck = True
+        self.process.kill()
+        return True
+
+    def end(self) -> None:
+        """Kill the process, and wait for its end."""
+        self._control.close()
+        self.process.kill()
+        self.process.wait()
+
+    def _count(self) -> None:
+        with contextlib.suppress(OSError):  # there are no more, or `end` was called
+            while confirmed := self._control.recv(4096):
+                self._num_confirmed += len(confirmed)
+
+
 class Forks:
     """The process that forks a process for each trial or answer. Safe to use from several threads."""
 
@@ -173,21 +227,21 @@ class Forks:
         self._command = [sys.executable, "-m", "workers.llama.sampling.grammar_forks", str(model)]
         self._start_s = start_s
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._forking: _ForkingProcess | None = None
         self._threads = started_threads("paddock-forks", 1)
-        """One thread, which restarts the forking process if it has ended, so that the engine's thread need not wait."""
+        """One thread, which restarts the forking process if it has ended or is stuck, so that the engine's thread need
+        not wait."""
         self._starting: Future[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        process = self._process
-        return None if process is None else process.pid
+        forking = self._forking
+        return None if forking is None else forking.process.pid
 
     def start(self) -> None:
-        """Start the process, if none runs; blocks until it is ready. Raises NotStarted."""
+        """Start the process, if none runs or it is stuck; blocks until it is ready. Raises NotStarted."""
         with self._lock:
-            if self._process is not None and self._process.poll() is None:
+            if self._forking is not None and self._forking.is_running:
                 return
             self._end()
             control, theirs = _pair()
@@ -203,18 +257,18 @@ class Forks:
             except OSError:
                 is_ready = b""
             if not is_ready:
-                _end(process, control)
+                _ForkingProcess(process, control).end()
                 raise NotStarted(f"not ready within {self._start_s:g} s, or ended")
             control.setblocking(False)
-            self._process, self._control = process, control
+            self._forking = _ForkingProcess(process, control)
 
     def fork(self) -> Fork | None:
         """Return a newly forked process that has no grammar yet; does not block.
 
-        If the forking process does not run, start it on another thread, and return None meanwhile. Raises NotStarted.
-        """
-        process, control = self._process, self._control
-        if process is None or control is None or process.poll() is not None:
+        If the forking process does not run or is stuck, start it on another thread, and return None meanwhile.
+        Raises NotStarted."""
+        forking = self._forking
+        if forking is None or not forking.is_running:
             self._begin_start()
             return None
         self._starting = None
@@ -228,12 +282,12 @@ class Forks:
         end.setblocking(False)
         with their_end, their_life:
             try:
-                socket.send_fds(control, [b"f"], [their_end.fileno(), their_life.fileno()])
+                number = forking.ask([their_end.fileno(), their_life.fileno()])
             except OSError as error:
                 end.close()
                 life.close()
                 raise NotStarted(error.strerror) from None
-        return Fork(end, life)
+        return Fork(end, life, functools.partial(forking.end_stuck, number))
 
     def is_ready(self, wait_s: float) -> bool:
         """Return whether `fork`, if it returned None, should be called again; blocks for `wait_s` at most."""
@@ -264,10 +318,9 @@ class Forks:
             self._end()
 
     def _end(self) -> None:
-        process, self._process = self._process, None
-        control, self._control = self._control, None
-        if process is not None and control is not None:
-            _end(process, control)
+        forking, self._forking = self._forking, None
+        if forking is not None:
+            forking.end()
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -276,12 +329,6 @@ def _pair() -> tuple[socket.socket, socket.socket]:
         return socket.socketpair()
     except OSError as error:  # there are no descriptors left
         raise NotStarted(error.strerror) from None
-
-
-def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    control.close()
-    process.kill()
-    process.wait()
 
 
 def receive(end: int) -> tuple[int, bytes] | None:

@@ -102,7 +102,10 @@ class Trial:
         try:
             process.ask(forks.TRY, json.dumps([kind, text]).encode())
             answer = process.take(self._trial_s)
-        except TookTooLong:
+        except TookTooLong as late:
+            if late.starved:
+                why = f"the process for it stood still for {self._trial_s:g} s and is being replaced"
+                raise unavailable(why) from None
             answer = None
         except NotStarted as error:
             raise unavailable(f"the process for it did not start ({error})") from None

@@ -256,6 +256,8 @@ class ForkedMask:
             self._ask(question)
             self._catch_up(WAIT_S)
         except MaskPending:
+            if self._fork is not None:
+                self._fork.end_stuck()
             raise unavailable(f"there was no time to look at its beginning within {WAIT_S:g} s") from None
         return self._answers[question][:1] != b"\0"
 

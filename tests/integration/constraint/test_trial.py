@@ -21,11 +21,11 @@ import pytest
 from tests.support.small_models import write_wide_model
 from tests.support.waiting import wait_until
 from workers.chat.tools.json_calls import HERMES
-from workers.constraint import forks
+from workers.constraint import forks, moving_mask
 from workers.constraint.compiler import Compiler
 from workers.constraint.forks import Forks
 from workers.constraint.gbnf import Trial
-from workers.constraint.mask import Unusable
+from workers.constraint.mask import MaskPending, Unusable
 from workers.constraint.moving_mask import ForkedGrammars
 from workers.constraint.tool_calls import CallForms
 from workers.llama.sampling import grammar_forks
@@ -93,6 +93,73 @@ def test_a_process_that_somebody_killed_is_replaced(trial: Trial, processes: For
     os.kill(processes.pid, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(processes.pid)], timeout=5)
     trial.check("gbnf", GOOD)
+
+
+@pytest.fixture
+def stopped(processes: Forks) -> Iterator[psutil.Process]:
+    """The process that forks, stopped. It gets no answer out of a trial."""
+    processes.start()
+    assert processes.pid is not None
+    one = psutil.Process(processes.pid)
+    one.suspend()
+    yield one
+    with contextlib.suppress(psutil.NoSuchProcess):
+        one.resume()
+
+
+def test_a_process_that_stands_still_is_replaced(
+    stopped: psutil.Process, processes: Forks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "ANSWER_S", 0.5)
+    with pytest.raises(CallFailed, match="stood still") as caught:
+        Trial(processes, trial_s=0.5).check("gbnf", GOOD)
+    assert caught.value.failure.code is FailureCode.UNAVAILABLE
+    Trial(processes, trial_s=30.0).check("gbnf", GOOD)
+    assert processes.pid != stopped.pid
+
+
+def test_a_process_that_stands_still_is_replaced_by_answers_and_triggers_alone(
+    processes: Forks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "ANSWER_S", 0.5)
+    monkeypatch.setattr(moving_mask, "WAIT_S", 0.3)
+    with VocabFile.load(DEMO) as file:
+        grammar = ForkedGrammars(processes, file.vocab).compile(GOOD)
+
+        def follow() -> None:
+            mask = grammar.mask()
+            while True:
+                try:
+                    mask.allowed()
+                except MaskPending:
+                    time.sleep(0.01)
+
+        def begin() -> None:
+            grammar.refused_of([b"a"])
+
+        for use in (begin, follow):
+            processes.start()
+            assert processes.pid is not None
+            first = psutil.Process(processes.pid)
+            first.suspend()
+            with pytest.raises(CallFailed) as caught:
+                use()
+            assert caught.value.failure.code is FailureCode.UNAVAILABLE
+            processes.start()
+            assert processes.pid != first.pid
+
+
+def test_a_slow_trial_is_not_blamed_on_the_process_that_forks(
+    processes: Forks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "ANSWER_S", 0.5)
+    processes.start()
+    first = processes.pid
+    with pytest.raises(CallFailed) as caught:
+        Trial(processes, trial_s=0.5).check("gbnf", HANGS)
+    assert caught.value.failure.code is FailureCode.BUSY
+    Trial(processes, trial_s=30.0).check("gbnf", GOOD)
+    assert processes.pid == first
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,27 @@ async def test_what_is_saved_is_bounded_per_team_and_erasing_frees(
         assert "more than the 5,000 bytes that are left of slot_save_mib_per_team" in failure.message
 
 
+async def test_a_folder_that_can_t_be_read_is_told_as_unavailable(
+    redis_server: RedisServer, folder: Path, session: aiohttp.ClientSession
+) -> None:
+    saved_in = folder / "spoilt"
+    with worker(redis_server, folder, "spoilt", "--slot-save-dir", str(saved_in)) as found:
+        client = Client(session, found)
+        await client.say(STORY)
+        slot = await client.slot()
+        await client.save(slot, "one")
+        team = saved_file(saved_in, "one").parent
+        team.rename(folder / "kept")
+        team.write_text("")
+        for action in ("save", "restore", "erase"):
+            failure = await client.refused(slot, action, filename="one")
+            assert failure.code is FailureCode.UNAVAILABLE
+            assert "Not a directory" not in failure.message
+        team.unlink()
+        (folder / "kept").rename(team)
+        assert (await client.restore(slot, "one")).n_restored > 0
+
+
 async def test_one_team_does_not_fill_the_line_of_actions(client: Client) -> None:
     busy: list[dict[str, object]] = []
     for _ in range(20):  # a quick worker may be done with some before others come

@@ -7,9 +7,13 @@ tokens 4, of blocks 4; the tokens, 4 each; for each block start 4, end 4, length
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +30,21 @@ MAX_TOKENS = 1 << 24
 _COUNTS = struct.Struct("<III")
 _BLOCK = struct.Struct("<IIQ")
 
+log = logging.getLogger(__name__)
+
 
 class ConversationUnusable(ValueError):
     """Raised if a conversation can't be saved or restored; the message is for the caller."""
 
 
 class ConversationOverBound(Exception):
-    """Raised if a conversation needs more room than its team or all teams have left; the message is for the caller."""
+    """Raised if a conversation needs more room than its team, all teams or the disk have left; the message is for the
+    caller."""
+
+
+class ConversationsOutOfReach(Exception):
+    """Raised if the folder of saved conversations can't be read or written now, through no fault of the caller. The
+    message is for the caller, and the log has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +72,11 @@ class ConversationFiles:
     def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> int:
         """Return how many bytes a new file `name` may have. An old file of that name does not count: it is replaced.
 
-        Raises ConversationOverBound if a bound forbids a file of `num_bytes`. Workers that save into one folder at the
-        same moment can each exceed a bound by one file."""
+        Raises ConversationOverBound if a bound forbids a file of `num_bytes`, and ConversationsOutOfReach. Workers that
+        save into one folder at the same moment can each exceed a bound by one file."""
         bounds, own = self._bounds, self._keys.tenant_folder(tenant)
-        held = {team: self._folder.files(team) for team in {own, *self._folder.versions()}}
+        with _translated(name, "saved"):
+            held = {team: self._folder.files(team) for team in {own, *self._folder.versions()}}
         held[own].pop(name, 0)
         num_files, num_own = len(held[own]), sum(held[own].values())
         remedy = "Erase some with `action=erase` and their `filename`, or save under a name that is there"
@@ -86,21 +99,21 @@ class ConversationFiles:
         return min(bounds.max_bytes_per_team - num_own, bounds.max_bytes - num_all)
 
     def erase(self, name: str, tenant: str | None) -> int:
-        """Remove a team's file and return its size in bytes. Raises ConversationUnusable."""
+        """Remove a team's file and return its size in bytes. Raises ConversationUnusable, ConversationsOutOfReach."""
         check_name(name)
         try:
-            with self._folder.opened(self._keys.tenant_folder(tenant)) as folder:
+            with _translated(name, "erased"), self._folder.opened(self._keys.tenant_folder(tenant)) as folder:
                 num_bytes = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
                 os.unlink(name, dir_fd=folder)
                 sync_folder(folder)
         except FileNotFoundError:
             raise ConversationUnusable(f"{name}: there is no such file") from None
-        except OSError as error:
-            raise ConversationUnusable(f"{name}: can't be erased: {error.strerror}") from None
         return num_bytes
 
     def write(self, name: str, scope: Scope, fingerprint: bytes, saved: SavedConversation) -> int:
-        """Write or replace a file; return its size in bytes. Raises ConversationUnusable, ConversationOverBound."""
+        """Write or replace a file; return its size in bytes.
+
+        Raises ConversationUnusable, ConversationOverBound, ConversationsOutOfReach."""
         check_name(name)
         counts = _COUNTS.pack(len(saved.tokens), saved.num_public, len(saved.blocks))
         table = b"".join(_BLOCK.pack(block.start, block.end, len(block.state)) for block in saved.blocks)
@@ -109,20 +122,23 @@ class ConversationFiles:
         label = _label(scope, fingerprint, len(saved.tokens))
         self.check_room(name, scope.tenant, sum(map(len, parts)) + SEALED_OVERHEAD)
         try:
-            with self._folder.opened(self._team(scope), create=True) as folder:
+            with _translated(name, "saved"), self._folder.opened(self._team(scope), create=True) as folder:
                 written = write_sealed(folder, name, self._keys.seal, label, parts)
                 sync_folder(folder)
-        except OSError as error:
-            raise ConversationUnusable(f"{name}: can't be written: {error.strerror}") from None
+        except FileNotFoundError as error:  # the folder itself is gone
+            raise _out_of_reach(name, "saved", error) from None
         return written
 
     def read(
         self, name: str, scope: Scope, fingerprint: bytes, *, max_bytes: int, max_tokens: int = MAX_TOKENS
     ) -> SavedConversation:
-        """Return the conversation in a file. Raises ConversationUnusable, which names the file and the reason."""
+        """Return the conversation in a file.
+
+        Raises ConversationUnusable, which names the file and the reason, and ConversationsOutOfReach."""
         check_name(name)
         try:
             with (
+                _translated(name, "read"),
                 self._folder.opened(self._team(scope)) as folder,
                 SealedReader(folder, name, self._keys.seal, max_bytes=max_bytes) as file,
             ):
@@ -133,8 +149,6 @@ class ConversationFiles:
             raise ConversationUnusable(f"{name}: there is no such file; save the slot under this name first") from None
         except FileRefused as error:
             raise ConversationUnusable(f"{name}: {error}; save the slot again") from None
-        except OSError as error:
-            raise ConversationUnusable(f"{name}: can't be read: {error.strerror}") from None
         if label.fingerprint != fingerprint:
             raise ConversationUnusable(
                 f"{name}: it was saved with another model, llama.cpp or KV setting; save the slot again"
@@ -153,6 +167,34 @@ def check_name(name: str) -> None:
         raise ConversationUnusable(
             "filename: use at most 128 letters, digits and . _ -, not beginning with a dot; folders can't be given"
         )
+
+
+@contextmanager
+def _translated(name: str, done: str) -> Iterator[None]:
+    """Translate OSErrors within this block to errors for the caller; only FileNotFoundError passes.
+
+    `done`: what can't be done with the file `name`, a participle. Raises ConversationOverBound if the disk is full,
+    ConversationsOutOfReach for all else."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise _out_of_reach(name, done, error) from None
+        log.error("slots: %s can't be %s: %s", name, done, error.strerror)
+        raise ConversationOverBound(
+            f"{name}: the disk with the saved slots is full. Erase some with `action=erase` and their `filename`, or "
+            "ask the operator for more room"
+        ) from None
+
+
+def _out_of_reach(name: str, done: str, error: OSError) -> ConversationsOutOfReach:
+    """Return the error for the caller, and log the reason, which is for the operator only."""
+    log.error("slots: %s can't be %s: %s", name, done, error.strerror)
+    return ConversationsOutOfReach(
+        f"{name}: can't be {done} now, through no fault of the request; the worker's log says why. Try again later"
+    )
 
 
 def _label(scope: Scope, fingerprint: bytes, num_tokens: int) -> Label:

@@ -27,6 +27,12 @@ FOLDER_MODE = 0o700
 STALE_S = 3600.0
 """Age in seconds after which a file that still has its temporary name counts as left by a process that has ended."""
 
+SKEW_S = 60.0
+"""Seconds by which a file's time of last use may be in the future: clocks of machines that share a folder differ."""
+
+COARSE_S = 1.0
+"""Seconds by which a new file's time may be behind `time.time`: file systems have coarser clocks, some of seconds."""
+
 LEFT = ".left"
 """File that an ending worker touches once all its queued blocks are written, so that other workers scan again."""
 
@@ -146,8 +152,11 @@ class CacheFolder:
     def tenants(self, version: str) -> list[str]:
         return self._names(_FOLDER, version)
 
-    def entries(self, leaf: Leaf) -> list[Entry]:
-        """Return a leaf's files. Removes unfinished files after `STALE_S`, and the leaf if empty for `STALE_S`."""
+    def entries(self, leaf: Leaf, stepped_at: float | None = None) -> list[Entry]:
+        """Return a leaf's files. Removes unfinished files after `STALE_S`, and the leaf if empty for `STALE_S`.
+
+        `stepped_at`: `time.time` seconds to which files' times of last use are set that are more than `SKEW_S` in the
+        future, since the clock has stepped back; None: they are left as they are."""
         found, now = [], time.time()
         try:
             with self.opened(*leaf.parts) as folder:
@@ -156,8 +165,11 @@ class CacheFolder:
                     if name.endswith(TEMPORARY) and now - status.st_mtime > STALE_S:
                         discard(folder, name)
                     elif _NAME.fullmatch(name) and stat.S_ISREG(status.st_mode):
-                        entry = Entry(Place(leaf.version, leaf.tenant, name), status.st_size, status.st_mtime)
-                        found.append(entry)
+                        used_at = min(status.st_mtime, now)
+                        if stepped_at is not None and status.st_mtime - now > SKEW_S:
+                            used_at = stepped_at
+                            _set_used(folder, name, used_at)
+                        found.append(Entry(Place(leaf.version, leaf.tenant, name), status.st_size, used_at))
                 age_s = now - os.fstat(folder).st_mtime
             if not seen and age_s > STALE_S:
                 self._remove_empty(leaf)
@@ -281,6 +293,12 @@ def _stats(folder: int) -> Iterator[tuple[str, os.stat_result]]:
                 continue
 
 
+def _set_used(folder: int, name: str, used_at: float) -> None:
+    """Set a file's time of last use, if that is allowed and the file still exists."""
+    with suppress(OSError):
+        os.utime(name, (used_at, used_at), dir_fd=folder, follow_symlinks=False)
+
+
 def _remove_tree(folder: int, name: str) -> None:
     """Remove a folder tree. Tries again, since processes that have it open may still write there. Raises OSError."""
     for left in reversed(range(ERASE_TRIES)):
@@ -304,18 +322,26 @@ LOW_WATER = 0.9
 
 REFRESH_S = 60.0
 REFRESH_SHARE = 0.01
-"""`REFRESH_S`: minimum seconds between scans of the folder. `REFRESH_SHARE`: maximum share of time spent on scans."""
+"""`REFRESH_S`: minimum seconds between scans of the folder without a reason. `REFRESH_SHARE`: maximum share of time
+spent on them."""
 
 HURRIED_S = 0.5
 HURRIED_SHARE = 0.1
-"""`REFRESH_S` and `REFRESH_SHARE` for when a worker has marked its end (`mark_left`): its files may be wanted soon."""
+"""`REFRESH_S` and `REFRESH_SHARE` for scans with a reason: a worker has marked its end (`mark_left`), so its files may
+be wanted soon; or this process has written much (`UNSEEN_SHARE`), so others may have, too."""
+
+UNSEEN_SHARE = 1 / 8
+"""Bytes that this process writes before it scans again, as a share of the room that its index shows in the folder.
+Seven others that write as fast can't fill the room before. More or faster ones exceed `max_bytes`, by what they write
+until the next scan: for `HURRIED_S`, or ten times as long as a scan takes."""
 
 
 class DiskIndex:
     """The names, sizes and last uses of the folder's files, from regular scans and from this process's own work.
 
     Other processes write and remove files too, so a file in the index may be gone (only opening it shows that), and
-    `num_bytes` only tells when to scan again. One thread changes the index; any thread may call `knows`."""
+    `num_bytes` only tells when to scan again (`full`, `is_outdated`). One thread changes the index; any thread may call
+    `knows`."""
 
     def __init__(self, folder: CacheFolder, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -323,7 +349,11 @@ class DiskIndex:
         self.next_scan_at = 0.0
         """When the next scan is due, `time.monotonic` seconds."""
         self.next_hurried_at = 0.0
-        """Earliest time of a scan made because a worker marked its end (`mark_left`), `time.monotonic` seconds."""
+        """Earliest time of a scan with a reason (see `HURRIED_S`), `time.monotonic` seconds."""
+        self._scanned_at: float | None = None
+        """When the last scan began, `time.monotonic` seconds."""
+        self._unseen_bytes = 0
+        """Bytes that this process has written since the last scan ended."""
         self._folder = folder
         self._entries: dict[Place, Entry] = {}
         self._written_since: dict[Place, Entry] | None = None
@@ -336,6 +366,12 @@ class DiskIndex:
     @property
     def full(self) -> bool:
         return self.num_bytes > self.max_bytes
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether this process has written so much since the last scan that what others wrote may fill the folder."""
+        is_much = self._unseen_bytes >= max(0, self.max_bytes - self.num_bytes) * UNSEEN_SHARE
+        return is_much and time.monotonic() >= self.next_hurried_at
 
     def knows(self, place: Place) -> bool:
         return place in self._entries
@@ -355,6 +391,7 @@ class DiskIndex:
         self.forget(place)
         self._entries[place] = entry
         self.num_bytes += size
+        self._unseen_bytes += size
         if self._written_since is not None:
             self._written_since[place] = entry
 
@@ -369,15 +406,20 @@ class DiskIndex:
     def scan(self) -> Iterator[None]:
         """Scan the folder anew; yields after each leaf, so that other work can come between. Raises OSError."""
         started = time.monotonic()
+        # If the clock has stepped back, then since the last scan: what was used before it is older than what this
+        # process has written after it, and is not evicted later than that.
+        stepped_at = time.time() - COARSE_S - (0.0 if self._scanned_at is None else started - self._scanned_at)
+        self._scanned_at = started
         self._written_since = {}
         try:
             entries: dict[Place, Entry] = {}
             for leaf in self._folder.leaves():
-                entries.update((entry.place, entry) for entry in self._folder.entries(leaf))
+                entries.update((entry.place, entry) for entry in self._folder.entries(leaf, stepped_at))
                 yield
             entries |= self._written_since
             self._entries = entries
             self.num_bytes = sum(entry.size for entry in entries.values())
+            self._unseen_bytes = 0
         finally:
             self._written_since = None
             now = time.monotonic()

@@ -385,7 +385,7 @@ class DiskTier:
             file.verify()
             if label != self._label(name):
                 raise FileRefused("it is another block's file under this name")
-            if time.time() - file.status.st_mtime > TOUCH_S:
+            if abs(time.time() - file.status.st_mtime) > TOUCH_S:  # in the future, since the clock stepped back
                 file.touch()
         return state
 
@@ -419,7 +419,7 @@ class DiskTier:
             if not self._pending_stems[name.stem]:
                 del self._pending_stems[name.stem]
             self._changed.notify_all()
-        if self._index.full:
+        if self._index.full or self._index.is_outdated:
             self._make_room()
 
     def _sync(self) -> None:

@@ -238,6 +238,8 @@ def main(path: Path) -> None:
                 _serve(grammars, words, control, end, life)
             if end >= 0:
                 os.close(end)
+            with suppress(OSError):  # the worker may be gone
+                control.send(b"f")  # the fork is confirmed, also one that failed: its socket `life` tells that
 
 
 def fork(children: Children, life: int) -> bool:

@@ -29,9 +29,6 @@ event loop, in a millisecond or two; others on a thread."""
 
 encode = msgspec.json.Encoder().encode
 
-CODES = {401: FailureCode.UNAUTHORIZED, 503: FailureCode.BUSY}
-"""HTTP status -> failure code, for errors that the HTTP server answers without calling the application."""
-
 
 class PeerGone(Exception):
     """Raised if the peer has closed the connection, so that nobody reads an answer."""
@@ -118,8 +115,12 @@ def refusal(failure: Failure) -> Response:
 
 
 def refusal_body(refused: Refusal) -> bytes:
-    """Return the body, a `Failure`, of an error that the HTTP server answers without calling the application."""
-    return encode(Failure(CODES.get(refused.status, FailureCode.INVALID_REQUEST), refused.message))
+    """Return the body, a `Failure`, of an error that the HTTP server answers without calling the application.
+
+    Every such error is about a connection or the head of a request, which a gateway makes, so it is never the fault of
+    the gateway's caller, and not for the caller to wait for: another worker may have room."""
+    message = f"the worker's HTTP server did not take the request: {refused.message}"
+    return encode(Failure(FailureCode.UNAVAILABLE, message))
 
 
 def refusing(path: str, failure: Failure, *methods: str) -> Route:

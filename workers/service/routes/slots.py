@@ -21,6 +21,7 @@ from workers.engine.cache.slots import SlotProxy
 from workers.engine.disk.conversation_file import (
     ConversationFiles,
     ConversationOverBound,
+    ConversationsOutOfReach,
     ConversationUnusable,
     check_name,
 )
@@ -107,6 +108,8 @@ class SlotKeeper:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, str(error), "filename")) from None
         except ConversationOverBound as error:
             raise CallFailed(Failure(FailureCode.STORAGE_FULL, str(error), "filename")) from None
+        except ConversationsOutOfReach as error:
+            raise CallFailed(Failure(FailureCode.UNAVAILABLE, str(error))) from None
 
     def _save(self, files: ConversationFiles, slot: int, asked: SlotAction) -> SlotSaved:
         started = time.perf_counter()

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from workers.engine.cache.slots import SavedBlock, SavedConversation
 from workers.engine.disk.conversation_file import (
     ConversationFiles,
     ConversationOverBound,
+    ConversationsOutOfReach,
     ConversationUnusable,
     SaveBounds,
 )
@@ -88,7 +91,8 @@ def test_nobody_else_restores_it(kept: ConversationFiles, tmp_path: Path) -> Non
     assert "another model" in refusal(kept, fingerprint=b"o" * 32)
     other = ConversationFiles(tmp_path / "slots", CacheKeys("other"), SAVE_BOUNDS)
     (tmp_path / "slots" / CacheKeys("other").tenant_folder("blue")).symlink_to(path_of(tmp_path).parent)
-    assert "can't be read" in refusal(other)
+    with pytest.raises(ConversationsOutOfReach, match="can't be read"):
+        read(other)
     other.close()
 
 
@@ -228,3 +232,62 @@ def test_what_killed_workers_left_counts_for_an_hour(tmp_path: Path) -> None:
     os.utime(left, (0, 0))
     kept.write("b", TEAM, FINGERPRINT, LARGE)
     assert not left.exists()
+
+
+def attempts(kept: ConversationFiles) -> list[Callable[[], object]]:
+    return [
+        lambda: kept.check_room("chat", "blue"),
+        lambda: kept.write("chat", TEAM, FINGERPRINT, SAVED),
+        lambda: read(kept),
+        lambda: kept.erase("chat", "blue"),
+    ]
+
+
+def test_a_folder_that_is_a_file_is_out_of_reach_and_the_reason_in_the_log(
+    kept: ConversationFiles, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path_of(tmp_path).parent.write_text("")
+    for attempt in attempts(kept):
+        caplog.clear()
+        with pytest.raises(ConversationsOutOfReach, match=r"chat: can't be .* the worker's log says why") as caught:
+            attempt()
+        assert "Not a directory" in caplog.text
+        assert "directory" not in str(caught.value)
+
+
+def test_without_descriptors_the_folder_is_out_of_reach(kept: ConversationFiles) -> None:
+    kept.write("chat", TEAM, FINGERPRINT, SAVED)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for attempt in attempts(kept):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            with pytest.raises(ConversationsOutOfReach):
+                attempt()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert same(read(kept), SAVED)
+
+
+def test_in_a_folder_that_is_gone_nothing_is_saved_and_no_file_is_found(
+    kept: ConversationFiles, tmp_path: Path
+) -> None:
+    shutil.rmtree(tmp_path / "slots")
+    with pytest.raises(ConversationsOutOfReach):
+        kept.write("chat", TEAM, FINGERPRINT, SAVED)
+    assert "there is no such file" in refusal(kept)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_a_full_disk_is_told_apart_from_a_broken_one(
+    kept: ConversationFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "writev", fail)
+    is_full = number in (errno.ENOSPC, errno.EDQUOT)
+    with pytest.raises(ConversationOverBound if is_full else ConversationsOutOfReach) as caught:
+        kept.write("chat", TEAM, FINGERPRINT, SAVED)
+    assert ("the disk with the saved slots is full" in str(caught.value)) == is_full
+    assert os.strerror(number) in caplog.text
+    assert os.strerror(number) not in str(caught.value)

@@ -28,9 +28,10 @@ from tests.unit.workers.engine.disk_support import (
     tier,
     until,
 )
-from workers.engine.cache.prompt import Scope
-from workers.engine.disk.folder import ERASED, LEFT, CacheFolder, CacheFolderUnusable, DiskIndex
+from workers.engine.cache.prompt import BlockName, Scope
+from workers.engine.disk.folder import ERASED, HURRIED_S, LEFT, SKEW_S, CacheFolder, CacheFolderUnusable, DiskIndex
 from workers.engine.disk.sealed import HEADER, SEAL_BYTES, Kind, SealedReader
+from workers.engine.disk.tier import DiskTier
 
 FILE_BYTES = STATE_BYTES + HEADER.size + SEAL_BYTES
 ROOT = Path(__file__).resolve().parents[4]
@@ -339,3 +340,86 @@ def test_a_folder_swapped_under_a_running_worker_gets_nothing(tmp_path: Path) ->
     assert files(cache) == []
     assert len(files(tmp_path / "moved")) == 2
     assert SECRET.encode() not in b"".join(path.read_bytes() for path in files(tmp_path / "moved"))
+
+
+def test_what_others_wrote_is_seen_before_the_folder_is_much_too_full(tmp_path: Path) -> None:
+    """Each worker knew of its own files only, for a minute or until those alone were too many."""
+    cache, cap = tmp_path / "cache", 24 * FILE_BYTES
+    with tier(cache, max_bytes=cap) as one, tier(cache, max_bytes=cap) as other:
+        store(other, names(23, seed=1), states(23))
+        assert one.stats.num_bytes == 0
+        time.sleep(HURRIED_S + 0.2)
+        store(one, names(3, seed=2), states(3))
+        until(lambda: total(cache) <= cap)
+        assert one.num_known(names(3, seed=2)) == 3
+        assert one.stats.num_evicted > 0
+
+
+def test_the_index_is_outdated_once_this_process_has_written_a_share_of_the_room(tmp_path: Path) -> None:
+    folder = CacheFolder(tmp_path / "cache")
+    with tier(tmp_path / "cache") as one:
+        store(one, names(8), states(8))
+    index = DiskIndex(folder, 16 * FILE_BYTES)
+    places = [entry.place for leaf in folder.leaves() for entry in folder.entries(leaf)]
+    for place in places:
+        folder.remove(place)
+    for _ in index.scan():
+        pass
+    assert index.num_files == 0
+    index.add(places[0], FILE_BYTES)
+    index.add(places[1], FILE_BYTES)
+    found = []
+    for is_new in (False, True):
+        found.append(index.is_outdated)  # too soon after the last scan
+        index.next_hurried_at = 0.0
+        found.append(index.is_outdated)
+        for _ in index.scan() if not is_new else ():
+            pass
+    assert found == [False, True, False, False]
+    folder.close()
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_clock_that_stepped_back_makes_no_file_stay_for_ever(tmp_path: Path, *, is_running: bool) -> None:
+    cache, cap, ahead_s = tmp_path / "cache", 20 * FILE_BYTES, 3600.0
+    old = names(20)
+
+    def step_back() -> None:
+        """As seen by the files."""
+        for path in files(cache):
+            os.utime(path, (time.time() + ahead_s, time.time() + ahead_s))
+
+    with tier(cache, max_bytes=cap) as one:
+        store(one, old, states(20))
+        if is_running:
+            step_back()
+            _write_and_find_the_newest(one)
+            assert not any(one.has(name) for name in old)
+    if not is_running:
+        step_back()
+        with tier(cache, max_bytes=cap) as one:
+            _write_and_find_the_newest(one)
+            assert not any(one.has(name) for name in old)
+    assert all(path.stat().st_mtime < time.time() + 1 for path in files(cache))
+
+
+def _write_and_find_the_newest(one: DiskTier) -> None:
+    """Write more than the folder may have, a file at a time, and expect each to stay while ten more come."""
+    written: list[BlockName] = []
+    for name in names(40, seed=1):
+        store(one, [name], states(1))
+        written.append(name)
+        until(lambda: one.stats.num_bytes <= 20 * FILE_BYTES)
+        assert all(one.has(each) for each in written[-10:])
+
+
+def test_clocks_of_machines_may_differ(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with tier(cache) as one:
+        store(one, names(1), states(1))
+    [path] = files(cache)
+    soon = time.time() + SKEW_S / 2
+    os.utime(path, (soon, soon))
+    with tier(cache) as one:
+        assert one.stats.num_files == 1
+    assert path.stat().st_mtime == pytest.approx(soon, abs=1)
