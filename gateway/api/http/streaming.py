@@ -110,11 +110,15 @@ class EventStream:
         self._quiet = False
         if isinstance(body, list):
             return self._write_long(body)
-        if body.count(END) > 1:
-            return self._write_each(body)
-        if self._chunk(body):
-            return None
-        return self._send({"type": "http.response.body", "body": body, "more_body": True})
+        if body.count(END) == 1:
+            if self._chunk(body):
+                return None
+            return self._send({"type": "http.response.body", "body": body, "more_body": True})
+        events = split(body)
+        for number, event in enumerate(events):
+            if not self._chunk(event):
+                return self._send_each(events[number:])
+        return None
 
     async def end(self, body: Written) -> None:
         """Send the last events and end the response. If the last is long, wait until the client has read most of it."""
@@ -124,12 +128,11 @@ class EventStream:
         *events, last = split(body)
         if len(last) > UNREAD_BYTES:
             events, last = [*events, last], b""
-        for event in events:
-            await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        await self._send_each(events)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _write_each(self, body: bytes) -> None:
-        for event in split(body):
+    async def _send_each(self, events: list[bytes]) -> None:
+        for event in events:
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     async def _write_long(self, events: list[bytes | LongEvent]) -> None:

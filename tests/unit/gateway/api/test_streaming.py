@@ -46,28 +46,32 @@ async def test_each_event_is_a_message_of_its_own() -> None:
 
 
 async def test_an_event_is_written_as_a_chunk_if_the_server_can_and_sent_if_not() -> None:
-    came, has_room = list[tuple[str, bytes]](), True
+    came, room = list[tuple[str, bytes]](), 1
 
     async def send(message: Any) -> None:
         came.append(("send", message.get("body", b"")))
 
     def chunk(body: bytes) -> bool:
-        if has_room:
+        nonlocal room
+        if room:
             came.append(("chunk", body))
-        return has_room
+            room -= 1
+            return True
+        return False
 
     stream = EventStream(send, list, chunk=chunk)
     await stream.start()
     assert stream.write(b"data: 1\n\n") is None, "nothing to wait for"
-    has_room = False
     rest = stream.write(b"data: 2\n\n")
     assert rest is not None
     await rest
-    has_room = True
-    await written(stream.write(b"data: 3\n\ndata: 4\n\n"))
+    room = 2
+    assert stream.write(b"data: 3\n\ndata: 4\n\n") is None, "each event is a chunk"
+    room = 1
+    await written(stream.write(b"data: 5\n\ndata: 6\n\n"))
     await stream.end(b"data: [DONE]\n\n")
-    assert [way for way, body in came] == ["send", "chunk", "send", "send", "send", "send"]
-    assert b"".join(body for _, body in came) == b"".join([b"data: %d\n\n" % n for n in (1, 2, 3, 4)]) + DONE
+    assert [way for way, body in came] == ["send", "chunk", "send", "chunk", "chunk", "chunk", "send", "send"]
+    assert b"".join(body for _, body in came) == b"".join([b"data: %d\n\n" % n for n in range(1, 7)]) + DONE
 
 
 @pytest.mark.parametrize("is_last", [False, True])
