@@ -6,6 +6,8 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
+import msgspec
+
 from workers.chat.prompts import Prompts
 from workers.engine.pooled.engine import PooledEngine
 from workers.engine.watchdog import Watchdog
@@ -78,13 +80,15 @@ class PooledWorker:
             slots=spec.slots,
             n_ctx=context.longest,
         )
-        return pooled_service(worker, engine, calls, metrics, texts)
+        return pooled_service(worker, engine, calls, metrics, texts, context.width)
 
 
 def pooled_service(
-    worker: WorkerIdentity, engine: Engine, calls: PooledCalls, metrics: WorkerMetrics, texts: TextRoutes
+    worker: WorkerIdentity, engine: Engine, calls: PooledCalls, metrics: WorkerMetrics, texts: TextRoutes, width: int
 ) -> Served:
-    """Return the parts that the server runs. Gateways hold event streams to this worker too, but get no events."""
+    """Return the parts that the server runs. Gateways hold event streams to this worker too, but get no events.
+
+    `width`: how many numbers a vector has. Gateways reserve memory by it before they send work."""
     return Served(
         kind=calls.kind,
         engine=engine,
@@ -93,7 +97,7 @@ def pooled_service(
         metrics=metrics,
         routes=[*PoolRoutes(calls).routes(), *no_slots(), *texts.routes()],
         adverts=None,
-        announced=lambda beat: beat,
+        announced=lambda beat: msgspec.structs.replace(beat, width=width),
         retire=lambda: None,
     )
 

@@ -49,6 +49,8 @@ class HeldSlot:
     """The latest ranking of workers, by which the call was placed."""
     weight: float
     """Weight of the call's key in the fair shares of teams."""
+    predicted: float
+    """Tokens that the call was predicted to take when it asked for a slot: its team is charged for them until then."""
     release: Callable[[Lease, float | None], None]
 
     def give_back(self, took: float | None = None) -> None:
@@ -211,7 +213,7 @@ class Admission:
         team, weight = waiter.order.team, waiter.order.weight
         lease = replace(taken, queue_ms=(now - asked_at) * 1000, team=team, weight=weight)
         self._queue.add_lease(lease, now, _prefill_ms(waiter.ranking, lease.at.worker))
-        held = HeldSlot(lease, waiter.ranking, call.principal.weight, self._give_back)
+        held = HeldSlot(lease, waiter.ranking, weight, waiter.order.share * weight, self._give_back)
         try:
             yield held
         finally:

@@ -118,10 +118,15 @@ class CallHandlers:
                 call = self.resolver.resolve(
                     principal, asked.model, request_log, JOB_OF[asked.request.kind], begin_by, conversation
                 )
+                before = body.num_bytes
+
+                def hold(num_bytes: int, width: int) -> None:
+                    body.hold_at_least(before + answer_bytes(num_bytes, width))
+
                 async with until_disconnect(receive):
-                    result = await self.pipeline.pool(call, asked.request, request_log.answer)
+                    result = await self.pipeline.pool(call, asked.request, request_log.answer, hold)
                     request_log.usage = Usage(sum(result.num_tokens), 0, 0)
-                    body.hold(answer_bytes(result))
+                    hold(len(result.vectors), result.width)
                     await send_parts(send, dialect.parts(asked, call, result), JSON, request_log)
 
         return handle

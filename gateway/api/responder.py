@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
@@ -28,8 +28,9 @@ from gateway.dispatch.pipeline import Pipeline
 from gateway.dispatch.upstream import error_for
 from gateway.errors import InternalError, PaddockError, Superseded
 from gateway.resume.recording import Recording
+from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.request_log import RequestLog
-from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Started, Text, ToolCallDelta, Usage
+from workers.protocol.events import OUTPUT, CallEvent, Failed, Finished, Started, Usage
 
 NEWER = "A newer request of this session took this one's place. Nothing is to be sent again."
 
@@ -63,9 +64,6 @@ class SessionCalls:
                 del self._latest[name]
 
 
-OUTPUT = (Text, Reasoning, ToolCallDelta)
-
-
 class PartialUsage:
     """Counts the tokens of a request's answers that have not ended: an answer that is cut off reports no usage.
 
@@ -73,10 +71,13 @@ class PartialUsage:
 
     __slots__ = ("_generated", "_started")
 
-    def __init__(self) -> None:
+    def __init__(self, answers: Sequence[AnswerLog] = ()) -> None:
+        """`answers`: the logs of the answers, which tell from now on how many tokens have come of each."""
         self._started: dict[int, Started] = {}
         self._generated: dict[int, int] = {}
         """Index of each answer that has not ended -> its tokens so far. `_started` has its `Started` event instead."""
+        for choice, log in enumerate(answers):
+            log.num_written = partial(self._num_generated, choice)
 
     def add(self, choice: int, events: Iterable[CallEvent]) -> None:
         for event in events:
@@ -84,6 +85,9 @@ class PartialUsage:
                 self._generated[choice] = self._generated.get(choice, 0) + event.num_tokens
             elif type(event) is Started:
                 self._started[choice] = event
+
+    def _num_generated(self, choice: int) -> int:
+        return self._generated.get(choice, 0)
 
     def ended(self, choice: int) -> None:
         self._generated.pop(choice, None)
@@ -209,12 +213,13 @@ class Responder(Generic[RequestIn]):
         return failure
 
     async def _whole(self, asked: RequestIn, call: Call, request_log: RequestLog, holds: Holds, send: Send) -> None:
-        writer, partial_usage = self._writers.whole_writer(asked, call, request_log), PartialUsage()
+        writer = self._writers.whole_writer(asked, call, request_log)
         held = ProbabilityBudget(asked.requests, holds, streams=False, repeats=self._repeats)
         async with (
             self._session_calls.supersede(call),
             start_answers(self._pipeline, call, asked.requests, request_log) as answer,
         ):
+            partial_usage = PartialUsage(request_log.answers)
 
             def collect(events: list[CallEvent]) -> None:
                 choice = answer.choice
@@ -281,7 +286,7 @@ async def write_answer(
 ) -> None:
     """Write every event of the answer. Raises PaddockError."""
     chunks, write = writer.chunks, sink.write
-    waits, partial_usage = True, PartialUsage()
+    waits, partial_usage = True, PartialUsage(request_log.answers)
 
     def write_events(events: list[CallEvent]) -> Coroutine[Any, None, None] | None:
         """Runs once per token, with what came of it."""

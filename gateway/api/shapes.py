@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from workers.protocol.events import Finished, FinishReason, Progress, Timings, Usage
-from workers.protocol.pooled import PoolResult
+from workers.protocol.pooled import FLOAT_BYTES, PoolResult
 from workers.protocol.requests import AdapterUse, GenerateRequest, Sampling
 
 INPUT_TOKENS = {"object": "response.input_tokens"}
@@ -171,7 +171,6 @@ def _samplers(sampling: Sampling) -> dict[str, Any]:
     return {"samplers": sampling.samplers or ()}
 
 
-FLOAT_BYTES = 4
 PART_BYTES = 256 << 10
 """Approximate bytes of each part in which an answer is written; other tasks run between two parts."""
 NUM_PARTS = 3
@@ -180,12 +179,12 @@ DECIMAL_BYTES = 24
 """Maximum bytes of one number of a vector in JSON."""
 
 
-def answer_bytes(result: PoolResult) -> int:
-    """Return the bytes of memory that an answer takes while it is sent: its vectors, and the parts being written."""
-    num_bytes = len(result.vectors)
+def answer_bytes(num_bytes: int, width: int) -> int:
+    """Return the bytes of memory that an answer takes while it is sent: its `num_bytes` of vectors, each of `width`
+    numbers, and the parts being written."""
     written = DECIMAL_BYTES * num_bytes // FLOAT_BYTES
     # A part ends with a whole row, which can reach beyond PART_BYTES.
-    return num_bytes + min(written, NUM_PARTS * (PART_BYTES + DECIMAL_BYTES * result.width))
+    return num_bytes + min(written, NUM_PARTS * (PART_BYTES + DECIMAL_BYTES * width))
 
 
 def rows_of(result: PoolResult) -> Iterator[array[float]]:

@@ -20,7 +20,8 @@ from gateway.dispatch.call_state import CallState, Limits
 from gateway.dispatch.slot_search import Admission, SlotLease, SlotSearch
 from gateway.dispatch.suitable_workers import SuitableWorkers
 from gateway.dispatch.team_turns import TeamTurns
-from gateway.dispatch.upstream import Upstream, UpstreamAnswer, error_for
+from gateway.dispatch.upstream import HoldVectors, Upstream, UpstreamAnswer, error_for
+from gateway.errors import PaddockError
 from gateway.registry.snapshot import FleetView
 from gateway.routing.placement import ANY, find_slot
 from gateway.routing.retries import Reason, RetryBudget
@@ -28,7 +29,7 @@ from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.metrics import Metrics
 from workers.protocol.events import RETRYABLE, CallFailed, Failed, Failure, FailureCode, Finished, Started
 from workers.protocol.heartbeat import WorkerAddress
-from workers.protocol.pooled import PoolRequest, PoolResult
+from workers.protocol.pooled import FLOAT_BYTES, PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
 
 MAX_ATTEMPTS = 4
@@ -81,17 +82,31 @@ class Dispatcher:
 
         async def attempt(state: CallState, lease: SlotLease, held: AsyncExitStack) -> Answer:
             answer = await held.enter_async_context(self._start(state, lease, cutoff))
+            held.callback(lambda: lease.give_back(_num_charged(state, lease, None, answer.num_unread)))
             await _wait_for_begin(answer, state)
             self._limit_answer(call, cutoff)
             return answer
 
         return self._dispatch(self._state(call, request, answer_log), attempt)
 
-    async def pool(self, call: Call, request: PoolRequest, answer_log: AnswerLog) -> PoolResult:
-        """Return the result of pooled work. Raises PaddockError."""
+    async def pool(self, call: Call, request: PoolRequest, answer_log: AnswerLog, hold: HoldVectors) -> PoolResult:
+        """Return the result of pooled work. Raises PaddockError, and what `hold` raises.
+
+        `hold` counts the memory of the vectors as they come, and all of it before the work is sent to a worker whose
+        vectors' width is known: what would be too much is refused before it is done."""
 
         async def attempt(state: CallState, lease: SlotLease, held: AsyncExitStack) -> PoolResult:
-            return await self._upstream.pool(lease.at, state.call, request, state.attempt.context)
+            width = self.workers.width(lease.at)
+            try:
+                hold(len(request.inputs) * width * FLOAT_BYTES, width)
+            except PaddockError:
+                lease.give_back(0.0)  # no work was done
+                raise
+            result = await self._upstream.pool(
+                lease.at, state.call, request, state.attempt.context, lambda num_bytes: hold(num_bytes, width)
+            )
+            lease.give_back(float(sum(result.num_tokens)))
+            return result
 
         async with self._dispatch(self._state(call, request, answer_log), attempt) as result:
             return result
@@ -138,7 +153,7 @@ class Dispatcher:
             lease.at,
             state.call,
             self._with_own_slot(state.request, lease.at),
-            on_end=lambda end: lease.give_back(_num_charged(end)),
+            on_end=lambda end: lease.give_back(_num_charged(state, lease, end)),
             on_overflow=lambda: cutoff.cut(unread()),
             context=state.attempt.context,
         )
@@ -215,6 +230,7 @@ async def _wait_for_begin(answer: UpstreamAnswer, state: CallState) -> None:
     first = await answer.peek()
     if isinstance(first, Started):
         state.attempt.slot = first.slot
+        state.attempt.num_prompt_computed = first.num_prompt_tokens - first.num_cached_tokens
         if "progress" not in state.request.tell:
             first = await answer.peek(past=Started)
     if isinstance(first, Failed):
@@ -222,9 +238,16 @@ async def _wait_for_begin(answer: UpstreamAnswer, state: CallState) -> None:
         raise CallFailed(first.failure)
 
 
-def _num_charged(end: Finished | Failed) -> float | None:
-    """Return how many tokens the call's team is charged for; None: as many as were predicted."""
-    if not isinstance(end, Finished):
-        return None
-    usage = end.usage
-    return usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens
+def _num_charged(
+    state: CallState, lease: SlotLease, end: Finished | Failed | None, num_unread: int = 0
+) -> float | None:
+    """Return how many tokens the call's team is charged for; None: as many as were predicted. `end`: the call's last
+    event; None: the call was left or cut off before it came. `num_unread`: tokens that came and that nobody has taken.
+
+    A call that has not finished is charged for the tokens that came, but never for less than was predicted: the worker
+    may have computed more than it has told, such as text that could become a stop string."""
+    if isinstance(end, Finished):
+        usage = end.usage
+        return usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens
+    came = float(state.attempt.num_prompt_computed + state.answer_log.num_generated + num_unread)
+    return came if came > lease.predicted else None

@@ -17,7 +17,7 @@ from gateway.dispatch.request_size import chars_of
 from gateway.dispatch.upstream import error_for
 from gateway.errors import PaddockError
 from gateway.telemetry.request_log import RequestLog
-from workers.protocol.events import NO_USAGE, CallEvent, Failed, Finished, Usage
+from workers.protocol.events import NO_USAGE, CallEvent, Failed, Finished, Usage, num_generated
 from workers.protocol.requests import GenerateRequest
 
 MAX_AT_ONCE = 32
@@ -115,6 +115,7 @@ class MergedAnswers:
             self.choice, events = await self._arrived.get()
         finally:
             self._push = None
+        self._logs[self.choice].num_queued -= num_generated(events)
         self.end = events[-1] if events and isinstance(events[-1], Finished) else None
         self._num_left -= self.end is not None
         return events
@@ -153,6 +154,7 @@ class MergedAnswers:
             events = await answer.take(push)
             if isinstance(answer.end, Failed):
                 raise error_for(answer.end.failure)
+            self._logs[number].num_queued += num_generated(events)
             await self._arrived.put((number, events))
 
 

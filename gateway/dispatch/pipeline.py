@@ -18,6 +18,7 @@ from gateway.back_pressure import stopped
 from gateway.call import Answer, Call, CallBounds, Cutoff
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.upstream import HoldVectors
 from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.prompts import UNWRITTEN, Heard, Prompts
 from workers.protocol.pooled import PoolRequest, PoolResult
@@ -55,13 +56,13 @@ class Pipeline:
             async with cutoff, self._dispatcher.answer(call, request, answer_log, cutoff) as answer:
                 yield heard.of(answer)
 
-    async def pool(self, call: Call, request: PoolRequest, answer_log: AnswerLog) -> PoolResult:
+    async def pool(self, call: Call, request: PoolRequest, answer_log: AnswerLog, hold: HoldVectors) -> PoolResult:
         """Return the result of pooled work, which is placed and retried like any call.
 
-        Raises PaddockError."""
+        `hold` counts the memory of the vectors. Raises PaddockError, and what `hold` raises."""
         with self._counted(call, request, answer_log) as (cutoff, _):
             async with cutoff:
-                return await self._dispatcher.pool(call, request, answer_log)
+                return await self._dispatcher.pool(call, request, answer_log, hold)
 
     @contextmanager
     def _counted(

@@ -47,6 +47,11 @@ class SlotLease(Protocol):
         """How often a slot went to a call that was behind this one in the queue."""
         ...
 
+    @property
+    def predicted(self) -> float:
+        """Tokens that the call's team is charged unless `give_back` says otherwise."""
+        ...
+
     def give_back(self, took: float | None) -> None:
         """Give the slot back after the call. `took`: tokens to charge for; None: as predicted. Never waits."""
         ...

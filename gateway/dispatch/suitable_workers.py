@@ -46,6 +46,10 @@ class SuitableWorkers:
     def fingerprint(self, at: WorkerAddress) -> str:
         return next((beat.fingerprint for beat in self._fleet.snapshot.of(at.model) if beat.worker == at.worker), "")
 
+    def width(self, at: WorkerAddress) -> int:
+        """Return how many numbers a vector of this worker process has; 0: not known."""
+        return next((beat.width for beat in self._fleet.snapshot.of(at.model) if beat.boot == at.boot), 0)
+
     def has_any(self, state: CallState, model: str) -> bool:
         """Return whether the model has a worker that the call need not avoid."""
         beats = [beat for beat in self._fleet.snapshot.of(model) if not beat.draining]

@@ -32,12 +32,21 @@ from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
 from workers.tracing.span import TraceContext
 
+HoldVectors = Callable[[int, int], None]
+"""Counts the memory of an answer with at least `num_bytes` of vectors, each of `width` numbers (0: not known), for the
+request. Raises PaddockError if that is too much."""
+
 
 class UpstreamAnswer(Answer, Protocol):
     """The events of a call that was started and whose answer may not have begun yet."""
 
     async def peek(self, past: type[CallEvent] | tuple[()] = ()) -> CallEvent:
         """Wait for the first event that is not of type `past` (`()`: the first event); return it without taking it."""
+        ...
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the answer that have come and were not taken yet. Read once per call, when it is left."""
         ...
 
 
@@ -71,9 +80,16 @@ class Upstream(Protocol):
         ...
 
     async def pool(
-        self, at: WorkerAddress, call: Call, request: PoolRequest, context: TraceContext | None
+        self,
+        at: WorkerAddress,
+        call: Call,
+        request: PoolRequest,
+        context: TraceContext | None,
+        hold: Callable[[int], None],
     ) -> PoolResult:
-        """Return the result of pooled work; cancelling the await cancels the work. Raises CallFailed."""
+        """Return the result of pooled work; cancelling the await cancels the work. Raises CallFailed.
+
+        `hold` is called with the bytes of the vectors that have come so far; what it raises ends the work."""
         ...
 
 
@@ -86,6 +102,7 @@ ERRORS: dict[FailureCode, type[PaddockError]] = {
     FailureCode.DRAINING: Unavailable,
     FailureCode.WORKER_LOST: WorkerLost,
     FailureCode.STORAGE_FULL: StorageFull,
+    FailureCode.OVERRUN: Unavailable,
     FailureCode.OUT_OF_MEMORY: OutOfMemory,
     FailureCode.UNAVAILABLE: Unavailable,
     FailureCode.INTERNAL: InternalError,

@@ -3,14 +3,114 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import Protocol, cast
 
 from gateway.call import Push, Pushed
-from workers.protocol.events import CallEvent, Failed, Finished, Settings, Started
+from gateway.errors import PaddockError
+from workers.protocol.events import (
+    CallEvent,
+    Failed,
+    Finished,
+    Logprobs,
+    PromptLogprobs,
+    Settings,
+    Started,
+    decode_step,
+    encode_step,
+    num_generated,
+)
 
 MAX_BYTES = 32 << 20
 """Maximum bytes of unread events; more make the mailbox overflow. Otherwise a few long events could fill the memory."""
+FREE_BYTES = 64 << 10
+"""Bytes of unread events up to which they count for nobody: a caller who reads what comes never has more."""
+EVENT_BYTES, PROB_BYTES = 200, 180
+"""Bytes of memory of a decoded event on top of its text, and of a decoded probability with its token's text."""
+LONG = (Logprobs, PromptLogprobs)
+
+
+class Held(Protocol):
+    """Counts the bytes that the unread events of one call hold."""
+
+    def resize(self, num_bytes: int) -> None:
+        """Hold `num_bytes` in all. Raises PaddockError if that is more than may be held; then nothing changes."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Unread:
+    """The events of one call that wait for their reader.
+
+    Probabilities that wait behind FREE_BYTES are kept encoded. Decoded, they take six times as much memory, in small
+    blocks that Python does not give back: a gateway with 72 slow readers of them took 520 MiB more, and kept it."""
+
+    __slots__ = ("_counted", "_held", "_kept", "_num_bytes", "num")
+
+    def __init__(self, held: Held | None) -> None:
+        self.num = 0
+        """Number of the events."""
+        self._kept: list[CallEvent | bytes] = []
+        """Events, and encoded ones."""
+        self._num_bytes = 0
+        """Approximate bytes of memory of the events."""
+        self._held = held
+        self._counted = FREE_BYTES
+        """Bytes up to which `held` need not be asked."""
+
+    def add(self, events: list[CallEvent], num_bytes: int) -> bool:
+        """Add events with `num_bytes` on the wire. Return False if they take too much: the call is over then."""
+        self.num += len(events)
+        is_behind = self._num_bytes > FREE_BYTES
+        for event in events:
+            is_long = isinstance(event, LONG)
+            self._kept.append(encode_step([event]) if is_long and is_behind else event)
+            if is_long and not is_behind:
+                num_bytes += PROB_BYTES * _num_probs(cast(Logprobs | PromptLogprobs, event))
+        self._num_bytes += num_bytes + EVENT_BYTES * len(events)
+        if self._num_bytes > MAX_BYTES:
+            return False
+        if self._held is not None and self._num_bytes > self._counted:
+            try:
+                self._held.resize(2 * self._num_bytes)  # so that this is asked a few times per call, not once per event
+            except PaddockError:
+                return False
+            self._counted = 2 * self._num_bytes
+        return True
+
+    def __iter__(self) -> Iterator[CallEvent]:
+        for kept in self._kept:
+            if isinstance(kept, bytes):
+                yield from decode_step(kept)
+            else:
+                yield kept
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the answer that the events tell of. Those that are kept encoded tell of none."""
+        return num_generated([event for event in self._kept if not isinstance(event, bytes)])
+
+    def take(self) -> list[CallEvent]:
+        """Return all events, and keep none."""
+        events = cast(list[CallEvent], self._kept) if self._num_bytes <= FREE_BYTES else list(self)
+        self._kept, self.num, self._num_bytes = [], 0, 0
+        if self._held is not None and self._counted > FREE_BYTES:
+            self._held.resize(0)
+            self._counted = FREE_BYTES
+        return events
+
+    def close(self) -> None:
+        """Keep no events, and count none."""
+        self._kept, self.num = [], 0
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
+def _num_probs(event: Logprobs | PromptLogprobs) -> int:
+    tops = [event.top] if isinstance(event, Logprobs) else [top for _, top in event.tokens]
+    return sum([1 + len(top) for top in tops])
 
 
 class Mailbox:
@@ -23,9 +123,7 @@ class Mailbox:
     comes, even if the reader never takes it. `put_all` runs once per token."""
 
     __slots__ = (
-        "_bytes",
         "_complete",
-        "_events",
         "_limit",
         "_loop",
         "_on_end",
@@ -33,6 +131,7 @@ class Mailbox:
         "_overflowed",
         "_push",
         "_reader",
+        "_unread",
         "end",
         "ended",
     )
@@ -45,15 +144,15 @@ class Mailbox:
         limit: int,
         on_overflow: Callable[[], None],
         on_end: Callable[[Finished | Failed], None] = lambda end: None,
+        held: Held | None = None,
     ) -> None:
+        """`held` counts the unread events, to the end of the call; None: nothing counts them."""
         self.ended = False
         """Whether the reader has taken the call's last event."""
         self.end: Finished | Failed | None = None
         """The call's last event, once the reader has taken it."""
         self._loop = asyncio.get_running_loop()
-        self._bytes = 0
-        """Approximate size on the wire of the unread events."""
-        self._events: list[CallEvent] = []
+        self._unread = Unread(held)
         self._complete = False
         """Whether the last event has come. Nothing follows it, even if the worker is lost before the reader runs."""
         self._reader: asyncio.Future[None] | None = None
@@ -85,25 +184,22 @@ class Mailbox:
                 return
         if self._overflowed:
             return
-        self._bytes += num_bytes
-        if len(self._events) + len(events) > self._limit or self._bytes > MAX_BYTES:
+        if self._unread.num + len(events) > self._limit or not self._unread.add(events, num_bytes):
             self._overflow()
             return
-        self._events += events
         if reader is not None:
             self._wake()
 
     async def take(self, push: Push | None = None) -> list[CallEvent]:
         """Wait for events and return all unread ones, as `gateway.call.Answer.take`."""
-        if not self._events:
+        if not self._unread.num:
             self._reader = self._loop.create_future()
             self._push = push
             try:
                 await self._reader
             finally:
                 self._push = None
-        events = self._events
-        self._events, self._bytes = [], 0
+        events = self._unread.take()
         if events:
             kind = type(events[-1])
             if kind is Finished or kind is Failed:
@@ -112,10 +208,19 @@ class Mailbox:
 
     async def peek(self, past: type[CallEvent] | tuple[()] = ()) -> CallEvent:
         """Wait for the first event that is not of type `past` (`()`: the first event); return it without taking it."""
-        while (event := next((event for event in self._events if not isinstance(event, past)), None)) is None:
+        while (event := next((event for event in self._unread if not isinstance(event, past)), None)) is None:
             self._reader = self._loop.create_future()
             await self._reader
         return event
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the answer that no reader has taken yet."""
+        return self._unread.num_tokens
+
+    def close(self) -> None:
+        """Drop the unread events, and count none. Nobody reads them any more."""
+        self._unread.close()
 
     def _wake(self) -> None:
         """Have the reader run. What comes before it runs is not pushed."""
@@ -142,9 +247,10 @@ class MailboxWithSettings(Mailbox):
         limit: int,
         on_overflow: Callable[[], None],
         on_end: Callable[[Finished | Failed], None] = lambda end: None,
+        held: Held | None = None,
     ) -> None:
-        super().__init__(limit, on_overflow, on_end)
-        self._early: list[CallEvent] = []
+        super().__init__(limit, on_overflow, on_end, held)
+        self._early = Unread(held)
         self._early_bytes = 0
         self._settings: Settings | None = None
         self._released = False
@@ -152,8 +258,7 @@ class MailboxWithSettings(Mailbox):
     def release(self, settings: Settings | None) -> None:
         """Pass on the events that were held back, with these settings; None: the worker sent no settings."""
         self._released, self._settings = True, settings
-        early, self._early = self._early, []
-        if early:
+        if early := self._early.take():
             self.put_all(early, self._early_bytes)
 
     def put_all(self, events: list[CallEvent], num_bytes: int = 0) -> None:
@@ -163,10 +268,8 @@ class MailboxWithSettings(Mailbox):
             if self._overflowed:
                 return
             self._early_bytes += num_bytes
-            if len(self._early) + len(events) > self._limit or self._early_bytes > MAX_BYTES:
+            if self._early.num + len(events) > self._limit or not self._early.add(events, num_bytes):
                 self._overflow()
-            else:
-                self._early += events
             return
         if self._settings is not None and isinstance(events[0], Started):
             events = [events[0], self._settings, *events[1:]]

@@ -18,10 +18,10 @@ import aiohttp
 import msgspec
 
 from gateway.back_pressure import no_worker, stopping
-from gateway.call import Call
+from gateway.call import Call, Principal
 from gateway.dispatch.upstream import error_for
 from gateway.registry.snapshot import FleetView
-from gateway.relay.mailbox import Mailbox, MailboxWithSettings
+from gateway.relay.mailbox import Held, Mailbox, MailboxWithSettings
 from gateway.relay.worker_client import (
     ASK_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
@@ -64,7 +64,16 @@ class Relay:
 
     `run` must be running while calls are open. All methods must be called on its event loop."""
 
-    def __init__(self, gateway_id: str, secret: str, buffer_events: int) -> None:
+    def __init__(
+        self,
+        gateway_id: str,
+        secret: str,
+        buffer_events: int,
+        reserve: Callable[[Principal], Held] | None = None,
+    ) -> None:
+        """`reserve` returns what counts the unread events of one of a caller's calls; None: nothing counts them.
+        `buffer_events`: maximum number of a call's unread events."""
+        self._reserve = reserve
         self._gateway_id = gateway_id
         self._secret = secret
         self._buffer_events = buffer_events
@@ -130,7 +139,8 @@ class Relay:
         connection = await self._connected(at)
         number = next(self._numbers)
         kind = MailboxWithSettings if "settings" in request.tell else Mailbox
-        mailbox = kind(self._buffer_events, on_overflow, on_end)
+        held = None if self._reserve is None else self._reserve(call.principal)
+        mailbox = kind(self._buffer_events, on_overflow, on_end, held)
         submit = Submit(
             gateway=self._gateway_id,
             call=number,
@@ -149,12 +159,19 @@ class Relay:
             yield mailbox
         finally:
             connection.stream.detach(number)
-            submitting.cancel()
+            mailbox.close()
             if not mailbox.ended:
+                # A short answer can be whole before the 202 is read. Cancelling then would only close the connection.
+                submitting.cancel()
                 connection.cancellations.add([number])
 
     async def pool(
-        self, at: WorkerAddress, call: Call, request: PoolRequest, context: TraceContext | None = None
+        self,
+        at: WorkerAddress,
+        call: Call,
+        request: PoolRequest,
+        context: TraceContext | None = None,
+        hold: Callable[[int], None] = lambda num_bytes: None,
     ) -> PoolResult:
         """Have one worker compute embeddings or ranks, as `Upstream.pool`. Raises CallFailed, Stopping."""
         asked = msgspec.structs.replace(
@@ -164,7 +181,7 @@ class Relay:
             traceparent="" if context is None else context.traceparent,
             tracestate="" if context is None else context.state,
         )
-        connection, reader = await self._connected(at), ResultReader()
+        connection, reader = await self._connected(at), ResultReader(hold)
         return await connection.client.ask("POST", POOL_PATH, asked, reader, call.deadline - time.monotonic())
 
     async def ask(
@@ -184,6 +201,12 @@ class Relay:
     def is_lost(self, boot: str) -> bool:
         """Return whether the worker process is known to be gone, although the fleet may still list it."""
         return boot in self._lost
+
+    def hears(self, boot: str) -> bool:
+        """Return whether the event stream to this worker process is open and not silent. The worker has proved on it
+        that it knows the secret."""
+        connection = self._connections.get(boot)
+        return connection is not None and connection.stream.is_heard
 
     @property
     def any_lost(self) -> bool:

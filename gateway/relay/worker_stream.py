@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections import deque
 from collections.abc import Callable
@@ -117,6 +118,8 @@ class WorkerStream:
         self.at = at = credentials.at
         self.connected = asyncio.Event()
         """Set while the stream is open; calls are submitted only then."""
+        self._heard_at = -math.inf
+        """time.monotonic() when the worker last sent anything."""
         self._lost = lost
         self._url = f"{at.url}{EVENTS_PATH}?{urlencode({'gateway': gateway_id})}"
         self._headers = {"Accept": "text/event-stream", **credentials.headers}
@@ -133,6 +136,8 @@ class WorkerStream:
         Those before `_next` are in their mailboxes, or being put there."""
         self._next = 0
         self._event_bytes = 0
+        self._is_new = False
+        """Whether nothing has come over the present connection yet."""
         self._broken: Exception | None = None
         """The error for which the connection will be given up at the next data; None: no error."""
         self._backlog_bytes = 0
@@ -161,6 +166,11 @@ class WorkerStream:
         """Whether the process counts as gone; calls to it fail at once until its stream is open again."""
         return self.at.boot in self._lost
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the stream is open and the worker has sent something within SILENCE_S, as a living one does."""
+        return self.connected.is_set() and monotonic() - self._heard_at < SILENCE_S
+
     def note_departure(self) -> None:
         """Remember that the worker has left the fleet. Its calls end once its stream fails, or now if it is down."""
         self._departed = True
@@ -188,7 +198,8 @@ class WorkerStream:
         # If the worker is alive after all, it must stop computing these calls.
         self._cancel(calls)
         for call in calls:
-            self._fail(call, f"The worker {self.at.worker} {why}. Send the request again.")
+            message = f"The worker {self.at.worker} {why}. Send the request again."
+            self._fail(call, Failure(FailureCode.WORKER_LOST, message))
 
     async def wait_open(self, timeout_s: float) -> bool:
         """Wait until the stream is open or the worker counts as lost. Return whether the stream is open."""
@@ -259,6 +270,7 @@ class WorkerStream:
 
     def _on_open(self) -> None:
         self._lost.discard(self.at.boot)
+        self._is_new = True
         self._attempts = 0
         self.connected.set()
         self._changed.set()
@@ -268,13 +280,17 @@ class WorkerStream:
         """Handle received data. Return the seconds to stop reading: the CPU seconds owed if over MAX_OWED_S, else 0."""
         if self._broken is not None:
             raise self._broken
+        self._heard_at = monotonic()
         begun = thread_time()
         frames = self._reader.feed(data)
         self._owe(thread_time() - begun)
-        if frames and frames[0].event == ALIVE_EVENT and not self._backlog:
-            # What a new connection says first. Read later, it would not list calls that were submitted meanwhile.
-            self._set_resume_point(frames[0])
-            self._open_frame(frames.pop(0))
+        if frames and self._is_new:
+            self._is_new = False
+            if frames[0].event == ALIVE_EVENT:
+                # Read later, it would not list calls that were submitted meanwhile.
+                self._set_resume_point(frames[0])
+                check_step(frames[0].data, len(self._mailboxes))
+                self._fail_missing(set(decode_alive(frames.pop(0).data)), FailureCode.WORKER_LOST)
         self._backlog.extend(frames)
         self._backlog_bytes += sum([len(frame.data) for frame in frames])
         if len(self._backlog) > MAX_BACKLOG_FRAMES or self._backlog_bytes > MAX_BACKLOG_BYTES:
@@ -331,8 +347,8 @@ class WorkerStream:
         is dealt with at once."""
         mailboxes = self._mailboxes
         check_step(frame.data, len(mailboxes))
-        if frame.event == ALIVE_EVENT:
-            self._fail_missing(set(decode_alive(frame.data)))
+        if frame.event == ALIVE_EVENT:  # in the middle of a stream: this gateway fell behind, which no worker can help
+            self._fail_missing(set(decode_alive(frame.data)), FailureCode.OVERRUN)
         events = [] if frame.event else decode_step(frame.data)
         known: list[CallEvent] = [event for event in events if event.call in mailboxes]
         return known, len(frame.data) // max(1, len(events))
@@ -371,19 +387,18 @@ class WorkerStream:
         if parsed is not None and parsed[0] == self.at.boot:
             self._last_id = frame.id
 
-    def _fail_missing(self, alive: set[int]) -> None:
-        """Fail the calls that the worker has lost. `alive`: those that it has, as listed by an event `ALIVE_EVENT`."""
+    def _fail_missing(self, alive: set[int], code: FailureCode) -> None:
+        """Fail the calls of which the worker has dropped events, as failures of type `code`. `alive`: the other calls,
+        as listed by an event `ALIVE_EVENT`."""
+        why = "while the connection was down" if code is FailureCode.WORKER_LOST else "that were read too late"
+        message = f"The worker {self.at.worker} dropped events of the call {why}. Send the request again."
         missing = [call for call in self._mailboxes if call not in alive]
         for call in missing:
-            self._fail(
-                call,
-                f"The worker {self.at.worker} lost the call while the connection was down. Send the request again.",
-            )
+            self._fail(call, Failure(code, message))
         # Missing calls can be on the worker (submitted while it made the list), and unknown calls hold slots there.
         strangers = missing + [call for call in alive if call not in self._mailboxes]
         if strangers:
             self._cancel(strangers)
 
-    def _fail(self, call: int, message: str) -> None:
-        mailbox = self._mailboxes.pop(call)
-        mailbox.put(Failed(call, Failure(FailureCode.WORKER_LOST, message)))
+    def _fail(self, call: int, failure: Failure) -> None:
+        self._mailboxes.pop(call).put(Failed(call, failure))

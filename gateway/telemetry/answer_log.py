@@ -158,6 +158,8 @@ class AttemptLog:
     """The reasons why this worker was chosen, in one line of ASCII; empty: the caller has not asked for them."""
     slot: int | None = None
     """Number of the slot at the worker; None: the worker has not reported it."""
+    num_prompt_computed: int = 0
+    """Tokens of the prompt that the worker had not cached; 0: the worker has not reported them."""
     submitted_at: float = field(default_factory=time.monotonic)
     begun_at: float = 0.0
     ended_at: float = 0.0
@@ -172,6 +174,10 @@ class AttemptLog:
         """Note the end of the attempt. `last_event`: the answer's last event; None: it had none, because of `error`."""
         self.ended_at, self.last_event = time.monotonic(), last_event
         self.error = last_event.failure.code.value if isinstance(last_event, Failed) else error
+
+
+def _no_tokens() -> int:
+    return 0
 
 
 @dataclass(slots=True)
@@ -189,6 +195,16 @@ class AnswerLog:
     queue_position: QueuePosition = field(default_factory=QueuePosition)
     waits: list[WaitLog] = field(default_factory=list)
     attempts: list[AttemptLog] = field(default_factory=list)
+    num_written: Callable[[], int] = _no_tokens
+    """Returns how many tokens of the unfinished answer have come to the code that writes it. It is set by that code,
+    which counts them anyway."""
+    num_queued: int = 0
+    """Tokens of the answer that wait for that code behind other answers to the same request."""
+
+    @property
+    def num_generated(self) -> int:
+        """The tokens of the answer that have come, if it has not finished."""
+        return self.num_written() + self.num_queued
 
     def begin_wait(self, model: str) -> WaitLog:
         position = self.queue_position

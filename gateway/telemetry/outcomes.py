@@ -62,6 +62,7 @@ FAILED_BY = {
     "out_of_memory": Who.WORKER,
     "internal": Who.WORKER,
     "store_unavailable": Who.GATEWAY,
+    "overrun": Who.GATEWAY,
     "stopping": Who.GATEWAY,
     "unauthorized": Who.GATEWAY,
     "internal_error": Who.GATEWAY,

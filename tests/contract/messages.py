@@ -252,7 +252,7 @@ MESSAGES = {
     "event_finished_truncated.json": msgspec.structs.replace(FINISHED, stop=None, truncated=True),
     "event_failed.json": FAILED,
     "heartbeat.json": HEARTBEAT,
-    "heartbeat_embed.json": msgspec.structs.replace(HEARTBEAT, kind="embed"),
+    "heartbeat_embed.json": msgspec.structs.replace(HEARTBEAT, kind="embed", width=768),
     "pool_request.json": POOL_REQUEST,
     "pool_request_smallest.json": SMALLEST_POOL_REQUEST,
     "pool_result.json": POOL_RESULT,

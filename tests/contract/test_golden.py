@@ -78,5 +78,5 @@ def test_a_heartbeat_of_a_later_version_with_more_fields_can_be_read() -> None:
 
 
 def test_a_heartbeat_of_an_earlier_version_is_that_of_a_worker_that_generates() -> None:
-    data = (GOLDEN / "heartbeat_embed.json").read_bytes().replace(b',"kind":"embed"', b"", 1)
+    data = (GOLDEN / "heartbeat_embed.json").read_bytes().replace(b',"kind":"embed","width":768', b"", 1)
     assert decode_heartbeat(data) == messages.HEARTBEAT

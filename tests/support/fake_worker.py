@@ -243,7 +243,7 @@ def fake_pool(
     )
     prompts = fake_prompts(args.ctx, args.die_of, has_helpers=not args.no_helpers)
     texts = fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx)
-    return pooled_service(worker, engine, calls, metrics, texts)
+    return pooled_service(worker, engine, calls, metrics, texts, width)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,10 +24,11 @@ Script = tuple[CallEvent, ...] | Failure | PoolResult
 class PlainAnswer:
     """An answer whose events are all there from the start."""
 
-    choice = 0
+    choice = num_unread = 0
 
-    def __init__(self, events: Iterable[CallEvent]) -> None:
+    def __init__(self, events: Iterable[CallEvent], on_end: Callable[[Finished | Failed], None]) -> None:
         self._events = list(events)
+        self._on_end = on_end
         self.end: Finished | Failed | None = None
 
     @property
@@ -46,6 +47,7 @@ class PlainAnswer:
         events, self._events = self._events, []
         if isinstance(last := events[-1], Finished | Failed):
             self.end = last
+            self._on_end(last)
         return events
 
 
@@ -78,18 +80,19 @@ class ScriptedUpstream:
     ) -> AsyncIterator[PlainAnswer]:
         script = self._next(at, request)
         assert isinstance(script, tuple)
-        if script and isinstance(script[-1], Finished | Failed):
-            on_end(script[-1])
-        answer = PlainAnswer(script)
+        answer = PlainAnswer(script, on_end)
         try:
             yield answer
         finally:
             if not answer.ended:
                 self.cancelled.append(at.worker)
 
-    async def pool(self, at: WorkerAddress, call: Call, request: PoolRequest, context: object) -> PoolResult:
+    async def pool(
+        self, at: WorkerAddress, call: Call, request: PoolRequest, context: object, hold: Callable[[int], None]
+    ) -> PoolResult:
         script = self._next(at, request)
         assert isinstance(script, PoolResult)
+        hold(len(script.vectors))
         return script
 
     def _next(self, at: WorkerAddress, request: GenerateRequest | PoolRequest) -> Script:
@@ -106,10 +109,12 @@ class PlainLease:
     at: WorkerAddress
     ranking: Ranking = field(default_factory=lambda: Ranking(()))
     overtaken: int = 0
+    predicted: float = 40.0
     charged: list[float | None] = field(default_factory=list)
 
     def give_back(self, took: float | None) -> None:
-        self.charged.append(took)
+        if not self.charged:
+            self.charged.append(took)
 
 
 @dataclass(slots=True)

@@ -17,14 +17,16 @@ unauthorized       401           no   (wrong shared secret)
 busy               429           yes  (every slot and the waiting room are taken)
 draining           503           yes
 worker_lost        502           yes  (written by the gateway, when the worker is gone)
-storage_full       503           no   (files to be kept exceed the team's bound, or that of all teams)
+storage_full       503           no   (files to be kept exceed the team's bound, that of all teams, or the disk)
+overrun            503           yes  (events were dropped because the gateway read them too late)
 out_of_memory      503           yes  (the worker could not get the memory; nothing is wrong with the call)
-unavailable        503           yes  (a helper process that the call needs does not start, or has no time for it)
+unavailable        503           yes  (a helper process, folder or connection that the call needs can't be had now)
 internal           500           yes
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -41,6 +43,7 @@ class FailureCode(StrEnum):
     DRAINING = "draining"
     WORKER_LOST = "worker_lost"
     STORAGE_FULL = "storage_full"
+    OVERRUN = "overrun"
     OUT_OF_MEMORY = "out_of_memory"
     UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
@@ -51,6 +54,7 @@ RETRYABLE = frozenset(
         FailureCode.BUSY,
         FailureCode.DRAINING,
         FailureCode.WORKER_LOST,
+        FailureCode.OVERRUN,
         FailureCode.OUT_OF_MEMORY,
         FailureCode.UNAVAILABLE,
         FailureCode.INTERNAL,
@@ -66,6 +70,7 @@ HTTP_STATUS = {
     FailureCode.DRAINING: 503,
     FailureCode.WORKER_LOST: 502,
     FailureCode.STORAGE_FULL: 503,
+    FailureCode.OVERRUN: 503,
     FailureCode.OUT_OF_MEMORY: 503,
     FailureCode.UNAVAILABLE: 503,
     FailureCode.INTERNAL: 500,
@@ -290,6 +295,15 @@ WireEvent = (
 )
 
 CallEvent = WireEvent | Settings
+
+OUTPUT = (Text, Reasoning, ToolCallDelta)
+"""The events that tell what came of the answer's tokens."""
+
+
+def num_generated(events: Iterable[CallEvent]) -> int:
+    """Return how many tokens of the answer the events tell of."""
+    return sum([event.num_tokens for event in events if isinstance(event, OUTPUT)])
+
 
 decode_step = msgspec.json.Decoder(list[WireEvent]).decode
 """Decodes the data of an SSE event of the default type: the events of one engine step."""

@@ -176,6 +176,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float = 0.0
     """Unix time at which the process started, seconds."""
     kind: WorkerKind = "generate"
+    width: int = 0
+    """Number of floats in a row of a `PoolResult`; 0: the worker does no pooled work, or does not tell."""
     infill: bool = False
     """Whether the model has fill-in-the-middle tokens."""
     adapters: tuple[str, ...] = ()

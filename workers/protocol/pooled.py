@@ -6,12 +6,14 @@ with a `Failure`. No results are kept: repeating a request computes it anew. Clo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
 POOL_PATH = "/v1/pool"
+FLOAT_BYTES = 4
+"""Bytes of one number of a vector."""
 
 PoolKind = Literal["embed", "rank"]
 
@@ -64,7 +66,10 @@ class ResultReader:
     _GROUP_CHARS, _GROUP_BYTES = 4, 3
     """Characters of a group of base64, and the bytes that they stand for; the last group may stand for fewer."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold: Callable[[int], None] = lambda num_bytes: None) -> None:
+        """`hold` is called after each piece with the bytes of all vectors decoded so far. What it raises, `add` raises:
+        so a caller can refuse vectors that take too much memory."""
+        self._hold = hold
         self._before, self._behind = bytearray(), bytearray()
         self._vectors = bytearray()
         self._rest = b""
@@ -73,7 +78,7 @@ class ResultReader:
         """Whether the beginning and the end of the vectors have been read."""
 
     def add(self, piece: bytes) -> None:
-        """Read the next piece. Raises msgspec.DecodeError."""
+        """Read the next piece. Raises msgspec.DecodeError, and what `hold` raises."""
         if not self._has_begun:
             searched = max(0, len(self._before) - len(self._BEGIN))
             self._before += piece
@@ -106,6 +111,7 @@ class ResultReader:
         if whole and len(self._vectors) % self._GROUP_BYTES:
             raise msgspec.DecodeError("The vectors go on behind their end")
         self._vectors += _decode_bytes(b'"%b"' % text[:whole])
+        self._hold(len(self._vectors))
 
 
 _decode_bytes = msgspec.json.Decoder(bytes).decode

@@ -21,10 +21,10 @@ from gateway.api.parameters.base import Body
 from gateway.api.parameters.prompts import read_pool_inputs
 from gateway.api.parameters.unsupported import read_body
 from gateway.api.request_headers import named_model
-from gateway.api.shapes import FLOAT_BYTES, PART_BYTES
+from gateway.api.shapes import PART_BYTES
 from gateway.call import Call
 from gateway.errors import InvalidRequest
-from workers.protocol.pooled import PoolInput, PoolRequest, PoolResult
+from workers.protocol.pooled import FLOAT_BYTES, PoolInput, PoolRequest, PoolResult
 
 MAX_NORM = 1024
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -27,7 +28,9 @@ PAUSE_S = 0.02
 @pytest.fixture(scope="module")
 def wide() -> Iterator[Stack]:
     with Stack() as running:
-        running.fake_worker("vec", "--kind", "embed", "--width", str(WIDTH), "--ctx", "512", slots=16)
+        running.fake_worker(
+            "vec", "--kind", "embed", "--width", str(WIDTH), "--ctx", "512", slots=16, worker_id="vec-1"
+        )
         running.fake_worker("quick", "--step-ms", "1", "--tokens", "4", "--ctx", "4000000")
         yield running
 
@@ -89,6 +92,35 @@ async def test_embeddings(
     added, statuses = await most_added(gateway, [request_of(wide, f"POST {path}", body)] * num_requests)
     assert added < MAX_ADDED_BYTES, f"{added >> 20} MiB"
     assert {b"200", b"429"} <= statuses <= {b"200", b"429", b"503"}, "what is ready is counted"
+
+
+async def num_computed(stack: Stack, session: aiohttp.ClientSession) -> int:
+    """Return how many requests for vectors the worker has answered."""
+    beat = stack.heartbeat("vec", "vec-1")
+    assert beat is not None
+    async with session.get(f"{beat.address}/metrics") as response:
+        text = await response.text()
+    (count,) = re.findall(r"^vllm:e2e_request_latency_seconds_count\S* (\S+)$", text, re.MULTILINE)
+    return int(float(count))
+
+
+async def test_embeddings_that_would_take_too_much_are_refused_before_they_are_computed(
+    wide: Stack, gateway: Process
+) -> None:
+    """They were computed, sent to the gateway, and refused then: of 16, 14, and 480 MiB that nothing counted."""
+    headers = {"authorization": f"Bearer {wide.key}"}
+    body = {"model": "vec", "input": ["a"] * 2048, "encoding_format": "base64"}
+    async with aiohttp.ClientSession() as session:
+        before = await num_computed(wide, session)
+
+        async def status() -> int:
+            async with session.post(f"{gateway.url}/v1/embeddings", json=body, headers=headers) as response:
+                await response.read()
+                return response.status
+
+        statuses = await asyncio.gather(*[status() for _ in range(16)])
+        assert set(statuses) == {200, 429}
+        assert await num_computed(wide, session) - before == statuses.count(200)
 
 
 async def test_embeddings_that_are_sent_in_parts_arrive_whole(wide: Stack, gateway: Process) -> None:

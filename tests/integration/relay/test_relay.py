@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from gateway.api.intake.disconnect import beside
+from gateway.dispatch.suitable_workers import BLAMED
 from gateway.dispatch.upstream import ERRORS, error_for
-from gateway.errors import InternalError
+from gateway.errors import InternalError, MemoryFull
 from gateway.relay.event_source import EventStreamBroken, read_events
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay
@@ -197,6 +198,22 @@ async def test_calls_that_the_worker_lost_meanwhile_end_and_strangers_are_cancel
         await worker.say([end(kept)])
         assert await drained(second) == [end(kept)]
         await until(lambda: worker.cancels == [(lost, 999)], 1.0, "the strangers are cancelled")
+
+
+async def test_calls_whose_events_were_read_too_late_fail_but_not_by_the_worker(
+    relay: Relay, worker: ScriptedWorker
+) -> None:
+    async with call(relay, worker) as (late, first), call(relay, worker) as (kept, second):
+        await worker.say([Started(late, 0, 1, 0), Started(kept, 0, 1, 0)])
+        assert type(await second.peek()) is Started
+        await worker.say_alive([kept])
+        failure = await failure_of(first)
+        assert failure.code is FailureCode.OVERRUN
+        assert failure.code not in BLAMED
+        assert "w1" in failure.message
+        assert "too late" in failure.message
+        await worker.say([end(kept)])
+        assert (await drained(second))[-1] == end(kept)
 
 
 @pytest.mark.serial
@@ -391,6 +408,25 @@ async def test_many_vectors_are_decoded_as_they_come(
     assert await relay.pool(worker.at, CALL, PoolRequest(inputs=("a",) * 1024)) == result
     assert max(decoded) < 1 << 20
     assert sum(decoded) > 4 * len(numbers) // 3
+
+
+async def test_vectors_that_take_too_much_end_the_call_while_they_come(relay: Relay, worker: ScriptedWorker) -> None:
+    numbers = random.Random(3).randbytes(16 << 20)
+    result = PoolResult(pooling="mean", width=4096, rows=(1,) * 1024, num_tokens=(1,) * 1024, vectors=numbers)
+    worker.reply = msgspec.json.encode(result)
+    counts = list[int]()
+
+    def hold(num_bytes: int) -> None:
+        counts.append(num_bytes)
+        if num_bytes > 1 << 20:
+            raise MemoryFull("no more")
+
+    with pytest.raises(MemoryFull):
+        await relay.pool(worker.at, CALL, PoolRequest(inputs=("a",) * 1024), hold=hold)
+    assert max(counts) < 2 << 20
+    worker.reply = msgspec.json.encode(msgspec.structs.replace(result, vectors=b"1234"))
+    small = await relay.pool(worker.at, CALL, PoolRequest(inputs=("a",)), hold=hold)
+    assert small.vectors == b"1234", "the next question gets its own answer"
 
 
 @pytest.mark.parametrize("reply", [b"", b"no", b'{"vectors":"AAAA"}', b'{"vectors":"!!!!"}'])

@@ -148,7 +148,7 @@ class GenerateCalls:
     async def _begin(self, submit: Submit) -> Begun | Failure:
         request = submit.request
         key = next(self._keys)
-        listing = self._hub.enter(submit.gateway, submit.call, key)
+        listing = self._hub.enter(submit.gateway, submit.call, key, submit.tenant)
         call = self._calls.begin(listing, submit)
         outcome: Begun | Failure = Failure(
             FailureCode.INTERNAL, "the worker could not begin the call; its log says why"

@@ -19,6 +19,9 @@ The first frames of a connection depend on its `Last-Event-ID` (WHATWG HTML, "Se
 `alive` lists the calls whose events are all in the ring or yet to come: those that run or wait, and ended ones that the
 ring still holds as a whole. A call that lost an event to the overrun is cancelled and not listed, so that no answer has
 a silent gap. The same happens in the middle of a live stream when its connection falls behind by more than the ring.
+
+Long events have a bound of their own (`workers/service/calls/ring.py`). A call that loses events by it gets a `Failed`
+before all that is left of it, and only that call.
 """
 
 from __future__ import annotations
@@ -29,13 +32,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from workers.protocol.events import CallEvent, encode_alive, encode_step
+from workers.protocol.events import CallEvent, Failed, Failure, FailureCode, encode_alive, encode_step
 from workers.protocol.framing import ALIVE_EVENT, encode_frame, event_id, parse_event_id
+from workers.service.calls.ring import EVENT_BYTES, Ring, StoredFrame
 
 RING_FRAMES = 8192
 RING_BYTES = 4 << 20
 """Maximum bytes of a ring; above it the oldest frames are dropped. Sixteen calls that stream at 1.4 ms per step fill it
 in about ten seconds, twice the default `gateway_grace_s`."""
+LONG_BYTES = 16 << 20
+"""Maximum bytes of a ring's long events, on top of that: three times the most that one event has (131,072
+probabilities of a prompt). 32 calls with 100 probabilities for each token fill it in four seconds."""
+
+OVERRUN = Failure(
+    FailureCode.OVERRUN,
+    "The log probabilities of this answer came faster than they could be passed on. Ask for fewer of them, or send "
+    "fewer such requests at once.",
+)
 
 MAX_PART_BYTES = 256 << 10
 """Maximum bytes of one frame's data. A step with more is split into several frames, but a single event never is.
@@ -59,6 +72,7 @@ class Listing:
     key: int
     """The engine's key of the call."""
     gateway: GatewayBook
+    team: str = ""
     first_step: int = 0
     """Step of the call's first event; 0 before that event."""
 
@@ -68,12 +82,9 @@ class GatewayBook:
     """The state that is kept for one gateway process."""
 
     gateway_id: str
-    floor: int
-    """Newest step whose frame was dropped from the ring; before the first drop, the step when this book was opened."""
+    ring: Ring
     lossy: bool
     """Whether a frame was dropped that this gateway may not have seen."""
-    frames: deque[tuple[int, bytes]] = field(default_factory=deque)
-    num_bytes: int = 0
     calls: dict[int, Listing] = field(default_factory=dict)
     ended: deque[tuple[int, int, int]] = field(default_factory=deque)
     """(last step, call number, first step) of the calls whose end is still in the ring."""
@@ -82,10 +93,9 @@ class GatewayBook:
 
     def drop(self) -> None:
         """Drop the oldest frame, and forget the ended calls whose last event was in it."""
-        self.floor, dropped = self.frames.popleft()
-        self.num_bytes -= len(dropped)
+        self.ring.drop()
         self.lossy = True
-        while self.ended and self.ended[0][0] <= self.floor:
+        while self.ended and self.ended[0][0] <= self.ring.floor:
             self.ended.popleft()
 
 
@@ -96,7 +106,9 @@ class Feed:
         self.book = book
         self._hub = hub
         self._position = position
-        """Step of the last frame taken; it is below the book's `floor` if frames were lost."""
+        """Step of the last frame taken; it is below the ring's `floor` if frames were lost."""
+        self._failed: list[int] = []
+        """Calls that lost events which this connection would have taken next, and are to be told so first."""
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -111,30 +123,37 @@ class Feed:
 
     @property
     def caught_up(self) -> bool:
-        frames = self.book.frames
-        return self._position >= (frames[-1][0] if frames else self.book.floor)
+        return self._position >= self.book.ring.newest and not self._failed
 
     def take(self, max_bytes: int) -> bytes:
         """Return the next frames: as many as fit `max_bytes`, but at least one; empty when caught up."""
-        book = self.book
+        ring = self.book.ring
         parts: list[bytes] = []
-        size = 0
-        if self._position < book.floor:
-            parts.append(self._hub.alive_frame(book))
-            self._position = book.floor
-            size = len(parts[0])
-        pending: list[tuple[int, bytes]] = []
-        for frame in reversed(book.frames):
-            if frame[0] <= self._position:
+        if self._position < ring.floor:  # first, as gateways expect it
+            parts.append(self._hub.alive_frame(self.book))
+            self._position = ring.floor
+        if self._failed:
+            parts.append(encode_frame(encode_step([Failed(call, OVERRUN) for call in self._failed])))
+            self._failed.clear()
+        size = sum(map(len, parts))
+        pending: list[StoredFrame] = []
+        for frame in reversed(ring.frames):
+            if frame.step <= self._position:
                 break
             pending.append(frame)
-        for step, data in reversed(pending):
-            size += len(data)
+        for frame in reversed(pending):
+            size += len(frame.data)
             if size > max_bytes and parts:
                 break
-            parts.append(data)
-            self._position = step
+            if frame.data:
+                parts.append(frame.data)
+            self._position = frame.step
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def fail(self, calls: list[int]) -> None:
+        """Tell the gateway, before it gets more of their events, that these calls have failed: they lost some."""
+        self._failed += calls
+        self.wake()
 
     async def wait(self) -> None:
         """Wait until there may be something to take, or the feed is closed."""
@@ -167,6 +186,7 @@ class EventHub:
         grace_s: float,
         ring_frames: int = RING_FRAMES,
         ring_bytes: int = RING_BYTES,
+        long_bytes: int = LONG_BYTES,
         kept_s: float = KEPT_S,
         sweep_s: float = SWEEP_S,
     ) -> None:
@@ -178,6 +198,7 @@ class EventHub:
         self._on_lost = on_lost
         self._ring_frames = ring_frames
         self._ring_bytes = ring_bytes
+        self._long_bytes = long_bytes
         self._books: dict[str, GatewayBook] = {}
         self._forgotten: dict[str, None] = {}
         """Ids of gateways whose book was closed, oldest first. A returning gateway learns from `alive` what it lost."""
@@ -188,10 +209,10 @@ class EventHub:
         """For each sweep of the last `kept_s` seconds: its time.monotonic(), and the newest step at that time."""
         self._sweep_at = 0.0
 
-    def enter(self, gateway_id: str, number: int, key: int) -> Listing:
+    def enter(self, gateway_id: str, number: int, key: int, team: str = "") -> Listing:
         """Enter a call into its gateway's book; open the book if there is none."""
         book = self._open(gateway_id)
-        listing = book.calls[number] = Listing(number, key, book)
+        listing = book.calls[number] = Listing(number, key, book, team)
         return listing
 
     def find(self, gateway_id: str, number: int) -> Listing | None:
@@ -220,15 +241,15 @@ class EventHub:
         """Put a gateway's events of this step into its ring, and wake its connection.
 
         If the events take several frames, each further frame counts as a step of its own."""
-        parts = _encoded(events)
-        for number, part in enumerate(parts):
+        ring, parts = book.ring, _parts(events)
+        for number, (call, part) in enumerate(parts):
             self._step += number > 0
-            frame = encode_frame(part, event_id(self.boot, self._step))
-            book.frames.append((self._step, frame))
-            book.num_bytes += len(frame)
-        while len(book.frames) > len(parts) and (
-            len(book.frames) > self._ring_frames or book.num_bytes > self._ring_bytes
-        ):
+            listing = book.calls.get(call) if call else None
+            team = listing.team if listing is not None else ""
+            ring.add(StoredFrame(self._step, encode_frame(part, event_id(self.boot, self._step)), call, team))
+        if ring.num_long_bytes > ring.max_long_bytes:
+            self._fail(book, ring.thin(book.feed.position if book.feed is not None else ring.floor))
+        while ring.is_overfull and len(ring.frames) > len(parts):
             book.drop()
         if book.feed is not None:
             book.feed.wake()
@@ -242,6 +263,7 @@ class EventHub:
             book.expiry.cancel()
             book.expiry = None
         book.feed = Feed(self, book, self._position(book, last_event_id))
+        self._fail(book, book.ring.missed_after(book.feed.position))
         if self._closed:
             book.feed.close()
         return book.feed
@@ -267,12 +289,12 @@ class EventHub:
 
     def alive_frame(self, book: GatewayBook) -> bytes:
         """Return the `alive` frame for a connection that may have missed frames; give up calls that lost events."""
-        for listing in [listing for listing in book.calls.values() if 0 < listing.first_step <= book.floor]:
-            del book.calls[listing.number]
-            self._on_lost(listing.key)
-        ended = [number for _, number, first_step in book.ended if first_step > book.floor]
+        floor = book.ring.floor
+        for listing in [listing for listing in book.calls.values() if 0 < listing.first_step <= floor]:
+            self._give_up(listing)
+        ended = [number for _, number, first_step in book.ended if first_step > floor]
         data = encode_alive([*ended, *book.calls])
-        return encode_frame(data, event_id(self.boot, book.floor), ALIVE_EVENT)
+        return encode_frame(data, event_id(self.boot, floor), ALIVE_EVENT)
 
     def close(self) -> None:
         """End every connection, after it has sent what was published."""
@@ -292,11 +314,7 @@ class EventHub:
     def check_integrity(self) -> None:
         """Raise AssertionError if the records about a gateway disagree, such as its frames and their byte count."""
         for gateway_id, book in self._books.items():
-            steps = [step for step, _ in book.frames]
-            if steps != sorted(set(steps)) or (steps and steps[0] <= book.floor):
-                raise AssertionError(f"{gateway_id}: ring out of order: {steps[:3]} ... over floor {book.floor}")
-            if book.num_bytes != sum(len(data) for _, data in book.frames):
-                raise AssertionError(f"{gateway_id}: ring counts {book.num_bytes} bytes wrongly")
+            book.ring.check()
             if book.feed is None and book.expiry is None and not self._closed:
                 raise AssertionError(f"{gateway_id}: neither connected nor in its grace period")
 
@@ -307,25 +325,40 @@ class EventHub:
         while self._passed and self._passed[0][0] <= now - self._kept_s:
             _, old = self._passed.popleft()
             for book in self._books.values():
-                while book.feed is not None and book.frames and book.frames[0][0] <= min(old, book.feed.position):
+                frames = book.ring.frames
+                while book.feed is not None and frames and frames[0].step <= min(old, book.feed.position):
                     book.drop()
 
     def _open(self, gateway_id: str) -> GatewayBook:
         book = self._books.get(gateway_id)
         if book is None:
-            book = GatewayBook(gateway_id, floor=self._step, lossy=gateway_id in self._forgotten)
+            ring = Ring(self._step, self._ring_frames, self._ring_bytes, self._long_bytes)
+            book = GatewayBook(gateway_id, ring, lossy=gateway_id in self._forgotten)
             self._books[gateway_id] = book
             self._start_grace(book)
         return book
 
     def _position(self, book: GatewayBook, last_event_id: str | None) -> int:
         """Return the step after which a connection reads on. If it is below `floor`, `alive` comes first."""
+        floor = book.ring.floor
         if not last_event_id:
-            return book.floor - 1 if book.lossy else book.floor
+            return floor - 1 if book.lossy else floor
         parsed = parse_event_id(last_event_id)
-        if parsed is None or parsed[0] != self.boot or not book.floor <= parsed[1] <= self._step:
-            return book.floor - 1
+        if parsed is None or parsed[0] != self.boot or not floor <= parsed[1] <= self._step:
+            return floor - 1
         return parsed[1]
+
+    def _fail(self, book: GatewayBook, calls: list[int]) -> None:
+        """Fail calls that lost events. Without a connection, the next one is told (`Ring.missed_after`)."""
+        for call in calls:
+            if (listing := book.calls.get(call)) is not None:
+                self._give_up(listing)
+        if calls and book.feed is not None:
+            book.feed.fail(calls)
+
+    def _give_up(self, listing: Listing) -> None:
+        del listing.gateway.calls[listing.number]
+        self._on_lost(listing.key)
 
     def _start_grace(self, book: GatewayBook) -> None:
         if not self._closed:
@@ -341,6 +374,25 @@ class EventHub:
         for listing in book.calls.values():
             self._on_lost(listing.key)
         book.calls.clear()
+
+
+def _parts(events: list[CallEvent]) -> list[tuple[int, bytes]]:
+    """Encode a step's events. Return the data of each frame with the number of the call that has it for its own long
+    events; 0: calls share it."""
+    data = encode_step(events)
+    if len(data) <= min(EVENT_BYTES * len(events), MAX_PART_BYTES):
+        return [(0, data)]
+    by_call: dict[int, list[CallEvent]] = {}
+    for event in events:
+        by_call.setdefault(event.call, []).append(event)
+    parts: list[tuple[int, bytes]] = []
+    shared: list[CallEvent] = []
+    for call, own in by_call.items():
+        if len(encode_step(own)) > EVENT_BYTES * len(own):
+            parts += [(call, part) for part in _encoded(own)]
+        else:
+            shared += own
+    return parts + [(0, part) for part in _encoded(shared)] if shared else parts
 
 
 def _encoded(events: list[CallEvent]) -> list[bytes]:

@@ -27,6 +27,18 @@ def test_answers_that_have_ended_tell_their_own() -> None:
     assert request_log.usage == Usage(14, 10, 6)
 
 
+def test_each_answers_log_tells_what_has_come_of_it_so_far() -> None:
+    """By which the team of a caller who leaves is charged."""
+    request_log = RequestLog("r", "POST", "/")
+    logs = request_log.split(2)
+    partial_usage = PartialUsage(request_log.answers)
+    partial_usage.add(1, [Started(1, 0, 7, 3), Text(1, "a", 2)])
+    partial_usage.add(1, [Reasoning(1, "b")])
+    assert [log.num_generated for log in logs] == [0, 3]
+    partial_usage.ended(1)
+    assert [log.num_generated for log in logs] == [0, 0], "its last event tells"
+
+
 def test_nothing_is_counted_where_nothing_came() -> None:
     request_log, partial_usage = RequestLog("r", "POST", "/"), PartialUsage()
     partial_usage.add_to(request_log)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from prometheus_client import CollectorRegistry
 
 from gateway.adapters.choice import CallAdapters
@@ -15,7 +16,16 @@ from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import MAX_ATTEMPTS, MAX_LOST, Dispatcher
 from gateway.dispatch.fan_out import start_answers
 from gateway.dispatch.pipeline import Pipeline
-from gateway.errors import InvalidRequest, PaddockError, QueueFull, RequestTimeout, Stopping, Unsuited, WorkerLost
+from gateway.errors import (
+    InvalidRequest,
+    MemoryFull,
+    PaddockError,
+    QueueFull,
+    RequestTimeout,
+    Stopping,
+    Unsuited,
+    WorkerLost,
+)
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
@@ -64,13 +74,22 @@ class Scene:
     """A gateway's pipeline with workers w1, w2 ... of model `m`, and others of the model that is their first letter."""
 
     scripts: dict[str, list[Script]]
+    width: int = 0
+    """Numbers in a vector, as the workers tell; 0: they don't."""
     metrics: Metrics = field(default_factory=lambda: Metrics(CollectorRegistry()))
     request_log: RequestLog = field(default_factory=lambda: RequestLog("id", "POST", "/"))
+    most_bytes: int = 100
+    """Bytes of vectors that a request may hold."""
+    holds: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         workers = {"m": "w", "x": "x"} | {name[0]: name[0] for name in self.scripts if name[0] != "w"}
         beats = {
-            model: tuple(heartbeat(name, model=model, boot=f"boot-{name}") for name in self.scripts if name[0] == first)
+            model: tuple(
+                replace_struct(heartbeat(name, model=model, boot=f"boot-{name}"), width=self.width)
+                for name in self.scripts
+                if name[0] == first
+            )
             for model, first in workers.items()
         }
         fleet = StillFleet(FleetSnapshot(beats, frozenset(beats)))
@@ -89,7 +108,12 @@ class Scene:
         return events
 
     async def pooled(self) -> PoolResult:
-        return await self.pipeline.pool(call_of(), POOLED, self.request_log.answer)
+        return await self.pipeline.pool(call_of(), POOLED, self.request_log.answer, self._hold)
+
+    def _hold(self, num_bytes: int, width: int) -> None:
+        self.holds.append((num_bytes, width))
+        if num_bytes > self.most_bytes:
+            raise MemoryFull("no more")
 
     def check_all_is_given_back(self) -> None:
         assert self.admission.num_held == self.pipeline.num_calls == 0
@@ -105,6 +129,66 @@ async def test_an_answer_comes_as_the_upstream_gives_it_and_is_charged() -> None
     assert (attempt.at.worker, attempt.slot) == ("w1", 4)
     assert scene.admission.leases[0].charged == [8.0], "the uncached prompt and the answer"
     assert scene.upstream.cancelled == []
+    scene.check_all_is_given_back()
+
+
+@pytest.mark.parametrize(
+    ("script", "num_written", "charged"),
+    [
+        ((), 0, None),
+        ((Started(1, 4, 30, 2),), 0, None),
+        ((Started(1, 4, 700, 2),), 0, 698.0),
+        ((Started(1, 4, 30, 2), Text(1, "a")), 12, None),
+        ((Started(1, 4, 30, 2), Text(1, "a")), 590, 618.0),
+    ],
+    ids=["nothing came", "less than predicted", "a long prompt", "a short answer", "a long answer"],
+)
+async def test_a_call_that_is_left_is_charged_for_what_came_and_at_least_as_predicted(
+    script: Script, num_written: int, charged: float | None
+) -> None:
+    """40 tokens were predicted: a caller that always left at token 590 of 600 got sixteen times as much as it paid."""
+    scene = Scene({"w1": [script]})
+    scene.request_log.answer.num_written = lambda: num_written
+    leaving = asyncio.create_task(scene.answered())
+    await until(lambda: scene.upstream.started == ["w1"], 1.0, "it is asked")
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert scene.admission.leases[0].charged == [charged]
+    scene.check_all_is_given_back()
+
+
+async def test_a_call_that_fails_is_charged_for_what_came() -> None:
+    scene = Scene({"w1": [(Started(1, 4, 700, 2), Text(1, "a"), Failed(1, LOST))]})
+    assert (await scene.answered())[-1] == Failed(1, LOST)
+    assert scene.admission.leases[0].charged == [698.0]
+
+
+async def test_pooled_work_is_charged_by_its_tokens() -> None:
+    scene = Scene({"w1": [replace_struct(VECTORS, num_tokens=(70,))]})
+    await scene.pooled()
+    assert scene.admission.leases[0].charged == [70.0]
+    scene.check_all_is_given_back()
+
+
+async def test_vectors_that_would_take_too_much_are_refused_before_they_are_computed() -> None:
+    """They were computed, came, and were refused then: 14 of 16 requests, and 480 MiB that nothing counted."""
+    scene = Scene({"w1": [VECTORS]}, width=26)
+    with pytest.raises(MemoryFull):
+        await scene.pooled()
+    assert scene.holds == [(104, 26)]
+    assert scene.upstream.started == []
+    assert scene.admission.leases[0].charged == [0.0], "no work was done"
+    scene.check_all_is_given_back()
+
+
+async def test_vectors_are_counted_as_they_come() -> None:
+    """A worker need not tell how wide they are, and with pooling `none` each token has one."""
+    scene = Scene({"w1": [VECTORS]}, most_bytes=3)
+    with pytest.raises(MemoryFull):
+        await scene.pooled()
+    assert scene.holds == [(0, 0), (4, 0)]
     scene.check_all_is_given_back()
 
 

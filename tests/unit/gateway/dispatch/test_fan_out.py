@@ -82,6 +82,18 @@ async def test_each_answer_keeps_its_number(count: int) -> None:
     assert corridor.open == 0
 
 
+async def test_tokens_that_nobody_has_read_yet_are_counted() -> None:
+    """Whoever reads nothing of several answers, and then leaves, pays for what came."""
+    requests = [GenerateRequest(prompt=str(number)) for number in range(2)]
+    request_log = RequestLog("id", "POST", "/")
+    async with start_answers(cast(Pipeline, Corridor()), call(patience_s=5.0), requests, request_log) as answer:
+        await asyncio.sleep(10 * STEP_S)
+        assert sum(log.num_generated for log in request_log.answers) > 0
+        while not answer.ended:
+            await answer.take()
+        assert [log.num_generated for log in request_log.answers] == [0, 0]
+
+
 class Looked(tuple[int | str, ...]):
     """A prompt that notes when it is gone through."""
 

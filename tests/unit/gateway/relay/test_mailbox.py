@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
-from gateway.relay.mailbox import Mailbox, MailboxWithSettings
+from gateway.api.intake.memory_budget import MemoryBudget
+from gateway.call import Principal
+from gateway.relay.mailbox import FREE_BYTES, Mailbox, MailboxWithSettings
 from workers.protocol.events import (
     Failed,
     Failure,
     FailureCode,
     Finished,
     FinishReason,
+    Logprobs,
     Settings,
     Started,
     Text,
     Timings,
+    TokenLogprob,
     Usage,
+    decode_step,
+    encode_step,
 )
 from workers.protocol.requests import Sampling
 
@@ -29,6 +36,16 @@ async def test_all_that_is_there_comes_at_once_and_in_order() -> None:
     assert await box.peek() == Text(1, "0")
     assert await box.take() == [Text(1, "0"), Text(1, "1"), Text(1, "2")]
     assert not box.ended
+
+
+async def test_tokens_that_nobody_has_taken_are_told() -> None:
+    """Who reads nothing, and then leaves, pays for them."""
+    box = Mailbox(10, lambda: None)
+    box.put_all([Started(1, 0, 3, 0), Text(1, "a", 2)])
+    box.put(Text(1, "b"))
+    assert box.num_unread == 3
+    await box.take()
+    assert box.num_unread == 0
 
 
 async def test_a_waiting_reader_is_woken() -> None:
@@ -155,3 +172,52 @@ async def test_what_comes_before_the_settings_is_bounded_as_well() -> None:
     for _ in range(5):
         box.put(STARTED)
     assert told == ["over"]
+
+
+PROBABILITIES = Logprobs(1, TokenLogprob(1, b"piece", -1.0), tuple(TokenLogprob(n, b"piece", -1.0) for n in range(100)))
+"""Those of one token: 3 KB on the wire, 18 KB of memory."""
+
+
+async def test_unread_events_count_for_the_caller_by_the_memory_that_they_take() -> None:
+    budget, told = MemoryBudget(8 << 20), list[str]()
+    caller = Principal("key", "team", None, admin=False)
+    boxes = [Mailbox(10_000, lambda: told.append("over"), held=budget.reserve(caller)) for _ in range(2)]
+    tracemalloc.start()
+    try:
+        for _ in range(60):
+            boxes[0].put_all([*decode_step(encode_step([PROBABILITIES]))], 3300)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken < budget.num_bytes < 3 * taken
+    assert len(await boxes[0].take()) == 60
+    assert budget.num_bytes == 0, "who has read them holds them no more"
+    for _ in range(1000):
+        boxes[1].put_all([PROBABILITIES], 3300)
+    assert told == ["over"]
+    assert budget.num_bytes <= 4 << 20, "half of all, since nobody else holds any"
+    boxes[1].close()
+    assert budget.num_bytes == 0
+
+
+async def test_a_caller_who_reads_what_comes_counts_nothing() -> None:
+    budget = MemoryBudget(1 << 20)
+    box = Mailbox(10_000, lambda: None, held=budget.reserve(Principal("key", "team", None, admin=False)))
+    for _ in range(20):
+        box.put_all([Text(1, "x" * 100)] * 10, 1300)
+        assert budget.num_bytes == 0
+        await box.take()
+    assert FREE_BYTES >= 10 * 1300
+
+
+async def test_events_that_wait_for_the_settings_count_as_well() -> None:
+    budget, told = MemoryBudget(8 << 20), list[str]()
+    held = budget.reserve(Principal("key", "team", None, admin=False))
+    box = MailboxWithSettings(10_000, lambda: told.append("over"), held=held)
+    for _ in range(60):
+        box.put_all([PROBABILITIES], 3300)
+    assert budget.num_bytes > 60 * 3300
+    box.release(None)
+    assert budget.num_bytes > 60 * 3300
+    assert len(await box.take()) == 60
+    assert budget.num_bytes == 0

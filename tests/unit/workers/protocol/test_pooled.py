@@ -30,6 +30,27 @@ def test_it_may_be_cut_anywhere(num_bytes: int) -> None:
         assert read(raw, cut) == read(raw, cut, min(cut + 7, len(raw))) == result
 
 
+def test_vectors_are_counted_as_they_come() -> None:
+    """A reader of many MiB can so refuse them before all of them are in memory."""
+    raw, counts = encode(RESULT), list[int]()
+    reader = ResultReader(counts.append)
+    for start in range(0, len(raw), 8):
+        reader.add(raw[start : start + 8])
+    assert counts == sorted(counts)
+    assert counts[-1] == len(RESULT.vectors)
+    assert len(counts) > 3
+
+
+def test_what_counting_raises_ends_the_reading() -> None:
+    def hold(num_bytes: int) -> None:
+        if num_bytes > 20:
+            raise MemoryError
+
+    reader, raw = ResultReader(hold), encode(RESULT)
+    with pytest.raises(MemoryError):
+        reader.add(raw)
+
+
 def test_fields_may_stand_in_any_order_and_be_more() -> None:
     raw = b'{"vectors":"AAAA","new":"\\"vectors\\":\\"","rows":[1],"num_tokens":[1],"width":1,"pooling":"a\\"b"}'
     for cut in range(len(raw)):

@@ -6,9 +6,18 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.relay.event_source import check_step
-from workers.protocol.events import CallEvent, Logprobs, Started, Text, TokenLogprob, decode_alive, decode_step
+from workers.protocol.events import (
+    CallEvent,
+    Failed,
+    Logprobs,
+    Started,
+    Text,
+    TokenLogprob,
+    decode_alive,
+    decode_step,
+)
 from workers.protocol.framing import ALIVE_EVENT, FrameReader
-from workers.service.calls.stream import MAX_PART_BYTES, EventHub, Feed, Listing
+from workers.service.calls.stream import MAX_PART_BYTES, OVERRUN, EventHub, Feed, Listing
 
 GRACE_S = 0.05
 
@@ -149,11 +158,11 @@ async def test_the_ring_is_bounded_by_bytes_and_keeps_the_newest_frame() -> None
     one = bench.enter(1)
     for _ in range(1000):
         bench.publish(one)
-    assert one.gateway.num_bytes <= 200
-    assert len(one.gateway.frames) > 1
+    assert one.gateway.ring.num_bytes <= 200
+    assert len(one.gateway.ring.frames) > 1
     bench.hub.begin_step(0)
-    bench.hub.publish(one.gateway, [Text(1, "x" * 500)])
-    assert len(one.gateway.frames) == 1
+    bench.hub.publish(one.gateway, [Text(1, "x" * 200)])
+    assert len(one.gateway.ring.frames) == 1
     bench.hub.check_integrity()
     bench.hub.close()
 
@@ -249,10 +258,10 @@ async def test_what_was_taken_long_ago_is_let_go() -> None:
         bench.publish(one)
     assert len(taken(feed)) == 5
     bench.publish(one)
-    assert len(one.gateway.frames) == 6, "not yet: its connection may break"
+    assert len(one.gateway.ring.frames) == 6, "not yet: its connection may break"
     await asyncio.sleep(0.06)
     bench.publish(one)
-    assert [step for step, _ in one.gateway.frames] == [6, 7]
+    assert [frame.step for frame in one.gateway.ring.frames] == [6, 7]
     bench.hub.check_integrity()
     assert taken(feed) == ["boot-6 [1]", "boot-7 [1]"]
     assert taken(bench.hub.attach("g", "boot-6")) == ["boot-7 [1]"], "who is back goes on"
@@ -270,7 +279,7 @@ async def test_what_no_connection_took_stays_however_old() -> None:
     bench.hub.detach(feed)
     for _ in range(3):
         bench.publish(one)
-    assert len(one.gateway.frames) == 8, "nobody knows what it got before it went away"
+    assert len(one.gateway.ring.frames) == 8, "nobody knows what it got before it went away"
     assert taken(bench.hub.attach("g", "boot-2"))[0] == "boot-3 [1]"
     bench.hub.check_integrity()
     assert bench.lost == []
@@ -318,3 +327,96 @@ async def test_one_long_event_is_a_frame_of_its_own(bench: Bench) -> None:
     assert taken(feed) == ["boot-1 [1]", "boot-2 [2]"]
     bench.publish(two)
     assert taken(feed) == ["boot-3 [2]"]
+
+
+def probabilities(number: int) -> list[CallEvent]:
+    """A token with a hundred probabilities: 3 KB."""
+    top = tuple(TokenLogprob(1000 + place, b"piece", -1.25 - place) for place in range(100))
+    return [Logprobs(number, top[0], top), Text(number, "t")]
+
+
+class LongBench(Bench):
+    """Calls 1 to 3 of the team `red` have long events, call 9 of `blue` short ones."""
+
+    def __init__(self, long_bytes: int) -> None:
+        super().__init__()
+        self.hub = EventHub("boot", self.lost.append, grace_s=GRACE_S, ring_bytes=20_000, long_bytes=long_bytes)
+        self.red = [self.hub.enter("g", number, 100 + number, "red") for number in (1, 2, 3)]
+        self.blue = self.hub.enter("g", 9, 109, "blue")
+
+    def step(self, long: int = 3) -> None:
+        step = self.hub.begin_step(0)
+        events: list[CallEvent] = [Text(9, "b")]
+        for listing in [self.blue, *self.red[:long]]:
+            listing.first_step = listing.first_step or step
+        for listing in self.red[:long]:
+            if self.hub.find("g", listing.number):
+                events += probabilities(listing.number)
+        self.hub.publish(self.blue.gateway, events)
+        self.hub.check_integrity()
+
+
+def events_of(feed: Feed) -> list[CallEvent]:
+    data = b""
+    while part := feed.take(1 << 20):
+        data += part
+    return [event for frame in FrameReader().feed(data) if not frame.event for event in decode_step(frame.data)]
+
+
+async def test_long_events_push_nobody_elses_events_out_of_the_ring() -> None:
+    bench = LongBench(long_bytes=20_000)
+    feed = bench.hub.attach("g", None)
+    for _ in range(50):
+        bench.step()
+    events = events_of(feed)
+    assert sum(event.call == 9 and type(event) is Text for event in events) == 50
+    assert sorted(bench.lost) == [101, 102, 103], "each over the bound in turn, and nobody else"
+    for number in (1, 2, 3):
+        own = [event for event in events if event.call == number]
+        assert own[0] == Failed(number, OVERRUN), "before all that is left of it"
+        assert sum(type(event) is Failed for event in own) == 1
+    bench.hub.close()
+
+
+async def test_who_reads_long_events_in_time_loses_none() -> None:
+    bench = LongBench(long_bytes=20_000)
+    feed = bench.hub.attach("g", None)
+    events: list[CallEvent] = []
+    for _ in range(50):
+        bench.step()
+        events += events_of(feed)
+    assert [event for event in events if event.call == 1] == probabilities(1) * 50
+    assert bench.lost == []
+    bench.hub.close()
+
+
+async def test_a_connection_that_resumes_before_long_events_that_were_let_go_is_told_so() -> None:
+    bench = LongBench(long_bytes=20_000)
+    feed = bench.hub.attach("g", None)
+    bench.step(long=0)
+    bench.step(long=1)
+    events_of(feed)
+    resumed_at = bench.red[0].first_step - 1
+    for _ in range(20):
+        bench.step(long=1)
+        events_of(feed)
+    assert bench.lost == [], "its connection has taken all of it"
+    events = events_of(bench.hub.attach("g", f"boot-{resumed_at}"))
+    assert bench.lost == [101]
+    assert next(event for event in events if event.call == 1) == Failed(1, OVERRUN)
+    assert sum(event.call == 9 for event in events) == 21
+    assert events_of(bench.hub.attach("g", f"boot-{bench.hub.begin_step(0) - 1}")) == []
+    bench.hub.close()
+
+
+async def test_of_long_events_the_heaviest_team_loses_its_heaviest_call() -> None:
+    bench = LongBench(long_bytes=40_000)
+    own = bench.hub.enter("g", 10, 110, "blue")
+    own.first_step = bench.hub.begin_step(0)
+    feed = bench.hub.attach("g", None)
+    bench.hub.publish(own.gateway, probabilities(10) * 4)
+    while not bench.lost:
+        bench.step(long=2)
+    assert bench.lost[0] in (101, 102)
+    assert [event for event in events_of(feed) if event.call == 10] == probabilities(10) * 4
+    bench.hub.close()
