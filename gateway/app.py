@@ -202,6 +202,7 @@ class _Core:
     keys: Keys
     callers: KnownCallers
     desired_adapters: DesiredAdapters
+    memory: MemoryBudget
     fleet: Fleet
     relay: Relay
     queries: WorkerQueries
@@ -227,7 +228,8 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     unreadable = Unreadable(lambda kind: metrics.unreadable.labels(kind).inc())
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
     process = gateway_process(gateway_id, secrets.token_hex(4))
-    relay = Relay(process, settings.worker_secret, settings.stream_buffer_events)
+    memory = MemoryBudget(settings.call_memory_bytes or max(LEAST_CALL_MEMORY, 20 * settings.max_body_bytes))
+    relay = Relay(process, settings.worker_secret, settings.stream_buffer_events, memory.reserve)
     desired_adapters = DesiredAdapters(redis, lambda: fleet.snapshot.models, unreadable, names.scales)
     fleet = Fleet(
         redis,
@@ -237,6 +239,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         unreadable=unreadable,
     )
     fleet.listen(lambda snapshot: relay.follow(_beats(snapshot)))
+    fleet.uphold(relay.hears)
     first = FirstWorkers(names.meant, settings.ready_wait_s)
     fleet.listen(first.follow)
     of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
@@ -257,6 +260,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         keys=keys,
         callers=callers,
         desired_adapters=desired_adapters,
+        memory=memory,
         fleet=fleet,
         relay=relay,
         queries=WorkerQueries(fleet, relay),
@@ -286,7 +290,8 @@ def _handlers(
 ) -> Mapping[str, Handler]:
     """Return name -> handler for all routes. The names are those of `gateway.api.routes`."""
     resolver, pipeline, fleet, names = core.resolver, core.pipeline, core.fleet, core.names
-    intake = _intake(settings, fleet, names)
+    decoding, longest = DecodingThread(), lambda: longest_context(fleet.snapshot, names)
+    intake = Intake(settings.max_body_bytes, core.memory, decoding, longest)
     pings = Pings(settings.ping_interval_s, settings.ping == "event")
     resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)
     calls = CallHandlers(resolver, pipeline, intake, pings, resumable, core.queries)
@@ -340,11 +345,6 @@ def _recordings(settings: GatewaySettings, redis: redis.asyncio.Redis, gateway_i
     bounds = StreamBounds(settings.resume_streams_per_team, settings.resume_bytes_per_team)
     quota = StreamQuota(redis, bounds, settings.resume_ttl_s)
     return Recordings(StreamLog(redis, settings.resume_ttl_s), quota, gateway_id, settings.resume_buffer_bytes)
-
-
-def _intake(settings: GatewaySettings, fleet: Fleet, names: ModelNames) -> Intake:
-    budget = MemoryBudget(settings.call_memory_bytes or max(LEAST_CALL_MEMORY, 20 * settings.max_body_bytes))
-    return Intake(settings.max_body_bytes, budget, DecodingThread(), lambda: longest_context(fleet.snapshot, names))
 
 
 async def _key_store(

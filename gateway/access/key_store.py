@@ -15,7 +15,7 @@ from gateway.store.packed import OF_ANOTHER_TYPE, Pauses, unpacked_keys, unpacke
 from gateway.store.scripts import load_members_script
 from gateway.telemetry.metrics import Unread
 from workers.protocol import keys
-from workers.redis.link import short_commands_of
+from workers.redis.link import long_commands_of
 
 REREAD_S = 3.0
 LONGEST_BYTES = 1 << 20
@@ -54,7 +54,7 @@ class KeyStore:
         sealed with `secret`; their keys are not valid."""
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
-        self._commands = short_commands_of(redis)
+        self._commands = long_commands_of(redis)
         self._secret = secret
         self._target = target
         self._fixed = {record.name: record for record in fixed}

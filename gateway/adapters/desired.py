@@ -24,7 +24,7 @@ from gateway.telemetry.metrics import Unread
 from workers.protocol import keys
 from workers.protocol.queries import LoadAdapter
 from workers.protocol.requests import Name
-from workers.redis.link import short_commands_of
+from workers.redis.link import long_commands_of
 from workers.redis.short_commands import Command, fields_of
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class DesiredAdapters:
         self._defaults = defaults
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
-        self._commands = short_commands_of(redis)
+        self._commands = long_commands_of(redis)
         self._models = models
         self._known: dict[str, _Known] = {}
         self._num_changes: Counter[str] = Counter()

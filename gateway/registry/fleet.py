@@ -12,6 +12,7 @@ import redis.asyncio
 
 from gateway.adapters.names import Contents
 from gateway.registry.fleet_state import FleetState
+from gateway.registry.heard_workers import HeardWorkers
 from gateway.registry.records import MOST_STRANGE_BYTES, NewsReader, RecordReader, WorkerKey
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.routing.pool import Pool
@@ -19,6 +20,7 @@ from gateway.store.channel import follow
 from gateway.store.outage import Outage, Unreadable, raise_if_cancelled
 from gateway.store.packed import Pauses
 from workers.protocol import keys
+from workers.protocol.heartbeat import Heartbeat
 
 __all__ = ["Fleet", "FleetSnapshot"]
 
@@ -47,7 +49,8 @@ def _always(model: str) -> bool:
 
 
 class Fleet:
-    """Follows the fleet in Redis. Keeps the last known fleet while Redis is away or refuses what workers write.
+    """Follows the fleet in Redis. Keeps the last known fleet while Redis is away or refuses what workers write, and
+    workers that can't write although this gateway hears them (`HeardWorkers`).
 
     Loads and prefix hashes are at most twice `keys.NEWS_INTERVAL_S` old. All records, and so the list of workers, are
     read every `interval_s`, in a large fleet less often (RECORD_S). A record that its worker announces is read at once.
@@ -71,6 +74,7 @@ class Fleet:
         self._redis = redis
         self._records = RecordReader(redis, secret, lambda: refused("record"), unreadable)
         self._news = NewsReader(redis, secret, lambda: refused("news"), unreadable)
+        self._heard = HeardWorkers(redis, secret)
         self._state = FleetState(registered)
         self._listeners = [on_change] if on_change else []
         self._membership = FleetSnapshot().membership()
@@ -109,6 +113,11 @@ class Fleet:
         """Have a model's last records kept while `takes_writes(model)` is False: Redis refuses its workers' writes."""
         self._takes_writes = takes_writes
 
+    def uphold(self, hears: Callable[[str], bool]) -> None:
+        """Keep the workers that can't renew their records while `hears(boot)` is True: an event stream to that very
+        process is open."""
+        self._heard.hears = hears
+
     async def refresh(self) -> FleetSnapshot:
         """Read everything now. Raises redis.RedisError if Redis is away; the snapshot then stays as it was."""
         async with self._reading:
@@ -124,6 +133,7 @@ class Fleet:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(self._redis, keys.FLEET_CHANNEL, self._note_announcement, self._read_all_soon))
             tasks.create_task(self._poll())
+            tasks.create_task(self._heard.run())
 
     def _note_announcement(self, message: bytes) -> None:
         key = _worker_key(message.decode(errors="replace"))
@@ -188,13 +198,23 @@ class Fleet:
         found |= await self._records.some(announced - found.keys(), pauses, MOST_STRANGE_BYTES)
         kept = self._kept(begun) | unread
         beats = {**self._state.records_of(kept), **found}
+        beats = {**self._choose_heard(beats, announced - found.keys()), **beats}
         if not are_all:  # the names of the other models are not known
             models = self._state.models
-        models |= kept | {model for model, _ in found}
+        models |= kept | {model for model, _ in beats}
         self._state.replace_records(models, beats, begun - keys.HEARTBEAT_INTERVAL_S, are_all=are_all)
         self._read_at = begun
         self._worked_s = pauses.worked_s
         self._notify()
+
+    def _choose_heard(self, found: Mapping[WorkerKey, Heartbeat], left: set[WorkerKey]) -> dict[WorkerKey, Heartbeat]:
+        """Return the last records of workers that stay in the fleet though they are not in `found`, and have their
+        records upheld. `left`: workers that announced a change and have no record, so they have left by themselves."""
+        self._heard.forget(left)
+        missing = self._heard.only(self._state.not_draining(self._state.workers - found.keys() - left))
+        late = self._state.not_draining(self._records.late & found.keys())
+        self._heard.uphold(missing, {key: found[key] for key in late if not found[key].draining})
+        return missing
 
     async def _list_models(self) -> tuple[frozenset[str], bool]:
         """Return the models in Redis, as far as they can be read, and whether these are all models in Redis."""
@@ -222,9 +242,9 @@ class Fleet:
     async def _read_announced(self) -> None:
         begun, workers = time.monotonic(), sorted(self._announced)
         self._announced.clear()
-        self._state.update_records(
-            workers, await self._records.some(workers, Pauses()), begun - keys.HEARTBEAT_INTERVAL_S
-        )
+        found = await self._records.some(workers, Pauses())
+        self._heard.forget(set(workers) - found.keys())
+        self._state.update_records(workers, found, begun - keys.HEARTBEAT_INTERVAL_S)
         self._notify()
 
     async def _resync(self, workers: tuple[WorkerKey, ...]) -> None:

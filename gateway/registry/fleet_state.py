@@ -92,6 +92,21 @@ class FleetState:
         """Return the records of these models' workers as last read."""
         return {(model, worker): beat for model in models for worker, beat in self._records.get(model, {}).items()}
 
+    def not_draining(self, workers: Iterable[WorkerKey]) -> dict[WorkerKey, Heartbeat]:
+        """Return the records, as last read, of those of the workers that are known and do not drain."""
+        found: dict[WorkerKey, Heartbeat] = {}
+        for key in workers:
+            record, updater = self._records.get(key[0], {}).get(key[1]), self._updaters.get(key[0])
+            newest = updater.beat(key[1]) if updater else None  # its news can be newer than its record
+            if record is not None and not record.draining and not (newest is not None and newest.draining):
+                found[key] = record
+        return found
+
+    @property
+    def workers(self) -> set[WorkerKey]:
+        """The workers that have a record, as last read."""
+        return {(model, worker) for model, workers in self._records.items() for worker in workers}
+
     @property
     def out_of_sync(self) -> tuple[WorkerKey, ...]:
         """Workers whose record and hashes must be read anew; the one that has waited longest comes first."""

@@ -33,7 +33,7 @@ from workers.protocol.heartbeat import (
     open_news,
     unpack_heads,
 )
-from workers.redis.link import cluster_of, short_commands_of
+from workers.redis.link import cluster_of, long_commands_of
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,10 @@ Item = TypeVar("Item")
 WorkerKey = tuple[str, str]
 """The key of a worker: its model and its id."""
 
-_LENGTH = struct.Struct(">I")
+LATE_S = 1.0
+"""A record that expires within so many seconds is late: its worker has missed several heartbeats in a row."""
+
+_RECORD_HEADER = struct.Struct(">II")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +100,15 @@ class RecordReader:
         self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
     ) -> None:
         """`refused` is called for each record not sealed with `secret`; `unreadable` counts what can't be read."""
-        self._commands = short_commands_of(redis)
+        self._commands = long_commands_of(redis)
         self._secret = secret
         self._refused = refused
         self._unreadable = unreadable
         self._is_cluster = cluster_of(redis) is not None
         """Whether Redis is a Cluster: then all keys of one script call must belong to one model."""
         self._left_out: set[WorkerKey] = set()
+        self.late: set[WorkerKey] = set()
+        """Workers whose records are late (LATE_S), of those read since `all` was last called."""
         self._members = load_members_script().source
         self._values_script = load_records_script().source
         self._from: dict[str, bytes] = {}
@@ -119,6 +124,7 @@ class RecordReader:
     ) -> tuple[dict[WorkerKey, Heartbeat], frozenset[str]]:
         """Return the records of these models' workers, and the models whose list of workers can't be read. `known`:
         model -> its known workers."""
+        self.late.clear()
         asked = {keys.workers(model): model for model in models}
         there: list[WorkerKey] = []
         strangers: list[WorkerKey] = []
@@ -151,11 +157,14 @@ class RecordReader:
         left = most_bytes
         async with aclosing(self._values(Unread.WORKER, workers, pauses)) as values:
             async for key, packed in values:
-                (length,) = _LENGTH.unpack_from(packed)
-                record, seal = packed[_LENGTH.size : _LENGTH.size + length], packed[_LENGTH.size + length :]
+                left_ms, length = _RECORD_HEADER.unpack_from(packed)
+                end = _RECORD_HEADER.size + length
+                record, seal = packed[_RECORD_HEADER.size : end], packed[end:]
                 beat = self._read(key, record, seal) if record else None
                 if beat is not None:
                     found[key] = beat
+                    if left_ms < LATE_S * 1000:
+                        self.late.add(key)
                 if left is not None and (left := left - len(packed)) < 0:
                     why = f"those of workers that are not known have more than {most_bytes} bytes"
                     self._unreadable.skip(Unread.WORKER, "some records", why)
@@ -330,7 +339,7 @@ class NewsReader:
     ) -> None:
         """`secret`: the key that seals what workers write. `refused` is called for each entry without a valid seal;
         `unreadable` counts sealed entries that can't be read."""
-        self._commands = short_commands_of(redis)
+        self._commands = long_commands_of(redis)
         self._secret = secret
         self._refused = refused
         self._unreadable = unreadable

@@ -6,8 +6,10 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import length_hint
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +19,9 @@ from redis.exceptions import MovedError, NoScriptError, RedisError
 from gateway.errors import StoreUnavailable
 from gateway.store.outage import NO_ANSWER, remedy_for, unavailable
 from workers.protocol import keys
-from workers.redis.cluster import ClusterClient
-from workers.redis.link import cluster_of, short_commands_of
+from workers.redis.cluster import ClusterClient, Command
+from workers.redis.link import cluster_of, long_commands_of, short_commands_of
+from workers.redis.long_commands import LongCommands
 from workers.redis.short_commands import ShortCommands
 
 FOLDER = Path(__file__).parent / "lua"
@@ -119,6 +122,11 @@ def load_records_script() -> Script:
     return _script("records", "")
 
 
+def load_uphold_script() -> Script:
+    """Return the script `lua/uphold.lua`. Its KEYS are complete key names; those of most scripts are only a prefix."""
+    return _script("uphold", "")
+
+
 def _script(name: str, head: str) -> Script:
     return _made(name, head + "\n" + _source(name))
 
@@ -142,8 +150,9 @@ class Runner(Protocol):
         """Return the name of the queue for a key prefix; calls of one queue may share a batch."""
         ...
 
-    async def run(self, calls: Sequence[Call]) -> list[Any]:
-        """Run the calls of one queue. Return one answer or exception for each."""
+    async def run(self, calls: Sequence[Call], long_s: float | None = None) -> list[Any]:
+        """Run the calls of one queue. Return one answer or exception for each. `long_s`: seconds that they may take,
+        as they have long arguments; None: they are short."""
         ...
 
     async def repair(self, call: Call, answer: Any) -> None:
@@ -153,24 +162,31 @@ class Runner(Protocol):
 
 def runner_for(redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> Runner:
     cluster = cluster_of(redis)
-    return ServerRunner(short_commands_of(redis), scripts) if cluster is None else ClusterRunner(cluster, scripts)
+    if cluster is not None:
+        return ClusterRunner(cluster, scripts)
+    return ServerRunner(short_commands_of(redis), long_commands_of(redis), scripts)
 
 
 class ServerRunner:
-    """Runs calls on a single server, which has all keys."""
+    """Runs calls on a single server, which has all keys: short ones over the connection that everybody shares, long
+    ones over another, as those of others would wait behind them."""
 
-    def __init__(self, commands: ShortCommands, scripts: Sequence[Script]) -> None:
+    def __init__(self, commands: ShortCommands, long_commands: LongCommands, scripts: Sequence[Script]) -> None:
         self._commands = commands
+        self._long_commands = long_commands
         self._scripts = scripts
         self._loaded = False
 
     def queue(self, prefix: str) -> str:
         return ""
 
-    async def run(self, calls: Sequence[Call]) -> list[Any]:
+    async def run(self, calls: Sequence[Call], long_s: float | None = None) -> list[Any]:
         if not self._loaded:
             await self._load()
-        return await self._commands.ask(*[("EVALSHA", *call) for call in calls])
+        commands = [("EVALSHA", *call) for call in calls]
+        if long_s is not None:
+            return await self._long_commands.ask(*commands, timeout_s=long_s)
+        return await self._commands.ask(*commands)
 
     async def repair(self, call: Call, answer: Any) -> None:
         await self._load()
@@ -193,9 +209,10 @@ class ClusterRunner:
     def queue(self, prefix: str) -> str:
         return prefix
 
-    async def run(self, calls: Sequence[Call]) -> list[Any]:
+    async def run(self, calls: Sequence[Call], long_s: float | None = None) -> list[Any]:
         # Not redirected: while a hash slot migrates to another server, no script sees all of its keys.
-        return await self._cluster.send([(("EVALSHA", *call), {}) for call in calls], redirect=False)
+        commands: list[Command] = [(("EVALSHA", *call), {}) for call in calls]
+        return await self._cluster.send(commands, redirect=False, timeout_s=long_s)
 
     async def repair(self, call: Call, answer: Any) -> None:
         if isinstance(answer, MovedError):
@@ -209,6 +226,17 @@ class ClusterRunner:
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 256
+BATCH_BYTES = 256 << 10
+"""Bytes of arguments after which a batch takes no more calls."""
+
+LONG_BYTES = 64 << 10
+"""Bytes of a call's keys and arguments above which the call is long. At 20 MB/s to Redis that many take 3 ms."""
+LONG_AT_ONCE = 2
+"""Maximum number of a sender's long calls that are sent at the same time."""
+LONG_WAIT_S = 10.0
+"""Maximum seconds that a long call waits for its turn; then it fails."""
+LEAST_BYTES_PER_S = 1 << 20
+"""Rate to Redis that the time limit of a long call allows for."""
 
 MAX_REPAIRS = 3
 """Maximum times that a batch is sent again, from the first call that Redis did not run; a `repair` precedes each."""
@@ -217,31 +245,40 @@ LOG_EVERY_S = 10.0
 """Minimum seconds between two log lines that say why a script was not run."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: every script call makes one, and that would take 1 us more
 class _Job:
     call: Call
+    prefix: str
     answer: asyncio.Future[Any]
     script: str
     asked_at: float
     """time.perf_counter() when the call was made."""
+    num_bytes: int
+    """Approximate bytes of the key and the arguments: a character of a text counts as one."""
+    is_long: bool
+    """Whether these are more than LONG_BYTES."""
 
 
 @dataclass(slots=True, eq=False)
 class _Queue:
-    jobs: list[_Job] = field(default_factory=list)
+    jobs: deque[_Job] = field(default_factory=deque)
     sender: asyncio.Task[None] | None = None
 
 
 class ScriptSender:
-    """Runs scripts in the order in which they were called. Belongs to one event loop, and has a task only while there
-    are calls to send.
+    """Runs scripts in the order in which they were called; those of other key prefixes may overtake long calls. Belongs
+    to one event loop, and has tasks only while there are calls to send.
 
     Calls that come during a round trip are sent together in the next one: under load a script call then costs a third
     as much. Thanks to the order, giving up is safe: a withdrawal that is sent after an acquisition runs after it, even
     if no task waits for the acquisition's answer any more.
 
     A batch has `timeout_s`, connecting included: if Redis hangs, a caller waits for at most two batches. On a Cluster
-    each key prefix has a queue of its own, so that a server that is away delays only its own models."""
+    each key prefix has a queue of its own, so that a server that is away delays only its own models.
+
+    Calls with long arguments (LONG_BYTES) are sent one by one, apart from all others, and have more time. Until they
+    have their answers, later calls of the same key prefix wait behind them. A few are sent at once, those of different
+    prefixes in turn."""
 
     def __init__(
         self,
@@ -254,6 +291,9 @@ class ScriptSender:
         self._runner = runner_for(redis, scripts)
         self._timeout_s = timeout_s
         self._queues: dict[str, _Queue] = {}
+        self._apart: dict[str, _Queue] = {}
+        """Key prefix -> its calls, from a long one on that has no answer yet."""
+        self._long_turns = asyncio.Semaphore(LONG_AT_ONCE)
         self._took = took
         self._logged_at = float("-inf")
 
@@ -263,7 +303,10 @@ class ScriptSender:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         name = self._runner.queue(prefix)
         queue = self._queues.setdefault(name, _Queue())
-        queue.jobs.append(_Job((script.sha, 1, prefix, *arguments), answer, script.name, time.perf_counter()))
+        call = (script.sha, 1, prefix, *arguments)
+        num_bytes = sum(map(length_hint, call))  # 0 for a number; half the time of looking at the types
+        is_long = num_bytes > LONG_BYTES
+        queue.jobs.append(_Job(call, prefix, answer, script.name, time.perf_counter(), num_bytes, is_long))
         if queue.sender is None:
             queue.sender = asyncio.create_task(self._send_all(name, queue), name="redis scripts")
         return answer
@@ -279,23 +322,79 @@ class ScriptSender:
 
     async def close(self) -> None:
         """Wait until every call has run or failed."""
-        while senders := {queue.sender for queue in self._queues.values() if queue.sender is not None}:
+        while senders := {queue.sender for queue in (*self._queues.values(), *self._apart.values()) if queue.sender}:
             await asyncio.wait(senders)
 
     async def _send_all(self, name: str, queue: _Queue) -> None:
         try:
             while queue.jobs:
-                batch, queue.jobs = queue.jobs[:MAX_BATCH], queue.jobs[MAX_BATCH:]
-                await self._run(batch)
+                if batch := self._take(queue):
+                    await self._run(batch)
         finally:
             del self._queues[name]
             for job in queue.jobs:
                 job.answer.cancel()
 
-    async def _run(self, batch: list[_Job]) -> None:
+    def _take(self, queue: _Queue, *, is_apart: bool = False) -> list[_Job]:
+        """Return the short calls to send together next; none if a long one comes first in a queue that `is_apart`. From
+        another queue, long calls, and calls behind a long one of the same key prefix, are moved to such a queue."""
+        batch: list[_Job] = []
+        num_bytes, jobs, apart = 0, queue.jobs, self._apart
+        while jobs and len(batch) < MAX_BATCH and num_bytes < BATCH_BYTES:
+            job = jobs[0]
+            if job.is_long and (batch or is_apart):
+                break  # the batch may have calls of the same prefix, which must run before this one
+            jobs.popleft()
+            if not is_apart and (job.is_long or job.prefix in apart):
+                self._put_apart(job)
+            else:
+                batch.append(job)
+                num_bytes += job.num_bytes
+        return batch
+
+    def _put_apart(self, job: _Job) -> None:
+        queue = self._apart.setdefault(job.prefix, _Queue())
+        queue.jobs.append(job)
+        if queue.sender is None:
+            queue.sender = asyncio.create_task(self._send_apart(job.prefix, queue), name="long redis scripts")
+
+    async def _send_apart(self, prefix: str, queue: _Queue) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                answers = await self._answers([job.call for job in batch])
+            while queue.jobs:
+                if batch := self._take(queue, is_apart=True):
+                    await self._run(batch)
+                else:
+                    await self._run_in_turn(queue.jobs.popleft())
+        finally:
+            del self._apart[prefix]
+            for job in queue.jobs:
+                job.answer.cancel()
+
+    async def _run_in_turn(self, job: _Job) -> None:
+        """Run a long call when it is its turn. If that is not in time, the call fails, and does not run."""
+        left_s = job.asked_at + LONG_WAIT_S - time.perf_counter()
+        try:
+            if left_s <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(left_s):
+                await self._long_turns.acquire()
+        except TimeoutError:
+            error = TimeoutError(f"it has waited {LONG_WAIT_S:g} s for others with as long arguments")
+            self._log_why(error, job)
+            _settle(job, error)
+            return
+        except asyncio.CancelledError:
+            job.answer.cancel()
+            raise
+        try:
+            await self._run([job], self._timeout_s + job.num_bytes / LEAST_BYTES_PER_S)
+        finally:
+            self._long_turns.release()
+
+    async def _run(self, batch: list[_Job], long_s: float | None = None) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s if long_s is None else long_s):
+                answers = await self._answers([job.call for job in batch], long_s)
         except NO_ANSWER as error:
             answers = [error] * len(batch)
         except asyncio.CancelledError:
@@ -323,19 +422,19 @@ class ScriptSender:
         if now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
             what = str(error) or "no answer in time"
-            told = (job.script, job.call[2], type(error).__name__, what, remedy_for(error))
+            told = (job.script, job.prefix, type(error).__name__, what, remedy_for(error))
             log.warning("Redis does not run the script %s for %s (%s: %s): %s", *told)
 
-    async def _answers(self, calls: list[Call]) -> list[Any]:
+    async def _answers(self, calls: list[Call], long_s: float | None) -> list[Any]:
         """Run calls in order and return their answers. If a call was not run, remove the cause, then run this call and
         all later ones again; so some calls run twice."""
-        answers = await self._runner.run(calls)
+        answers = await self._runner.run(calls, long_s)
         for _ in range(MAX_REPAIRS):
             failed = next((at for at, answer in enumerate(answers) if isinstance(answer, REPAIRABLE)), None)
             if failed is None:
                 break
             await self._runner.repair(calls[failed], answers[failed])
-            answers[failed:] = await self._runner.run(calls[failed:])
+            answers[failed:] = await self._runner.run(calls[failed:], long_s)
         return answers
 
 

@@ -1,4 +1,4 @@
-"""A network between two processes that a test holds in its hands: cut, stalled, or led to another server."""
+"""A network between two processes that a test holds in its hands: cut, stalled, slow, or led to another server."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Wire:
     """New connections lead there."""
     port: int = 0
     num_cut: int = 0
+    delay_s: float = 0.0
+    """What is on its way takes so long in each direction: half of a round trip."""
     _flows: asyncio.Event = field(default_factory=asyncio.Event)
     _connections: set[_Connection] = field(default_factory=set)
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
@@ -70,13 +72,35 @@ class Wire:
             self._connections.discard(connection)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, asks: _Connection | None) -> None:
-        with suppress(OSError):
-            while data := await source.read(CHUNK_BYTES):
-                if asks is not None and not asks.head:
-                    asks.head = data
-                await self._flows.wait()
+        on_its_way = asyncio.Queue[tuple[float, bytes]]()
+        delivering = asyncio.create_task(self._deliver(on_its_way, sink))
+        loop, arrives_at = asyncio.get_running_loop(), 0.0
+        data = b"?"
+        while data:
+            try:
+                data = await source.read(CHUNK_BYTES)
+            except OSError:
+                data = b""
+            if asks is not None and not asks.head:
+                asks.head = data
+            arrives_at = max(arrives_at, loop.time() + self.delay_s)  # nothing overtakes what was sent before
+            on_its_way.put_nowait((arrives_at, data))
+            if not self.delay_s:
+                await on_its_way.join()  # a reader that does not read holds the writer up
+        await delivering
+
+    async def _deliver(self, on_its_way: asyncio.Queue[tuple[float, bytes]], sink: asyncio.StreamWriter) -> None:
+        """What was sent, in its order, each when it arrives; empty data is the end."""
+        loop, data = asyncio.get_running_loop(), b"?"
+        while data:
+            arrives_at, data = await on_its_way.get()
+            if (left_s := arrives_at - loop.time()) > 0:
+                await asyncio.sleep(left_s)
+            await self._flows.wait()
+            with suppress(OSError):
                 sink.write(data)
                 await sink.drain()
+            on_its_way.task_done()
         sink.close()
 
 

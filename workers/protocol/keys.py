@@ -20,7 +20,7 @@ write only the names marked with `worker`; most others are written by the gatewa
     pd:responses:{<team>}:sizes       hash    gateway      id of a stored response -> bytes; `all`: their sum
     pd:responses:{<team>}:of:<id>     string  gateway      a stored response with its input (JSON)
     pd:{model}:workers                set     worker       ids of workers; the sweep removes those without a record
-    pd:{model}:worker:<id>            hash    worker       `beat` (JSON) and its `seal`, and what scripts read
+    pd:{model}:worker:<id>            hash    worker, gateway `beat` (JSON) and its `seal`, and what scripts read
     pd:{model}:worker:<id>:heads      string  worker       prefix hashes of its cache (`heartbeat.pack_heads`)
     pd:{model}:held:<id>              zset    gateway      lease id -> expiry, unix ms: the worker's slots in use
     pd:{model}:calls                  hash    gateway      id of a ticket, grant or lease -> it (`lua/shared.lua`)
@@ -55,8 +55,11 @@ from collections.abc import Mapping
 from typing import Literal
 
 HEARTBEAT_INTERVAL_S = 0.5
-HEARTBEAT_TTL_S = 3.0
-"""Lifetime of a worker's record unless a heartbeat renews it. Once it expired, the sweep frees the worker's leases."""
+HEARTBEAT_TTL_S = 5.0
+"""Lifetime of a worker's record unless a heartbeat renews it. Once it expired, the sweep frees the worker's leases.
+
+A beat takes two round trips to Redis, each up to 2 s (the worker's patience), and the next begins up to
+HEARTBEAT_INTERVAL_S later: a record that lives for less would expire on a slow way, though its worker lives."""
 
 GATEWAY_INTERVAL_S = 1.0
 GATEWAY_TTL_S = 5.0

@@ -121,13 +121,16 @@ class ClusterClient(RedisCluster):
             raise answer
         return answer
 
-    async def send(self, commands: Sequence[Command], *, redirect: bool = True) -> list[Any]:
+    async def send(
+        self, commands: Sequence[Command], *, redirect: bool = True, timeout_s: float | None = None
+    ) -> list[Any]:
         """Return one answer or exception per command; commands of one slot run in order. `redirect`: whether a command
         whose slot has moved is sent again, to the slot's new node. If not, that command and the later ones of its slot
-        get the server's errors as their answers."""
+        get the server's errors as their answers. `timeout_s` bounds the whole in place of the client's own bound; that
+        of a connection, for sending and for each answer, still holds."""
         answers: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
-        async with self.bounded():
+        async with self.bounded(timeout_s):
             await self.initialize()
             for tries in range(ROUNDS):
                 by_node = await self._by_node(commands, left, answers)
@@ -157,11 +160,11 @@ class ClusterClient(RedisCluster):
         return nodes[0] if nodes else None
 
     @asynccontextmanager
-    async def bounded(self) -> AsyncIterator[None]:
+    async def bounded(self, timeout_s: float | None = None) -> AsyncIterator[None]:
         """Run a `with` block as one command: at most `max_under_way` such blocks run at once, others wait. Raises
-        TimeoutError after twice `timeout_s`, and nothing but RedisErrors and OSErrors."""
+        TimeoutError after `timeout_s` (None: twice the client's), and nothing but RedisErrors and OSErrors."""
         try:
-            async with asyncio.timeout(self._bound_s), self._under_way:
+            async with asyncio.timeout(self._bound_s if timeout_s is None else timeout_s), self._under_way:
                 yield
         except RedisClusterException as error:
             raise ConnectionError(str(error)) from error

@@ -35,6 +35,7 @@ from redis.exceptions import ConnectionError, InvalidResponse, ReadOnlyError, Re
 
 from workers.process.sockets import notice_dead_peer, tcp_options
 from workers.redis.cluster import ClusterClient
+from workers.redis.long_commands import ClusterLongCommands, LongCommands, PoolCommands
 from workers.redis.short_commands import ClusterCommands, Command, ServerCommands, ShortCommands, ShortConnection
 from workers.redis.trouble import Gate
 from workers.redis.url import Login, RedisUrl, Tls, checked
@@ -73,7 +74,7 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
             return _behind_sentinels(place, {**options, "retry": _retry(retries), "db": place.db}, retries)
         case _:
             pool = _Pool(**_where(place), **options, retry=_retry(retries), db=place.db)
-            return _client(pool, _server_commands(place, timeout_s, retries))
+            return _client(pool, _server_commands(place, timeout_s, retries), retries)
 
 
 def short_commands_of(client: redis.asyncio.Redis) -> ShortCommands:
@@ -83,6 +84,16 @@ def short_commands_of(client: redis.asyncio.Redis) -> ShortCommands:
         return ClusterCommands(known)
     if isinstance(known, _Client):
         return known.short_commands
+    raise TypeError("this client was not made by workers.redis.link.connect")
+
+
+def long_commands_of(client: redis.asyncio.Redis) -> LongCommands:
+    """Return what sends the client's commands with long values or replies. `client`: a result of `connect`."""
+    known: object = client
+    if isinstance(known, ClusterClient):
+        return ClusterLongCommands(known)
+    if isinstance(known, _Client):
+        return known.long_commands
     raise TypeError("this client was not made by workers.redis.link.connect")
 
 
@@ -107,6 +118,7 @@ class _Client(redis.asyncio.Redis):
     """A client of one server, with a connection for short commands beside its pool."""
 
     short_commands: ServerCommands
+    long_commands: PoolCommands
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         self.short_commands.close()
@@ -114,9 +126,10 @@ class _Client(redis.asyncio.Redis):
         await super().aclose(close_connection_pool)
 
 
-def _client(pool: ConnectionPool, short_commands: ServerCommands) -> _Client:
+def _client(pool: ConnectionPool, short_commands: ServerCommands, retries: int) -> _Client:
     client = cast(_Client, _Client.from_pool(pool))
     client.short_commands = short_commands
+    client.long_commands = PoolCommands(pool, retries)
     return client
 
 
@@ -176,7 +189,7 @@ def _behind_sentinels(place: RedisUrl, options: dict[str, Any], retries: int) ->
     commands = _server_commands(
         place, options["socket_timeout"], retries, lambda: sentinels.discover_master(place.service)
     )
-    return _client(pool, commands)
+    return _client(pool, commands, retries)
 
 
 def _noticing(place: RedisUrl) -> dict[str, Any]:

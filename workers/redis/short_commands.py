@@ -1,8 +1,9 @@
 """One connection to Redis for the short commands that a process sends often: none waits for an earlier one's answer.
 
 redis-py's client takes 55 us of processor time for a command, this one 8: no pool, no streams, no parser in Python. An
-answer waits here for those before it, so long values, blocking commands and subscriptions stay with the client's own
-connections. Source: Redis serialization protocol specification, RESP2.
+answer waits here for those before it, so long values and long replies (`workers.redis.long_commands`), blocking
+commands and subscriptions stay with the client's own connections. Source: Redis serialization protocol specification,
+RESP2.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from redis.exceptions import (
 
 from workers.redis.cluster import ClusterClient
 from workers.redis.trouble import Gate
+
+MAX_SENT_BYTES = 1 << 20
+"""Maximum bytes of the commands that are sent together. The most that is needed is the text of all admission scripts,
+for loading them: a quarter of this. Longer commands belong to `workers.redis.long_commands`."""
 
 LATE_S = 0.05
 """Seconds for which an answer that is late is waited for in addition. If the event loop itself was held up, the answer
@@ -190,8 +195,16 @@ class ShortConnection(asyncio.Protocol):
 
     def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         """Send commands; the future gets their answers. It fails with TimeoutError if an answer takes too long, or
-        ConnectionError if the connection breaks. Raises TypeError or ValueError for what can't be sent."""
-        data = b"".join([_pack(command) for command in commands])
+        ConnectionError if the connection breaks. Raises TypeError or ValueError for what can't be sent; commands of
+        more than MAX_SENT_BYTES are a mistake of the caller, which others on this connection do not notice."""
+        packed = [_pack(command) for command in commands]
+        if (num_bytes := sum(map(len, packed))) > MAX_SENT_BYTES:
+            names = ", ".join(sorted({str(command[0]) for command in commands}))
+            raise ValueError(
+                f"{names}: {num_bytes} bytes are too long for the connection for short commands ({MAX_SENT_BYTES}), "
+                "where all others would wait; send them by `long_commands_of`"
+            )
+        data = b"".join(packed)
         asked = _Asked(self._loop.create_future(), len(commands), self._loop.time())
         if self._broken is not None or self._transport is None:
             asked.answers.set_exception(ConnectionError(str(self._broken)))

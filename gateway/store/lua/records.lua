@@ -5,12 +5,14 @@
 --   ARGV[2]  bytes after which no more keys are returned; at least one is
 --   ARGV[3]  for records: name of the field to return, ARGV[4] name of the field with its seal. Without them: heads
 -- Result: for each key in turn one byte, the length of what follows (4 bytes), and that. 0: nothing, as there is no
--- such key; 1: the heads, or the length of the record's field (4 bytes), that field and its seal; 2: the number of its
--- bytes, as text, as it is too long; 3: the error, as the key has another type
+-- such key; 1: the heads, or the ms until the record expires (4 bytes; all bits set: never), the length of its field (4
+-- bytes), that field and its seal; 2: the number of its bytes, as text, as it is too long; 3: the error, as the key has
+-- another type
 --
 -- Keeps: nothing is changed.
 local longest, bound, bytes, told = tonumber(ARGV[1]), tonumber(ARGV[2]), 0, {}
 local field, seal = ARGV[3], ARGV[4]
+local NEVER = 2 ^ 32 - 1
 
 local function size_of(name)
   if not field then return redis.pcall("STRLEN", name) end
@@ -21,8 +23,9 @@ end
 local function value_of(name)
   if not field then return redis.call("GET", name) end
   local values = redis.call("HMGET", name, field, seal)
-  local value = values[1] or ""
-  return struct.pack(">I4", #value) .. value .. (values[2] or "")
+  local value, left = values[1] or "", redis.call("PTTL", name)
+  if left < 0 or left > NEVER then left = NEVER end
+  return struct.pack(">I4I4", left, #value) .. value .. (values[2] or "")
 end
 
 for _, name in ipairs(KEYS) do

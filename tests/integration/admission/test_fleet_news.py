@@ -20,7 +20,8 @@ from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Load
-from workers.redis.short_commands import Command, ServerCommands
+from workers.redis.long_commands import PoolCommands
+from workers.redis.short_commands import Command
 
 W1 = heartbeat("w1")
 BUSY = Load(slots_busy=2, kv_tokens_used=900, backlog_tokens=70, free_in_ms=40.0)
@@ -230,16 +231,16 @@ async def test_entries_of_any_length_are_read_a_little_at_a_time(
     for length in (*[LONGEST_BYTES // 2] * 10, *[LONGEST_BYTES + 1] * 5):
         await client.xadd(keys.NEWS, {"n": bytes(length)})
     await tell(client, W1, 8, load=BUSY, added={4: 10})
-    longest, ask = 0, ServerCommands.ask
+    longest, ask = 0, PoolCommands.ask
 
-    async def measured(line: ServerCommands, *commands: Command) -> list[Any]:
+    async def measured(line: PoolCommands, *commands: Command, timeout_s: float | None = None) -> list[Any]:
         nonlocal longest
-        answers = await ask(line, *commands)
+        answers = await ask(line, *commands, timeout_s=timeout_s)
         if keys.NEWS in commands[0]:
             longest = max(longest, len(answers[0][1]))
         return answers
 
-    monkeypatch.setattr(ServerCommands, "ask", measured)
+    monkeypatch.setattr(PoolCommands, "ask", measured)
     await fleet.refresh()
     assert 0 < longest <= MOST_BYTES + LONGEST_BYTES
     assert refused == ["news"] * 15

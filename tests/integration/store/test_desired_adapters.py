@@ -16,7 +16,8 @@ from gateway.registry.desired_models import DesiredModels
 from gateway.store.client import connect
 from tests.support.redis_server import RedisServer
 from workers.protocol import keys
-from workers.redis.short_commands import Command, ServerCommands
+from workers.redis.long_commands import PoolCommands
+from workers.redis.short_commands import Command
 
 PIRATE = AdapterRecord(name="pirate", base="m", path="pirate.gguf", sha256="ab" * 32)
 OTHER_PIRATE = replace(PIRATE, sha256="cd" * 32, pinned=True)
@@ -50,16 +51,16 @@ async def test_a_reading_that_began_before_a_change_does_not_undo_it(
 ) -> None:
     """An adapter just registered was unknown for up to a reading: its operator's list had no path, and calls a 404."""
     one = wishes(client)
-    ask, read, changed = ServerCommands.ask, asyncio.Event(), asyncio.Event()
+    ask, read, changed = PoolCommands.ask, asyncio.Event(), asyncio.Event()
 
-    async def slow(line: ServerCommands, *commands: Command) -> list[Any]:
-        answers = await ask(line, *commands)
+    async def slow(line: PoolCommands, *commands: Command, timeout_s: float | None = None) -> list[Any]:
+        answers = await ask(line, *commands, timeout_s=timeout_s)
         read.set()
         await changed.wait()
         return answers
 
     with monkeypatch.context() as late:
-        late.setattr(ServerCommands, "ask", slow)
+        late.setattr(PoolCommands, "ask", slow)
         refreshing = asyncio.create_task(one.refresh())
         await read.wait()
     await one.register(PIRATE)

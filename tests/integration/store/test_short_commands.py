@@ -16,7 +16,7 @@ from redis.exceptions import AuthenticationError, ConnectionError, NoScriptError
 from tests.integration.store.test_garbled_answers import Once, garbling
 from tests.support.redis_server import RedisServer
 from workers.redis.link import connect, short_commands_of
-from workers.redis.short_commands import ShortCommands
+from workers.redis.short_commands import MAX_SENT_BYTES, ShortCommands
 
 
 @contextlib.asynccontextmanager
@@ -83,6 +83,23 @@ async def test_what_can_not_be_sent_takes_nobodys_answer(
             assert await commands.ask(*commands) == []
         asked = [commands.ask(("ECHO", str(number))) for number in range(3)]
         assert await asyncio.gather(*asked) == [[b"0"], [b"1"], [b"2"]]
+
+
+async def test_what_is_too_long_is_refused_and_others_do_not_notice(
+    server: RedisServer, client: redis.asyncio.Redis
+) -> None:
+    async with connected(server.url) as commands:
+        [mine] = await commands.ask(("CLIENT", "ID"))
+        asked = [
+            commands.ask(("ECHO", "a")),
+            commands.ask(("SET", "a", "1"), ("SET", "a", "x" * MAX_SENT_BYTES)),
+            commands.ask(("ECHO", "b")),
+        ]
+        first, refusal, last = await asyncio.gather(*asked, return_exceptions=True)
+        assert (first, last) == ([b"a"], [b"b"])
+        assert isinstance(refusal, ValueError)
+        assert "too long for the connection for short commands" in str(refusal)
+        assert await commands.ask(("CLIENT", "ID"), ("EXISTS", "a")) == [mine, 0]
 
 
 async def test_a_connection_that_broke_is_made_again(server: RedisServer, client: redis.asyncio.Redis) -> None:

@@ -36,8 +36,9 @@ from workers.protocol.heartbeat import (
 from workers.redis import link
 from workers.redis.trouble import NO_ANSWER, is_of_one_name, remedy_for
 
-REDIS_TIMEOUT_S = 1.0
-"""Maximum seconds for connecting, and for one answer; below a heartbeat's lifetime, so that a slow Redis is noticed."""
+REDIS_TIMEOUT_S = 2.0
+"""Maximum seconds for connecting, and for one answer: as many as gateways wait (`gateway.store.client`). If workers
+gave up earlier, a slow Redis would lose all of their records while gateways go on asking it for slots."""
 
 NEWS_RATE = 2000.0
 """Maximum entries of news per second by all workers of a model together: with more workers, each writes less often."""
