@@ -28,6 +28,9 @@ FREE_BYTES = 64 << 10
 EVENT_BYTES, PROB_BYTES = 200, 180
 """Bytes of memory of a decoded event on top of its text, and of a decoded probability with its token's text."""
 LONG = (Logprobs, PromptLogprobs)
+PORTION_BYTES = 32 << 10
+"""Bytes of events that a reader who is behind takes at once. Others get a turn between two such portions: a thousand
+tokens with a hundred probabilities each are decoded and written in a quarter of a second."""
 
 
 class Held(Protocol):
@@ -46,11 +49,13 @@ class Unread:
     Probabilities that wait behind FREE_BYTES are kept encoded. Decoded, they take six times as much memory, in small
     blocks that Python does not give back: a gateway with 72 slow readers of them took 520 MiB more, and kept it."""
 
-    __slots__ = ("_counted", "_held", "_kept", "_num_bytes", "num")
+    __slots__ = ("_counted", "_held", "_kept", "_num_bytes", "has_rest", "num")
 
     def __init__(self, held: Held | None) -> None:
         self.num = 0
         """Number of the events."""
+        self.has_rest = False
+        """Whether the last `take` has left some for later."""
         self._kept: list[CallEvent | bytes] = []
         """Events, and encoded ones."""
         self._num_bytes = 0
@@ -92,13 +97,32 @@ class Unread:
         return num_generated([event for event in self._kept if not isinstance(event, bytes)])
 
     def take(self) -> list[CallEvent]:
-        """Return all events, and keep none."""
-        events = cast(list[CallEvent], self._kept) if self._num_bytes <= FREE_BYTES else list(self)
+        """Return the events, or a first portion of about PORTION_BYTES if encoded ones have more."""
+        portion = self._take_portion() if self._num_bytes > FREE_BYTES else []
+        self.has_rest = bool(portion)
+        return portion or self.take_all()
+
+    def take_all(self) -> list[CallEvent]:
+        """Return all events, however long they are."""
+        events = list(self)
         self._kept, self.num, self._num_bytes = [], 0, 0
         if self._held is not None and self._counted > FREE_BYTES:
             self._held.resize(0)
             self._counted = FREE_BYTES
         return events
+
+    def _take_portion(self) -> list[CallEvent]:
+        """Return a portion, and keep the rest; empty if there is no more than one. Only encoded events count: the
+        others are handled in microseconds, and a reader who keeps up with thousands of them must not fall behind."""
+        num_bytes = 0
+        for place, kept in enumerate(self._kept[:-1], 1):
+            num_bytes += len(kept) if isinstance(kept, bytes) else 0
+            if num_bytes >= PORTION_BYTES:
+                first, self._kept = self._kept[:place], self._kept[place:]
+                self._num_bytes -= self._num_bytes * place // self.num
+                self.num -= place
+                return [event for one in first for event in (decode_step(one) if isinstance(one, bytes) else (one,))]
+        return []
 
     def close(self) -> None:
         """Keep no events, and count none."""
@@ -114,7 +138,7 @@ def _num_probs(event: Logprobs | PromptLogprobs) -> int:
 
 
 class Mailbox:
-    """Holds the events of one call, in order. The writer never waits; the reader takes all unread events at once.
+    """Holds the events of one call, in order. The writer never waits; the reader takes unread events together.
 
     A reader that waits may have events pushed to it (`gateway.call.Answer.take`): then no task wakes for a token.
 
@@ -191,7 +215,9 @@ class Mailbox:
             self._wake()
 
     async def take(self, push: Push | None = None) -> list[CallEvent]:
-        """Wait for events and return all unread ones, as `gateway.call.Answer.take`."""
+        """Wait for events and return unread ones, as `gateway.call.Answer.take`."""
+        if self._unread.has_rest:
+            await asyncio.sleep(0)
         if not self._unread.num:
             self._reader = self._loop.create_future()
             self._push = push
@@ -258,7 +284,7 @@ class MailboxWithSettings(Mailbox):
     def release(self, settings: Settings | None) -> None:
         """Pass on the events that were held back, with these settings; None: the worker sent no settings."""
         self._released, self._settings = True, settings
-        if early := self._early.take():
+        if early := self._early.take_all():
             self.put_all(early, self._early_bytes)
 
     def put_all(self, events: list[CallEvent], num_bytes: int = 0) -> None:

@@ -267,7 +267,7 @@ MAX_DEBT_S = 1.0
 FIRST_TOKENS = 512
 """Number of prompt tokens. A slow call with more left is in every step, as one step hardly finishes its prompt."""
 
-PASSED_S, PASSED_TOKENS = 0.05, 64
+PASSED_S, PASSED_TOKENS = 0.15, 64
 """Bounds for passing over slow calls that already decode. They are left out of a step if a call before its first token
 has at most `PASSED_TOKENS` prompt tokens left, unless their newest token is at least `PASSED_S` seconds old."""
 

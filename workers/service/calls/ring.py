@@ -38,7 +38,7 @@ class Ring:
     max_bytes: int
     """Maximum bytes of shared frames."""
     max_long_bytes: int
-    """Maximum bytes of the frames of single calls, all together."""
+    """Maximum bytes of the frames of single calls, all together. Of those that were taken, a quarter of it is kept."""
     frames: deque[StoredFrame] = field(default_factory=deque)
     num_shared: int = 0
     num_bytes: int = 0
@@ -58,6 +58,11 @@ class Ring:
     def is_overfull(self) -> bool:
         """Return whether shared frames are over their bound."""
         return self.num_shared > self.max_frames or self.num_bytes > self.max_bytes
+
+    @property
+    def is_heavy(self) -> bool:
+        """Return whether frames of single calls have more bytes than are kept once they are taken."""
+        return self.num_long_bytes > self.max_long_bytes // 4
 
     def add(self, frame: StoredFrame) -> None:
         self.frames.append(frame)
@@ -87,10 +92,12 @@ class Ring:
         first: they are missed only if the connection breaks. Then the team whose frames take most loses its call whose
         frames take most."""
         given_up: list[int] = []
-        while self.num_long_bytes > self.max_long_bytes:
+        while self.is_heavy:
             if self._long[0].step <= position:
                 self._let_go(self._long.popleft())
                 continue
+            if self.num_long_bytes <= self.max_long_bytes:
+                break
             call = self._heaviest()
             given_up.append(call)
             for frame in self._long:

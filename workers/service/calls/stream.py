@@ -247,7 +247,7 @@ class EventHub:
             listing = book.calls.get(call) if call else None
             team = listing.team if listing is not None else ""
             ring.add(StoredFrame(self._step, encode_frame(part, event_id(self.boot, self._step)), call, team))
-        if ring.num_long_bytes > ring.max_long_bytes:
+        if ring.is_heavy:
             self._fail(book, ring.thin(book.feed.position if book.feed is not None else ring.floor))
         while ring.is_overfull and len(ring.frames) > len(parts):
             book.drop()

@@ -9,6 +9,7 @@ from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.call import Principal
 from gateway.relay.mailbox import FREE_BYTES, Mailbox, MailboxWithSettings
 from workers.protocol.events import (
+    CallEvent,
     Failed,
     Failure,
     FailureCode,
@@ -178,6 +179,13 @@ PROBABILITIES = Logprobs(1, TokenLogprob(1, b"piece", -1.0), tuple(TokenLogprob(
 """Those of one token: 3 KB on the wire, 18 KB of memory."""
 
 
+async def taken_from(box: Mailbox, num: int) -> list[object]:
+    events: list[object] = []
+    while len(events) < num:
+        events += await box.take()
+    return events
+
+
 async def test_unread_events_count_for_the_caller_by_the_memory_that_they_take() -> None:
     budget, told = MemoryBudget(8 << 20), list[str]()
     caller = Principal("key", "team", None, admin=False)
@@ -190,7 +198,7 @@ async def test_unread_events_count_for_the_caller_by_the_memory_that_they_take()
     finally:
         tracemalloc.stop()
     assert taken < budget.num_bytes < 3 * taken
-    assert len(await boxes[0].take()) == 60
+    assert len(await taken_from(boxes[0], 60)) == 60
     assert budget.num_bytes == 0, "who has read them holds them no more"
     for _ in range(1000):
         boxes[1].put_all([PROBABILITIES], 3300)
@@ -219,5 +227,28 @@ async def test_events_that_wait_for_the_settings_count_as_well() -> None:
     assert budget.num_bytes > 60 * 3300
     box.release(None)
     assert budget.num_bytes > 60 * 3300
-    assert len(await box.take()) == 60
+    assert len(await taken_from(box, 60)) == 60
     assert budget.num_bytes == 0
+
+
+async def test_others_get_their_turn_while_a_late_reader_takes_what_is_long() -> None:
+    box, turns, events = Mailbox(10_000, lambda: None), 0, list[object]()
+    said: list[CallEvent] = [PROBABILITIES, Text(1, "a")] * 300
+    for event in said:
+        box.put_all([event], 1700)
+    box.put(END)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    while not box.ended:
+        taken = await box.take()
+        assert len(taken) < 300
+        events += taken
+    counting.cancel()
+    assert events == [*said, END]
+    assert turns > 10
