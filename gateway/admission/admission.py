@@ -50,7 +50,7 @@ class HeldSlot:
     weight: float
     """Weight of the call's key in the fair shares of teams."""
     predicted: float
-    """Tokens that the call was predicted to take when it asked for a slot: its team is charged for them until then."""
+    """Tokens that the call was predicted to take. Its team is charged for them until the call ends."""
     release: Callable[[Lease, float | None], None]
 
     def give_back(self, took: float | None = None) -> None:

@@ -104,7 +104,7 @@ class FleetState:
 
     @property
     def workers(self) -> set[WorkerKey]:
-        """The workers that have a record, as last read."""
+        """Return the workers that had a record when the records were last read."""
         return {(model, worker) for model, workers in self._records.items() for worker in workers}
 
     @property

@@ -85,15 +85,11 @@ class Unread:
         return True
 
     def __iter__(self) -> Iterator[CallEvent]:
-        for kept in self._kept:
-            if isinstance(kept, bytes):
-                yield from decode_step(kept)
-            else:
-                yield kept
+        return _decoded(self._kept)
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of the answer that the events tell of. Those that are kept encoded tell of none."""
+        """Return how many tokens of the answer the events tell of. Those that are kept encoded tell of none."""
         return num_generated([event for event in self._kept if not isinstance(event, bytes)])
 
     def take(self) -> list[CallEvent]:
@@ -121,7 +117,7 @@ class Unread:
                 first, self._kept = self._kept[:place], self._kept[place:]
                 self._num_bytes -= self._num_bytes * place // self.num
                 self.num -= place
-                return [event for one in first for event in (decode_step(one) if isinstance(one, bytes) else (one,))]
+                return list(_decoded(first))
         return []
 
     def close(self) -> None:
@@ -130,6 +126,15 @@ class Unread:
         if self._held is not None:
             self._held.close()
             self._held = None
+
+
+def _decoded(kept: list[CallEvent | bytes]) -> Iterator[CallEvent]:
+    """Yield events of which some are kept encoded."""
+    for one in kept:
+        if isinstance(one, bytes):
+            yield from decode_step(one)
+        else:
+            yield one
 
 
 def _num_probs(event: Logprobs | PromptLogprobs) -> int:
@@ -241,7 +246,7 @@ class Mailbox:
 
     @property
     def num_unread(self) -> int:
-        """Tokens of the answer that no reader has taken yet."""
+        """Return how many tokens of the answer no reader has taken yet."""
         return self._unread.num_tokens
 
     def close(self) -> None:

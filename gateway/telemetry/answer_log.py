@@ -203,7 +203,7 @@ class AnswerLog:
 
     @property
     def num_generated(self) -> int:
-        """The tokens of the answer that have come, if it has not finished."""
+        """Return how many tokens of an answer that has not finished have come."""
         return self.num_written() + self.num_queued
 
     def begin_wait(self, model: str) -> WaitLog:
