@@ -46,8 +46,8 @@ probabilities of a prompt). 32 calls with 100 probabilities for each token fill 
 
 OVERRUN = Failure(
     FailureCode.OVERRUN,
-    "The log probabilities of this answer came faster than they could be passed on. Ask for fewer of them, or send "
-    "fewer such requests at once.",
+    "This answer, with its log probabilities, came faster than it could be passed on. Ask for fewer log probabilities, "
+    "or send fewer such requests at once.",
 )
 
 MAX_PART_BYTES = 256 << 10
