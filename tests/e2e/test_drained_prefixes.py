@@ -59,10 +59,15 @@ def worker(stack: Stack, name: str) -> Process:
     return next(process for process in stack.workers if process.name == name)
 
 
+def disk_counts(process: Process) -> str:
+    """Return the worker's metrics of its disk tier, and its log."""
+    page = httpx2.get(f"{process.url}/metrics").raise_for_status().text
+    return "\n".join([*(line for line in page.splitlines() if line.startswith("paddock_cache_")), process.text()])
+
+
 def files_known(process: Process) -> float:
     """Of the disk tier, as the worker counts them."""
-    page = httpx2.get(f"{process.url}/metrics").raise_for_status().text
-    lines = [line for line in page.splitlines() if line.startswith("paddock_cache_disk_files")]
+    lines = [line for line in disk_counts(process).splitlines() if line.startswith("paddock_cache_disk_files")]
     return float(lines[0].rsplit(" ", 1)[1])
 
 
@@ -108,7 +113,8 @@ def test_a_conversation_goes_on_where_the_folder_is_shared_and_is_computed_anew_
     first, shared, conversation = next_turn_elsewhere(stack, http, "shared")
     assert num_computed(first) > 3 * BLOCK_TOKENS
     # Whole blocks of everything that had been computed, the answer included.
-    assert shared["timings"]["cache_n"] == num_computed(first) // BLOCK_TOKENS * BLOCK_TOKENS
+    expected = num_computed(first) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert shared["timings"]["cache_n"] == expected, disk_counts(worker(stack, "shared-b"))
     assert shared["timings"]["prompt_n"] < shared["tokens_evaluated"] / 2
 
     _, alone, same = next_turn_elsewhere(stack, http, "alone")

@@ -36,7 +36,14 @@ from redis.exceptions import ConnectionError, InvalidResponse, ReadOnlyError, Re
 from workers.process.sockets import notice_dead_peer, tcp_options
 from workers.redis.cluster import ClusterClient
 from workers.redis.long_commands import ClusterLongCommands, LongCommands, PoolCommands
-from workers.redis.short_commands import ClusterCommands, Command, ServerCommands, ShortCommands, ShortConnection
+from workers.redis.short_commands import (
+    CLOSED,
+    ClusterCommands,
+    Command,
+    ServerCommands,
+    ShortCommands,
+    ShortConnection,
+)
 from workers.redis.trouble import Gate
 from workers.redis.url import Login, RedisUrl, Tls, checked
 
@@ -219,6 +226,16 @@ class _Checked(AbstractConnection):
     connection finds the new master. It also closes if the server sends bytes that are no valid answer, for which
     redis-py alone would raise ValueError or the like."""
 
+    is_over = False
+    """Whether its pool has been closed, so that it must not connect any more."""
+
+    async def connect_check_health(self, *args: Any, **options: Any) -> None:
+        if not self.is_over:
+            await super().connect_check_health(*args, **options)
+        if self.is_over:
+            await self.disconnect(nowait=True)
+            raise ConnectionError(CLOSED)
+
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:
             return await super().read_response(*args, **options)
@@ -274,6 +291,15 @@ class _Pool(ConnectionPool):
         self._gate = Gate()
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)
         self._wait_s: float = options["socket_timeout"]
+        self._is_closed = False
+
+    async def aclose(self) -> None:
+        """Close all connections for good: a retry of what waits now would make one that nobody closes."""
+        self._is_closed = True
+        connections: Any = (*self._available_connections, *self._in_use_connections)
+        for connection in connections:
+            connection.is_over = True
+        await super().aclose()
 
     async def get_connection(self, command_name: str | None = None, *keys: Any, **options: Any) -> Any:
         try:
@@ -283,6 +309,7 @@ class _Pool(ConnectionPool):
             message = f"none of {MAX_CONNECTIONS} connections to Redis was free within {self._wait_s:g} s"
             raise TimeoutError(message) from None
         connection = self.get_available_connection()  # type: ignore[no-untyped-call]
+        connection.is_over = self._is_closed
         try:
             await self.ensure_connection(connection)
         except BaseException:

@@ -42,6 +42,8 @@ Command = tuple[str | int | float | bytes, ...]
 
 _pack = cast(Callable[[Command], bytes], hiredis.pack_command)  # its stub says a tuple of one
 
+CLOSED = "this process has closed its connection to Redis"
+
 _ERRORS: dict[str, type[RedisError]] = {
     "LOADING": BusyLoadingError,
     "NOAUTH": AuthenticationError,
@@ -102,8 +104,7 @@ class ServerCommands:
         self._gate = Gate()
         self._dialling = asyncio.Lock()
         self._connection: ShortConnection | None = None
-        self._num_closed = 0
-        """How often `close` was called."""
+        self._is_closed = False
 
     async def ask(self, *commands: Command) -> list[Any]:
         left = self._retries
@@ -119,27 +120,31 @@ class ServerCommands:
             left -= 1
 
     def close(self) -> None:
-        """Close the connection, also one that is just being made. A later `ask` makes a new one."""
-        self._num_closed += 1
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.end(ConnectionError("this process closes its connection to Redis"))
+        """Close the connection, also one that is just being made, for good: whoever waits fails with ConnectionError,
+        and so does a later `ask`."""
+        self._is_closed = True
+        if self._connection is not None:
+            self._connection.end(ConnectionError(CLOSED))
 
     async def _connected(self) -> ShortConnection:
         async with self._dialling:
+            self._check_open()
             if self._connection is None or self._connection.is_broken:
                 self._gate.enter()
-                num_closed = self._num_closed
                 try:
                     connection = await self._connect()
                 except (RedisError, OSError) as error:
                     self._gate.failed(error)
                     raise
                 self._gate.passed()
-                if num_closed != self._num_closed:
-                    connection.end(ConnectionError("this process closes its connection to Redis"))
+                if self._is_closed:
+                    connection.end(ConnectionError(CLOSED))
                 self._connection = connection
             return self._connection
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConnectionError(CLOSED)
 
     async def _connect(self) -> ShortConnection:
         try:

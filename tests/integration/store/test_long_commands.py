@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from redis.exceptions import NoScriptError, ResponseError, TimeoutError
+from redis.exceptions import ConnectionError, NoScriptError, ResponseError, TimeoutError
 
 from gateway.errors import StoreUnavailable
 from gateway.store import scripts
@@ -265,3 +265,25 @@ async def test_a_late_answer_to_a_long_command_is_nobodys(server: RedisServer, c
             await other.echo("y")
         assert time.monotonic() - began < 1.2, "an ordinary command has the client's own bound again"
         await client.client_unpause()
+
+
+@pytest.mark.parametrize("by", ["long commands", "the client itself"])
+@pytest.mark.parametrize("sent", [False, True], ids=["while it connects", "while Redis has the command"])
+async def test_what_waits_when_its_client_is_closed_makes_no_connection_again(
+    server: RedisServer, client: redis.asyncio.Redis, by: str, sent: bool
+) -> None:
+    """Its retry made one that nobody closed."""
+    before = len(await client.client_list())
+    other = connect(server.url, timeout_s=5.0, retries=1)
+    if sent:
+        await asyncio.gather(*[other.ping() for _ in range(3)])
+        await client.client_pause(200)
+    ask = long_commands_of(other).ask if by == "long commands" else other.execute_command
+    command = (("SET", "a", 1),) if by == "long commands" else ("SET", "a", 1)
+    asking = [asyncio.ensure_future(ask(*command)) for _ in range(3)]
+    await asyncio.sleep(0.02 if sent else 0)
+    await other.aclose()
+    ends = await asyncio.gather(*asking, return_exceptions=True)
+    assert {type(end) for end in ends} == {ConnectionError}
+    await asyncio.sleep(0.3)
+    assert len(await client.client_list()) == before

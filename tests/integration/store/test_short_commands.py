@@ -209,6 +209,27 @@ async def test_a_client_that_is_closed_while_it_connects_has_no_connection_eithe
     assert len(await connections_of(client)) == before
 
 
+@pytest.mark.parametrize("num_asking", [1, 3])
+@pytest.mark.parametrize("sent", [False, True], ids=["while it connects", "while Redis has the command"])
+async def test_what_waits_when_its_client_is_closed_makes_no_connection_again(
+    server: RedisServer, client: redis.asyncio.Redis, num_asking: int, sent: bool
+) -> None:
+    """Its retry made one that nobody closed."""
+    before = len(await connections_of(client))
+    other = connect(server.url, timeout_s=5.0, retries=1)
+    commands = short_commands_of(other)
+    if sent:
+        await commands.ask(("PING",))
+        await client.client_pause(200)
+    asking = [asyncio.ensure_future(commands.ask(("SET", "a", 1))) for _ in range(num_asking)]
+    await asyncio.sleep(0.02 if sent else 0)
+    await other.aclose()
+    ends = await asyncio.gather(*asking, return_exceptions=True)
+    assert {type(end) for end in ends} == {ConnectionError}
+    await asyncio.sleep(0.3)
+    assert len(await connections_of(client)) == before
+
+
 async def test_a_closed_client_has_no_connection(server: RedisServer, client: redis.asyncio.Redis) -> None:
     before = len(await connections_of(client))
     async with connected(server.url) as commands:
