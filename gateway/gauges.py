@@ -8,8 +8,9 @@ from typing import Protocol
 
 from gateway.registry.snapshot import FleetView, Turnover
 from gateway.telemetry.metrics import Metrics
+from workers.process.ticks import seconds_to_tick
 
-LAG_INTERVAL_S = 0.1
+LAG_INTERVAL_S = 0.2
 
 
 async def measure_lag(observe: Callable[[float], None]) -> None:
@@ -18,8 +19,9 @@ async def measure_lag(observe: Callable[[float], None]) -> None:
     Whatever keeps the event loop from running the timer in time delays all streams, too."""
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + LAG_INTERVAL_S
-        await asyncio.sleep(LAG_INTERVAL_S)
+        wait_s = seconds_to_tick(LAG_INTERVAL_S)
+        due = loop.time() + wait_s
+        await asyncio.sleep(wait_s)
         observe(max(0.0, loop.time() - due))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 import redis.asyncio
@@ -14,6 +13,7 @@ from gateway.store.outage import Outage, Unreadable, raise_if_cancelled
 from gateway.store.packed import OF_ANOTHER_TYPE, Pauses, unpacked_keys, unpacked_texts
 from gateway.store.scripts import load_members_script
 from gateway.telemetry.metrics import Unread
+from workers.process.ticks import wait_tick
 from workers.protocol import keys
 from workers.redis.link import long_commands_of
 
@@ -114,4 +114,4 @@ class KeyStore:
             with outage.survive():
                 await self.refresh()
             raise_if_cancelled()
-            await asyncio.sleep(REREAD_S)
+            await wait_tick(REREAD_S)

@@ -5,7 +5,6 @@ Redis stores both, so that all gateways agree, and a worker that starts later ge
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -21,6 +20,7 @@ from msgspec import Meta
 from gateway.adapters.names import NOTHING, Contents
 from gateway.store.outage import NO_ANSWER, Outage, Unreadable, answered, is_of_one_name, raise_if_cancelled
 from gateway.telemetry.metrics import Unread
+from workers.process.ticks import wait_tick
 from workers.protocol import keys
 from workers.protocol.queries import LoadAdapter
 from workers.protocol.requests import Name
@@ -29,7 +29,7 @@ from workers.redis.short_commands import Command, fields_of
 
 log = logging.getLogger(__name__)
 
-REREAD_S = 0.25
+REREAD_S = keys.NEWS_INTERVAL_S
 
 REMOVED_TTL_S = 24 * 3600
 """Seconds that Redis remembers a removed adapter. A worker that was out of reach for longer can bring it back."""
@@ -201,7 +201,7 @@ class DesiredAdapters:
             with outage.survive():
                 await self.refresh()
             raise_if_cancelled()
-            await asyncio.sleep(REREAD_S)
+            await wait_tick(REREAD_S)
 
     def _note(
         self,

@@ -23,6 +23,7 @@ from gateway.store.channel import GatewayHeartbeats, follow
 from gateway.store.client import Lease, Store, Ticket
 from gateway.store.outage import NO_ANSWER, Outage, Unreadable, raise_if_cancelled
 from gateway.telemetry.metrics import CROWDED, EXPIRED, VOID
+from workers.process.ticks import wait_tick
 from workers.protocol import keys
 
 log = logging.getLogger(__name__)
@@ -138,9 +139,7 @@ class Maintenance:
             with outage.survive():
                 await work()
             raise_if_cancelled()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
-                    await wake.wait()
+            await wait_tick(interval_s, wake)
 
     async def _beat(self) -> None:
         if self._over:

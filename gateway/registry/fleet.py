@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 import redis.asyncio
 
@@ -19,6 +19,7 @@ from gateway.routing.pool import Pool
 from gateway.store.channel import follow
 from gateway.store.outage import Outage, Unreadable, raise_if_cancelled
 from gateway.store.packed import Pauses
+from workers.process.ticks import wait_tick
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat
 
@@ -156,9 +157,7 @@ class Fleet:
                     await self._read_what_is_due()
             self._read_all = self._read_all or self._outage.lasts
             raise_if_cancelled()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(keys.NEWS_INTERVAL_S, self._interval_s)):
-                    await self._wake.wait()
+            await wait_tick(min(keys.NEWS_INTERVAL_S, self._interval_s), self._wake)
 
     async def _read_what_is_due(self) -> None:
         await self._read_news()

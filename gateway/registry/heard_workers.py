@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from gateway.registry.records import WorkerKey
 from gateway.store.outage import Outage, raise_if_cancelled
 from gateway.store.scripts import load_uphold_script
+from workers.process.ticks import wait_tick
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat, encode_heartbeat, placing_of, record_of
 from workers.redis.link import long_commands_of
@@ -87,11 +88,7 @@ class HeardWorkers:
             with self._outage.survive():
                 await self._renew_all()
             raise_if_cancelled()
-            try:
-                async with asyncio.timeout(keys.HEARTBEAT_INTERVAL_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            await wait_tick(keys.HEARTBEAT_INTERVAL_S, self._wake)
 
     async def _renew_all(self) -> None:
         missing, self._missing = self.only(self._missing), {}

@@ -349,7 +349,7 @@ class Metrics:
         )
         self.loop_lag = own.histogram(
             "paddock_loop_lag_seconds",
-            "how late a timer of the event loop fires, ten times a second: every stream waits so long",
+            "how late a timer of the event loop fires, five times a second: every stream waits so long",
             (),
             LAG_S,
             When.HAPPENS,

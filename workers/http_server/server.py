@@ -15,6 +15,7 @@ from workers.http_server.acceptor import Acceptor, SharedCounts
 from workers.http_server.connections import ConnectionBounds, Connections
 from workers.http_server.pacer import KnownCallers
 from workers.http_server.state import Form, ServerState
+from workers.process.ticks import wait_tick
 
 
 class ServerDiffers(RuntimeError):
@@ -53,6 +54,7 @@ class HttpServer(uvicorn.Server):
         accept on the first of its listening sockets; None: no other process does.
 
         Raises ServerDiffers."""
+        self._stopping = asyncio.Event()
         super().__init__(config)
         for protocol in (config.http, config.ws):
             if isinstance(protocol, type):
@@ -71,6 +73,24 @@ class HttpServer(uvicorn.Server):
         for acceptor in acceptors:
             acceptor.start()
         self.started = True
+
+    async def main_loop(self) -> None:
+        """Renew the `date` header every second until `should_exit` is set.
+
+        uvicorn's own loop looks ten times a second whether it is, which wakes an idle process."""
+        while not await self.on_tick(0):
+            await wait_tick(1.0, self._stopping)
+
+    @property
+    def should_exit(self) -> bool:
+        return self._stopping.is_set()
+
+    @should_exit.setter
+    def should_exit(self, should_exit: bool) -> None:
+        if should_exit:
+            self._stopping.set()
+        else:
+            self._stopping.clear()
 
     def leave_port(self) -> None:
         """Accept no more connections on the first listening socket; other processes do."""

@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 
 from starlette.types import Scope, Send
 
-from gateway.api.intake.disconnect import beside
 from workers.http_server.connection import CHUNK
 
 END = b"\n\n"
@@ -148,21 +147,64 @@ class EventStream:
                     await asyncio.sleep(0)
 
     async def pinged(self, writing: Coroutine[None, None, ResultT], interval_s: float) -> ResultT:
-        """Run `writing` and return its result; send a ping whenever it has sent nothing for `interval_s`."""
-        async with beside(self._ping_every(interval_s)):
-            # A task of its own: what comes resumes it directly, not through the frames of all its callers. No task
-            # group: a cancelled one is a reference cycle, which stays in memory with all its frames for a while.
-            return await asyncio.get_running_loop().create_task(writing)
+        """Run `writing` and return its result; send a ping whenever it has sent nothing for `interval_s`. Raises what
+        `writing` raised; if it raised nothing, what sending a ping raised."""
+        pinger = _Pinger(self, interval_s)
+        try:
+            result = await writing
+        finally:
+            sent = await pinger.stop()
+        if sent is not None:
+            sent.result()
+        return result
 
-    async def _ping_every(self, interval_s: float) -> None:
-        while True:
-            self._quiet = True
-            await asyncio.sleep(interval_s)
-            if not self._quiet:
-                continue
-            async with self._whole:
-                await self.start()
-                await self._send({"type": "http.response.body", "body": self._ping(), "more_body": True})
+    async def ping(self) -> None:
+        async with self._whole:
+            await self.start()
+            await self._send({"type": "http.response.body", "body": self._ping(), "more_body": True})
+
+    def was_quiet(self) -> bool:
+        """Return whether nothing was written since this was last called."""
+        quiet, self._quiet = self._quiet, True
+        return quiet
+
+
+class _Pinger:
+    """Pings a stream that is quiet. It is a timer, and a task only while a ping is sent: most answers need none."""
+
+    __slots__ = ("_interval_s", "_loop", "_sending", "_stream", "_timer")
+
+    def __init__(self, stream: EventStream, interval_s: float) -> None:
+        self._stream = stream
+        self._interval_s = interval_s
+        self._loop = asyncio.get_running_loop()
+        self._sending: asyncio.Task[None] | None = None
+        """The task that sends a ping, or has failed to."""
+        stream.was_quiet()
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(interval_s, self._look)
+
+    def _look(self) -> None:
+        if self._stream.was_quiet():
+            self._timer = None
+            self._sending = self._loop.create_task(self._send())
+        else:
+            self._timer = self._loop.call_later(self._interval_s, self._look)
+
+    async def _send(self) -> None:
+        await self._stream.ping()
+        self._stream.was_quiet()
+        self._sending, self._timer = None, self._loop.call_later(self._interval_s, self._look)
+
+    async def stop(self) -> asyncio.Task[None] | None:
+        """Ping no more. Return the task of a ping that was being sent, if it has ended by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+        sending, self._sending = self._sending, None
+        if sending is None:
+            return None
+        sending.cancel()
+        await asyncio.wait({sending})
+        return None if sending.cancelled() else sending
 
 
 async def written(rest: Awaitable[None] | None) -> None:
