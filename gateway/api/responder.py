@@ -127,12 +127,12 @@ class RecordingSink:
         self.start = recording.start
         self._write = recording.write
 
-    def write(self, body: Written) -> Awaitable[None]:
+    def write(self, body: Written) -> Awaitable[None] | None:
         return self._write(body) if isinstance(body, bytes) else self._write_long(body)
 
     async def _write_long(self, body: Written) -> None:
         for events in whole_events(body):
-            await self._write(events)
+            self._write(events)
             await asyncio.sleep(0)
 
 
@@ -192,7 +192,7 @@ class Responder(Generic[RequestIn]):
             request_log.status = 200
             await written(sink.write(writer.broken(failure)))
         else:
-            await recording.refuse(failure, b"".join(whole_events(writer.broken(failure))))
+            recording.refuse(failure, b"".join(whole_events(writer.broken(failure))))
 
     async def write(
         self, asked: RequestIn, call: Call, request_log: RequestLog, writer: StreamWriter, holds: Holds, sink: Sink

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import note_error, send_error, shape_of
 from gateway.api.http.diagnostics import answer_headers, ping, request_log_of
-from gateway.api.http.streaming import EventStream, written
+from gateway.api.http.streaming import EventStream, chunk_writer_of, written
 from gateway.api.intake.disconnect import CLIENT_GONE_STATUS, ClientGone, until_disconnect
 from gateway.api.intake.intake import Body
 from gateway.api.request_headers import ResumeOptions
@@ -85,7 +86,8 @@ class Resumable:
         try:
             request_log = request_log_of(scope)
             request_log.trace.add_link(read_context(reading.trace))
-            stream = EventStream(send, lambda: answer_headers(request_log), lambda: ping(request_log))
+            idle_event = partial(ping, request_log)
+            stream = EventStream(send, lambda: answer_headers(request_log), idle_event, chunk_writer_of(scope))
             async with until_disconnect(receive):
                 failure = await stream.pinged(_copy(reading, stream, holds), self._ping_interval_s)
                 if failure is None:
@@ -109,8 +111,17 @@ def new_stream() -> str:
 
 async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], None] | None) -> PaddockError | None:
     """Send every event to the client. Return the error that prevented it, or None."""
+
+    def push(events: bytes) -> bool:
+        try:
+            if holds is not None:
+                holds(HELD_PER_BYTE * len(events))
+        except PaddockError:
+            return False  # raised again where it ends the response
+        return stream.write_now(events)
+
     try:
-        while events := await reading.take():
+        while events := await reading.take(push):
             if reading.refusal is not None and not stream.started:
                 return reading.refusal
             if holds is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.errors import PaddockError, StreamGone
@@ -20,6 +21,10 @@ MAX_BATCHES = 64
 """Maximum number of batches of events read from Redis in one request; a reader that is further behind asks again."""
 
 
+PushEvents = Callable[[bytes], bool]
+"""Takes events, each one complete, without waiting. Returns False if that is not possible; then it has taken none."""
+
+
 class Reading(Protocol):
     """One reader of one stream. Close it once the client is served or gone."""
 
@@ -33,9 +38,12 @@ class Reading(Protocol):
         """The `traceparent` of the span in which the stream's answer is made; empty: no trace."""
         ...
 
-    async def take(self) -> bytes:
+    async def take(self, push: PushEvents | None = None) -> bytes:
         """Wait for more events and return them, each one complete; empty: the stream has ended. Raises StreamGone,
-        StoreUnavailable."""
+        StoreUnavailable.
+
+        While it waits, events may be handed to `push` as they are written, instead of being returned. Not all readers
+        do that."""
         ...
 
     def close(self) -> None: ...
@@ -49,6 +57,7 @@ class LocalReading:
         self._after = after
         self._lease = lease
         self._open = True
+        self._push: PushEvents | None = None
         recording.num_readers += 1
 
     @property
@@ -59,16 +68,22 @@ class LocalReading:
     def trace(self) -> str:
         return self.recording.head.trace
 
-    async def take(self) -> bytes:
+    async def take(self, push: PushEvents | None = None) -> bytes:
         recording = self.recording
         while True:
-            changed = recording.changed
             events, self._after = recording.after(self._after)
             if events:
                 return events
             if recording.ended:
                 return b""
-            await changed.wait()
+            self._push = push
+            await recording.wait(self)
+
+    def push(self, events: bytes, last: int) -> bool:
+        if self._push is None or not self._push(events):
+            return False
+        self._after = last
+        return True
 
     def close(self) -> None:
         if self._open:
@@ -95,7 +110,7 @@ class RemoteReading:
         self._ended = False
         self._signed_at = float("-inf")
 
-    async def take(self) -> bytes:
+    async def take(self, push: PushEvents | None = None) -> bytes:
         while not self._ended:
             signed = await self._sign()
             page = await self._log.read(self._stream, self._after, self._num_batches)

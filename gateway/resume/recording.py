@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from gateway.back_pressure import too_many_readers, too_many_readers_of_team
 from gateway.errors import PaddockError, StoreUnavailable, StreamGone
@@ -19,6 +20,15 @@ GONE = (
 PIECE_BYTES = 128 << 10
 """Approximate bytes that a reader gets at once. Until they are sent to a slow reader, they take memory in addition to
 the stream."""
+
+
+class WaitingReader(Protocol):
+    """A reader that has read all events of a stream so far."""
+
+    def push(self, events: bytes, last: int) -> bool:
+        """Take new events, the last of which has the number `last`, within the turn that wrote them. Return False if
+        they are not taken; the reader then asks for them itself."""
+        ...
 
 
 class Recording:
@@ -45,8 +55,9 @@ class Recording:
         self.ended_at = 0.0
         self.settled = False
         """Whether Redis has all events, the last one included."""
-        self.changed = asyncio.Event()
-        """Set at the stream's next change, and then replaced by a new event object."""
+        self._waiting: dict[WaitingReader, asyncio.Future[None]] = {}
+        """Readers that have read everything -> what wakes them."""
+        self._id = b"id: %b:" % stream.encode()
         self._max_bytes = max_bytes
         self._events: list[bytes] = []
         self._num_bytes = 0
@@ -73,30 +84,41 @@ class Recording:
         if self.on_start is not None:
             await self.on_start()
 
-    async def write(self, body: bytes) -> None:
-        """Append events, which must be whole; each gets its number."""
-        number = self.last
+    def write(self, body: bytes) -> None:
+        """Append events, which must be whole; each gets its number. Readers that wait are told. Runs once per token."""
+        number, added = self.last, []
         for event in body.split(b"\n\n")[:-1]:
             number += 1
-            self._events.append(b"id: %b:%d\n%b\n\n" % (self.stream.encode(), number, event))
-            self._num_bytes += len(self._events[-1])
-        self._trim()
-        self._note()
+            added.append(b"%b%d\n%b\n\n" % (self._id, number, event))
+        self._events += added
+        events = b"".join(added)
+        self._num_bytes += len(events)
+        if self._num_bytes > self._max_bytes:
+            self._trim()
+        self._tell(events, number)
 
-    async def refuse(self, error: PaddockError, body: bytes) -> None:
+    def refuse(self, error: PaddockError, body: bytes) -> None:
         """Record the error to send in place of an answer; `body`: the error as an event, for clients whose stream has
         begun."""
         # The error lives as long as the stream; a traceback would hold the frames of the call, and so the request.
         self.refusal = error.with_traceback(None)
         error.__cause__ = error.__context__ = None
-        await self.write(body)
+        self.write(body)
 
     def end(self) -> None:
         if not self.ended:
             self.ended = True
             self.ended_at = time.monotonic()
             self.on_start = None  # the callback refers to the request
-            self._note()
+            self._tell(b"", self.last)
+
+    async def wait(self, reader: WaitingReader) -> None:
+        """Wait until there are events that the reader, which has all so far, did not take, or the stream ends."""
+        woken = self._waiting[reader] = asyncio.get_running_loop().create_future()
+        try:
+            await woken
+        finally:
+            self._waiting.pop(reader, None)
 
     def check_kept(self, number: int) -> None:
         """Raise StreamGone if an event after number `number` is no longer kept."""
@@ -117,22 +139,20 @@ class Recording:
     def pending_write(self, *, renew: bool) -> Write | None:
         """Return the write that brings Redis up to date; None: nothing is new, and nothing has to be renewed. Call
         `mark_written` once the write is done."""
-        batch: Batch | None = None
-        if self._flushed < self.last:
-            first = max(self._flushed + 1, self._first)
-            batch = Batch(first, self.last, self._join(first))
-        if self.dropped or self.settled or (batch is None and not renew and not self.ended):
+        last, flushed = self.last, self._flushed
+        if self.dropped or self.settled or (flushed >= last and not renew and not self.ended):
             return None
+        batch: Batch | None = None
+        if flushed < last:
+            first = max(flushed + 1, self._first)
+            batch = Batch(first, last, b"".join(self._events[first - self._first :]))
         # Without renewal a write only adds to an existing key; the first write has to make it.
-        renew = renew or self.ended or not self._flushed
-        return Write(self.stream, self.head, batch, self._first, self.ended, self.last, renew)
+        renew = renew or self.ended or not flushed
+        return Write(self.stream, self.head, batch, self._first, self.ended, last, renew)
 
     def mark_written(self, write: Write) -> None:
         self._flushed = max(self._flushed, write.last)
         self.settled = self.settled or write.ended
-
-    def _join(self, first: int) -> bytes:
-        return b"".join(self._events[first - self._first :]) if first <= self.last else b""
 
     def _trim(self) -> None:
         count = 0
@@ -143,9 +163,14 @@ class Recording:
             del self._events[:count]
             self._first += count
 
-    def _note(self) -> None:
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+    def _tell(self, events: bytes, last: int) -> None:
+        """Hand new events to the readers that wait, and wake those that do not take them; with no events, wake all.
+        `last`: the number of the last event."""
+        for reader in list(self._waiting):
+            if not (events and reader.push(events, last)):
+                woken = self._waiting.pop(reader)
+                if not woken.done():
+                    woken.set_result(None)
 
 
 def split_events(batch: Batch, after: int) -> bytes:

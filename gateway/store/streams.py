@@ -5,7 +5,7 @@ Events are numbered from 1. One gateway writes a stream, any gateway reads it. M
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -13,8 +13,13 @@ import redis.asyncio
 
 from gateway.store.client import ANSWER_TIMEOUT_S
 from gateway.store.outage import NO_ANSWER, answered, is_of_one_name, reading, unavailable
-from gateway.store.scripts import ScriptSender, load_stream_script
+from gateway.store.scripts import LONG_BYTES, ScriptSender, load_stream_script
 from workers.protocol import keys
+from workers.redis.link import long_commands_of, short_commands_of
+from workers.redis.short_commands import Command
+
+COMMANDS_BYTES = 512
+"""Approximate bytes of a stream's commands on top of its events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +73,32 @@ class StreamLog:
         """`kept_s`: seconds that a stream is kept after its end; `running_s`: seconds that it is kept without a
         renewal."""
         self._redis = redis
+        self._short_commands = short_commands_of(redis)
+        self._long_commands = long_commands_of(redis)
         self._kept_ms = round(kept_s * 1000)
         self._running_ms = round(running_s * 1000)
 
     async def write(self, writes: Sequence[Write]) -> frozenset[str]:
         """Write new events and states of streams; writing the same again changes nothing. Return the ids of renewed
         streams that somebody wants ended."""
-        asked: list[tuple[int, str]] = []
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for write in writes:
-                _add(pipeline, write)
+        asked: list[str] = []
+        for batch in _batches(writes):
+            commands: list[Command] = []
+            renewed: list[tuple[int, str]] = []
+            for write in batch:
+                commands += _adding(write)
                 if write.renew:
-                    _renew(pipeline, write, self._kept_ms if write.ended else self._running_ms)
-                    asked.append((len(pipeline) - 1, write.stream))
-            answers = await answered(pipeline.execute(raise_on_error=False))
-        for answer in answers:
-            # Events that were added before a connection broke are refused the second time, and a key of another type
-            # can't be written: neither is a reason to hold the other streams back.
-            if isinstance(answer, NO_ANSWER) and not is_of_one_name(answer):
-                raise unavailable(answer)
-        return frozenset(stream for position, stream in asked if answers[position] == b"1")
+                    commands += _renewing(write, self._kept_ms if write.ended else self._running_ms)
+                    renewed.append((len(commands) - 1, write.stream))
+            is_long = _num_bytes(batch[0]) > LONG_BYTES
+            answers = await answered((self._long_commands if is_long else self._short_commands).ask(*commands))
+            for answer in answers:
+                # Events that were added before a connection broke are refused the second time, and a key of another
+                # type can't be written: neither is a reason to hold the other streams back.
+                if isinstance(answer, NO_ANSWER) and not is_of_one_name(answer):
+                    raise unavailable(answer)
+            asked += [stream for position, stream in renewed if answers[position] == b"1"]
+        return frozenset(asked)
 
     async def head(self, stream: str) -> StreamInfo | None:
         """Return the owner, request and writer of a stream; None if there is no such stream, or no longer."""
@@ -150,24 +161,44 @@ class StreamLog:
             await answered(pipeline.execute())
 
 
-def _add(pipeline: Any, write: Write) -> None:
+def _batches(writes: Sequence[Write]) -> Iterator[list[Write]]:
+    """Yield writes to send together: of LONG_BYTES in all, or one that is longer alone."""
+    batch: list[Write] = []
+    num_bytes = 0
+    for write in writes:
+        more = _num_bytes(write)
+        if batch and num_bytes + more > LONG_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(write)
+        num_bytes += more
+    if batch:
+        yield batch
+
+
+def _num_bytes(write: Write) -> int:
+    return COMMANDS_BYTES + (0 if write.batch is None else len(write.batch.body))
+
+
+def _adding(write: Write) -> Iterator[Command]:
+    """Yield the commands that add a stream's new events, and drop those that are not kept any more."""
     log, batch = keys.stream_log(write.stream), write.batch
     if batch is not None:
-        pipeline.xadd(log, {"first": batch.first, "body": batch.body}, id=f"{batch.last}-0")
+        yield "XADD", log, f"{batch.last}-0", "first", batch.first, "body", batch.body
     if write.ended:
-        pipeline.xadd(log, {"end": "1"}, id=f"{write.last}-1")
+        yield "XADD", log, f"{write.last}-1", "end", "1"
     if write.keep_from > 1:
-        pipeline.xtrim(log, minid=f"{write.keep_from}-0", approximate=False)
+        yield "XTRIM", log, "MINID", f"{write.keep_from}-0"
 
 
-def _renew(pipeline: Any, write: Write, ttl_ms: int) -> None:
-    """Add the commands that renew a stream; the last command's result says whether somebody wants the stream ended."""
+def _renewing(write: Write, ttl_ms: int) -> Iterator[Command]:
+    """Yield the commands that renew a stream; the last one's answer says whether somebody wants the stream ended."""
     head, told = keys.stream(write.stream), write.head
-    fields = {"team": told.team, "request": told.request, "gateway": told.gateway}
-    pipeline.hset(head, mapping=fields | {"trace": told.trace} if told.trace else fields)
-    pipeline.pexpire(head, ttl_ms)
-    pipeline.pexpire(keys.stream_log(write.stream), ttl_ms)
-    pipeline.hget(head, "end")
+    trace = ("trace", told.trace) if told.trace else ()
+    yield "HSET", head, "team", told.team, "request", told.request, "gateway", told.gateway, *trace
+    yield "PEXPIRE", head, ttl_ms
+    yield "PEXPIRE", keys.stream_log(write.stream), ttl_ms
+    yield "HGET", head, "end"
 
 
 def _batch(id_: bytes, fields: dict[bytes, bytes]) -> Batch:

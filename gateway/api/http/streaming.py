@@ -119,6 +119,13 @@ class EventStream:
                 return self._send_each(events[number:])
         return None
 
+    def write_now(self, event: bytes) -> bool:
+        """Write one whole event, if the response has started and that need not wait. Return whether it is written."""
+        if not self.started or event.count(END) != 1 or not self._chunk(event):
+            return False
+        self._quiet = False
+        return True
+
     async def end(self, body: Written) -> None:
         """Send the last events and end the response. If the last is long, wait until the client has read most of it."""
         if isinstance(body, list):

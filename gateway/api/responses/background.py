@@ -145,7 +145,7 @@ class Background:
                 log.warning("response %s is shown as queued while it runs: %s", asked.id, error)
 
         recording.on_start = note_begun
-        await recording.write(writer.queued())
+        recording.write(writer.queued())
         try:
             await self._responder.record(asked, call, request_log, writer, holds, recording)
         except asyncio.CancelledError:

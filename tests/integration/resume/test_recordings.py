@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -83,7 +84,7 @@ def telling(count: int, pause_s: float = 0.0) -> Callable[[Recording], Awaitable
     async def produce(recording: Recording) -> None:
         await recording.start()
         for number in range(1, count + 1):
-            await recording.write(event(number))
+            recording.write(event(number))
             await asyncio.sleep(pause_s)
 
     return produce
@@ -124,6 +125,70 @@ async def test_of_two_readers_each_gets_everything(here: Recordings) -> None:
     other = await here.open("a3", 0, ANY)
     first, second = await asyncio.gather(numbers(reading), numbers(other))
     assert first == second == list(range(1, 31))
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_what_is_pushed_and_what_is_taken_are_all_events_in_order(here: Recordings, seed: int) -> None:
+    chance = random.Random(seed)
+    got: list[int] = []
+    num_pushed = 0
+
+    def keep(events: bytes) -> None:
+        got.extend(int(number) for number in re.findall(rb"data: (\d+)", events))
+
+    def push(events: bytes) -> bool:
+        nonlocal num_pushed
+        if chance.random() < 0.3:
+            return False
+        num_pushed += 1
+        keep(events)
+        return True
+
+    async def produce(recording: Recording) -> None:
+        await recording.start()
+        number = 0
+        while number < 300:
+            together = chance.choice((1, 1, 1, 3))
+            recording.write(b"".join(event(number + more) for more in range(1, together + 1)))
+            number += together
+            if chance.random() < 0.7:
+                await asyncio.sleep(0)
+
+    reading = await here.begin(f"p{seed}", OWNER, produce, 5.0)
+    plain = await here.open(f"p{seed}", 0, ANY)
+    others = asyncio.create_task(numbers(plain))
+    while events := await reading.take(push):
+        keep(events)
+        if chance.random() < 0.3:
+            await asyncio.sleep(0)
+    reading.close()
+    assert got == await others == list(range(1, len(got) + 1))
+    assert num_pushed > 20
+
+
+async def test_a_pushed_token_wakes_no_task(here: Recordings) -> None:
+    going = asyncio.Event()
+
+    async def produce(recording: Recording) -> None:
+        await recording.start()
+        await going.wait()
+        for number in range(1, 101):
+            recording.write(event(number))
+            await asyncio.sleep(0)
+
+    pushed: list[bytes] = []
+
+    def push(events: bytes) -> bool:
+        pushed.append(events)
+        return True
+
+    reading = await here.begin("q1", OWNER, produce, 5.0)
+    taking = asyncio.create_task(reading.take(push))
+    await asyncio.sleep(0)
+    going.set()
+    assert await taking == b"", "the stream's end"
+    assert [one.count(b"data") for one in pushed] == [1] * 100
+    reading.close()
 
 
 async def test_whose_it_is(here: Recordings, there: Recordings) -> None:
@@ -218,7 +283,7 @@ async def test_stopped(here: Recordings, there: Recordings, elsewhere: bool) -> 
 
 async def test_a_stream_that_breaks_ends_no_other(here: Recordings) -> None:
     async def breaks(recording: Recording) -> None:
-        await recording.write(event(1))
+        recording.write(event(1))
         raise ZeroDivisionError
 
     reading = await here.begin("a8", OWNER, breaks, None)
@@ -331,7 +396,7 @@ async def test_what_a_team_keeps_is_bounded_and_the_oldest_make_room(own_server:
 
     async def produce(recording: Recording) -> None:
         for _ in range(20):
-            await recording.write(body)
+            recording.write(body)
 
     async with gateway(own_server, bounds=bounds) as here:
         for n in range(12):
@@ -356,7 +421,7 @@ async def test_of_many_that_run_each_keeps_its_share(own_server: RedisServer) ->
 
     async def produce(recording: Recording) -> None:
         for _ in range(300):
-            await recording.write(body)
+            recording.write(body)
             await asyncio.sleep(0.01)
 
     async with gateway(own_server, bounds=bounds) as here:
@@ -495,7 +560,7 @@ async def test_readers_who_read_nothing_hold_little_and_what_is_counted(
     async def produce(recording: Recording) -> None:
         await recording.start()
         for number in range(NUM_EVENTS):
-            await recording.write(b"data: %0*d\n\n" % (EVENT_BYTES, number))
+            recording.write(b"data: %0*d\n\n" % (EVENT_BYTES, number))
             await asyncio.sleep(0.03 if number % 40 == 0 else 0)
 
     streams = [f"unread-{number}-{elsewhere}" for number in range(NUM_STREAMS)]

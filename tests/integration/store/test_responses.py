@@ -226,7 +226,7 @@ async def test_a_recording_is_renewed_when_it_begins_when_it_ends_and_when_it_is
     recording = Recording("s", HEAD, 1000)
 
     async def pending_write(*, renew: bool = False) -> bool:
-        await recording.write(b"data: x\n\n")
+        recording.write(b"data: x\n\n")
         told = recording.pending_write(renew=renew)
         assert told is not None
         recording.mark_written(told)

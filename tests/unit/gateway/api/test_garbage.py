@@ -137,7 +137,7 @@ async def refused(recording: Recording) -> weakref.ref[Asked]:
     except PaddockError as error:
         failure = error
     assert failure is not None
-    await recording.refuse(failure, b"event: error\ndata: {}\n\n")
+    recording.refuse(failure, b"event: error\ndata: {}\n\n")
     recording.end()
     del failure
     return known
