@@ -145,14 +145,25 @@ class Recording:
         batch: Batch | None = None
         if flushed < last:
             first = max(flushed + 1, self._first)
-            batch = Batch(first, last, b"".join(self._events[first - self._first :]))
+            body, last = self.after(first - 1)
+            batch = Batch(first, last, body)
+        ended, is_first = self.ended and last == self.last, not flushed
         # Without renewal a write only adds to an existing key; the first write has to make it.
-        renew = renew or self.ended or not flushed
-        return Write(self.stream, self.head, batch, self._first, self.ended, last, renew)
+        renew = renew or ended or is_first
+        return Write(self.stream, self.head, batch, self._first, ended, last, renew, is_first)
 
     def mark_written(self, write: Write) -> None:
         self._flushed = max(self._flushed, write.last)
         self.settled = self.settled or write.ended
+
+    def mark_lost(self) -> None:
+        """Have everything written to Redis anew, which has lost it."""
+        self._flushed = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are events that Redis does not have, or it does not know that the stream has ended."""
+        return not self.dropped and (self._flushed < self.last or (self.ended and not self.settled))
 
     def _trim(self) -> None:
         count = 0

@@ -93,7 +93,9 @@ class Recordings:
             self._cancel(stream)
         if self._writers:
             await asyncio.wait(self._writers.values(), timeout=CLOSE_S)
-        await self._flush(renew=False)
+        while await self._flush(renew=False):
+            if not any(recording.is_behind for recording in self._running.values()):
+                return
 
     async def begin(
         self, stream: str, owner: Owner, produce: Produce, grace_s: float | None, trace: str = ""
@@ -229,10 +231,13 @@ class Recordings:
         pending_write = [(one, write) for one in recordings if (write := one.pending_write(renew=renew)) is not None]
         if not pending_write:
             return
-        asked = await self._log.write([write for _, write in pending_write])
+        renewed = await self._log.write([write for _, write in pending_write])
         for recording, write in pending_write:
-            recording.mark_written(write)
-            if recording.stream in asked:
+            if recording.stream in renewed.lost:
+                recording.mark_lost()
+            else:
+                recording.mark_written(write)
+            if recording.stream in renewed.unwanted:
                 self._cancel(recording.stream)
 
     def _cancel(self, stream: str) -> bool:

@@ -23,6 +23,7 @@ from workers.redis.cluster import ClusterClient, Command
 from workers.redis.link import cluster_of, long_commands_of, short_commands_of
 from workers.redis.long_commands import LongCommands
 from workers.redis.short_commands import ShortCommands
+from workers.redis.trouble import LateTimeout
 
 FOLDER = Path(__file__).parent / "lua"
 
@@ -393,7 +394,7 @@ class ScriptSender:
 
     async def _run(self, batch: list[_Job], long_s: float | None = None) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s if long_s is None else long_s):
+            async with LateTimeout(self._timeout_s if long_s is None else long_s):
                 answers = await self._answers([job.call for job in batch], long_s)
         except NO_ANSWER as error:
             answers = [error] * len(batch)

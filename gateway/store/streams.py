@@ -20,6 +20,8 @@ from workers.redis.short_commands import Command
 
 COMMANDS_BYTES = 512
 """Approximate bytes of a stream's commands on top of its events."""
+NUM_RENEWING = 4
+"""Number of commands that renew a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,17 @@ class Write:
     renew: bool = True
     """Whether to renew the stream's lifetime, and to ask whether somebody wants the stream ended. False: only add new
     events."""
+    is_first: bool = False
+    """Whether Redis has nothing of the stream, or must forget what it has: the batch is the first one that is kept."""
+
+
+class Renewed(NamedTuple):
+    """What became known of streams that were renewed: their ids."""
+
+    unwanted: frozenset[str]
+    """Streams that somebody wants ended."""
+    lost: frozenset[str]
+    """Streams of which Redis had lost what it had: it was emptied, or their lifetime had passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +91,17 @@ class StreamLog:
         self._kept_ms = round(kept_s * 1000)
         self._running_ms = round(running_s * 1000)
 
-    async def write(self, writes: Sequence[Write]) -> frozenset[str]:
-        """Write new events and states of streams; writing the same again changes nothing. Return the ids of renewed
-        streams that somebody wants ended."""
-        asked: list[str] = []
+    async def write(self, writes: Sequence[Write]) -> Renewed:
+        """Write new events and states of streams; writing the same again changes nothing."""
+        unwanted, lost = list[str](), list[str]()
         for batch in _batches(writes):
             commands: list[Command] = []
-            renewed: list[tuple[int, str]] = []
+            renewed: list[tuple[int, Write]] = []
             for write in batch:
                 commands += _adding(write)
                 if write.renew:
                     commands += _renewing(write, self._kept_ms if write.ended else self._running_ms)
-                    renewed.append((len(commands) - 1, write.stream))
+                    renewed.append((len(commands), write))
             is_long = _num_bytes(batch[0]) > LONG_BYTES
             answers = await answered((self._long_commands if is_long else self._short_commands).ask(*commands))
             for answer in answers:
@@ -97,8 +109,13 @@ class StreamLog:
                 # type can't be written: neither is a reason to hold the other streams back.
                 if isinstance(answer, NO_ANSWER) and not is_of_one_name(answer):
                     raise unavailable(answer)
-            asked += [stream for position, stream in renewed if answers[position] == b"1"]
-        return frozenset(asked)
+            for end, write in renewed:
+                num_new, _, _, wish = answers[end - NUM_RENEWING : end]
+                if wish == b"1":
+                    unwanted.append(write.stream)
+                if isinstance(num_new, int) and num_new and not write.is_first:
+                    lost.append(write.stream)
+        return Renewed(frozenset(unwanted), frozenset(lost))
 
     async def head(self, stream: str) -> StreamInfo | None:
         """Return the owner, request and writer of a stream; None if there is no such stream, or no longer."""
@@ -183,6 +200,8 @@ def _num_bytes(write: Write) -> int:
 def _adding(write: Write) -> Iterator[Command]:
     """Yield the commands that add a stream's new events, and drop those that are not kept any more."""
     log, batch = keys.stream_log(write.stream), write.batch
+    if write.is_first:
+        yield "DEL", log
     if batch is not None:
         yield "XADD", log, f"{batch.last}-0", "first", batch.first, "body", batch.body
     if write.ended:
@@ -192,7 +211,8 @@ def _adding(write: Write) -> Iterator[Command]:
 
 
 def _renewing(write: Write, ttl_ms: int) -> Iterator[Command]:
-    """Yield the commands that renew a stream; the last one's answer says whether somebody wants the stream ended."""
+    """Yield the commands that renew a stream. The first one's answer is how many fields the stream did not have, the
+    last one's whether somebody wants the stream ended."""
     head, told = keys.stream(write.stream), write.head
     trace = ("trace", told.trace) if told.trace else ()
     yield "HSET", head, "team", told.team, "request", told.request, "gateway", told.gateway, *trace

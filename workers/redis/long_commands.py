@@ -16,6 +16,7 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from workers.redis.cluster import ClusterClient
 from workers.redis.short_commands import Command
+from workers.redis.trouble import LateTimeout
 
 
 class LongCommands(Protocol):
@@ -41,7 +42,7 @@ class PoolCommands:
         if not commands:
             return []
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(None) if timeout_s is None else LateTimeout(timeout_s):
                 for _ in range(self._retries):
                     try:
                         return await self._ask(commands, is_bounded=timeout_s is not None)

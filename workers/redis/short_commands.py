@@ -28,15 +28,11 @@ from redis.exceptions import (
 )
 
 from workers.redis.cluster import ClusterClient
-from workers.redis.trouble import Gate
+from workers.redis.trouble import LATE_S, Gate
 
 MAX_SENT_BYTES = 1 << 20
 """Maximum bytes of the commands that are sent together. The most that is needed is the text of all admission scripts,
 for loading them: a quarter of this. Longer commands belong to `workers.redis.long_commands`."""
-
-LATE_S = 0.05
-"""Seconds for which an answer that is late is waited for in addition. If the event loop itself was held up, the answer
-lies in the socket, and uvloop calls timers before it reads."""
 
 Command = tuple[str | int | float | bytes, ...]
 

@@ -4,9 +4,11 @@ connect to a Redis that can't be reached.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import time
+from types import TracebackType
 from typing import Final
 
 from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
@@ -63,6 +65,38 @@ def remedy_for(error: BaseException) -> str:
     if isinstance(error, (ConnectionError, TimeoutError, OSError)):
         return "check that it runs, and PADDOCK_REDIS_URL"
     return "what stands there is not as this version of Paddock wrote it"
+
+
+LATE_S = 0.05
+"""Seconds for which an answer that is late is waited for in addition. If the event loop itself was held up, or the
+process stood still, the answer lies in the socket, and uvloop calls timers before it reads."""
+
+
+class LateTimeout:
+    """Bounds the time of a block like `asyncio.timeout`, but gives it `LATE_S` once the time is over."""
+
+    __slots__ = ("_loop", "_seconds", "_timeout", "_timer")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._timer = self._loop.call_later(self._seconds, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = self._loop.call_later(LATE_S, self._end)
+
+    def _end(self) -> None:
+        self._timeout.reschedule(self._loop.time())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        await self._timeout.__aexit__(kind, error, trace)
 
 
 FIRST_S = 0.02

@@ -25,8 +25,12 @@ local function forget(id)
   redis.call("ZREM", streams_ended_key, id)
 end
 
-for _, name in ipairs({streams_key, streams_ended_key}) do
+for i, name in ipairs({streams_key, streams_ended_key}) do
   for _, id in ipairs(redis.call("ZRANGEBYSCORE", name, "-inf", now, "LIMIT", 0, 500)) do forget(id) end
+  local last = now + tonumber(ARGV[i + 2])
+  for _, id in ipairs(redis.call("ZRANGEBYSCORE", name, "(" .. last, "+inf", "LIMIT", 0, 500)) do
+    redis.call("ZADD", name, last, id)  -- Redis' clock was set back: the stream would count for that much longer
+  end
 end
 if ARGV[5] == "1" and redis.call("ZCARD", streams_key) >= most then return {-1} end
 for i = 6, #ARGV, 3 do

@@ -309,8 +309,50 @@ async def test_a_redis_that_fails_costs_the_reader_here_nothing() -> None:
                     break
                 await asyncio.sleep(0.05)
             assert await there.alive("c1"), "it is known again"
-            with pytest.raises(StreamGone):
-                await numbers(await there.open("c1", 0, OWNER))
+            await until(lambda: not here.busy, 5.0, "Redis has all of it")
+            assert await numbers(await there.open("c1", 0, OWNER)) == list(range(1, 201))
+
+
+@pytest.mark.parametrize("num_events", [40, 3000], ids=["in one piece", "in many pieces"])
+async def test_what_redis_lost_is_written_anew_as_long_as_the_stream_is_here(
+    own_server: RedisServer, num_events: int
+) -> None:
+    """Only what came later was written, and the whole copy dropped at the end: no gateway had the stream any more."""
+    going_on, body = asyncio.Event(), b"x" * 200
+
+    async def produce(recording: Recording) -> None:
+        await recording.start()
+        for number in range(1, num_events + 1):
+            if number == num_events // 2:
+                await going_on.wait()
+            recording.write(b"data: %d\n\n" % number if number % 2 else b"data: %d\ndata: %b\n\n" % (number, body))
+
+    async with gateway(own_server) as here, gateway(own_server) as there, connect(own_server.url) as client:
+        (await here.begin("z1", OWNER, produce, None)).close()
+        await asyncio.sleep(0.1)
+        assert await client.exists(keys.stream("z1"))
+        await client.flushall()
+        going_on.set()
+        await until(lambda: not here.busy, 10.0, "Redis has all of it")
+        told = b""
+        reading = await there.open("z1", 0, OWNER)
+        while events := await reading.take():
+            told += events
+        found = [int(number) for number in re.findall(rb"data: (\d+)", told)]
+        assert found == list(range(1, num_events + 1))
+
+
+async def test_a_stream_counts_no_longer_where_the_clock_of_redis_was_set_back(own_server: RedisServer) -> None:
+    """Its end lay an hour ahead then, and the team had a place less for that hour."""
+    async with connect(own_server.url) as client:
+        quota = StreamQuota(client, StreamBounds(1, 1 << 20), kept_s=30.0)
+        seconds, _ = await client.time()
+        for name in (keys.streams("blue"), keys.streams_ended("blue")):
+            await client.zadd(name, {f"in {name}": (seconds + 3600) * 1000})
+        assert await quota.begin("blue", "f1") is None
+        for name, lifetime_s in ((keys.streams("blue"), keys.STREAM_TTL_S), (keys.streams_ended("blue"), 30.0)):
+            (found,) = await client.zrange(name, 0, -1, withscores=True)
+            assert float(found[1]) / 1000 <= seconds + 2 + lifetime_s
 
 
 async def test_an_ending_process_leaves_everything_in_redis(server: RedisServer, there: Recordings) -> None:

@@ -63,6 +63,23 @@ async def test_a_gateway_that_lives_comes_back_once_and_loses_nothing(client: re
         assert not lost
 
 
+async def test_a_gateway_that_is_gone_stays_no_longer_where_the_clock_of_redis_was_set_back(
+    client: redis.asyncio.Redis,
+) -> None:
+    """Its last beat lay an hour ahead then, and it had its share of the slots for that hour."""
+    seconds, _ = await client.time()
+    await client.zadd(keys.GATEWAYS, {"gone": seconds + 3600, "g1": seconds + 3600})
+    heartbeats = GatewayHeartbeats(client, "g1", ttl_s=0.3)
+    first = await heartbeats.beat()
+    assert first is not None
+    assert first.stayed
+    assert set(first.silent_s) == {"gone", "g1"}
+    await asyncio.sleep(0.35)
+    later = await heartbeats.beat()
+    assert later is not None
+    assert set(later.silent_s) == {"g1"}
+
+
 async def test_a_gateway_that_never_beat_is_left_alone(client: redis.asyncio.Redis) -> None:
     hub = EventHub("boot", print, grace_s=GRACE_S)
     feed = hub.attach(PROCESS, None)

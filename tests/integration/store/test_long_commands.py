@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+import uvloop
 from redis.exceptions import ConnectionError, NoScriptError, ResponseError, TimeoutError
 
 from gateway.errors import StoreUnavailable
@@ -133,6 +134,25 @@ async def test_a_long_call_that_takes_too_long_fails_alone(
         assert await commands.ask(("CLIENT", "ID")) == before, "the connection that others use goes on"
         await sender.close()
     assert await ran(client, "pd:{a}:") == b""
+
+
+@pytest.mark.parametrize("argument", ["y", LONG], ids=["short", "long"])
+def test_an_answer_is_taken_that_came_while_the_process_stood_still(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, argument: str
+) -> None:
+    """Redis counted as away then, and callers were told so for a second."""
+    monkeypatch.setattr(scripts, "LEAST_BYTES_PER_S", 1 << 30)
+
+    async def stand_still() -> object:
+        async with sending(server.url, timeout_s=0.3) as sender:
+            prefix = f"pd:{{{len(argument)}}}:"
+            await sender.send(NOTE, prefix, "y")
+            asking = sender.send(NOTE, prefix, argument)
+            await asyncio.sleep(0.02 if argument is LONG else 0)
+            time.sleep(0.6)
+            return await asking
+
+    assert uvloop.run(stand_still()) == 2
 
 
 async def test_a_long_call_has_time_for_its_bytes(server: RedisServer, client: redis.asyncio.Redis) -> None:

@@ -14,7 +14,7 @@ from gateway.errors import StoreUnavailable
 from gateway.resume.recording import Recording
 from gateway.store.client import connect
 from gateway.store.responses import ResponseRecords
-from gateway.store.streams import Batch, StreamInfo, StreamLog, Write
+from gateway.store.streams import Batch, Renewed, StreamInfo, StreamLog, Write
 from workers.protocol import keys
 
 HEAD = StreamInfo("blue", "digest", "gw")
@@ -172,12 +172,16 @@ async def test_a_redis_that_is_away() -> None:
 
 def write(first: int, last: int, keep_from: int = 1, ended: bool = False) -> Write:
     events = b"".join(b"data: %d\n\n" % n for n in range(first, last + 1))
-    return Write("s", HEAD, Batch(first, last, events), keep_from, ended, last)
+    return Write("s", HEAD, Batch(first, last, events), keep_from, ended, last, is_first=first == keep_from)
+
+
+NOTHING = Renewed(frozenset(), frozenset())
+UNWANTED = Renewed(frozenset({"s"}), frozenset())
 
 
 async def test_a_log_is_read_from_anywhere(log: StreamLog) -> None:
     assert await log.head("s") is None
-    assert await log.write([write(1, 3), write(4, 4), write(5, 9)]) == frozenset()
+    assert await log.write([write(1, 3), write(4, 4), write(5, 9)]) == NOTHING
     assert await log.head("s") == HEAD
     assert [(batch.first, batch.last) for batch in (await log.read("s", 0, 64)).batches] == [(1, 3), (4, 4), (5, 9)]
     assert [batch.first for batch in (await log.read("s", 2, 64)).batches] == [1, 4, 5]
@@ -215,11 +219,22 @@ async def test_what_is_new_alone_renews_nothing(client: redis.asyncio.Redis, log
     await log.write([write(1, 1)])
     await log.ask_to_end("s")
     await client.pexpire(keys.stream_log("s"), 5000)
-    assert await log.write([replace(write(2, 2), renew=False)]) == frozenset()
+    assert await log.write([replace(write(2, 2), renew=False)]) == NOTHING
     assert await client.pttl(keys.stream_log("s")) <= 5000
     assert [batch.first for batch in (await log.read("s", 0, 64)).batches] == [1, 2]
-    assert await log.write([write(3, 3)]) == {"s"}
+    assert await log.write([write(3, 3)]) == UNWANTED
     assert await client.pttl(keys.stream_log("s")) > 5000
+
+
+async def test_what_redis_lost_of_a_stream_is_told_and_written_anew(
+    client: redis.asyncio.Redis, log: StreamLog
+) -> None:
+    await log.write([write(1, 3)])
+    await client.flushall()
+    await log.write([replace(write(4, 6), renew=False)])
+    assert (await log.write([write(7, 9)])).lost == {"s"}
+    assert await log.write([write(1, 9, ended=True)]) == NOTHING
+    assert [(batch.first, batch.last) for batch in (await log.read("s", 0, 64)).batches] == [(1, 9)]
 
 
 async def test_a_recording_is_renewed_when_it_begins_when_it_ends_and_when_it_is_time() -> None:
@@ -247,9 +262,9 @@ async def test_readers_and_the_end_are_told(client: redis.asyncio.Redis, log: St
     before = await log.signs("s")
     await log.sign("s")
     assert await log.signs("s") != before
-    assert await log.write([write(2, 2)]) == frozenset()
+    assert await log.write([write(2, 2)]) == NOTHING
     await log.ask_to_end("s")
-    assert await log.write([Write("s", HEAD, None, 1, False, 2)]) == {"s"}
+    assert await log.write([Write("s", HEAD, None, 1, False, 2)]) == UNWANTED
     await log.forget(["s"])
     assert not await client.keys("pd:stream:*")
     await log.ask_to_end("s")
