@@ -39,6 +39,19 @@ MAX_LOST = 2
 UNPAID = frozenset({FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY})
 """Failures whose retry is not charged to the retry budget: a worker that drains or has no memory refuses each call
 once and at once, so a retry makes no trouble worse."""
+REFUSALS = frozenset(
+    {
+        FailureCode.INVALID_REQUEST,
+        FailureCode.CONTEXT_OVERFLOW,
+        FailureCode.UNSUPPORTED,
+        FailureCode.UNAUTHORIZED,
+        FailureCode.BUSY,
+        FailureCode.DRAINING,
+        FailureCode.OUT_OF_MEMORY,
+        FailureCode.UNAVAILABLE,
+    }
+)
+"""Failures by which a worker refuses a call before it computes anything. Nobody is charged for such an attempt."""
 UNSUITED = frozenset({FailureCode.CONTEXT_OVERFLOW, FailureCode.UNSUPPORTED})
 """Failures by which one model refuses a request that another model may still accept."""
 PLACED_AT_ONCE = 8
@@ -133,6 +146,8 @@ class Dispatcher:
                             begun = await attempt(state, lease, held)
                         except CallFailed as failed:
                             failure = failed.failure
+                            if failure.code in REFUSALS:
+                                lease.give_back(0.0)  # does nothing if the answer's last event did so already
                         else:
                             state.begin_answer()
                             self.workers.note_begin(lease.at)
@@ -245,9 +260,12 @@ def _num_charged(
     event; None: the call was left or cut off before it came. `num_unread`: tokens that came and that nobody has taken.
 
     A call that has not finished is charged for the tokens that came, but never for less than was predicted: the worker
-    may have computed more than it has told, such as text that could become a stop string."""
+    may have computed more than it has told, such as text that could become a stop string. Only a call that was refused
+    before any came is charged for none."""
     if isinstance(end, Finished):
         usage = end.usage
         return usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens
     came = float(state.attempt.num_prompt_computed + state.answer_log.num_generated + num_unread)
+    if isinstance(end, Failed) and end.failure.code in REFUSALS and not came:
+        return 0.0
     return came if came > lease.predicted else None

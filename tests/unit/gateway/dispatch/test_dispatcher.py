@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -162,6 +163,30 @@ async def test_a_call_that_is_left_is_charged_for_what_came_and_at_least_as_pred
 async def test_a_call_that_fails_is_charged_for_what_came() -> None:
     scene = Scene({"w1": [(Started(1, 4, 700, 2), Text(1, "a"), Failed(1, LOST))]})
     assert (await scene.answered())[-1] == Failed(1, LOST)
+    assert scene.admission.leases[0].charged == [698.0]
+
+
+@pytest.mark.parametrize("code", sorted(set(FailureCode) - {FailureCode.STORAGE_FULL, FailureCode.OVERRUN}))
+@pytest.mark.parametrize("is_event", [False, True])
+async def test_an_attempt_that_was_refused_is_charged_for_nothing(code: FailureCode, is_event: bool) -> None:
+    """Each cost what was predicted: a worker that drained doubled what all callers paid."""
+    refused: Script = (Failed(1, failure(code)),) if is_event else failure(code)
+    scene = Scene({"w1": [refused], "w2": [ANSWER]})
+    with suppress(PaddockError):
+        await scene.answered()
+    as_predicted = [None] if is_event else []
+    may_have_worked = code in (FailureCode.WORKER_LOST, FailureCode.INTERNAL)
+    assert scene.admission.leases[0].charged == (as_predicted if may_have_worked else [0.0])
+    pooled = Scene({"w1": [failure(code)], "w2": [VECTORS]})
+    with suppress(PaddockError):
+        await pooled.pooled()
+    assert pooled.admission.leases[0].charged == ([] if may_have_worked else [0.0])
+
+
+async def test_a_call_that_was_begun_and_given_back_is_charged_for_what_came() -> None:
+    refused = failure(FailureCode.OUT_OF_MEMORY)
+    scene = Scene({"w1": [(Started(1, 0, 700, 2), Text(1, "a"), Failed(1, refused))]})
+    assert (await scene.answered())[-1] == Failed(1, refused)
     assert scene.admission.leases[0].charged == [698.0]
 
 
