@@ -11,12 +11,16 @@ from gateway.errors import PaddockError, StreamGone
 from gateway.resume.recording import GONE, PIECE_BYTES, ReaderLease, Recording, split_events
 from gateway.store.outage import raise_if_cancelled
 from gateway.store.streams import StreamLog
+from workers.protocol import keys
 
 SIGN_EVERY_S = 0.3
 """Seconds between two signs. By a sign, a reader at another gateway shows the writing gateway that it still reads."""
 LOOK_EVERY_S = 0.03
 """Seconds between two reads of Redis by a reader that has read all events so far; events reach Redis in about that
 time."""
+LOST_S = 2 * keys.STREAM_RENEW_S
+"""Seconds that a reader waits for events which Redis lacks. If Redis has lost them, the stream's gateway notices that
+within half that time, and writes them anew."""
 MAX_BATCHES = 64
 """Maximum number of batches of events read from Redis in one request; a reader that is further behind asks again."""
 
@@ -109,19 +113,26 @@ class RemoteReading:
         halved until this many batches have about PIECE_BYTES together."""
         self._ended = False
         self._signed_at = float("-inf")
+        self._lacks_since: float | None = None
+        """time.monotonic() when Redis was first found to lack the next events; None: it had what was last asked for."""
 
     async def take(self, push: PushEvents | None = None) -> bytes:
         while not self._ended:
             signed = await self._sign()
             page = await self._log.read(self._stream, self._after, self._num_batches)
             raise_if_cancelled()
+            if page.batches and page.batches[0].first > self._after + 1:
+                await self._wait_for_lost()
+                continue
             events = b""
             for batch in page.batches:
                 if batch.first > self._after + 1:
-                    raise StreamGone(GONE)
+                    break
+                self._lacks_since = None
                 events += split_events(batch, self._after)
                 self._after = max(self._after, batch.last)
-            self._ended = page.ended
+            else:
+                self._ended = page.ended
             if len(events) > PIECE_BYTES:
                 self._num_batches = max(1, self._num_batches // 2)
             elif len(events) < PIECE_BYTES // 2:
@@ -146,10 +157,20 @@ class RemoteReading:
         self._signed_at = now
         return True
 
+    async def _wait_for_lost(self) -> None:
+        """Wait a moment for events that Redis lacks. Raises StreamGone if it has lacked them for LOST_S."""
+        now = time.monotonic()
+        if self._lacks_since is None:
+            self._lacks_since = now
+        elif now - self._lacks_since > LOST_S:
+            raise StreamGone(GONE)
+        await asyncio.sleep(LOOK_EVERY_S)
+
     async def _wait(self, *, may_be_over: bool) -> None:
         if may_be_over:
             if await self._log.head(self._stream) is None:
-                raise StreamGone(GONE)
+                await self._wait_for_lost()
+                return
             # If `_after` is beyond the stream's last event, a read finds nothing, not even the end: so ask for it.
             self._ended = await self._log.ended_by(self._stream, self._after)
         if not self._ended:

@@ -342,6 +342,16 @@ async def test_what_redis_lost_is_written_anew_as_long_as_the_stream_is_here(
         assert found == list(range(1, num_events + 1))
 
 
+async def test_a_reader_elsewhere_waits_for_what_redis_lost(own_server: RedisServer) -> None:
+    async with gateway(own_server) as here, gateway(own_server) as there, connect(own_server.url) as client:
+        (await here.begin("z2", OWNER, telling(300, 0.01), None)).close()
+        elsewhere = await there.open("z2", 0, OWNER)
+        found = await numbers(elsewhere, 20)
+        elsewhere = await there.open("z2", found[-1], OWNER)
+        await client.flushall()
+        assert found + await numbers(elsewhere) == list(range(1, 301))
+
+
 async def test_a_stream_counts_no_longer_where_the_clock_of_redis_was_set_back(own_server: RedisServer) -> None:
     """Its end lay an hour ahead then, and the team had a place less for that hour."""
     async with connect(own_server.url) as client:
@@ -402,6 +412,7 @@ async def test_a_team_runs_so_many_streams_over_all_gateways(own_server: RedisSe
         readings[1].close()
         await there.stop("d1")
         await until(lambda: not there.busy, 2.0, "its place is free")
+        await asyncio.sleep(0.2)  # Redis is told a moment later
         again = await here.begin("d9", OWNER, telling(3), None)
         assert await numbers(again) == [1, 2, 3]
         for n in (0, 2):
