@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from workers.process.resolver import connect_tcp
 from workers.process.sockets import notice_dead_peer
 
 MAX_REFUSAL_BYTES = 2000
@@ -66,12 +67,11 @@ async def read_events(
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     lines = [f"GET {target} HTTP/1.1", f"Host: {parts.netloc}", *(f"{name}: {text}" for name, text in headers.items())]
     request = "\r\n".join([*lines, "", ""]).encode("latin-1")
-    loop = asyncio.get_running_loop()
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
     async with asyncio.timeout(connect_timeout_s):
-        transport, source = await loop.create_connection(
-            lambda: _Source(request, expected, on_open, on_data), parts.hostname or "", port, ssl=secure or None
+        transport, source = await connect_tcp(
+            lambda: _Source(request, expected, on_open, on_data), parts.hostname or "", port, tls=secure
         )
     try:
         while True:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from workers.process.resolver import connect_tcp
 from workers.process.sockets import notice_dead_peer
 
 KEPT_S = 30.0
@@ -92,8 +93,7 @@ class Posts:
             raise OSError(f"{self._url!r} is no address")
         _, host, port, is_secure = self._server
         async with asyncio.timeout(self._connect_timeout_s):
-            loop = asyncio.get_running_loop()
-            return (await loop.create_connection(_Connection, host, port, ssl=is_secure or None))[1]
+            return (await connect_tcp(_Connection, host, port, tls=is_secure))[1]
 
     async def _reply(
         self, connection: _Connection, head: bytes, body: bytes | AsyncIterator[bytes], max_bytes: int

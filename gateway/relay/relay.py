@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import aiohttp
 import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gateway.back_pressure import no_worker, stopping
 from gateway.call import Call, Principal
@@ -33,6 +35,7 @@ from gateway.relay.worker_client import (
     WorkerClient,
 )
 from gateway.relay.worker_stream import DispatchTurns, WorkerStream
+from workers.process.resolver import RESOLVER
 from workers.process.sockets import watched_socket
 from workers.protocol.events import CallFailed, Failed, Failure, FailureCode, Finished, Settings
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat, WorkerAddress
@@ -92,7 +95,9 @@ class Relay:
 
     async def run(self) -> None:
         """Keep the event streams open until cancelled. Workers then end this gateway's calls after a grace period."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, socket_factory=watched_socket)
+        connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=30.0, socket_factory=watched_socket, resolver=_NameResolver()
+        )
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
             try:
                 async with asyncio.TaskGroup() as group:
@@ -274,6 +279,25 @@ class Relay:
             if connection is not None:
                 connection.client.close()
             self._lost.discard(stream.at.boot)
+
+
+class _NameResolver(AbstractResolver):
+    """Has aiohttp's connections use RESOLVER, like all others of this process."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found: list[ResolveResult] = []
+        for address in await RESOLVER.addresses(host):
+            kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+            if family in (socket.AF_UNSPEC, kind):
+                found.append({"hostname": host, "host": address, "port": port, "family": kind, "proto": 0, "flags": 0})
+        if not found:
+            raise OSError(f"{host!r} has no address of the family {family.name}")
+        return found
+
+    async def close(self) -> None:
+        pass
 
 
 MAX_TRIES = 3

@@ -23,6 +23,7 @@ from redis.asyncio.cluster import (
     RedisCluster,
     _ClusterNodePoolAdapter,
 )
+from redis.asyncio.connection import Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -66,8 +67,10 @@ class ClusterClient(RedisCluster):
         retries: int,
         max_under_way: int,
         options: dict[str, Any],
+        kind: type[Connection] = Connection,
     ) -> None:
-        """`max_under_way`: maximum number of commands or pipelines at once. Others wait, and may time out meanwhile."""
+        """`max_under_way`: maximum number of commands or pipelines at once. Others wait, and may time out meanwhile.
+        `kind`: the class of the connections."""
         super().__init__(
             startup_nodes=[ClusterNode(host, port) for host, port in hosts],
             # If some slots have no server, models in the other slots are still served.
@@ -76,6 +79,9 @@ class ClusterClient(RedisCluster):
             max_connections=NODE_CONNECTIONS,
             **options,
         )
+        self.connection_kwargs["connection_class"] = kind  # the library takes none, and makes later nodes with these
+        for node in self.startup_nodes:
+            node.connection_class = kind
         self.retries = retries
         self._gate = Gate()
         self._bound_s = 2 * timeout_s

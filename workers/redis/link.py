@@ -33,6 +33,7 @@ from redis.asyncio.sentinel import (
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, InvalidResponse, ReadOnlyError, RedisError, ResponseError, TimeoutError
 
+from workers.process.resolver import RESOLVER, connect_tcp, first_connected
 from workers.process.sockets import notice_dead_peer, tcp_options
 from workers.redis.cluster import ClusterClient
 from workers.redis.long_commands import ClusterLongCommands, LongCommands, PoolCommands
@@ -76,7 +77,9 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
         case "cluster":
             options["ssl"] = place.tls is not None
             # The class is no `Redis`, but has the same commands and behaves in the same way (`workers.redis.cluster`).
-            return cast(redis.asyncio.Redis, ClusterClient(place.hosts, timeout_s, retries, MAX_CONNECTIONS, options))
+            kind = _PlainTls if place.tls else _PlainTcp
+            client = ClusterClient(place.hosts, timeout_s, retries, MAX_CONNECTIONS, options, kind)
+            return cast(redis.asyncio.Redis, client)
         case "sentinel":
             return _behind_sentinels(place, {**options, "retry": _retry(retries), "db": place.db}, retries)
         case _:
@@ -147,11 +150,11 @@ def _server_commands(
     tls = _tls_context(place.tls)
 
     async def dial(protocol: Callable[[], ShortConnection]) -> ShortConnection:
-        loop = asyncio.get_running_loop()
         if place.kind == "socket":
+            loop = asyncio.get_running_loop()
             return (await loop.create_unix_connection(protocol, place.path))[1]
         host, port = await find() if find is not None else place.hosts[0]
-        transport, wire = await loop.create_connection(protocol, host, port, ssl=tls)
+        transport, wire = await connect_tcp(protocol, host, port, tls=tls)
         notice_dead_peer(transport.get_extra_info("socket"))
         return wire
 
@@ -191,6 +194,8 @@ def _behind_sentinels(place: RedisUrl, options: dict[str, Any], retries: int) ->
         **_tls_options(place.tls),
     }
     sentinels = _Sentinels(place.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    for client in sentinels.sentinels:
+        client.connection_pool.connection_class = _PlainTls if place.tls else _PlainTcp
     kind = _SentinelTls if place.tls else _SentinelTcp
     pool = _SentinelPool(place.service, sentinels, connection_class=kind, **options)
     commands = _server_commands(
@@ -250,11 +255,38 @@ class _Checked(AbstractConnection):
             raise ConnectionError(f"what came from Redis is no answer ({type(error).__name__}: {error})") from None
 
 
-class _Tcp(_Checked, Connection):
+class _ByName(Connection):
+    """A connection to the addresses that RESOLVER finds for its host. A certificate must be for the host's name."""
+
+    _address = ""
+    """The address that is tried now."""
+
+    def _connection_arguments(self) -> dict[str, Any]:
+        arguments = {**super()._connection_arguments(), "host": self._address}
+        return {**arguments, "server_hostname": self.host} if "ssl" in arguments else arguments
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(self.socket_connect_timeout):
+            await first_connected(await RESOLVER.addresses(self.host), self._connect_to_address)
+
+    async def _connect_to_address(self, address: str) -> None:
+        self._address = address
+        await super()._connect()  # type: ignore[no-untyped-call]
+
+
+class _PlainTcp(_ByName):
     pass
 
 
-class _Tls(_Checked, SSLConnection):
+class _PlainTls(_ByName, SSLConnection):
+    pass
+
+
+class _Tcp(_Checked, _ByName):
+    pass
+
+
+class _Tls(_Checked, _ByName, SSLConnection):
     pass
 
 
@@ -262,11 +294,11 @@ class _Unix(_Checked, UnixDomainSocketConnection):
     pass
 
 
-class _SentinelTcp(_Checked, SentinelManagedConnection):
+class _SentinelTcp(_Checked, _ByName, SentinelManagedConnection):
     pass
 
 
-class _SentinelTls(_Checked, SentinelManagedSSLConnection):
+class _SentinelTls(_Checked, _ByName, SentinelManagedSSLConnection):
     pass
 
 
