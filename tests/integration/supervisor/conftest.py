@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,8 @@ class Programs:
         self.state = folder / "state"
         self.started: list[Program] = []
 
-    def start(self, command: str, *flags: str, **environment: str) -> Program:
+    def start(self, command: str, *flags: str, closed: Sequence[int] = (), **environment: str) -> Program:
+        """Start `paddock command`. `closed`: those of descriptors 0 to 2 that it is started without."""
         terminal = self.folder / f"terminal-{len(self.started)}"
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PADDOCK_", "HF_"))}
         clean |= {"PADDOCK_STATE_DIR": str(self.state), **environment}
@@ -106,8 +107,7 @@ class Programs:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                # As from a terminal: under nohup the tests themselves ignore a hang-up, and programs inherit that.
-                preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509 - one thread
+                preexec_fn=partial(_set_up, tuple(closed)),  # noqa: PLW1509 - one thread
             )
         program = Program(popen, terminal, self.state)
         self.started.append(program)
@@ -121,6 +121,13 @@ class Programs:
             for process in program.seen.values():
                 if process.is_running():
                     process.kill()
+
+
+def _set_up(closed: Sequence[int]) -> None:
+    # As from a terminal: under nohup the tests themselves ignore a hang-up, and programs inherit that.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for descriptor in closed:
+        os.close(descriptor)
 
 
 @pytest.fixture

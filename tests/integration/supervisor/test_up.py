@@ -99,6 +99,22 @@ def test_a_model_is_unloaded_and_loaded(programs: Programs, model: Path) -> None
     assert_nothing_left(up)
 
 
+@pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)], ids=str)
+def test_it_serves_without_input_and_output(programs: Programs, model: Path, closed: tuple[int, ...]) -> None:
+    """The listener took the free number, and the gateway's own input or output its place; it ended with 2."""
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL, closed=closed)
+    address = address_file(up.state)
+    wait_until(lambda: address.exists() or up.popen.poll() is not None, up.text)
+    assert up.popen.poll() is None, up.text()
+    port = int(address.read_text().strip().rsplit(":", 1)[1])
+    assert ask(port, (up.state / "first-key").read_text().strip(), "tale") in ("stop", "length")
+    for number in closed:
+        assert os.readlink(f"/proc/{up.popen.pid}/fd/{number}") == os.devnull
+    assert up.stop() == 0, up.text()
+    assert "Traceback" not in up.text()
+    assert_nothing_left(up)
+
+
 def test_a_taken_port_is_said_before_anything_starts(programs: Programs, model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
