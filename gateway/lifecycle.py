@@ -2,9 +2,10 @@
 
     settings -> the port is ours -> Redis answers -> keys, catalog, fleet -> serving -> draining -> the end
 
-The first SIGTERM or SIGINT drains the gateway: new calls and `/ready` get a 503, running streams go on for `drain_s`,
-then end with an error in the stream. A second signal cuts them off at once. SIGUSR1, from `paddock up` with several
-gateways, drains it too, but first leaves new connections and callers to the others.
+The first SIGTERM, SIGINT or SIGHUP (a closed terminal) drains the gateway: new calls and `/ready` get a 503, running
+streams go on for `drain_s`, then end with an error in the stream. A second signal, unless it is SIGHUP, cuts them off
+at once. SIGUSR1, from `paddock up` with several gateways, drains it too, but first leaves new connections and callers
+to the others.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
 from workers.models.catalog import CatalogError
 from workers.process.limits import keep_little, started_threads
+from workers.process.signals import is_hurrying, stop_signals
 from workers.process.sockets import PortTaken, listen
 from workers.protocol.exits import Exit
 from workers.tracing.tracer import Tracer, TracingUnusable, tracing
@@ -198,8 +200,11 @@ class Asked:
         self.replaced = False
         """Whether the first signal was SIGUSR1: other gateways of this machine take what comes from now on."""
 
-    def note(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
+    def note(self, number: int) -> None:
+        if not self.first.is_set():
+            self.first.set()
+        elif is_hurrying(number):
+            self.second.set()
 
     def note_replaced(self) -> None:
         if not self.first.is_set():
@@ -211,13 +216,14 @@ class Asked:
 def _signals() -> Iterator[Asked]:
     asked = Asked()
     loop = asyncio.get_running_loop()
-    actions = {signal.SIGTERM: asked.note, signal.SIGINT: asked.note, signal.SIGUSR1: asked.note_replaced}
-    for number, action in actions.items():
-        loop.add_signal_handler(number, action)
+    stops = stop_signals()
+    for number in stops:
+        loop.add_signal_handler(number, asked.note, number)
+    loop.add_signal_handler(signal.SIGUSR1, asked.note_replaced)
     try:
         yield asked
     finally:
-        for number in actions:
+        for number in (*stops, signal.SIGUSR1):
             loop.remove_signal_handler(number)
 
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import resource
+import shutil
 import socket
 import time
 from collections.abc import AsyncGenerator
@@ -17,7 +18,7 @@ import aiohttp
 import psutil
 
 from tests.fault.rest import at_rest
-from tests.support.stack import Process, Stack
+from tests.support.stack import DEMO_MODEL, Process, Stack
 
 MODEL = "steady"
 TOKENS, STEP_MS = 250, 20
@@ -121,6 +122,38 @@ async def test_a_worker_out_of_descriptors(stack: Stack) -> None:
         stack.wait_until_listed(gateway, MODEL)
         async with session.post(url, json=question) as answer:
             assert answer.status == 200, await answer.text()
+    await at_rest(stack, MODEL)
+
+
+async def test_an_adapter_that_a_worker_has_no_descriptor_for(stack: Stack) -> None:
+    """Neither who loads it nor who calls it is told that the request is wrong."""
+    folder = stack.folder / "adapters"
+    folder.mkdir()
+    for name in ("p.gguf", "q.gguf"):
+        shutil.copy(DEMO_MODEL.with_name("paddock-demo-pirate-lora.gguf"), folder / name)
+    worker = stack.worker(DEMO_MODEL, MODEL, slots=2, ctx=256, adapters_dir=folder, max_adapters=1)
+    gateway = stack.gateway()
+    stack.wait_until_listed(gateway, MODEL)
+    before = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
+    async with aiohttp.ClientSession(gateway.url, headers={"Authorization": f"Bearer {stack.key}"}) as session:
+
+        async def load(name: str) -> tuple[int, str]:
+            asked = {"lora_name": name, "lora_path": f"{name}.gguf", "model": MODEL}
+            async with session.post("/v1/load_lora_adapter", json=asked) as answer:
+                return answer.status, await answer.text()
+
+        async def call(name: str) -> tuple[int, str]:
+            asked = {"model": name, "prompt": "Once", "max_tokens": 2}
+            async with session.post("/v1/completions", json=asked) as answer:
+                return answer.status, await answer.text()
+
+        assert (await load("p"))[0] == 200
+        assert (await call(MODEL))[0] == 200  # from now on the worker has its connections
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (8, before[1]))
+        for status, told in (await load("q"), await call("p")):
+            assert (status, json.loads(told)["error"]["type"]) == (503, "unavailable_error"), told
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, before)
+        assert (await load("q"))[0] == 200
     await at_rest(stack, MODEL)
 
 

@@ -169,6 +169,7 @@ def _ended(pid: int) -> int | None:
 def _become(argv: Sequence[str], env: Mapping[str, str], files: Sequence[int]) -> int:
     """Be that program from now on."""
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # where the tests run under nohup it is ignored
     for file, number in zip(files, (1, 2), strict=True):
         os.dup2(file, number)
         os.close(file)

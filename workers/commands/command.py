@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn
 
+from workers.process import standard_streams
 from workers.protocol.exits import Exit
 
 INTERRUPTED = 130
@@ -75,9 +76,11 @@ def _stopped(*_: object) -> NoReturn:
 
 
 def guarded(program: Callable[[], int]) -> int:
-    """Run a whole program and return its exit code.
+    """Run a whole program and return its exit code. Call it before anything opens a descriptor: first it opens those of
+    standard input, output and error that are closed.
 
     Ctrl-C before the program handles signals, and a closed output (by `head`, say), end it without a traceback."""
+    standard_streams.complete()
     try:
         try:
             return program()

@@ -13,6 +13,7 @@ Sources: src/llama-adapter.cpp, build_lora_mm in src/llama-graph.cpp and ggml/sr
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import math
 import os
@@ -29,15 +30,18 @@ from numpy.typing import NDArray
 
 from workers.llama.gguf import BLOCKS, GgufHeader, TensorInfo, parse_header
 from workers.llama.model import Model
-from workers.llama.native import AdapterError, ModelError, native_log
+from workers.llama.native import AdapterError, AdapterUnreadable, ModelError, native_log
 
-__all__ = ["Adapter", "AdapterError", "AdapterFile", "AppliedAdapters", "inspect"]
+__all__ = ["Adapter", "AdapterError", "AdapterFile", "AdapterUnreadable", "AppliedAdapters", "inspect"]
 
 MAX_HEADER_BYTES = 16 << 20
 """Maximum bytes of metadata and tensor list; usual adapters have a few kilobytes."""
 
 MAX_ALPHA = 65536.0
 """Maximum absolute alpha; usual ones are 8 to 64. Weights are multiplied by it and divided by the rank."""
+
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Error numbers that say nothing of the file: the process or its machine is short of file descriptors or memory."""
 
 _PIECE_BYTES = 4 << 20
 _GGUF_FLOAT32 = 6
@@ -73,9 +77,23 @@ class AdapterFile:
         except OSError:
             return False
 
+    def require_openable(self) -> None:
+        """Open and close the file. Raises AdapterError if it has changed since it was checked, or can't be opened."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place would wait
+            try:
+                is_unchanged = _stamp(os.fstat(descriptor)) == self.stamp
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _unreadable(self.path, error) from None
+        if not is_unchanged:
+            raise AdapterError(f"{self.path.name}: the file changed since it was checked; load it again")
+
 
 def inspect(path: Path, base: GgufHeader, *, max_bytes: int = 0) -> AdapterFile:
-    """Read all of `path` and check that it is a LoRA of the model `base`. Raises AdapterError.
+    """Read all of `path` and check that it is a LoRA of the model `base`. Raises AdapterError; AdapterUnreadable if
+    file descriptors or memory are short.
 
     Safe on any thread; takes as long as reading the file. `max_bytes`: maximum size of the file; 0: no bound."""
     try:
@@ -99,7 +117,7 @@ def inspect(path: Path, base: GgufHeader, *, max_bytes: int = 0) -> AdapterFile:
             if _stamp(os.fstat(file.fileno())) != _stamp(status):
                 raise AdapterError(f"{path.name}: the file changed while it was read; load it again")
     except OSError as error:
-        raise AdapterError(f"{path.name}: can't be read ({error.strerror}); check the path") from None
+        raise _unreadable(path, error) from None
     return AdapterFile(path, digest.digest(), status.st_size, header.text("general.name") or "", rank, _stamp(status))
 
 
@@ -114,7 +132,8 @@ class Adapter:
 
     @classmethod
     def load(cls, model: Model, file: AdapterFile) -> Adapter:
-        """Copy an adapter's weights to where the model's weights are. Raises AdapterError, with llama.cpp's reason."""
+        """Copy an adapter's weights to where the model's weights are. Raises AdapterError, with llama.cpp's reason;
+        AdapterUnreadable if file descriptors or memory are short."""
         if not file.is_unchanged():
             raise AdapterError(f"{file.path.name}: the file changed since it was checked; load it again")
         log = native_log()
@@ -123,6 +142,10 @@ class Adapter:
         if not pointer:
             # llama.cpp names the file with its folder, which must not leave this machine.
             reason = log.reason().replace(str(file.path), file.path.name) or "no reason given"
+            if any(os.strerror(number) in reason for number in SHORTAGES):
+                raise AdapterUnreadable(
+                    f"{file.path.name}: llama.cpp can't load it now ({reason}); load it again later"
+                )
             raise AdapterError(f"{file.path.name}: llama.cpp can't load it ({reason})")
         adapter = cls(pointer, file)
         if not file.is_unchanged():
@@ -169,6 +192,15 @@ class AppliedAdapters:
         """Stop computing with all adapters if `adapter`, which is about to be freed, is one of them."""
         if any(one is adapter for one, _ in self.uses):
             self.apply(())
+
+
+def _unreadable(path: Path, error: OSError) -> AdapterError:
+    if error.errno in SHORTAGES:
+        return AdapterUnreadable(
+            f"{path.name}: can't be read now ({error.strerror}), though nothing is known to be wrong with it; load it "
+            "again later, and give the worker more file descriptors (ulimit -n) or memory"
+        )
+    return AdapterError(f"{path.name}: can't be read ({error.strerror}); check the path")
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ The errors, with the exit code of a worker that can't start because of them:
     └─ ModelTooLarge      the weights or the KV cache do not fit this machine              NO_MEMORY
     DecodeFailed          llama.cpp refused or failed a batch                              CRASHED
     AdapterError          a LoRA file is missing, damaged, or not made for this model      (the load is refused)
+    └─ AdapterUnreadable  it can't be opened or read now: descriptors or memory are short  (the load is tried again)
     StateUnusable         a sequence's state can't be saved or restored                    (the tokens are computed)
 """
 
@@ -185,3 +186,8 @@ class StateUnusable(RuntimeError):
 
 class AdapterError(Exception):
     """An adapter can't be used. The message is one line: the file, what is wrong with it, the remedy."""
+
+
+class AdapterUnreadable(AdapterError):
+    """An adapter's file can't be opened or read now, since the process or its machine is short of file descriptors or
+    memory. Nothing is known to be wrong with the file."""

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -16,24 +16,43 @@ from workers.protocol.exits import Exit
 OVER = b"\0"
 """The byte that ends the watcher thread; no signal has this number."""
 
+ALWAYS = (signal.SIGINT, signal.SIGTERM)
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask this process to stop: SIGINT, SIGTERM and, unless it is ignored, SIGHUP.
+
+    SIGHUP says that the terminal is gone. Under nohup it is ignored, and must stay so."""
+    return ALWAYS if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*ALWAYS, signal.SIGHUP)
+
+
+def is_hurrying(number: int) -> bool:
+    """Return whether this signal, coming to a process that stops already, means that it is to stop at once.
+
+    SIGHUP does not: when a terminal is closed, first the shell sends it, then the kernel as the shell ends; systemd
+    sends it right after SIGTERM (SendSIGHUP=)."""
+    return number != signal.SIGHUP
+
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """End the process at once if SIGTERM comes within this block, in which nobody is served yet. For the main thread.
+    """End the process at once if SIGTERM or SIGHUP comes within this block, in which nobody is served yet. For the main
+    thread.
 
     An ordinary handler would run too late: Python runs it between two bytecode instructions, and loading a model is one
     long call into C. Without any handler the signal may do nothing: in a container this process can be number 1, which
     gets no signals from Linux that it has no handler for."""
     read, write = socket.socketpair()
     write.setblocking(False)
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    before = {number: signal.signal(number, lambda *_: None) for number in stop_signals() if number != signal.SIGINT}
     fd = signal.set_wakeup_fd(write.fileno())  # written to by Python's handler in C, even during a call into C
-    watcher = threading.Thread(target=_watch, args=(read,), name="early end", daemon=True)
+    watcher = threading.Thread(target=_watch, args=(read, frozenset(before)), name="early end", daemon=True)
     watcher.start()
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)  # first, so that no signal is lost between the two calls
+        for number, handler in before.items():
+            signal.signal(number, handler)  # first, so that no signal is lost between the two calls
         signal.set_wakeup_fd(fd)
         write.send(OVER)
         watcher.join()
@@ -41,29 +60,25 @@ def ending_at_once() -> Iterator[None]:
         write.close()
 
 
-def _watch(read: socket.socket) -> None:
+def _watch(read: socket.socket, ending: Collection[int]) -> None:
     while (number := read.recv(1)) != OVER:
-        if number == bytes([signal.SIGTERM]):
+        if number[0] in ending:
             os._exit(Exit.OK)
-
-
-ALWAYS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
     """Handles SIGINT, SIGTERM and SIGHUP (a closed terminal) within a `with` block: the first signal calls `on_stop`,
-    the second `on_hurry`, further ones nothing. Needs a running event loop on the main thread."""
+    the second, if it is not SIGHUP, `on_hurry`, further ones nothing. Needs a running event loop on the main thread."""
 
     def __init__(self, on_stop: Callable[[], None], on_hurry: Callable[[], None]) -> None:
-        self._actions = [on_hurry, on_stop]
-        # Under nohup SIGHUP is ignored, and must stay so.
-        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-        self._numbers = (*ALWAYS, *hangup)
+        self._on_stop, self._on_hurry = on_stop, on_hurry
+        self._stops = self._hurries = False
+        self._numbers = stop_signals()
 
     def __enter__(self) -> StopSignals:
         loop = asyncio.get_running_loop()
         for number in self._numbers:
-            loop.add_signal_handler(number, self._received)
+            loop.add_signal_handler(number, self._received, number)
         return self
 
     def __exit__(
@@ -73,6 +88,10 @@ class StopSignals:
         for number in self._numbers:
             loop.remove_signal_handler(number)
 
-    def _received(self) -> None:
-        if self._actions:
-            self._actions.pop()()
+    def _received(self, number: int) -> None:
+        if not self._stops:
+            self._stops = True
+            self._on_stop()
+        elif not self._hurries and is_hurrying(number):
+            self._hurries = True
+            self._on_hurry()

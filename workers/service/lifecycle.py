@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from workers.process.limits import can_take
+from workers.process.signals import is_hurrying
 from workers.protocol.events import Failure, FailureCode
 
 PROBE_BYTES = 64 << 20
@@ -100,8 +101,8 @@ class Lifecycle:
         return True
 
     def signalled(self, number: int) -> None:
-        """Begin to stop; at the second signal, stop without waiting for running calls."""
-        if self.stopping.is_set():
+        """Begin to stop; at the second signal, if it is not SIGHUP, stop without waiting for running calls."""
+        if self.stopping.is_set() and is_hurrying(number):
             self.at_once.set()
         self.stopping.set()
         logger.info("%s: stopping%s", signal.Signals(number).name, " at once" if self.at_once.is_set() else "")

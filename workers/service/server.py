@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
 from workers.metrics.worker import WorkerMetrics
 from workers.process.limits import HeapUpkeep
+from workers.process.signals import stop_signals
 from workers.process.sockets import address_of
 from workers.protocol.control import left_s
 from workers.protocol.events import Failure, FailureCode
@@ -194,7 +194,7 @@ class WorkerServer:
     async def run(self) -> Exit:
         """Serve until a signal or a crash; return the process's exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._life.signalled, number)
         loop.set_exception_handler(self._on_loose_error)
         self._engine.start()

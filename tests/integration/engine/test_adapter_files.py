@@ -18,7 +18,7 @@ from tests.support import adapter_files
 from tests.support.adapter_files import Weights, weights_for
 from tests.support.lone_context import lone_context, same
 from workers.engine.adapters.registry import MAX_SCALE
-from workers.llama.adapters import Adapter, AdapterError, AppliedAdapters, inspect
+from workers.llama.adapters import Adapter, AdapterError, AdapterUnreadable, AppliedAdapters, inspect
 from workers.llama.model import Model
 from workers.models.spec import LlamaSettings
 
@@ -306,7 +306,7 @@ def test_what_llama_cpp_says_of_a_file_does_not_tell_its_folder(demo: Model) -> 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # nothing can be opened
     try:
-        with pytest.raises(AdapterError, match="failed to open") as caught:
+        with pytest.raises(AdapterUnreadable, match="failed to open") as caught:
             Adapter.load(demo, file)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

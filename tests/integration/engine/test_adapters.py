@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, changed
 from tests.support import adapter_files
 from workers.engine.adapters.registry import MAX_SCALE, AdapterRegistry
 from workers.engine.engine import Engine, EngineRequest
-from workers.llama.adapters import AdapterError
+from workers.llama.adapters import AdapterError, AdapterUnreadable
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.llama.sampling.samplers import SamplerChain
@@ -465,6 +466,51 @@ def test_an_adapter_whose_file_changed_meanwhile_fails_its_call_only(
         assert not any(isinstance(event, Started) for event in bench.heard.calls[key])
         bench.registry.register("a", files[0])
         bench.answer(bench.with_(request, "a"))
+
+
+@contextmanager
+def nothing_can_be_opened() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_descriptors_none_makes_room_for_one_that_does_not_come(demo: Model, files: list[Path]) -> None:
+    with shop(demo, max_adapters=1) as bench:
+        for name, file in zip("ab", files, strict=False):
+            bench.registry.register(name, file)
+        request = bench.request(PROMPT, 4)
+        with_a = bench.answer(bench.with_(request, "a"))
+        with nothing_can_be_opened():
+            key = bench.submit(bench.with_(request, "b"))
+            bench.wait(key)
+            assert bench.answer(bench.with_(request, "a")) == with_a
+            with pytest.raises(AdapterUnreadable, match="Too many open files"):
+                bench.registry.register("c", files[2])
+        last = bench.heard.calls[key][-1]
+        assert isinstance(last, Failed)
+        assert last.failure.code is FailureCode.UNAVAILABLE
+        assert bench.states() == {"a": AdapterState.LOADED, "b": AdapterState.KNOWN}
+        bench.answer(bench.with_(request, "b"))
+        assert bench.states() == {"a": AdapterState.KNOWN, "b": AdapterState.LOADED}
+
+
+def test_none_makes_room_for_one_whose_file_is_gone(demo: Model, files: list[Path]) -> None:
+    with shop(demo, max_adapters=1) as bench:
+        for name, file in zip("ab", files, strict=False):
+            bench.registry.register(name, file)
+        request = bench.request(PROMPT, 4)
+        bench.answer(bench.with_(request, "a"))
+        files[1].unlink()
+        key = bench.submit(bench.with_(request, "b"))
+        bench.wait(key)
+        last = bench.heard.calls[key][-1]
+        assert isinstance(last, Failed)
+        assert last.failure.code is FailureCode.INTERNAL
+        assert bench.states()["a"] is AdapterState.LOADED
 
 
 @pytest.mark.parametrize(

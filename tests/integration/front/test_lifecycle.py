@@ -36,12 +36,21 @@ def one_more(stack: Stack, **settings: object) -> Iterator[Process]:
         process.stop()
 
 
-async def test_a_drained_stream_finishes_and_new_calls_are_refused(stack: Stack) -> None:
+@pytest.mark.parametrize(
+    ("first", "further"),
+    [(signal.SIGTERM, None), (signal.SIGHUP, signal.SIGHUP)],
+    ids=["told to end", "terminal closed, which the shell and the kernel tell"],
+)
+async def test_a_drained_stream_finishes_and_new_calls_are_refused(
+    stack: Stack, first: signal.Signals, further: signal.Signals | None
+) -> None:
     with one_more(stack, drain_s=10) as process:
         async with calling(process.url, stack.key, "slow") as caller, caller.stream(max_tokens=60) as stream:
             await stream.until_text()
-            process.signal(signal.SIGTERM)
+            process.signal(first)
             await until(lambda: "gateway stopping" in process.text(), 2.0, "it has begun to drain")
+            if further is not None:
+                process.signal(further)
             async with caller.session.get(f"{process.url}/ready") as ready:
                 assert ready.status == 503
             async with caller.session.post(f"{process.url}/v1/chat/completions", json=caller.body()) as refused:

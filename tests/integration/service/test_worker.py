@@ -20,6 +20,7 @@ from tests.integration.service.conftest import ROOT, Process, RedisServer
 from tests.integration.service.wire import Gateway
 from tests.support.scrape import Scrape
 from tests.support.tools import tool_of
+from tests.support.waiting import until
 from workers.metrics.readings import FORM_OUTCOMES
 from workers.process.sockets import listen
 from workers.protocol import keys
@@ -156,6 +157,29 @@ async def test_a_signal_ends_the_process_cleanly(session: aiohttp.ClientSession,
     assert isinstance(heard.end(1), Finished)
     assert await asyncio.to_thread(demo.wait) == Exit.OK
     assert "Traceback" not in demo.errors()
+
+
+async def test_a_closed_terminal_lets_calls_end(
+    session: aiohttp.ClientSession, redis_server: RedisServer, folder: Path
+) -> None:
+    """SIGHUP comes twice, from the shell and from the kernel."""
+    environment = {"PADDOCK_REDIS_URL": redis_server.url, "PADDOCK_WORKER_SECRET": SECRET}
+    argv = [sys.executable, "-m", "workers.cli", "worker", "--llama", '{"n_threads": 1}', "--model", str(DEMO)]
+    worker = Process(
+        [*argv, "--alias", "hung-up", "--worker-id", "w", "--slots", "1", "--ctx", "512"], folder, environment
+    )
+    try:
+        gateway = Gateway(session, address_of(redis_server, worker, "hung-up"), "hung-up", SECRET)
+        async with gateway.connected() as heard:
+            await gateway.submit(1, "Tell me a story about a cat.", max_tokens=100)
+            worker.signal(signal.SIGHUP)
+            await until(lambda: "SIGHUP: stopping" in worker.errors(), 5.0, "it has begun to drain")
+            worker.signal(signal.SIGHUP)
+            await heard.until_end(1)
+        assert isinstance(heard.end(1), Finished)
+        assert await asyncio.to_thread(worker.wait) == Exit.OK
+    finally:
+        worker.kill()
 
 
 def test_a_missing_model_is_one_clear_line(start: Start) -> None:

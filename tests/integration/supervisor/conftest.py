@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,15 @@ class Programs:
         self.started: list[Program] = []
 
     def start(self, command: str, *flags: str, **environment: str) -> Program:
+        return self._start((), command, flags, environment)
+
+    def start_without(self, closed: Sequence[int], command: str, *flags: str) -> Program:
+        """Start it with these of the descriptors 0, 1 and 2 closed."""
+        return self._start(closed, command, flags, {})
+
+    def _start(
+        self, closed: Sequence[int], command: str, flags: Sequence[str], environment: Mapping[str, str]
+    ) -> Program:
         terminal = self.folder / f"terminal-{len(self.started)}"
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PADDOCK_", "HF_"))}
         clean |= {"PADDOCK_STATE_DIR": str(self.state), **environment}
@@ -106,8 +115,7 @@ class Programs:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                # As from a terminal: under nohup the tests themselves ignore a hang-up, and programs inherit that.
-                preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509 - one thread
+                preexec_fn=partial(_set_up, tuple(closed)),  # noqa: PLW1509 - one thread
             )
         program = Program(popen, terminal, self.state)
         self.started.append(program)
@@ -121,6 +129,13 @@ class Programs:
             for process in program.seen.values():
                 if process.is_running():
                     process.kill()
+
+
+def _set_up(closed: Sequence[int]) -> None:
+    # As from a terminal: under nohup the tests themselves ignore a hang-up, and programs inherit that.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for descriptor in closed:
+        os.close(descriptor)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ class AdapterMemory:
         self._load_ms: deque[float] = deque(maxlen=NUM_LOADS)
         self._load_s = Tally(LOAD_S)
         self.num_failures = 0
-        """Loads that llama.cpp refused. May be read on any thread."""
+        """Loads that failed. May be read on any thread."""
 
     @property
     def load_s(self) -> Distribution:
@@ -57,14 +57,16 @@ class AdapterMemory:
     def load(self, entry: Entry, keep: Collection[Entry]) -> None:
         """Copy an adapter's weights into memory; free others that are not in `keep` to make room. Raises AdapterError.
 
-        Adapters without calls are freed first, the one used longest ago before others; then those with waiting calls;
-        last those with calls that are being unloaded: the file may have changed. `keep` and `entry` must fit together.
+        None is freed for an adapter whose file can't be opened. Those without calls are freed first, the one used
+        longest ago before others; then those with waiting calls; last those with calls that are being unloaded: the
+        file may have changed. `keep` and `entry` must fit together.
         """
-        evictable = sorted((one for one in self.resident if one not in keep), key=_worth)
-        while evictable and not self.fits([*self.resident, entry]):
-            self.free(evictable.pop(0))
-        started = time.perf_counter()
         try:
+            entry.file.require_openable()
+            evictable = sorted((one for one in self.resident if one not in keep), key=_worth)
+            while evictable and not self.fits([*self.resident, entry]):
+                self.free(evictable.pop(0))
+            started = time.perf_counter()
             entry.adapter = Adapter.load(self._model, entry.file)
         except AdapterError:
             self.num_failures += 1

@@ -24,7 +24,7 @@ from workers.engine.adapters.memory import AdapterMemory
 from workers.engine.adapters.turns import NO_ADAPTERS, AdapterSet, Entry
 from workers.engine.counters import Distribution
 from workers.engine.request import IntegrityError
-from workers.llama.adapters import AdapterError, AdapterFile, inspect
+from workers.llama.adapters import AdapterError, AdapterFile, AdapterUnreadable, inspect
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.protocol.events import CallFailed, Failure, FailureCode
@@ -179,7 +179,7 @@ class AdapterRegistry:
 
     @property
     def num_failures(self) -> int:
-        """Return how often llama.cpp refused to load an adapter."""
+        """Return how often an adapter could not be loaded."""
         return self._memory.num_failures
 
     @property
@@ -247,8 +247,8 @@ class AdapterRegistry:
         """Load the weights of a resolved set and keep them while its call runs. Return False if there is no room now,
         or this round has no time to load all of them.
 
-        Call it for the waiting calls, in their order. Raises CallFailed if a file is gone or has changed, or pinned
-        adapters leave no room any more."""
+        Call it for the waiting calls, in their order. Raises CallFailed if a file is gone, has changed or can't be
+        opened now, or pinned adapters leave no room any more."""
         wanted = adapters.entries
         if not wanted or (wanted <= self._held and not self._is_overdue):
             return True
@@ -347,6 +347,10 @@ class AdapterRegistry:
         began = time.perf_counter()
         try:
             self._memory.load(entry, keep)
+        except AdapterUnreadable as error:
+            logger.warning("adapter %s can't be brought into memory now: %s", entry.name, error)
+            message = f"adapter {entry.name!r} can't be read now; the worker's log says why. Send the request again"
+            raise CallFailed(Failure(FailureCode.UNAVAILABLE, message, "adapters")) from None
         except AdapterError as error:
             logger.error("adapter %s can't be brought into memory: %s", entry.name, error)
             message = f"adapter {entry.name!r} can't be brought into memory; the worker's log says why"

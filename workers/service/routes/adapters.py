@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from workers.llama.native import AdapterError
+from workers.llama.native import AdapterError, AdapterUnreadable
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.queries import ADAPTERS_PATH, MAX_WAIT_S, AdapterInfo, AdapterState, decode_load
@@ -143,6 +143,8 @@ async def _done(act: Callable[[], AdapterInfo]) -> AdapterInfo:
     """Run `act` off the loop, since it reads files and waits for the engine. Raises CallFailed."""
     try:
         return await asyncio.to_thread(act)
+    except AdapterUnreadable as error:
+        raise CallFailed(Failure(FailureCode.UNAVAILABLE, str(error), "path")) from None
     except AdapterError as error:
         raise CallFailed(Failure(FailureCode.INVALID_REQUEST, str(error), "path")) from None
 
