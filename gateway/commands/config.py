@@ -98,7 +98,9 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 | `config.yaml` | your settings, if you write it |
 | `logs/` | one file per process, each bounded to 3 x 8 MiB |
 | `hub/` | fetched models, unless `models_dir` or `HF_HOME` is set; `*.json`: where each lies, its commit and SHA-256 |
-| `run/` | lock, Redis socket and users, catalog and address of `paddock up`; of each worker its model and `*.calls`. What is removed here while it runs is made again (but for the lock) |
+| `run/` | lock, Redis socket and users, catalog and address of `paddock up`; of each worker its model and `*.calls` |
+
+What is removed from `run/` while it runs is made again, but for the lock.
 """
 
 

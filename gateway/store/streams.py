@@ -66,7 +66,7 @@ class Write:
 
 
 class Renewed(NamedTuple):
-    """What became known of streams that were renewed: their ids."""
+    """The ids of streams of which something became known when they were renewed."""
 
     unwanted: frozenset[str]
     """Streams that somebody wants ended."""

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message
 
 from gateway.api.http.sockets import Socket
-from gateway.api.http.streaming import LongEvent, Pings
+from gateway.api.http.streaming import LongEvent, Pings, written
 from gateway.api.intake.disconnect import ClientGone
 from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.api.openai.dialects import ChatDialect
@@ -94,7 +94,7 @@ async def test_a_long_event_is_kept_in_one_piece_in_its_brief_form() -> None:
         return [b"data: a\n\n", LongEvent(iter([b"data: ", b"long", event]), iter([b"data: ", event])), b"data: b\n\n"]
 
     recording = Recording("s", StreamInfo("team", "", "gateway"), 1 << 16)
-    await RecordingSink(recording).write(brief(b"1\n\n"))
+    await written(RecordingSink(recording).write(brief(b"1\n\n")))
     assert recording.after(0) == (b"id: s:1\ndata: a\n\nid: s:2\ndata: 1\n\nid: s:3\ndata: b\n\n", 3)
     sent: list[str] = []
 
