@@ -99,6 +99,8 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 | `logs/` | one file per process, each bounded to 3 x 8 MiB |
 | `hub/` | fetched models, unless `models_dir` or `HF_HOME` is set; `*.json`: where each lies, its commit and SHA-256 |
 | `run/` | lock, Redis socket and users, catalog and address of `paddock up`; of each worker its model and `*.calls` |
+
+Files of `run/` that are removed meanwhile are made again before a process needs them, but for the lock.
 """
 
 

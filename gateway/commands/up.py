@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -46,6 +46,11 @@ POLL_S = 0.03
 ASKED_S = 2.0
 """Seconds within which a gateway answers whether it is ready. A connection to one that does not run yet waits."""
 KILL_MARGIN_S = 5.0
+
+SOCKET_LOOK_S = 1.0
+"""Seconds between two looks whether the private Redis' socket still has its name."""
+SOCKET_LOOKS = 10
+"""Number of looks after which a Redis that was never seen with its socket is started again."""
 
 
 def run(settings: UpSettings) -> int:
@@ -89,7 +94,7 @@ def _fill_in(settings: UpSettings, folder: StateFolder, found: Catalog, listener
     catalog = settings.catalog
     if catalog is None:
         catalog = folder.run / "catalog.json"
-        catalog.write_bytes(msgspec.json.encode(found))
+        folder.keep(catalog, msgspec.json.encode(found))
     return settings.model_copy(
         update={
             "state_dir": folder.path,
@@ -171,15 +176,14 @@ class Machine:
         self._console.held = "log_level" not in self._settings.model_fields_set
         try:
             if private:
-                plain = {name: value for name, value in os.environ.items() if not name.startswith(sources.PREFIX)}
-                self._stack.append(self._keep(tasks, private.recipe(plain), final=frozenset()))
+                self._start_redis(tasks, private)
             await fleet.wait_until_reachable()
             self._say("redis ready")
             supervisor = self._supervisor(fleet)
             self._stack.append(supervisor)
             tasks.create_task(self._keep_workers(supervisor))
             for number in range(max(1, len(self._listeners.own))):
-                self._gateways.append(self._keep(tasks, self._gateway(number), final=FINAL))
+                self._gateways.append(self._keep(tasks, self._gateway(number), self._restore, final=FINAL))
             async with asyncio.timeout(READY_TIMEOUT_S):
                 await self._wait_until_ready(fleet)
         except NoRedis as error:
@@ -193,6 +197,36 @@ class Machine:
                 self._ready = True
                 self._console.held = False
                 await self._welcome()
+
+    def _start_redis(self, tasks: asyncio.TaskGroup, private: PrivateRedis) -> None:
+        async def prepare() -> None:
+            self._folder.restore()
+            await private.prepare()
+
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(sources.PREFIX)}
+        child = self._keep(tasks, private.recipe(plain), prepare, final=frozenset())
+        self._stack.append(child)
+        tasks.create_task(self._watch_socket(private, child))
+
+    async def _watch_socket(self, private: PrivateRedis, child: Child) -> None:
+        """Start Redis anew when its socket's name is gone: whoever is not connected yet can't reach it any more."""
+        named, num_missed = None, 0
+        while not await self._is_over_within(SOCKET_LOOK_S):
+            if private.socket.exists():
+                named, num_missed = child.pid, 0
+                continue
+            num_missed += child.pid is not None
+            # A process that was never seen with it may be about to make it.
+            if num_missed and (child.pid == named or num_missed >= SOCKET_LOOKS):
+                self._console.say(f"paddock: {private.socket} is gone; redis is started again")
+                num_missed = 0
+                await child.renew()
+
+    async def _is_over_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        return self._over.is_set()
 
     def _supervisor(self, fleet: Fleet) -> Supervisor:
         settings = self._settings.model_copy(update={"redis_url": self._urls["worker"]})
@@ -214,14 +248,23 @@ class Machine:
         inherited = (*descriptors, *([] if counts is None else [counts.fileno()]))
         return Recipe(name, argv, environment, self._settings.drain_s + KILL_MARGIN_S, inherited)
 
-    def _keep(self, tasks: asyncio.TaskGroup, recipe: Recipe, final: frozenset[Exit]) -> Child:
+    async def _restore(self) -> None:
+        self._folder.restore()
+
+    def _keep(
+        self,
+        tasks: asyncio.TaskGroup,
+        recipe: Recipe,
+        prepare: Callable[[], Awaitable[None]],
+        final: frozenset[Exit],
+    ) -> Child:
         output = Output(recipe.name, self._folder.logs, self._console)
 
         async def died(code: int, is_final: bool) -> None:
             if is_final:
                 self._lost(code, f"{recipe.name} can't run ({describe(code)}): {output.complaint()}")
 
-        child = Child(recipe, output, on_death=died, final=final)
+        child = Child(recipe, output, on_death=died, prepare=prepare, is_prepared=self._folder.is_whole, final=final)
         tasks.create_task(child.keep())
         return child
 
@@ -305,7 +348,7 @@ class Machine:
         models = tuple(dict.fromkeys(worker.model.name for worker in self._workers))
         file = address_file(self._folder.path)
         try:
-            file.write_text(address + "\n", encoding="utf-8")
+            self._folder.keep(file, f"{address}\n".encode())
         except OSError as error:
             self._console.say(
                 f"paddock: {file} can't be written ({error.strerror}); `paddock chat` needs --url {address}"
@@ -334,7 +377,7 @@ class Machine:
     async def _stop(self) -> None:
         """Stop the gateways first, so that their streams drain while workers still answer, and Redis last."""
         self._console.held = False
-        address_file(self._folder.path).unlink(missing_ok=True)
+        self._folder.remove(address_file(self._folder.path))
         await asyncio.gather(*(gateway.stop() for gateway in self._gateways))
         self._listeners.close()
         for gateway in self._gateways:

@@ -68,6 +68,15 @@ async def ignore_death(code: int, is_final: bool) -> None:
     """Do nothing: the default `on_death` of `Child`."""
 
 
+async def prepare_nothing() -> None:
+    """Do nothing: the default `prepare` of `Child`."""
+
+
+def always_prepared() -> bool:
+    """Return True: the default `is_prepared` of `Child`."""
+    return True
+
+
 class Child:
     """Keeps the process of one recipe running. `keep` returns when an exit code forbids a restart, or after `stop`."""
 
@@ -77,13 +86,19 @@ class Child:
         output: Output,
         *,
         on_death: Callable[[int, bool], Awaitable[None]] = ignore_death,
+        prepare: Callable[[], Awaitable[None]] = prepare_nothing,
+        is_prepared: Callable[[], bool] = always_prepared,
         final: Collection[int] = FINAL,
         backoff: Backoff | None = None,
     ) -> None:
         """`on_death(code, is_final)` is called when the process ends unasked; `is_final`: it will not be restarted.
 
-        A process that ends with a code in `final` stays ended, unless an earlier one ran for a minute and ended with
-        another code: then the cause may pass (a full disk, short memory). After `ENDED_AS_ASKED` none is restarted."""
+        `prepare` makes the files that the process reads; it is awaited before each start, which is tried again later if
+        it raises OSError or RuntimeError. `is_prepared` returns whether these files are there.
+
+        A process that ends with a code in `final` stays ended, unless the cause may pass: somebody has removed what
+        `prepare` made, or an earlier process ran for a minute and ended with another code (a full disk, short memory).
+        After `ENDED_AS_ASKED` none is restarted."""
         self.name = recipe.name
         self.starts = 0
         self.pid: int | None = None
@@ -93,6 +108,8 @@ class Child:
         self._recipe = recipe
         self._output = output
         self._on_death = on_death
+        self._prepare = prepare
+        self._is_prepared = is_prepared
         self._final = final
         self._backoff = backoff or Backoff()
         self._can_run = False
@@ -159,7 +176,7 @@ class Child:
 
     def _is_final(self, code: int, lived_s: float) -> bool:
         if code in self._final:
-            return not self._can_run or code in ENDED_AS_ASKED
+            return code in ENDED_AS_ASKED or (not self._can_run and self._is_prepared())
         self._can_run = self._can_run or lived_s >= self._backoff.stable_s
         return False
 
@@ -171,6 +188,10 @@ class Child:
 
     async def _live(self) -> int:
         """Run one process to its end; return its exit code. Raises NotStarted; OSError if it can never be started."""
+        try:
+            await self._prepare()
+        except (OSError, RuntimeError) as error:
+            raise NotStarted(str(error)) from error
         try:
             process, read_end = await self._born()
         except RuntimeError as error:  # no thread could be started to wait for the process

@@ -15,6 +15,13 @@ class FolderTaken(RuntimeError):
     """Another process uses the state folder; the message says which, and the remedy."""
 
 
+def make(path: Path) -> None:
+    """Make the state folder and its folders of logs and of the running processes, as far as they are not there, each
+    accessible to its user only. Raises OSError."""
+    for folder in (path, path / "logs", path / "run"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 class StateFolder:
     """The state folder: `with` makes and locks it, and unlocks it at the end. Raises FolderTaken, OSError.
 
@@ -27,11 +34,11 @@ class StateFolder:
         self.first_key = self.path / "first-key"
         self._lock = self.run / "lock"
         self._descriptor = -1
+        self._kept: dict[Path, bytes] = {}
 
     def __enter__(self) -> StateFolder:
         try:
-            for folder in (self.path, self.logs, self.run):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make(self.path)
             self._descriptor = self._locked()
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, f"process {os.getpid()}".encode())
@@ -59,6 +66,27 @@ class StateFolder:
     def secret(self, name: str) -> str:
         """Return the secret of this name. It is made once and kept in a file of mode 0600 (`workers.secret_file`)."""
         return secret_file.made_once(self.path / name)
+
+    def keep(self, file: Path, content: bytes) -> None:
+        """Write a file in this folder that running processes need; `restore` writes it again. Raises OSError."""
+        file.write_bytes(content)
+        self._kept[file] = content
+
+    def remove(self, file: Path) -> None:
+        """Remove a file, which may have been given to `keep`. Raises OSError."""
+        self._kept.pop(file, None)
+        file.unlink(missing_ok=True)
+
+    def restore(self) -> None:
+        """Make the folders, and write the files given to `keep`, that somebody has removed since. Raises OSError."""
+        make(self.path)
+        for file, content in self._kept.items():
+            if not file.exists():
+                file.write_bytes(content)
+
+    def is_whole(self) -> bool:
+        """Return whether all files given to `keep` are there."""
+        return all(file.exists() for file in self._kept)
 
     def _locked(self) -> int:
         while True:

@@ -29,6 +29,7 @@ from workers.process import black_box
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, Exit
 from workers.settings import EveryWorkerSettings, ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
+from workers.supervisor import state_folder
 from workers.supervisor.child import Child, Recipe, WorkerSlot, describe
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.output import Console, Output
@@ -162,6 +163,7 @@ class Supervisor:
         on_final: Callable[[int, str], None],
     ) -> None:
         """`on_final(exit code, readable reason)` is called for each worker that ends by itself and is not restarted."""
+        self._settings = settings
         self._fleet = fleet
         self._console = console
         self._on_final = on_final
@@ -202,7 +204,17 @@ class Supervisor:
 
     def _child(self, worker: PlannedWorker, recipe: Recipe) -> Child:
         output = self._outputs[worker.name] = Output(worker.name, self._logs, self._console)
-        return Child(recipe, output, on_death=partial(self._bury, worker))
+        return Child(
+            recipe,
+            output,
+            on_death=partial(self._bury, worker),
+            prepare=partial(self._prepare, worker),
+            is_prepared=spec_file_of(worker, self._settings).exists,
+        )
+
+    async def _prepare(self, worker: PlannedWorker) -> None:
+        """Write the worker's spec file again, in case somebody has removed it or its folder. Raises OSError."""
+        write_specs([worker], self._settings)
 
     async def _listen(self) -> None:
         """Stop workers whose model an admin unloads, and start them again when it is loaded. All models count as loaded
@@ -249,7 +261,8 @@ def spec_file_of(worker: PlannedWorker, settings: SupervisorSettings) -> Path:
 
 
 def write_specs(workers: Iterable[PlannedWorker], settings: SupervisorSettings) -> None:
-    """Write the workers' spec files, readable by their user only. Raises OSError."""
+    """Write the workers' spec files, readable by their user only, and make their folder. Raises OSError."""
+    state_folder.make(settings.state_dir)
     for worker in workers:
         path = spec_file_of(worker, settings)
         path.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -91,8 +91,16 @@ class Programs:
         self.state = folder / "state"
         self.started: list[Program] = []
 
-    def start(self, command: str, *flags: str, closed: Sequence[int] = (), **environment: str) -> Program:
-        """Start `paddock command`. `closed`: those of descriptors 0 to 2 that it is started without."""
+    def start(self, command: str, *flags: str, **environment: str) -> Program:
+        return self._start((), command, flags, environment)
+
+    def start_without(self, closed: Sequence[int], command: str, *flags: str) -> Program:
+        """Start it with these of the descriptors 0, 1 and 2 closed."""
+        return self._start(closed, command, flags, {})
+
+    def _start(
+        self, closed: Sequence[int], command: str, flags: Sequence[str], environment: Mapping[str, str]
+    ) -> Program:
         terminal = self.folder / f"terminal-{len(self.started)}"
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PADDOCK_", "HF_"))}
         clean |= {"PADDOCK_STATE_DIR": str(self.state), **environment}

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -28,14 +29,24 @@ STUBBORN = "trap '' TERM; echo started; while :; do sleep 0.05; done"
 class Kept:
     """One child under test and what was said about it."""
 
-    def __init__(self, folder: Path, script: str, *, grace_s: float = 5.0, stable_s: float = 60.0) -> None:
+    def __init__(
+        self, folder: Path, script: str, *, grace_s: float = 5.0, stable_s: float = 60.0, needs: Path | None = None
+    ) -> None:
+        """`needs`: a file that is made before each start, if its folder is there."""
         self.terminal = io.StringIO()
         self.deaths: list[int] = []
         self.is_over = False
         self.output = Output("child", folder, Console("info", partial(print, file=self.terminal)))
         recipe = Recipe("child", ("/bin/sh", "-c", script), dict(os.environ), grace_s)
         backoff = Backoff(first_s=0.02, longest_s=0.1, stable_s=stable_s)
-        self.child = Child(recipe, self.output, on_death=self._died, backoff=backoff)
+        files: dict[str, Any] = {}
+        if needs is not None:
+
+            async def make() -> None:
+                await asyncio.to_thread(needs.touch)
+
+            files = {"prepare": make, "is_prepared": needs.exists}
+        self.child = Child(recipe, self.output, on_death=self._died, backoff=backoff, **files)
 
     async def _died(self, code: int, is_final: bool) -> None:
         self.deaths.append(code)
@@ -92,6 +103,21 @@ async def test_final_codes_are_not_restarted(tmp_path: Path, code: Exit) -> None
         async with asyncio.timeout(10):
             assert await asyncio.shield(task) == code
     assert (kept.child.starts, kept.deaths) == (1, [code])
+
+
+async def test_a_file_that_somebody_removes_is_made_again_and_its_lack_is_not_final(tmp_path: Path) -> None:
+    needs = tmp_path / "run" / "file"
+    kept = Kept(
+        tmp_path, f"[ -e {tmp_path}/go ] || rm {needs}; [ -e {needs} ] || exit 2; echo up; exec sleep 60", needs=needs
+    )
+    async with keeping(kept):
+        await kept.until(lambda: f"No such file or directory: '{needs}'" in kept.terminal.getvalue())
+        assert kept.child.starts == 0
+        needs.parent.mkdir()
+        await kept.until(lambda: kept.deaths.count(Exit.USAGE) >= 2)
+        (tmp_path / "go").touch()
+        await kept.until(lambda: "up" in kept.log())
+    assert not kept.is_over
 
 
 async def test_what_has_run_for_long_is_tried_again_where_it_can_t_run(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -99,10 +102,62 @@ def test_a_model_is_unloaded_and_loaded(programs: Programs, model: Path) -> None
     assert_nothing_left(up)
 
 
+def killed(up: Program, *ending: str) -> None:
+    """Kill the process whose command line ends so."""
+    for process in psutil.Process(up.popen.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.cmdline()[-len(ending) :] == list(ending):
+                process.kill()
+
+
+def is_answered(port: int, key: str, model: str) -> bool:
+    """Say whether a call is answered; not: it is told to come back later."""
+    try:
+        return ask(port, key, model) in ("stop", "length")
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        return False
+
+
+def test_who_removes_its_run_folder_ends_nothing(programs: Programs, model: Path) -> None:
+    """A worker that was started again did not find its model, nor the gateway its catalog, and that ended all."""
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
+    up.until("Ctrl-C stops everything")
+    port, key = port_of(up), (up.state / "first-key").read_text().strip()
+    shutil.rmtree(up.state / "run")
+    killed(up, "workers.cli", "worker")
+    killed(up, "gateway.cli", "gateway")
+    up.until("worker-0 died (SIGKILL)")
+    up.until("gateway died (SIGKILL)")
+    wait_until(lambda: is_answered(port, key, "tale"), up.text)
+    for name in ("worker-0.json", "redis.acl"):
+        assert stat.S_IMODE((up.state / "run" / name).stat().st_mode) == 0o600
+    assert address_file(up.state).exists()
+    assert up.stop() == 0, up.text()
+    assert_nothing_left(up)
+
+
+def test_redis_is_started_again_where_its_sockets_name_is_gone(programs: Programs, model: Path) -> None:
+    """A worker that was started then never registered, until somebody killed Redis."""
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
+    up.until("Ctrl-C stops everything")
+    port, key = port_of(up), (up.state / "first-key").read_text().strip()
+    link = up.state / "run" / "redis.sock"
+    link.unlink()
+    killed(up, "workers.cli", "worker")
+    up.until(f"paddock: {link} is gone; redis is started again")
+    wait_until(lambda: is_answered(port, key, "tale"), up.text)
+    assert link.exists()
+    assert "redis died" not in up.text()
+    assert up.stop() == 0, up.text()
+    assert_nothing_left(up)
+
+
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)], ids=str)
 def test_it_serves_without_input_and_output(programs: Programs, model: Path, closed: tuple[int, ...]) -> None:
     """The listener took the free number, and the gateway's own input or output its place; it ended with 2."""
-    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL, closed=closed)
+    up = programs.start_without(closed, "up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
     address = address_file(up.state)
     wait_until(lambda: address.exists() or up.popen.poll() is not None, up.text)
     assert up.popen.poll() is None, up.text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 import subprocess
 import sys
@@ -32,6 +33,22 @@ def test_a_folder_of_the_users_own_keeps_its_mode_and_is_warned_of(tmp_path: Pat
     own.chmod(0o700)
     with StateFolder(own) as folder:
         assert folder.exposure() == ""
+
+
+def test_what_somebody_removes_is_there_again(tmp_path: Path) -> None:
+    with StateFolder(tmp_path / "new") as folder:
+        kept, removed = folder.run / "kept", folder.run / "removed"
+        for file in (kept, removed):
+            folder.keep(file, b"content")
+        folder.remove(removed)
+        assert folder.is_whole()
+        shutil.rmtree(folder.path)
+        assert not folder.is_whole()
+        folder.restore()
+        assert folder.is_whole()
+        assert kept.read_bytes() == b"content"
+        assert not removed.exists()
+        assert [mode(path) for path in (folder.path, folder.logs, folder.run)] == [0o700, 0o700, 0o700]
 
 
 def test_a_path_that_is_no_folder_names_the_flag(tmp_path: Path) -> None:
