@@ -471,3 +471,43 @@ async def test_calls_that_lost_something_are_bounded_as_well() -> None:
         assert len(ring.lost) <= 100
         assert len(ring.frames) <= 110
     ring.check()
+
+
+async def test_a_call_that_ends_in_its_first_step_counts_for_its_team() -> None:
+    """Such calls, of whatever team, were one team, in which the largest single answer lost."""
+    bench = LongBench(long_bytes=80_000)
+    feed = bench.hub.attach("g", None)
+
+    def whole(number: int, team: str, num_tokens: int) -> None:
+        listing = bench.hub.enter("g", number, 100 + number, team)
+        listing.first_step = bench.hub.begin_step(0)
+        bench.hub.end(listing)  # as `Delivery` does, before it publishes
+        bench.hub.publish(listing.gateway, probabilities(number) * num_tokens)
+
+    whole(10, "blue", 5)
+    for number in range(11, 31):
+        whole(number, "red", 2)
+    assert {frame.team for frame in bench.blue.gateway.ring.frames} == {"blue", "red"}
+    events = events_of(feed)
+    assert [event for event in events if event.call == 10] == probabilities(10) * 5
+    assert any(type(event) is Failed for event in events)
+    bench.hub.check_integrity()
+    bench.hub.close()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_call_whose_events_are_all_in_further_frames_of_a_step_has_no_gap(ends: bool) -> None:
+    """The frames of a step are dropped one by one, and calls that were there as a whole were not listed."""
+    bench = Bench(kept_s=0.0)
+    feed = bench.hub.attach("g", None)
+    one, two = bench.enter(1), bench.enter(2)
+    one.first_step = two.first_step = bench.hub.begin_step(0)
+    if ends:
+        bench.hub.end(two)
+    bench.hub.publish(one.gateway, [*probabilities(1), *probabilities(2)])
+    feed.take(1)
+    bench.hub.begin_step(0)  # it drops the frame that was taken, the one of call 1
+    assert taken(bench.hub.attach("g", "other-1")) == ["boot-1 alive [2]", "boot-2 [2]"]
+    assert bench.lost == [101]
+    bench.hub.check_integrity()
+    bench.hub.close()
