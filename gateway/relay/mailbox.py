@@ -120,12 +120,9 @@ class Unread:
                 return list(_decoded(first))
         return []
 
-    def close(self) -> None:
-        """Keep no events, and count none."""
-        self._kept, self.num = [], 0
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+    def drop(self) -> None:
+        """Keep no events, and count none from now on."""
+        self._kept, self.num, self._held = [], 0, None
 
 
 def _decoded(kept: list[CallEvent | bytes]) -> Iterator[CallEvent]:
@@ -153,6 +150,7 @@ class Mailbox:
 
     __slots__ = (
         "_complete",
+        "_held",
         "_limit",
         "_loop",
         "_on_end",
@@ -181,6 +179,7 @@ class Mailbox:
         self.end: Finished | Failed | None = None
         """The call's last event, once the reader has taken it."""
         self._loop = asyncio.get_running_loop()
+        self._held = held
         self._unread = Unread(held)
         self._complete = False
         """Whether the last event has come. Nothing follows it, even if the worker is lost before the reader runs."""
@@ -251,7 +250,10 @@ class Mailbox:
 
     def close(self) -> None:
         """Drop the unread events, and count none. Nobody reads them any more."""
-        self._unread.close()
+        self._unread.drop()
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
 
     def _wake(self) -> None:
         """Have the reader run. What comes before it runs is not pushed."""
@@ -291,6 +293,10 @@ class MailboxWithSettings(Mailbox):
         self._released, self._settings = True, settings
         if early := self._early.take_all():
             self.put_all(early, self._early_bytes)
+
+    def close(self) -> None:
+        self._early.drop()
+        super().close()
 
     def put_all(self, events: list[CallEvent], num_bytes: int = 0) -> None:
         if not self._released and isinstance(events[-1], Failed):

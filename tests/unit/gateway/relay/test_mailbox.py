@@ -231,6 +231,22 @@ async def test_events_that_wait_for_the_settings_count_as_well() -> None:
     assert budget.num_bytes == 0
 
 
+async def test_settings_that_come_after_the_end_give_no_memory_back_twice() -> None:
+    budget = MemoryBudget(8 << 20)
+    held = budget.reserve(Principal("key", "team", None, admin=False))
+    box = MailboxWithSettings(10_000, lambda: None, held=held)
+    box.put_all([Text(1, "x" * 100_000)], 100_000)
+    box.put(Failed(1, Failure(FailureCode.WORKER_LOST, "x")))
+    assert budget.num_bytes >= 100_000
+    await box.take()
+    box.close()
+    assert budget.num_bytes == 0
+    box.release(SETTINGS)
+    assert budget.num_bytes == 0, "it went below 0, for good"
+    box.close()
+    assert budget.num_bytes == 0
+
+
 async def test_others_get_their_turn_while_a_late_reader_takes_what_is_long() -> None:
     box, turns, events = Mailbox(10_000, lambda: None), 0, list[object]()
     said: list[CallEvent] = [PROBABILITIES, Text(1, "a")] * 300
