@@ -132,7 +132,7 @@ async def test_events_as_long_as_frames_may_be_overflow_by_their_bytes() -> None
     async with (
         scripted_worker() as worker,
         following(worker) as relay,
-        relay.start(worker.at, CALL, REQUEST, on_overflow=overflowed.set),
+        relay.start(worker.at, CALL, REQUEST, on_overflow=lambda error: overflowed.set()),
     ):
         number = (await worker.submitted(1))[0]
         for _ in range(8):
