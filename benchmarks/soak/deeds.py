@@ -201,7 +201,7 @@ async def slow_reader(visitor: Visitor) -> None:
                 if is_last(event):
                     return
         except Refused as refused:
-            if refused.code != "client_too_slow":
+            if refused.code not in ("client_too_slow", "memory_share_taken", "memory_full"):
                 raise
 
 

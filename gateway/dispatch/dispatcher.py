@@ -14,7 +14,7 @@ from typing import TypeVar
 from msgspec.structs import replace as replace_struct
 
 from gateway.adapters.choice import CallAdapters
-from gateway.back_pressure import fallback_unsuited, unread
+from gateway.back_pressure import fallback_unsuited
 from gateway.call import Answer, Call, Cutoff
 from gateway.dispatch.call_state import CallState, Limits
 from gateway.dispatch.slot_search import Admission, SlotLease, SlotSearch
@@ -169,7 +169,7 @@ class Dispatcher:
             state.call,
             self._with_own_slot(state.request, lease.at),
             on_end=lambda end: lease.give_back(_num_charged(state, lease, end)),
-            on_overflow=lambda: cutoff.cut(unread()),
+            on_overflow=cutoff.cut,
             context=state.attempt.context,
         )
 

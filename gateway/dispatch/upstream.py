@@ -41,7 +41,8 @@ class UpstreamAnswer(Answer, Protocol):
     """The events of a call that was started and whose answer may not have begun yet."""
 
     async def peek(self, past: type[CallEvent] | tuple[()] = ()) -> CallEvent:
-        """Wait for the first event that is not of type `past` (`()`: the first event); return it without taking it."""
+        """Wait for the first event that is not of type `past` (`()`: the first event); return it without taking it.
+        It may lack its probabilities."""
         ...
 
     @property
@@ -69,14 +70,15 @@ class Upstream(Protocol):
         request: GenerateRequest,
         *,
         on_end: Callable[[Finished | Failed], None],
-        on_overflow: Callable[[], None],
+        on_overflow: Callable[[PaddockError], None],
         context: TraceContext | None,
     ) -> AbstractAsyncContextManager[UpstreamAnswer]:
         """Start a call for the time of the block; leaving it before the call's end cancels the call, without waiting.
 
         `on_end` is called with the answer's last event when it comes, which can be long before the caller takes it;
-        `on_overflow`, when the caller reads so slowly that events are dropped. `context`: the parent span of the call's
-        own spans. Raises CallFailed if the address cannot be reached; a refusal can also come as a `Failed` event."""
+        `on_overflow`, when events are dropped, with the error for the caller: they were not read in time, or what is
+        not read yet takes too much memory. `context`: the parent span of the call's own spans. Raises CallFailed if the
+        address cannot be reached; a refusal can also come as a `Failed` event."""
         ...
 
     async def pool(

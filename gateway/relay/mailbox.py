@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Protocol, cast
+from contextlib import suppress
+from typing import NamedTuple, Protocol, cast
 
+from gateway.back_pressure import unread
 from gateway.call import Push, Pushed
 from gateway.errors import PaddockError
 from workers.protocol.events import (
@@ -16,6 +18,7 @@ from workers.protocol.events import (
     PromptLogprobs,
     Settings,
     Started,
+    TokenLogprob,
     decode_step,
     encode_step,
     num_generated,
@@ -25,9 +28,12 @@ MAX_BYTES = 32 << 20
 """Maximum bytes of unread events; more make the mailbox overflow. Otherwise a few long events could fill the memory."""
 FREE_BYTES = 64 << 10
 """Bytes of unread events up to which they count for nobody: a caller who reads what comes never has more."""
+SPARE_BYTES = 1 << 20
+"""Maximum bytes that count in addition to those of the unread events, so that they need not be counted one by one."""
 EVENT_BYTES, PROB_BYTES = 200, 180
 """Bytes of memory of a decoded event on top of its text, and of a decoded probability with its token's text."""
 LONG = (Logprobs, PromptLogprobs)
+NO_TOKEN = TokenLogprob(0, b"", 0.0)
 PORTION_BYTES = 32 << 10
 """Bytes of events that a reader who is behind takes at once. Others get a turn between two such portions: a thousand
 tokens with a hundred probabilities each are decoded and written in a quarter of a second."""
@@ -43,11 +49,21 @@ class Held(Protocol):
     def close(self) -> None: ...
 
 
+class Encoded(NamedTuple):
+    """An event that is kept encoded."""
+
+    head: CallEvent
+    """The event without its probabilities."""
+    data: bytes
+
+
 class Unread:
     """The events of one call that wait for their reader.
 
-    Probabilities that wait behind FREE_BYTES are kept encoded. Decoded, they take six times as much memory, in small
-    blocks that Python does not give back: a gateway with 72 slow readers of them took 520 MiB more, and kept it."""
+    Probabilities with which more than FREE_BYTES wait are kept encoded. Decoded, they take six times as much memory, in
+    small blocks that Python does not give back: a gateway with 72 slow readers of them took 520 MiB more, and kept it.
+    Those of a long prompt are kept so as well, although its reader takes them in the next turn of the loop: decoded,
+    they would count for so much that the reader's key could have one such prompt at a time."""
 
     __slots__ = ("_counted", "_held", "_kept", "_num_bytes", "has_rest", "num")
 
@@ -56,41 +72,51 @@ class Unread:
         """Number of the events."""
         self.has_rest = False
         """Whether the last `take` has left some for later."""
-        self._kept: list[CallEvent | bytes] = []
-        """Events, and encoded ones."""
+        self._kept: list[CallEvent | Encoded] = []
         self._num_bytes = 0
         """Approximate bytes of memory of the events."""
         self._held = held
         self._counted = FREE_BYTES
         """Bytes up to which `held` need not be asked."""
 
-    def add(self, events: list[CallEvent], num_bytes: int) -> bool:
-        """Add events with `num_bytes` on the wire. Return False if they take too much: the call is over then."""
+    def add(self, events: list[CallEvent], num_bytes: int) -> None:
+        """Add events with `num_bytes` on the wire. Raises PaddockError if they take too much: the call is over then."""
         self.num += len(events)
+        self._num_bytes += num_bytes + EVENT_BYTES * len(events)
         is_behind = self._num_bytes > FREE_BYTES
         for event in events:
-            is_long = isinstance(event, LONG)
-            self._kept.append(encode_step([event]) if is_long and is_behind else event)
-            if is_long and not is_behind:
-                num_bytes += PROB_BYTES * _num_probs(cast(Logprobs | PromptLogprobs, event))
-        self._num_bytes += num_bytes + EVENT_BYTES * len(events)
+            if not isinstance(event, LONG):
+                self._kept.append(event)
+            elif is_behind:
+                self._kept.append(_encoded(event))
+            else:
+                self._kept.append(event)
+                self._num_bytes += PROB_BYTES * _num_probs(event)
         if self._num_bytes > MAX_BYTES:
-            return False
+            raise unread()
         if self._held is not None and self._num_bytes > self._counted:
-            try:
-                self._held.resize(2 * self._num_bytes)  # so that this is asked a few times per call, not once per event
-            except PaddockError:
-                return False
-            self._counted = 2 * self._num_bytes
-        return True
+            self._count(self._held)
 
-    def __iter__(self) -> Iterator[CallEvent]:
-        return _decoded(self._kept)
+    def _count(self, held: Held) -> None:
+        """Have the bytes of the events counted, and as many to spare, so that this is done a few times per call and not
+        once per event. Raises PaddockError."""
+        with suppress(PaddockError):
+            wanted = self._num_bytes + min(self._num_bytes, SPARE_BYTES)
+            held.resize(wanted)
+            self._counted = wanted
+            return
+        held.resize(self._num_bytes)
+        self._counted = self._num_bytes
+
+    @property
+    def heads(self) -> Iterator[CallEvent]:
+        """The events; those that are kept encoded have no probabilities."""
+        return (one.head if isinstance(one, Encoded) else one for one in self._kept)
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens of the answer the events tell of. Those that are kept encoded tell of none."""
-        return num_generated([event for event in self._kept if not isinstance(event, bytes)])
+        """Return how many tokens of the answer the events tell of."""
+        return num_generated(self.heads)
 
     def take(self) -> list[CallEvent]:
         """Return the events, or a first portion of about PORTION_BYTES if encoded ones have more."""
@@ -100,7 +126,7 @@ class Unread:
 
     def take_all(self) -> list[CallEvent]:
         """Return all events, however long they are."""
-        events = list(self)
+        events = list(_decoded(self._kept))
         self._kept, self.num, self._num_bytes = [], 0, 0
         if self._held is not None and self._counted > FREE_BYTES:
             self._held.resize(0)
@@ -112,27 +138,29 @@ class Unread:
         others are handled in microseconds, and a reader who keeps up with thousands of them must not fall behind."""
         num_bytes = 0
         for place, kept in enumerate(self._kept[:-1], 1):
-            num_bytes += len(kept) if isinstance(kept, bytes) else 0
+            num_bytes += len(kept.data) if isinstance(kept, Encoded) else 0
             if num_bytes >= PORTION_BYTES:
                 first, self._kept = self._kept[:place], self._kept[place:]
-                self._num_bytes -= self._num_bytes * place // self.num
+                self._num_bytes = max(0, self._num_bytes - num_bytes - EVENT_BYTES * place)
                 self.num -= place
                 return list(_decoded(first))
         return []
 
-    def close(self) -> None:
-        """Keep no events, and count none."""
-        self._kept, self.num = [], 0
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+    def drop(self) -> None:
+        """Keep no events, and count none from now on."""
+        self._kept, self.num, self._held = [], 0, None
 
 
-def _decoded(kept: list[CallEvent | bytes]) -> Iterator[CallEvent]:
+def _encoded(event: Logprobs | PromptLogprobs) -> Encoded:
+    head = Logprobs(event.call, NO_TOKEN, ()) if isinstance(event, Logprobs) else PromptLogprobs(event.call, ())
+    return Encoded(head, encode_step([event]))
+
+
+def _decoded(kept: list[CallEvent | Encoded]) -> Iterator[CallEvent]:
     """Yield events of which some are kept encoded."""
     for one in kept:
-        if isinstance(one, bytes):
-            yield from decode_step(one)
+        if isinstance(one, Encoded):
+            yield from decode_step(one.data)
         else:
             yield one
 
@@ -147,12 +175,14 @@ class Mailbox:
 
     A reader that waits may have events pushed to it (`gateway.call.Answer.take`): then no task wakes for a token.
 
-    For use on one event loop. When the reader falls `limit` events or `MAX_BYTES` behind, `on_overflow` is called once
-    and later events are dropped: the call is over for the reader. `on_end` is called with the last event as soon as it
+    For use on one event loop. When the reader falls `limit` events or `MAX_BYTES` behind, or `held` refuses to count
+    what is unread, `on_overflow` is called once with the error that says so, and later events are dropped: the call is
+    over for the reader. `on_end` is called with the last event as soon as it
     comes, even if the reader never takes it. `put_all` runs once per token."""
 
     __slots__ = (
         "_complete",
+        "_held",
         "_limit",
         "_loop",
         "_on_end",
@@ -171,7 +201,7 @@ class Mailbox:
     def __init__(
         self,
         limit: int,
-        on_overflow: Callable[[], None],
+        on_overflow: Callable[[PaddockError], None],
         on_end: Callable[[Finished | Failed], None] = lambda end: None,
         held: Held | None = None,
     ) -> None:
@@ -181,6 +211,7 @@ class Mailbox:
         self.end: Finished | Failed | None = None
         """The call's last event, once the reader has taken it."""
         self._loop = asyncio.get_running_loop()
+        self._held = held
         self._unread = Unread(held)
         self._complete = False
         """Whether the last event has come. Nothing follows it, even if the worker is lost before the reader runs."""
@@ -213,10 +244,7 @@ class Mailbox:
                 return
         if self._overflowed:
             return
-        if self._unread.num + len(events) > self._limit or not self._unread.add(events, num_bytes):
-            self._overflow()
-            return
-        if reader is not None:
+        if self._keep(self._unread, events, num_bytes) and reader is not None:
             self._wake()
 
     async def take(self, push: Push | None = None) -> list[CallEvent]:
@@ -238,8 +266,9 @@ class Mailbox:
         return events
 
     async def peek(self, past: type[CallEvent] | tuple[()] = ()) -> CallEvent:
-        """Wait for the first event that is not of type `past` (`()`: the first event); return it without taking it."""
-        while (event := next((event for event in self._unread if not isinstance(event, past)), None)) is None:
+        """Wait for the first event that is not of type `past` (`()`: the first event); return it without taking it.
+        One that is kept encoded is returned without its probabilities."""
+        while (event := next((event for event in self._unread.heads if not isinstance(event, past)), None)) is None:
             self._reader = self._loop.create_future()
             await self._reader
         return event
@@ -251,7 +280,10 @@ class Mailbox:
 
     def close(self) -> None:
         """Drop the unread events, and count none. Nobody reads them any more."""
-        self._unread.close()
+        self._unread.drop()
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
 
     def _wake(self) -> None:
         """Have the reader run. What comes before it runs is not pushed."""
@@ -259,10 +291,18 @@ class Mailbox:
         if reader is not None and not reader.done():
             reader.set_result(None)
 
-    def _overflow(self) -> None:
-        if not self._overflowed:
+    def _keep(self, where: Unread, events: list[CallEvent], num_bytes: int) -> bool:
+        """Keep events until they are taken. Return False if they are too many: then no others are kept."""
+        try:
+            if where.num + len(events) > self._limit:
+                raise unread()
+            where.add(events, num_bytes)
+        except PaddockError as error:
             self._overflowed = True
-            self._on_overflow()
+            # Its traceback refers to this mailbox, which refers to the call that keeps the error.
+            self._on_overflow(error.with_traceback(None))
+            return False
+        return True
 
 
 class MailboxWithSettings(Mailbox):
@@ -276,7 +316,7 @@ class MailboxWithSettings(Mailbox):
     def __init__(
         self,
         limit: int,
-        on_overflow: Callable[[], None],
+        on_overflow: Callable[[PaddockError], None],
         on_end: Callable[[Finished | Failed], None] = lambda end: None,
         held: Held | None = None,
     ) -> None:
@@ -292,6 +332,10 @@ class MailboxWithSettings(Mailbox):
         if early := self._early.take_all():
             self.put_all(early, self._early_bytes)
 
+    def close(self) -> None:
+        self._early.drop()
+        super().close()
+
     def put_all(self, events: list[CallEvent], num_bytes: int = 0) -> None:
         if not self._released and isinstance(events[-1], Failed):
             events = events[-1:]
@@ -299,8 +343,7 @@ class MailboxWithSettings(Mailbox):
             if self._overflowed:
                 return
             self._early_bytes += num_bytes
-            if self._early.num + len(events) > self._limit or not self._early.add(events, num_bytes):
-                self._overflow()
+            self._keep(self._early, events, num_bytes)
             return
         if self._settings is not None and isinstance(events[0], Started):
             events = [events[0], self._settings, *events[1:]]

@@ -22,6 +22,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from gateway.back_pressure import no_worker, stopping
 from gateway.call import Call, Principal
 from gateway.dispatch.upstream import error_for
+from gateway.errors import PaddockError
 from gateway.registry.snapshot import FleetView
 from gateway.relay.mailbox import Held, Mailbox, MailboxWithSettings
 from gateway.relay.worker_client import (
@@ -137,7 +138,7 @@ class Relay:
         request: GenerateRequest,
         *,
         on_end: Callable[[Finished | Failed], None] = lambda end: None,
-        on_overflow: Callable[[], None] = lambda: None,
+        on_overflow: Callable[[PaddockError], None] = lambda error: None,
         context: TraceContext | None = None,
     ) -> AsyncIterator[Mailbox]:
         """Submit a call, as `Upstream.start`. If the worker refuses the call, the mailbox gets a `Failed` event."""

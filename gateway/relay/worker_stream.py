@@ -148,6 +148,9 @@ class WorkerStream:
         """CPU seconds owed to the others at `_owed_at`."""
         self._owed_at = monotonic()
         self._mailboxes: dict[int, Mailbox] = {}
+        self._newest_call = 0
+        self._newest_at_lists: deque[int] = deque()
+        """For each list of living calls in the backlog: the newest call when it came. No list names later ones."""
         self._last_id = ""
         self._departed = False
         self._attempts = 0
@@ -156,7 +159,9 @@ class WorkerStream:
         self._changed = asyncio.Event()
 
     def attach(self, call: int, mailbox: Mailbox) -> None:
+        """Have the call's events put into its mailbox. The numbers of calls only grow."""
         self._mailboxes[call] = mailbox
+        self._newest_call = call
 
     def detach(self, call: int) -> None:
         self._mailboxes.pop(call, None)
@@ -290,7 +295,9 @@ class WorkerStream:
                 # Read later, it would not list calls that were submitted meanwhile.
                 self._set_resume_point(frames[0])
                 check_step(frames[0].data, len(self._mailboxes))
-                self._fail_missing(set(decode_alive(frames.pop(0).data)), FailureCode.WORKER_LOST)
+                alive = set(decode_alive(frames.pop(0).data))
+                self._fail_missing(alive, self._newest_call, FailureCode.WORKER_LOST)
+        self._newest_at_lists += [self._newest_call for frame in frames if frame.event == ALIVE_EVENT]
         self._backlog.extend(frames)
         self._backlog_bytes += sum([len(frame.data) for frame in frames])
         if len(self._backlog) > MAX_BACKLOG_FRAMES or self._backlog_bytes > MAX_BACKLOG_BYTES:
@@ -348,7 +355,7 @@ class WorkerStream:
         mailboxes = self._mailboxes
         check_step(frame.data, len(mailboxes))
         if frame.event == ALIVE_EVENT:  # in the middle of a stream: this gateway fell behind, which no worker can help
-            self._fail_missing(set(decode_alive(frame.data)), FailureCode.OVERRUN)
+            self._fail_missing(set(decode_alive(frame.data)), self._newest_at_lists.popleft(), FailureCode.OVERRUN)
         events = [] if frame.event else decode_step(frame.data)
         known: list[CallEvent] = [event for event in events if event.call in mailboxes]
         return known, len(frame.data) // max(1, len(events))
@@ -378,6 +385,7 @@ class WorkerStream:
 
     def _drop_backlog(self) -> None:
         self._backlog.clear()
+        self._newest_at_lists.clear()
         self._backlog_bytes = 0
         self._events = None
 
@@ -387,12 +395,12 @@ class WorkerStream:
         if parsed is not None and parsed[0] == self.at.boot:
             self._last_id = frame.id
 
-    def _fail_missing(self, alive: set[int], code: FailureCode) -> None:
+    def _fail_missing(self, alive: set[int], newest: int, code: FailureCode) -> None:
         """Fail the calls of which the worker has dropped events, as failures of type `code`. `alive`: the other calls,
-        as listed by an event `ALIVE_EVENT`."""
+        as listed by an event `ALIVE_EVENT`; `newest`: the newest call when that came."""
         why = "while the connection was down" if code is FailureCode.WORKER_LOST else "that were read too late"
         message = f"The worker {self.at.worker} dropped events of the call {why}. Send the request again."
-        missing = [call for call in self._mailboxes if call not in alive]
+        missing = [call for call in self._mailboxes if call <= newest and call not in alive]
         for call in missing:
             self._fail(call, Failure(code, message))
         # Missing calls can be on the worker (submitted while it made the list), and unknown calls hold slots there.

@@ -72,7 +72,7 @@ class MemoryBudget:
 
 
 class Reservation:
-    """Counts, in the budget, the bytes that one request holds."""
+    """Counts, in the budget, the bytes that one request holds, until it is closed."""
 
     __slots__ = ("_budget", "_num_holders", "_principal", "num_bytes")
 
@@ -96,11 +96,14 @@ class Reservation:
         self.resize(self.num_bytes + num_bytes)
 
     def resize(self, num_bytes: int) -> None:
-        """Hold `num_bytes` in all. Raises what `MemoryBudget.take` raises; the number held then stays as it was."""
+        """Hold `num_bytes` in all. Raises what `MemoryBudget.take` raises; the number held then stays as it was.
+
+        Once closed, the reservation only notes them, for a `shared` block that may begin later: what was given back
+        must not be given back again."""
         more = num_bytes - self.num_bytes
-        if more > 0:
+        if self._num_holders and more > 0:
             self._budget.take(self._principal, more, self.num_bytes)
-        elif more:
+        elif self._num_holders and more:
             self._budget.add(self._principal, more)
         self.num_bytes = num_bytes
 

@@ -15,7 +15,7 @@ import pytest
 from gateway.api.intake.disconnect import beside
 from gateway.dispatch.suitable_workers import BLAMED
 from gateway.dispatch.upstream import ERRORS, error_for
-from gateway.errors import InternalError, MemoryFull
+from gateway.errors import ClientTooSlow, InternalError, MemoryFull, PaddockError
 from gateway.relay.event_source import EventStreamBroken, read_events
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay
@@ -297,8 +297,8 @@ async def test_events_that_cannot_be_read_lose_the_worker(relay: Relay, worker: 
 
 async def test_a_backlog_does_not_look_like_a_slow_reader(relay: Relay, worker: ScriptedWorker) -> None:
     """More steps than the mailbox holds arrive in one piece; a reader that keeps up gets them all."""
-    overflowed: list[bool] = []
-    async with relay.start(worker.at, CALL, REQUEST, on_overflow=lambda: overflowed.append(True)) as mailbox:
+    overflowed: list[PaddockError] = []
+    async with relay.start(worker.at, CALL, REQUEST, on_overflow=overflowed.append) as mailbox:
         number = (await worker.submitted(1))[0]
         reading = asyncio.create_task(drained(mailbox))
         steps: list[list[CallEvent]] = [[Text(number, str(n))] for n in range(3000)]
@@ -309,14 +309,14 @@ async def test_a_backlog_does_not_look_like_a_slow_reader(relay: Relay, worker: 
 
 
 async def test_a_slow_reader_overflows_and_the_others_go_on(relay: Relay, worker: ScriptedWorker) -> None:
-    overflowed = asyncio.Event()
-    async with relay.start(worker.at, CALL, REQUEST, on_overflow=overflowed.set):
+    overflowed: list[PaddockError] = []
+    async with relay.start(worker.at, CALL, REQUEST, on_overflow=overflowed.append):
         slow = (await worker.submitted(1))[0]
         async with call(relay, worker) as (quick, mailbox):
             steps: list[list[CallEvent]] = [[Text(slow, "x")] for _ in range(700)]
             await worker.say(*steps, [end(quick)])
             assert await drained(mailbox) == [end(quick)]
-            assert overflowed.is_set()
+            assert [type(error) for error in overflowed] == [ClientTooSlow]
 
 
 @contextlib.asynccontextmanager

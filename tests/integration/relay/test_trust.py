@@ -19,8 +19,16 @@ from gateway.relay.relay import Relay
 from tests.integration.relay.scripted import CALL, ScriptedWorker, scripted_worker
 from tests.integration.relay.test_relay import REQUEST, end, failure_of, raw_server
 from tests.support.waiting import until
-from workers.protocol.events import CallEvent, CallFailed, Failure, FailureCode, Text
-from workers.protocol.framing import KEEP_ALIVE, FrameReader
+from workers.protocol.events import (
+    CallEvent,
+    CallFailed,
+    Failure,
+    FailureCode,
+    Text,
+    encode_alive,
+    encode_step,
+)
+from workers.protocol.framing import ALIVE_EVENT, KEEP_ALIVE, FrameReader, encode_frame, event_id
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.queries import PROPS_PATH, RENDER_PATH, Render, decode_props, decode_rendered
 
@@ -124,7 +132,7 @@ async def test_events_as_long_as_frames_may_be_overflow_by_their_bytes() -> None
     async with (
         scripted_worker() as worker,
         following(worker) as relay,
-        relay.start(worker.at, CALL, REQUEST, on_overflow=overflowed.set),
+        relay.start(worker.at, CALL, REQUEST, on_overflow=lambda error: overflowed.set()),
     ):
         number = (await worker.submitted(1))[0]
         for _ in range(8):
@@ -204,6 +212,30 @@ async def test_a_worker_that_is_gone_has_its_last_words(monkeypatch: pytest.Monk
                     events += await mailbox.take()
             assert events == said
         assert relay.is_lost(worker.boot)
+
+
+async def test_a_call_made_after_a_list_of_living_calls_has_come_is_not_missing_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The list lies in the backlog, and is read when further calls have been sent to the worker."""
+    monkeypatch.setattr(worker_stream, "TURN_S", 1e-9)
+    async with (
+        scripted_worker() as worker,
+        following(worker) as relay,
+        relay.start(worker.at, CALL, REQUEST) as early,
+        relay.start(worker.at, CALL, REQUEST) as missing,
+    ):
+        kept = min(await worker.submitted(2))
+        frames = [encode_frame(encode_step([Text(kept, "a")]), event_id(worker.boot, 1))] * MANY_FRAMES
+        frames.append(encode_frame(encode_alive([kept]), event_id(worker.boot, 1), ALIVE_EVENT))
+        await worker.write(b"".join(frames))
+        await early.take()
+        async with relay.start(worker.at, CALL, REQUEST) as late:
+            number = max(await worker.submitted(3))
+            assert (await failure_of(missing)).code is FailureCode.OVERRUN
+            await worker.say([end(kept), end(number)])
+            async with asyncio.timeout(5):
+                assert await late.take() == [end(number)]
 
 
 async def test_what_breaks_over_one_workers_events_stops_no_others() -> None:

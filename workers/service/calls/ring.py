@@ -34,7 +34,7 @@ class Ring:
     floor: int
     """Newest step whose frame was dropped; before the first drop, the step when the ring was made."""
     max_frames: int
-    """Maximum number of shared frames."""
+    """Maximum number of shared frames, and of calls in `lost`. Twice as many frames may be without data."""
     max_bytes: int
     """Maximum bytes of shared frames."""
     max_long_bytes: int
@@ -44,8 +44,11 @@ class Ring:
     num_bytes: int = 0
     """Bytes of the shared frames."""
     num_long_bytes: int = 0
+    num_let_go: int = 0
+    """Number of the frames that were let go and still keep their place."""
     lost: dict[int, int] = field(default_factory=dict)
-    """Call -> step of its newest frame that was let go. Whoever reads on from before that step misses events of it."""
+    """Call -> step of its newest frame that was let go. Whoever reads on from before that step misses events of it.
+    That frame keeps its place, so that the entry goes when the frame is dropped."""
     _long: deque[StoredFrame] = field(default_factory=deque)
     """The frames of single calls that still have their data, in order."""
 
@@ -56,8 +59,8 @@ class Ring:
 
     @property
     def is_overfull(self) -> bool:
-        """Return whether shared frames are over their bound."""
-        return self.num_shared > self.max_frames or self.num_bytes > self.max_bytes
+        """Return whether shared frames, or the calls that lost some, are over their bound."""
+        return max(self.num_shared, len(self.lost)) > self.max_frames or self.num_bytes > self.max_bytes
 
     @property
     def is_heavy(self) -> bool:
@@ -82,8 +85,10 @@ class Ring:
             self.num_bytes -= len(frame.data)
         elif frame.data:
             self.num_long_bytes -= len(self._long.popleft().data)
-        if self.lost:
-            self.lost = {call: step for call, step in self.lost.items() if step > self.floor}
+        else:
+            self.num_let_go -= 1
+            if self.lost.get(frame.call) == frame.step:
+                del self.lost[frame.call]
 
     def thin(self, position: int) -> list[int]:
         """Bring the frames of single calls within their bound. Return the numbers of the calls that lose events by it.
@@ -104,6 +109,10 @@ class Ring:
                 if frame.call == call:
                     self._let_go(frame)
             self._long = deque(frame for frame in self._long if frame.data)
+        if self.num_let_go > 2 * self.max_frames:
+            # Done once per `max_frames` frames that are let go, since `lost` has no more calls than that.
+            self.frames = deque(frame for frame in self.frames if not self._is_needless(frame))
+            self.num_let_go = len(self.lost)
         return given_up
 
     def missed_after(self, position: int) -> list[int]:
@@ -121,10 +130,18 @@ class Ring:
         long = [frame for frame in self.frames if frame.call and frame.data]
         if long != list(self._long) or self.num_long_bytes != sum(len(frame.data) for frame in long):
             raise AssertionError(f"ring counts {self.num_long_bytes} bytes of single calls wrongly")
+        let_go = [frame for frame in self.frames if frame.call and not frame.data]
+        if self.num_let_go != len(let_go) or self.lost != {frame.call: frame.step for frame in let_go}:
+            raise AssertionError(f"ring counts {self.num_let_go} frames of {len(self.lost)} calls let go wrongly")
+
+    def _is_needless(self, frame: StoredFrame) -> bool:
+        """Return whether the frame was let go, and a later one of the same call was as well."""
+        return bool(frame.call) and not frame.data and self.lost[frame.call] != frame.step
 
     def _let_go(self, frame: StoredFrame) -> None:
         self.num_long_bytes -= len(frame.data)
         frame.data = b""
+        self.num_let_go += 1
         self.lost[frame.call] = max(frame.step, self.lost.get(frame.call, 0))
 
     def _heaviest(self) -> int:

@@ -86,6 +86,8 @@ class GatewayBook:
     lossy: bool
     """Whether a frame was dropped that this gateway may not have seen."""
     calls: dict[int, Listing] = field(default_factory=dict)
+    ending: dict[int, Listing] = field(default_factory=dict)
+    """The calls whose last event is in the frames to be published next."""
     ended: deque[tuple[int, int, int]] = field(default_factory=deque)
     """(last step, call number, first step) of the calls whose end is still in the ring."""
     feed: Feed | None = None
@@ -97,6 +99,24 @@ class GatewayBook:
         self.lossy = True
         while self.ended and self.ended[0][0] <= self.ring.floor:
             self.ended.popleft()
+
+    def note_first_steps(self, events: list[CallEvent], first: dict[int, int], before: int) -> None:
+        """Correct the first steps of calls that began after the step `before`, in events that took several frames.
+
+        `first`: call -> step of the first frame of its own; under 0, that of the first shared frame."""
+        for number in {event.call for event in events}:
+            listing = self.listing(number)
+            if listing is not None and listing.first_step > before:
+                listing.first_step = first.get(number) or first[0]
+
+    def note_ends(self, step: int) -> None:
+        """Note that `step` is the last step of the calls whose last event was just published."""
+        self.ended += [(step, number, listing.first_step) for number, listing in self.ending.items()]
+        self.ending.clear()
+
+    def listing(self, number: int) -> Listing | None:
+        """Return the listing of a call that has not ended yet, or ends in the frames to be published next."""
+        return self.calls.get(number) or self.ending.get(number)
 
 
 class Feed:
@@ -224,10 +244,10 @@ class EventHub:
         listing.gateway.calls.pop(listing.number, None)
 
     def end(self, listing: Listing) -> None:
-        """Take a call out of its gateway's book; its last event is in the frame that is being published."""
+        """Take a call out of its gateway's book; its last event is in the frame that is published next."""
         book = listing.gateway
         if book.calls.pop(listing.number, None) is not None:
-            book.ended.append((self._step, listing.number, listing.first_step))
+            book.ending[listing.number] = listing
 
     def begin_step(self, step: int) -> int:
         """Begin the next frame of every gateway; return its number, which only ever grows."""
@@ -242,11 +262,18 @@ class EventHub:
 
         If the events take several frames, each further frame counts as a step of its own."""
         ring, parts = book.ring, _parts(events)
+        before = ring.newest
+        first: dict[int, int] = {}
         for number, (call, part) in enumerate(parts):
             self._step += number > 0
-            listing = book.calls.get(call) if call else None
+            first.setdefault(call, self._step)
+            listing = book.listing(call) if call else None
             team = listing.team if listing is not None else ""
             ring.add(StoredFrame(self._step, encode_frame(part, event_id(self.boot, self._step)), call, team))
+        if len(parts) > 1:
+            book.note_first_steps(events, first, before)
+        if book.ending:
+            book.note_ends(self._step)
         if ring.is_heavy:
             self._fail(book, ring.thin(book.feed.position if book.feed is not None else ring.floor))
         while ring.is_overfull and len(ring.frames) > len(parts):

@@ -87,3 +87,16 @@ def test_what_goes_on_without_its_connection_stays_counted() -> None:
     with reservation.shared():  # begun a little later
         assert budget.num_bytes == MIB
     assert budget.num_bytes == 0
+
+
+def test_what_is_closed_counts_nothing_any_more() -> None:
+    budget = MemoryBudget(96 * MIB)
+    reservation = holding(budget, "red", 2 * MIB)
+    reservation.close()
+    reservation.resize(0)
+    assert budget.num_bytes == 0, "it would be below 0 for good"
+    reservation.add(MIB)
+    assert budget.num_bytes == 0
+    with reservation.shared():
+        assert budget.num_bytes == MIB
+    assert budget.num_bytes == 0

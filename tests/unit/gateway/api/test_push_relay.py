@@ -30,7 +30,7 @@ from gateway.api.responder import Responder
 from gateway.api.responses.request import read_draft
 from gateway.api.responses.response_store import ResponseWriters
 from gateway.call import Answer, Call, Cutoff, Principal, Push
-from gateway.errors import ClientTooSlow, PaddockError, WorkerLost
+from gateway.errors import PaddockError, WorkerLost
 from gateway.relay.mailbox import Mailbox
 from tests.unit.gateway.api.test_garbage import Fleet
 from workers.http_server.connection import CHUNK
@@ -144,10 +144,7 @@ class Trial:
 
     @asynccontextmanager
     async def _answer(self, *_: object) -> AsyncIterator[Answer]:
-        def overflow() -> None:
-            self.cutoff.cut(ClientTooSlow("too slow"))
-
-        mailbox = Mailbox(self.limit, overflow)
+        mailbox = Mailbox(self.limit, self.cutoff.cut)
         self.mailboxes.append(mailbox)
         async with self.cutoff if len(self._asked.requests) == 1 else asyncio.timeout(None):
             yield cast(Answer, mailbox if self.pushed else Unpushed(mailbox))
@@ -345,7 +342,7 @@ async def test_what_stalled_is_given_up_with_its_answer() -> None:
         finally:
             given_up.set()
 
-    mailbox = Mailbox(10, lambda: None)
+    mailbox = Mailbox(10, lambda error: None)
     handing = asyncio.create_task(hand_on(mailbox, handle, lambda end, choice: None))
     await turns(2)
     mailbox.put(Text(1, "a"))

@@ -43,7 +43,7 @@ class Corridor:
             raise QueueTimeout("no slot")
         self.open += 1
         self.most = max(self.most, self.open)
-        mailbox = Mailbox(100, lambda: None)
+        mailbox = Mailbox(100, lambda error: None)
         talking = asyncio.create_task(self._talk(mailbox, prompt))
         try:
             yield mailbox

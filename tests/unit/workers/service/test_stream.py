@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ from workers.protocol.events import (
     decode_step,
 )
 from workers.protocol.framing import ALIVE_EVENT, FrameReader
+from workers.service.calls.ring import Ring, StoredFrame
 from workers.service.calls.stream import MAX_PART_BYTES, OVERRUN, EventHub, Feed, Listing
 
 GRACE_S = 0.05
@@ -419,4 +421,93 @@ async def test_of_long_events_the_heaviest_team_loses_its_heaviest_call() -> Non
         bench.step(long=2)
     assert bench.lost[0] in (101, 102)
     assert [event for event in events_of(feed) if event.call == 10] == probabilities(10) * 4
+    bench.hub.close()
+
+
+async def test_what_is_let_go_costs_the_same_however_many_calls_lost_something() -> None:
+    """Short calls with probabilities: each frame that was dropped went through all calls that had lost some."""
+    ring = Ring(floor=0, max_frames=8000, max_bytes=1 << 20, max_long_bytes=4000)
+    num, took_s = 0, list[float]()
+    for _ in range(2):
+        for _ in range(3000):
+            num += 1
+            ring.add(StoredFrame(num, b"x" * 300, call=num, team="red"))
+            ring.thin(num)
+        assert len(ring.lost) > 2900
+        start = time.thread_time()
+        for _ in range(2990):
+            ring.drop()
+        took_s.append(time.thread_time() - start)
+        ring.check()
+    assert len(ring.lost) < 20
+    assert min(took_s) < 0.05, "it took 0.3 s"
+
+
+async def test_frames_that_were_let_go_are_bounded_and_others_stay() -> None:
+    """Only shared frames were: a minute of many short calls with probabilities left tens of thousands."""
+    ring = Ring(floor=0, max_frames=100, max_bytes=1 << 20, max_long_bytes=4000)
+    step = 0
+    for number in range(1, 2001):
+        step += 1
+        ring.add(StoredFrame(step, b"x" * 300, call=number % 50 + 1, team="red"))
+        ring.thin(step)
+        if number % 100 == 0:
+            step += 1
+            ring.add(StoredFrame(step, b"shared"))
+        assert ring.num_let_go <= 200
+        assert not ring.is_overfull
+    ring.check()
+    assert [frame.step for frame in ring.frames if not frame.call] == [101 * n for n in range(1, 21)]
+    assert sorted(ring.missed_after(0)) == list(range(1, 51)), "who reads on from before is told so still"
+
+
+async def test_calls_that_lost_something_are_bounded_as_well() -> None:
+    ring = Ring(floor=0, max_frames=100, max_bytes=1 << 20, max_long_bytes=4000)
+    for step in range(1, 1000):
+        ring.add(StoredFrame(step, b"x" * 300, call=step, team="red"))
+        ring.thin(step)
+        while ring.is_overfull:
+            ring.drop()
+        assert len(ring.lost) <= 100
+        assert len(ring.frames) <= 110
+    ring.check()
+
+
+async def test_a_call_that_ends_in_its_first_step_counts_for_its_team() -> None:
+    """Such calls, of whatever team, were one team, in which the largest single answer lost."""
+    bench = LongBench(long_bytes=80_000)
+    feed = bench.hub.attach("g", None)
+
+    def whole(number: int, team: str, num_tokens: int) -> None:
+        listing = bench.hub.enter("g", number, 100 + number, team)
+        listing.first_step = bench.hub.begin_step(0)
+        bench.hub.end(listing)  # as `Delivery` does, before it publishes
+        bench.hub.publish(listing.gateway, probabilities(number) * num_tokens)
+
+    whole(10, "blue", 5)
+    for number in range(11, 31):
+        whole(number, "red", 2)
+    assert {frame.team for frame in bench.blue.gateway.ring.frames} == {"blue", "red"}
+    events = events_of(feed)
+    assert [event for event in events if event.call == 10] == probabilities(10) * 5
+    assert any(type(event) is Failed for event in events)
+    bench.hub.check_integrity()
+    bench.hub.close()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_call_whose_events_are_all_in_further_frames_of_a_step_has_no_gap(ends: bool) -> None:
+    """The frames of a step are dropped one by one, and calls that were there as a whole were not listed."""
+    bench = Bench(kept_s=0.0)
+    feed = bench.hub.attach("g", None)
+    one, two = bench.enter(1), bench.enter(2)
+    one.first_step = two.first_step = bench.hub.begin_step(0)
+    if ends:
+        bench.hub.end(two)
+    bench.hub.publish(one.gateway, [*probabilities(1), *probabilities(2)])
+    feed.take(1)
+    bench.hub.begin_step(0)  # it drops the frame that was taken, the one of call 1
+    assert taken(bench.hub.attach("g", "other-1")) == ["boot-1 alive [2]", "boot-2 [2]"]
+    assert bench.lost == [101]
+    bench.hub.check_integrity()
     bench.hub.close()
