@@ -40,6 +40,7 @@ ERRORS: dict[int, type[PaddockError]] = {
     431: HeadTooLarge,
     501: NotSupported,
     503: TooManyConnections,
+    505: InvalidRequest,
 }
 
 
