@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from workers.http_server.connection import CHUNK, BoundedConnection, Flow
 from workers.http_server.connections import Closable, Verdict
+from workers.http_server.framing import head_without_upgrade, length_of, refusal_of
 from workers.http_server.pacer import Departure
 from workers.http_server.state import Refusal, response_of
 
@@ -74,7 +75,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     # fmt: off
     UVICORN_PARTS: ClassVar[tuple[str, ...]] = (
         "_should_upgrade", "_unset_keepalive_if_required", "client", "connection_lost", "connection_made",
-        "cycle", "flow", "handle_websocket_upgrade", "headers", "loop", "on_body", "on_header",
+        "cycle", "expect_100_continue", "flow", "handle_websocket_upgrade", "headers", "loop", "on_body", "on_header",
         "on_headers_complete", "on_message_begin", "on_message_complete", "on_response_complete", "parser",
         "pause_writing", "pipeline", "resume_writing", "scope", "shutdown", "timeout_keep_alive",
         "timeout_keep_alive_handler", "timeout_keep_alive_task", "transport", "url",
@@ -85,6 +86,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     _flow: Flow
     _in_head = False
     _in_body = False
+    _ignores_upgrade = False
+    """Whether the parser took a request to end with its head, because its `upgrade` header names another protocol. The
+    header is ignored, as RFC 9110, 7.8, allows: otherwise the body would be parsed as further requests."""
     _body_left: int | None = None
     """Bytes of the body still to come; None: unknown, as the body is chunked."""
     _head_bytes = 0
@@ -192,18 +196,29 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        method = self.parser.get_method()
+        upgrades = self.parser.should_upgrade() and self._should_upgrade()
+        self._ignores_upgrade = self.parser.should_upgrade() and not upgrades and method != b"CONNECT"
+        if self._ignores_upgrade:
+            return  # `_parse_without_upgrade` has the head parsed once more
         self._in_head, self._in_body = False, True
         self._num_unwanted = self._num_empty = 0
-        self._body_left = _length_of(self.headers)
+        self._body_left = length_of(self.headers)
         self._end_head_timer()
         self._server.bounded.busy(self)
         if self._beyond and self.url.partition(b"?")[0] not in self._server.bounded.bounds.reserved:
             self._refusal = CROWDED
             raise Unwanted
+        refusal = refusal_of(method, self.parser.get_http_version(), self.headers, upgrades=upgrades)
+        if refusal is not None:
+            self._refusal = refusal
+            raise Unwanted
         if not self._server.bounded.long_heads.hold(self, self._head_bytes + HEADER_BYTES * len(self.headers)):
             self._refusal = TOO_MUCH_TOGETHER
             raise Unwanted
         self.scope["extensions"] = {CHUNK: {"write": self._flow.write_chunk}}
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # such a client would take `100 Continue` for the answer: RFC 9110, 10.1.1
         super().on_headers_complete()
         if (self._beyond or self._num_ahead >= MAX_PIPELINED) and not self._is_free:
             self.cycle.keep_alive = False
@@ -214,6 +229,8 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._ignores_upgrade:
+            return
         self._in_body = False
         super().on_message_complete()
 
@@ -345,15 +362,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         if not in_body:
             self._head_bytes += len(piece)
         try:
-            self.parser.feed_data(piece)
-        except httptools.HttpParserUpgrade:
-            if self._should_upgrade():
-                self._deaf = True
-                self._end_head_timer()
-                self.handle_websocket_upgrade()
-                self._server.bounded.replaced(self, cast(Closable, self.transport.get_protocol()))
-                # The parser refers to this protocol: together they would stay in memory until the cycle collector runs.
-                self.parser = None  # type: ignore[assignment]
+            self._feed_parser(piece)
         except httptools.HttpParserError:
             if not self._deaf:
                 self._refuse(self._refusal)
@@ -366,6 +375,35 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             self._head_bytes += len(piece)
         num_headers = len(self.headers) - num_headers
         self._server.bounded.head_grew(self, len(piece) + num_headers * HEADER_BYTES)
+
+    def _feed_parser(self, piece: bytes) -> None:
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._ignores_upgrade:
+                self._unread = piece[upgrade.args[0] :] + self._unread
+                self._parse_without_upgrade()
+            else:
+                self._become_websocket()
+
+    def _parse_without_upgrade(self) -> None:
+        """Have a new parser parse the head without its upgrade; it then takes the body for the body. Raises
+        HttpParserError.
+
+        The parser that has met the upgrade cannot go on: it parses nothing more if the connection is to be closed."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        head = head_without_upgrade(method, self.url, version, self.headers)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self.parser.feed_data(head)
+
+    def _become_websocket(self) -> None:
+        self._deaf = True
+        self._end_head_timer()
+        self.handle_websocket_upgrade()
+        self._server.bounded.replaced(self, cast(Closable, self.transport.get_protocol()))
+        # The parser refers to this protocol: together they would stay in memory until the cycle collector runs.
+        self.parser = None  # type: ignore[assignment]
 
     def _watch_silence(self) -> None:
         """Set a timer for what the peer owes: the rest of a head, or another request."""
@@ -434,18 +472,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self._close)
 
     def _should_upgrade(self) -> bool:
-        """Return whether a request begins a WebSocket. If not, it is answered as plain HTTP.
+        """Return whether a request begins a WebSocket. If not, it is answered as if it asked for no other protocol.
 
         Only a GET can begin one, and not during the answer to an earlier request: that answer would then never end."""
-        return self._is_free and super()._should_upgrade() and self.scope["method"] == "GET"
-
-
-def _length_of(headers: list[tuple[bytes, bytes]]) -> int | None:
-    """Return the body's length in bytes; None: unknown. The parser refuses lengths that are no number or come twice."""
-    length: int | None = 0
-    for name, value in headers:
-        if name == b"transfer-encoding":
-            return None
-        if name == b"content-length":
-            length = int(value) if value.isdigit() else None
-    return length
+        return self._is_free and super()._should_upgrade() and self.parser.get_method() == b"GET"
