@@ -10,14 +10,17 @@ import asyncio
 import secrets
 from contextlib import suppress
 
+EARLY = 0.05
+"""Share of a period by which a tick counts as past."""
 _PHASE_S = secrets.randbelow(60_000) / 1000  # so that processes started together do not ask Redis together
 
 
 def seconds_to_tick(period_s: float) -> float:
-    """Return the seconds until this process's next tick of `period_s`. Ticks of periods that are multiples of one
-    another fall together. Ticks less than half a period away are passed over: work that took long is not hurried."""
+    """Return the seconds until this process's next tick of `period_s`, hardly more than that. Ticks of periods that are
+    multiples of one another fall together."""
     left_s = period_s - (asyncio.get_running_loop().time() + _PHASE_S) % period_s
-    return left_s if left_s >= period_s / 2 else left_s + period_s
+    # A timer may fire a little before the tick that it was set for, which must not be done twice.
+    return left_s if left_s >= EARLY * period_s else left_s + period_s
 
 
 async def wait_tick(period_s: float, wake: asyncio.Event | None = None) -> None:

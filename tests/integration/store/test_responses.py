@@ -95,6 +95,7 @@ async def test_many_short_ones_make_room_for_a_long_one_in_many_short_runs(clien
     store = ResponseRecords(client, 60.0, 30_000)
     for number in range(300):
         assert await store.keep("blue", f"s{number}", b"x" * 100)
+    await asyncio.sleep(0.002)
     assert await store.keep("blue", "kept", b"y" * 100, ["s299"])
     runs = await _num_runs(client)
     assert await store.keep("blue", "long", b"z" * 29_800, ["kept"])
