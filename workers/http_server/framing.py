@@ -1,4 +1,4 @@
-"""Reads from a request's head where its body ends, and writes a head anew."""
+"""Reads from a request's head where its body ends and whether it can be read at all, and writes a head anew."""
 
 from __future__ import annotations
 
@@ -13,6 +13,29 @@ NO_TUNNEL = Refusal(501, "This server is no proxy and opens no tunnel (CONNECT).
 SOCKET_WITH_BODY = Refusal(
     400, "The handshake of a WebSocket has a body, where none is allowed. Send it without content-length."
 )
+UNKNOWN_VERSION = Refusal(505, "The request is of another version than HTTP/1.1. Send HTTP/1.1 or 1.0.")
+UNENDED_BODY = Refusal(
+    400, "The last transfer-encoding is not chunked, so the end of the body is unknown. Send it chunked."
+)
+UNKNOWN_CODING = Refusal(501, "Bodies are read with no transfer-encoding but chunked. Send the body as it is.")
+
+
+def refusal_of(method: bytes, version: str, headers: Sequence[Header], *, upgrades: bool) -> Refusal | None:
+    """Return why a request cannot be read, by RFC 9110, 15.6.6, and RFC 9112, 6.1 and 6.3; None if it can. `upgrades`:
+    whether it begins a WebSocket.
+
+    A body is not passed on in a coding that nobody here undoes: the application would take it for the text itself."""
+    if method == b"CONNECT":
+        return NO_TUNNEL
+    if upgrades and length_of(headers) != 0:
+        return SOCKET_WITH_BODY
+    if version.partition(".")[0] not in ("0", "1"):
+        return UNKNOWN_VERSION
+    values = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    codings = [coding for value in values for part in value.split(b",") if (coding := part.strip())]
+    if codings and codings[-1] != b"chunked":
+        return UNENDED_BODY
+    return UNKNOWN_CODING if len(codings) > 1 else None
 
 
 def length_of(headers: Sequence[Header]) -> int | None:

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from workers.http_server.connection import CHUNK, BoundedConnection, Flow
 from workers.http_server.connections import Closable, Verdict
-from workers.http_server.framing import NO_TUNNEL, SOCKET_WITH_BODY, head_without_upgrade, length_of
+from workers.http_server.framing import head_without_upgrade, length_of, refusal_of
 from workers.http_server.pacer import Departure
 from workers.http_server.state import Refusal, response_of
 
@@ -196,8 +196,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        connects = self.parser.get_method() == b"CONNECT"
-        self._ignores_upgrade = self.parser.should_upgrade() and not connects and not self._should_upgrade()
+        method = self.parser.get_method()
+        upgrades = self.parser.should_upgrade() and self._should_upgrade()
+        self._ignores_upgrade = self.parser.should_upgrade() and not upgrades and method != b"CONNECT"
         if self._ignores_upgrade:
             return  # `_parse_without_upgrade` has the head parsed once more
         self._in_head, self._in_body = False, True
@@ -208,8 +209,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         if self._beyond and self.url.partition(b"?")[0] not in self._server.bounded.bounds.reserved:
             self._refusal = CROWDED
             raise Unwanted
-        if self.parser.should_upgrade() and (connects or self._body_left != 0):
-            self._refusal = NO_TUNNEL if connects else SOCKET_WITH_BODY
+        refusal = refusal_of(method, self.parser.get_http_version(), self.headers, upgrades=upgrades)
+        if refusal is not None:
+            self._refusal = refusal
             raise Unwanted
         if not self._server.bounded.long_heads.hold(self, self._head_bytes + HEADER_BYTES * len(self.headers)):
             self._refusal = TOO_MUCH_TOGETHER

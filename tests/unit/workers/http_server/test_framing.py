@@ -142,3 +142,30 @@ async def test_a_tunnel_is_refused(port: int, target: bytes) -> None:
     assert answer.startswith(b"HTTP/1.1 501 ")
     assert answer.count(b"HTTP/1.1 ") == 1
     assert SEEN == []
+
+
+@pytest.mark.parametrize(
+    ("coding", "status"),
+    [
+        (b"gzip", 400),
+        (b"identity", 400),
+        (b"chunked;a=b", 400),
+        (b"gzip, chunked", 501),
+        (b"gzip\r\ntransfer-encoding: Chunked", 501),
+        (b"Chunked", 200),
+    ],
+)
+async def test_bodies_in_other_codings_are_refused(port: int, coding: bytes, status: int) -> None:
+    """The application took a compressed body for JSON, or heard of a request that had no answer."""
+    head = b"POST / HTTP/1.1\r\ntransfer-encoding: %b\r\nconnection: close\r\n\r\n" % coding
+    answer = await said(port, head + b"1\r\nx\r\n0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert ([("POST", "/", b"x")] if status == 200 else []) == SEEN
+
+
+async def test_a_request_of_another_version_is_refused(port: int) -> None:
+    answer = await said(port, b"GET / HTTP/2.0\r\nconnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 505 ")
+    assert b"Send HTTP/1.1 or 1.0." in answer
+    assert SEEN == []
