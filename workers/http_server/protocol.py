@@ -75,7 +75,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     # fmt: off
     UVICORN_PARTS: ClassVar[tuple[str, ...]] = (
         "_should_upgrade", "_unset_keepalive_if_required", "client", "connection_lost", "connection_made",
-        "cycle", "flow", "handle_websocket_upgrade", "headers", "loop", "on_body", "on_header",
+        "cycle", "expect_100_continue", "flow", "handle_websocket_upgrade", "headers", "loop", "on_body", "on_header",
         "on_headers_complete", "on_message_begin", "on_message_complete", "on_response_complete", "parser",
         "pause_writing", "pipeline", "resume_writing", "scope", "shutdown", "timeout_keep_alive",
         "timeout_keep_alive_handler", "timeout_keep_alive_task", "transport", "url",
@@ -217,6 +217,8 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             self._refusal = TOO_MUCH_TOGETHER
             raise Unwanted
         self.scope["extensions"] = {CHUNK: {"write": self._flow.write_chunk}}
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # such a client would take `100 Continue` for the answer: RFC 9110, 10.1.1
         super().on_headers_complete()
         if (self._beyond or self._num_ahead >= MAX_PIPELINED) and not self._is_free:
             self.cycle.keep_alive = False

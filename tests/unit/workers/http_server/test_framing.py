@@ -169,3 +169,11 @@ async def test_a_request_of_another_version_is_refused(port: int) -> None:
     assert answer.startswith(b"HTTP/1.1 505 ")
     assert b"Send HTTP/1.1 or 1.0." in answer
     assert SEEN == []
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_only_newer_clients_are_told_to_continue(port: int, version: bytes) -> None:
+    head = b"POST / HTTP/%b\r\nexpect: 100-continue\r\ncontent-length: 1\r\nconnection: close\r\n\r\n" % version
+    answer = await said(port, head, b"x", pause_s=0.05)
+    assert answer.startswith(b"HTTP/1.1 200 " if version == b"1.0" else b"HTTP/1.1 100 ")
+    assert answer.endswith(b"ok")
