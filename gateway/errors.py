@@ -5,6 +5,7 @@ PaddockError                     status  type
 │   ├── ContextOverflow          400       code context_length_exceeded
 │   ├── HeadTooLarge             431       code request_head_too_large
 │   ├── HeadTooSlow              408       code request_head_timeout
+│   ├── VersionNotSupported      505       code http_version_not_supported
 │   ├── BodyTooLarge             413       code request_too_large
 │   ├── TakesTooMuch             413       code request_too_large
 │   ├── BodyTooSlow              408       code request_body_timeout
@@ -115,6 +116,11 @@ class HeadTooSlow(InvalidRequest):
     code = "request_head_timeout"
 
 
+class VersionNotSupported(InvalidRequest):
+    status = 505
+    code = "http_version_not_supported"
+
+
 class BodyTooLarge(InvalidRequest):
     status = 413
     code = "request_too_large"
@@ -200,7 +206,7 @@ class Superseded(PaddockError):
 
 
 class NotSupported(PaddockError):
-    """The named model, or every model here, is unable to do what is asked."""
+    """The named model, every model here, or the server is unable to do what is asked."""
 
     status = 501
     type = "not_supported_error"

@@ -10,13 +10,15 @@ import pytest
 from gateway.admission.admission import KNOWN_AFTER_S
 from tests.fault.scene import SHORT, staged
 from tests.support.stack import Stack
+from workers.protocol import keys
 
 
 @pytest.mark.parametrize("away_s", [0.5, pytest.param(8.0, marks=pytest.mark.long)])
 async def test_killed(stack: Stack, away_s: float) -> None:
     """It comes back empty: leases and tickets are written anew by those who hold them."""
     async with staged(stack) as scene:
-        await asyncio.sleep(KNOWN_AFTER_S)  # until each gateway knows which slots are its own without Redis
+        # Until each gateway knows which slots are its own without Redis.
+        await asyncio.sleep(KNOWN_AFTER_S + 2 * keys.GATEWAY_INTERVAL_S)
         await scene.all_phases()
         scene.redis_down = True
         await asyncio.to_thread(stack.redis.kill)

@@ -161,6 +161,10 @@ class Flow(FlowControl):
         self._write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
+    def end_chunks(self) -> None:
+        """Let `write_chunk` write nothing more, as the connection has its last answer."""
+        self._is_closing = lambda: True
+
     def hold(self) -> None:
         """Read nothing until `release`."""
         if not self._held:

@@ -13,6 +13,9 @@ NO_TUNNEL = Refusal(501, "This server is no proxy and opens no tunnel (CONNECT).
 SOCKET_WITH_BODY = Refusal(
     400, "The handshake of a WebSocket has a body, where none is allowed. Send it without content-length."
 )
+MALFORMED_BODY = Refusal(
+    400, "A chunk of the body is malformed. Send its size in hexadecimal digits, and CRLF behind both."
+)
 UNKNOWN_VERSION = Refusal(505, "The request is of another version than HTTP/1.1. Send HTTP/1.1 or 1.0.")
 UNENDED_BODY = Refusal(
     400, "The last transfer-encoding is not chunked, so the end of the body is unknown. Send it chunked."

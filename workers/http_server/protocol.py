@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from workers.http_server.connection import CHUNK, BoundedConnection, Flow
 from workers.http_server.connections import Closable, Verdict
-from workers.http_server.framing import head_without_upgrade, length_of, refusal_of
+from workers.http_server.framing import MALFORMED_BODY, head_without_upgrade, length_of, refusal_of
 from workers.http_server.pacer import Departure
 from workers.http_server.state import Refusal, response_of
 
@@ -364,7 +364,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         try:
             self._feed_parser(piece)
         except httptools.HttpParserError:
-            if not self._deaf:
+            if in_body and self._in_body and self._refusal is MALFORMED:
+                self._refuse_body()
+            elif not self._deaf:
                 self._refuse(self._refusal)
         if not self._in_head:
             self._head_bytes = 0
@@ -457,6 +459,21 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._linger()
         if self._beyond:
             self._server.bounded.idle(self)
+
+    def _refuse_body(self) -> None:
+        """Refuse a request whose body is malformed if no answer has begun: this one's task then hears that the peer has
+        left, and writes nothing. Otherwise end the connection."""
+        cycle = self.cycle
+        if self._is_free:
+            self._end_unwanted()  # the request was answered already, and must not be answered twice
+        elif cycle.response_started or self.pipeline or not cycle.more_body:
+            self._refuse(MALFORMED)
+        else:
+            cycle.disconnected = cycle.response_complete = True
+            cycle.waiting_for_100_continue = False  # `receive` would write behind the refusal
+            cycle.message_event.set()
+            self._flow.end_chunks()
+            self._refuse(MALFORMED_BODY)
 
     def _end_unwanted(self) -> None:
         """Throw away the rest of an answered request's body for `LINGER_S`, then close."""

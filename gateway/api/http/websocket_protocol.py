@@ -15,7 +15,15 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode, Frame
 
 from gateway.api.openai.writing import error_body
-from gateway.errors import HeadTooLarge, HeadTooSlow, InvalidRequest, NotSupported, PaddockError, TooManyConnections
+from gateway.errors import (
+    HeadTooLarge,
+    HeadTooSlow,
+    InvalidRequest,
+    NotSupported,
+    PaddockError,
+    TooManyConnections,
+    VersionNotSupported,
+)
 from gateway.settings import GatewaySettings
 from gateway.telemetry.finish import PROBED
 from workers.http_server.acceptor import raise_limit
@@ -40,7 +48,7 @@ ERRORS: dict[int, type[PaddockError]] = {
     431: HeadTooLarge,
     501: NotSupported,
     503: TooManyConnections,
-    505: InvalidRequest,
+    505: VersionNotSupported,
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tests.unit.workers.http_server.test_protocol import listening, said
+from workers.http_server.connection import CHUNK
 
 BODY = b"GET /smuggled HTTP/1.1\r\nconnection: close\r\n\r\n"
 LAST = b"GET /last HTTP/1.1\r\nconnection: close\r\n\r\n"
@@ -177,3 +179,58 @@ async def test_only_newer_clients_are_told_to_continue(port: int, version: bytes
     answer = await said(port, head, b"x", pause_s=0.05)
     assert answer.startswith(b"HTTP/1.1 200 " if version == b"1.0" else b"HTTP/1.1 100 ")
     assert answer.endswith(b"ok")
+
+
+@pytest.mark.parametrize("app_writes", ["at the end", "never", "chunks"])
+@pytest.mark.parametrize(
+    "chunk", [b"-5\r\nhello", b"FFFFFFFFFFFFFFFFFF\r\n", b"0x5\r\nhello\r\n", b"5\nhello\n", b"5\r\nhelloXX0\r\n\r\n"]
+)
+async def test_a_malformed_chunk_is_told(chunk: bytes, app_writes: str) -> None:
+    """What the application writes for such a request comes too late, and must not follow the refusal."""
+    events: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (event := await receive())["type"] == "http.request":
+            assert event["more_body"]
+            events.append(event["type"])
+        events.append(event["type"])
+        if app_writes != "never":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            if app_writes == "chunks":
+                scope["extensions"][CHUNK]["write"](b"late")
+            await send({"type": "http.response.body", "body": b"late"})
+
+    head = b"POST / HTTP/1.1\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with listening(5, app) as port:
+        for parts in ((head, chunk + LAST), (head + chunk + LAST,)):
+            answer = (await said(port, *parts, pause_s=0.05)).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert answer.endswith(b"CRLF behind both.")
+            assert answer.count(b"HTTP/1.1 ") == 1
+            assert events.pop() == "http.disconnect"
+
+
+async def test_a_malformed_chunk_of_an_answered_request_is_not_answered_again() -> None:
+    """A peer would take a second answer for that to its next request."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        if scope["path"] == "/later":
+            await asyncio.sleep(0.1)
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with listening(5, app) as port:
+        for path, end in ((b"/", b"ok"), (b"/later", b"\r\n\r\n")):
+            head = b"POST %b HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" % path
+            answer = await said(port, head, b"-5\r\n", pause_s=0.05)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.endswith(end)
+            assert answer.count(b"HTTP/1.1 ") == 1
+
+
+async def test_a_malformed_chunk_behind_an_unanswered_request_ends_the_connection() -> None:
+    """A refusal would be taken for the answer to the earlier request."""
+    first = b"POST /slow HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    second = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with listening(5) as port:
+        assert await said(port, first, b"1\r\nx\r\n0\r\n\r\n" + second + b"-5\r\n", pause_s=0.02) == b""

@@ -81,7 +81,16 @@ async def test_what_is_used_of_their_parts_is_there() -> None:
     assert hasattr(http.pipeline, "appendleft")
     cycle = inspect.signature(RequestResponseCycle.__init__).parameters
     assert {"flow", "keep_alive", "on_response"} <= cycle.keys()
-    assert all(f"self.{name} = " in inspect.getsource(RequestResponseCycle) for name in ("scope", "body"))
+    parts = (
+        "scope",
+        "body",
+        "disconnected",
+        "message_event",
+        "more_body",
+        "response_started",
+        "waiting_for_100_continue",
+    )
+    assert all(f"self.{name} = " in inspect.getsource(RequestResponseCycle) for name in parts)
     assert "response_complete" in inspect.getsource(RequestResponseCycle)
     assert {"pause_reading", "resume_reading"} <= vars(FlowControl).keys()
     assert "self.read_paused = False" in inspect.getsource(FlowControl.__init__)
