@@ -113,6 +113,9 @@ class Maintenance:
 
     def _check_for_loan(self) -> None:
         self._loan_timer = None
+        self._urgent = (
+            True  # a sweep of just before came too early for the loan, and the next one is up to a second away
+        )
         self._sweep_now.set()
 
     async def give_back(self) -> None:

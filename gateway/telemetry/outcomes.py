@@ -27,6 +27,7 @@ FAILED_BY = {
     "context_length_exceeded": Who.CALLER,
     "context_overflow": Who.CALLER,
     "request_head_too_large": Who.CALLER,
+    "http_version_not_supported": Who.CALLER,
     "request_head_timeout": Who.CALLER,
     "request_too_large": Who.CALLER,
     "request_body_timeout": Who.CALLER,

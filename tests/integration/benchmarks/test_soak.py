@@ -167,10 +167,10 @@ async def test_trouble_is_told_from_failure(client: redis.asyncio.Redis, deed: D
 
 async def test_the_machine_is_not_overrun(client: redis.asyncio.Redis) -> None:
     async def stays(visitor: Visitor) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.5)
 
     record = Record(Plan(0.1, 1000.0, 0))
     fleet = Fleet(Stack(), client, Wire(("127.0.0.1", 1)), ("toy",), (1, 2))
-    await Crowd(fleet, record, random.Random(0), {stays: 1}).visit(0.15)
+    await Crowd(fleet, record, random.Random(0), {stays: 1}).visit(1.0)
     assert record.num_deeds == MOST_AT_ONCE
     assert record.turned_away > 0
