@@ -83,7 +83,7 @@ async def test_metrics_tell_when_the_process_began(gateway: Process) -> None:
         for url in (gateway.url, f"http://{worker}"):
             async with session.get(f"{url}/metrics") as response:
                 began = int(response.headers["process-start-time-unix"])
-                assert 0 <= time.time() - began < 3600
+                assert -1 <= time.time() - began < 3600
             async with session.get(f"{url}/metrics") as response:
                 assert int(response.headers["process-start-time-unix"]) == began
 
@@ -215,11 +215,17 @@ async def test_anthropics_list_of_models_in_pages(other_caller: Caller) -> None:
 
 async def test_anthropics_sdk_lists_models(stack: Stack) -> None:
     url = stack.gateways[1].url
-    async with anthropic.AsyncAnthropic(base_url=url, api_key=stack.key, max_retries=0) as client:
-        found = [info.id async for info in client.models.list(limit=3)]
+    async with (
+        anthropic.AsyncAnthropic(base_url=url, api_key=stack.key, max_retries=0) as client,
+        calling(url, stack.key, "quick") as caller,
+    ):
         assert (await client.models.retrieve("chat")).display_name == "chat"
-    async with calling(url, stack.key, "quick") as caller:
-        assert found == [card["id"] for card in (await got(caller, "/v1/models"))[1]["data"]]
+        for _ in range(5):  # a worker of another test may leave between two pages
+            found = [info.id async for info in client.models.list(limit=3)]
+            listed = [card["id"] for card in (await got(caller, "/v1/models"))[1]["data"]]
+            if found == listed:
+                break
+        assert found == listed
 
 
 @pytest.mark.parametrize(
