@@ -177,8 +177,8 @@ class Mailbox:
 
     For use on one event loop. When the reader falls `limit` events or `MAX_BYTES` behind, or `held` refuses to count
     what is unread, `on_overflow` is called once with the error that says so, and later events are dropped: the call is
-    over for the reader. `on_end` is called with the last event as soon as it
-    comes, even if the reader never takes it. `put_all` runs once per token."""
+    over for the reader. `on_end` is called with the last event as soon as it comes, even if the reader never takes it.
+    `put_all` runs once per token."""
 
     __slots__ = (
         "_complete",

@@ -114,7 +114,7 @@ class RemoteReading:
         self._ended = False
         self._signed_at = float("-inf")
         self._lacks_since: float | None = None
-        """time.monotonic() when Redis was first found to lack the next events; None: it had what was last asked for."""
+        """time.monotonic() since when Redis has been found to lack the next events; None: it does not lack them."""
 
     async def take(self, push: PushEvents | None = None) -> bytes:
         while not self._ended:
@@ -171,6 +171,7 @@ class RemoteReading:
             if await self._log.head(self._stream) is None:
                 await self._wait_for_lost()
                 return
+            self._lacks_since = None
             # If `_after` is beyond the stream's last event, a read finds nothing, not even the end: so ask for it.
             self._ended = await self._log.ended_by(self._stream, self._after)
         if not self._ended:

@@ -65,8 +65,8 @@ class Write:
     """Whether Redis has nothing of the stream, or must forget what it has: the batch is the first one that is kept."""
 
 
-class Renewed(NamedTuple):
-    """The ids of streams of which something became known when they were renewed."""
+class RenewedStreams(NamedTuple):
+    """The outcome of renewing streams: the ids of those that are to end, and of those that Redis had lost."""
 
     unwanted: frozenset[str]
     """Streams that somebody wants ended."""
@@ -91,7 +91,7 @@ class StreamLog:
         self._kept_ms = round(kept_s * 1000)
         self._running_ms = round(running_s * 1000)
 
-    async def write(self, writes: Sequence[Write]) -> Renewed:
+    async def write(self, writes: Sequence[Write]) -> RenewedStreams:
         """Write new events and states of streams; writing the same again changes nothing."""
         unwanted, lost = list[str](), list[str]()
         for batch in _batches(writes):
@@ -115,7 +115,7 @@ class StreamLog:
                     unwanted.append(write.stream)
                 if isinstance(num_new, int) and num_new and not write.is_first:
                     lost.append(write.stream)
-        return Renewed(frozenset(unwanted), frozenset(lost))
+        return RenewedStreams(frozenset(unwanted), frozenset(lost))
 
     async def head(self, stream: str) -> StreamInfo | None:
         """Return the owner, request and writer of a stream; None if there is no such stream, or no longer."""

@@ -14,7 +14,7 @@ from gateway.errors import StoreUnavailable
 from gateway.resume.recording import Recording
 from gateway.store.client import connect
 from gateway.store.responses import ResponseRecords
-from gateway.store.streams import Batch, Renewed, StreamInfo, StreamLog, Write
+from gateway.store.streams import Batch, RenewedStreams, StreamInfo, StreamLog, Write
 from workers.protocol import keys
 
 HEAD = StreamInfo("blue", "digest", "gw")
@@ -176,8 +176,8 @@ def write(first: int, last: int, keep_from: int = 1, ended: bool = False) -> Wri
     return Write("s", HEAD, Batch(first, last, events), keep_from, ended, last, is_first=first == keep_from)
 
 
-NOTHING = Renewed(frozenset(), frozenset())
-UNWANTED = Renewed(frozenset({"s"}), frozenset())
+NOTHING = RenewedStreams(frozenset(), frozenset())
+UNWANTED = RenewedStreams(frozenset({"s"}), frozenset())
 
 
 async def test_a_log_is_read_from_anywhere(log: StreamLog) -> None:
