@@ -32,13 +32,13 @@ BEGUN_S, STREAMED_S = 6.0, 6.0
 
 
 class Turns:
-    """Measures the turns of an event loop, and prints on SIGUSR1 what they were since the last one."""
+    """Measures the turns of an event loop, and prints on SIGUSR2 what they were since the last one."""
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
         self._begin()
         loop.call_soon(self._turn)
-        loop.add_signal_handler(signal.SIGUSR1, self._tell)
+        loop.add_signal_handler(signal.SIGUSR2, self._tell)
 
     def _begin(self) -> None:
         self._longest_s, self._num_long, self._last_s = 0.0, 0, time.thread_time()
@@ -71,7 +71,7 @@ def run_gateway() -> int:
 def turns_of(gateway: Process) -> tuple[float, int]:
     """Return the longest turn in seconds and the number of long ones, since this was last asked."""
     before = gateway.text().count('"turns"')
-    gateway.signal(signal.SIGUSR1)
+    gateway.signal(signal.SIGUSR2)
     until = time.monotonic() + TOLD_WITHIN_S
     while time.monotonic() < until:
         lines = [line for line in gateway.text().splitlines() if line.startswith('{"turns"')]

@@ -184,6 +184,7 @@ class ChatWorker:
             adapters=self.adapters,
             watchdog=self.watchdog,
             disk=self.tier,
+            speculation=self.spec.speculation,
         )
 
     def _slot_routes(self, engine: Engine) -> SlotRoutes:

@@ -62,7 +62,7 @@ def timings_object(timings: Timings) -> dict[str, Any]:
     prompt_n, prompt_ms = timings.prompt_n, timings.prompt_ms
     predicted_n, predicted_ms = timings.predicted_n, timings.predicted_ms
     steps = max(0, predicted_n - 1)
-    return {
+    document = {
         "cache_n": timings.cache_n,
         "prompt_n": prompt_n,
         "prompt_ms": prompt_ms,
@@ -73,6 +73,9 @@ def timings_object(timings: Timings) -> dict[str, Any]:
         "predicted_per_token_ms": predicted_ms / steps if steps else 0.0,
         "predicted_per_second": steps * 1e3 / predicted_ms if predicted_ms > 0 else 0.0,
     }
+    if timings.draft_n:
+        document |= {"draft_n": timings.draft_n, "draft_n_accepted": timings.draft_n_accepted}
+    return document
 
 
 def progress_object(progress: Progress) -> dict[str, int]:

@@ -30,6 +30,9 @@ class Timings(Struct, frozen=True):
     predicted_ms: float = 0.0
     predicted_per_token_ms: float | None = None
     predicted_per_second: float | None = None
+    draft_n: int = 0
+    """Tokens that were computed as drafts, and (`draft_n_accepted`) those of them that the answer has."""
+    draft_n_accepted: int = 0
 
 
 class PromptProgress(Struct, frozen=True):

@@ -85,6 +85,7 @@ class GenerationParameters(SamplingParameters, total=False):
     id_slot: int | None
     lora: Lora | None
     priority: int | None
+    speculation: bool | Literal["auto"] | None
     context_shift: bool | None
     n_keep: int | None
     n_discard: int | None
@@ -119,6 +120,7 @@ class ChatParameters(GenerationParameters, total=False):
 
     max_tokens: int | None
     max_completion_tokens: int | None
+    prediction: Mapping[str, Any] | None
     n: int | None
     stream_options: Mapping[str, bool] | None
     logprobs: bool | None

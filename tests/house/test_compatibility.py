@@ -16,7 +16,8 @@ ENDPOINTS = [endpoint for table in TABLES for endpoint in table.endpoints]
 
 def rows(endpoint: Endpoint) -> dict[str, list[str]]:
     """Parameter -> the cells behind it."""
-    found = re.findall(rf"^\| `{re.escape(endpoint.routes[0])}` \| `(\w+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    row = rf"^\| `{re.escape(endpoint.routes[0])}` \| `([\w.]+)` \| (.*) \|$"
+    found = re.findall(row, PAGE.read_text(), re.MULTILINE)
     return {name: re.split(r" (?<!\\)\| ", rest) for name, rest in found}
 
 

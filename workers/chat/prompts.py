@@ -186,6 +186,18 @@ class Prompts:
         except TooManyTokens as error:
             raise CallFailed(context_overflow(error.at_least, self._n_ctx, is_whole=False)) from None
 
+    def prediction(self, request: GenerateRequest) -> Sequence[int]:
+        """Return the tokens of the text that the caller expects as the answer; empty if it names none, or a text that
+        can't be tokenised in time: it would only have made the answer quicker."""
+        text = request.speculation.prediction
+        if not text or not request.speculation.enabled:
+            return ()
+        most = self._n_ctx or None
+        try:
+            return self._tokenizer.tokenize(text, add_special=False, parse_special=False, most=most)
+        except (CallFailed, TooManyTokens):
+            return ()
+
     def prompt(self, request: GenerateRequest) -> Prompt:
         """Return the prompt. Raises CallFailed if the template refuses the messages, or a token is invalid."""
         return self._prompt(request)
@@ -294,11 +306,18 @@ def is_quick(request: GenerateRequest) -> bool:
     prompt = request.prompt
     if request.infill is not None or prompt is None or len(prompt) > SHORT_CHARS:
         return False
+    if len(request.speculation.prediction) > SHORT_CHARS:
+        return False
     return isinstance(prompt, str) or num_chars(prompt) <= SHORT_CHARS
 
 
 def text_chars(request: GenerateRequest) -> int:
-    """Return the number of characters that a request's prompt is made of, without token ids: about its memory."""
+    """Return the number of characters that a request's prompt and prediction are made of, without token ids: about its
+    memory."""
+    return len(request.speculation.prediction) + _prompt_chars(request)
+
+
+def _prompt_chars(request: GenerateRequest) -> int:
     if request.prompt is not None:
         return len(request.prompt) if isinstance(request.prompt, str) else num_chars(request.prompt)
     if request.infill is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workers.engine.disk.tier import NO_DISK, DiskStats
+from workers.engine.speculation.hit_rates import Source
 from workers.engine.step.sequence import Sequence
 from workers.metrics.types import DECODE_S, GAP_S, LOAD_S
 
@@ -97,6 +98,9 @@ class PromptTally:
         return PromptSources(self._computed, self._kv, self._ram, self._disk)
 
 
+NO_DRAFTS = (0,) * len(Source)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
     """A snapshot of what an engine has done since it started. Counters of things that the engine never does stay 0."""
@@ -131,6 +135,11 @@ class EngineCounters:
     """Counters of the disk tier; all zero without a disk tier."""
     num_switches: int = 0
     """Steps before which llama.cpp had to change adapters."""
+    num_drafts: int = 0
+    """Drafts that steps have computed, one for each call and step."""
+    num_drafted: tuple[int, ...] = NO_DRAFTS
+    """Tokens of these drafts, and (`num_accepted`) those of them that were drawn, by `Source`."""
+    num_accepted: tuple[int, ...] = NO_DRAFTS
     adapters_loaded: int = 0
     """Adapters in memory now."""
     adapter_load_s: Distribution = Tally(LOAD_S).distribution

@@ -27,6 +27,7 @@ from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.llama.sampling.samplers import DryStages, SamplerChain
+from workers.models.spec import SpeculationSettings
 from workers.protocol.events import CallEvent, CallFailed, Failure, FailureCode, context_overflow
 
 __all__ = ["Engine", "EngineLoad", "EngineRequest", "IntegrityError"]
@@ -35,6 +36,7 @@ Emit = Callable[[int, list[CallEvent]], None]
 
 DEFAULT_RAM_BYTES = 256 << 20
 LOOK_INTERVAL_S = 0.1
+AS_IT_PAYS = SpeculationSettings()
 
 
 class Engine:
@@ -58,13 +60,14 @@ class Engine:
         watchdog: Watchdog | None = None,
         disk: DiskTier | None = None,
         write_out_s: float = 5.0,
+        speculation: SpeculationSettings = AS_IT_PAYS,
     ) -> None:
         """`n_ctx`: maximum tokens of one conversation. `on_crash` is called on the engine thread.
 
         `ram_bytes`: maximum memory for prefixes that left the KV cache; 0: none are kept. `adapters`: LoRA adapters
         that calls may name. `watchdog`: ends the process if a step hangs. `disk`: the tier behind RAM; `stop`
         spends at most `write_out_s` seconds on writing everything to it. The caller closes adapters, watchdog and disk
-        after `stop`."""
+        after `stop`. `speculation`: where drafts of answers come from."""
         if n_ctx > context.kv_tokens:
             raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
         if slots > context.slots:
@@ -88,7 +91,15 @@ class Engine:
         link = None if disk is None else partial(DiskLink, disk, post=self.post)
         box, on_end = watchdog.black_box, self._intake.leave
         self._stepper = Stepper(
-            context, self._adapters, box, on_end, link, slots=slots, n_ctx=n_ctx, ram_bytes=ram_bytes
+            context,
+            self._adapters,
+            box,
+            on_end,
+            link,
+            slots=slots,
+            n_ctx=n_ctx,
+            ram_bytes=ram_bytes,
+            speculation=speculation,
         )
         self.slot_contents = SlotProxy(self._stepper.slots, self.post)
         """Copies, restores and erases the conversations that slots hold while no call runs in them."""
@@ -230,6 +241,7 @@ class Engine:
             # Takes tens of milliseconds if penalties look back on a long prompt.
             chain.accept_prompt(request.prompt.tokens)
             sequence = Sequence(request, chain, vocab, self.n_ctx, adapters, self._tools.sampler(request, chain))
+            sequence.drafts = self._stepper.speculator.drafts_for(sequence, request.prediction)
             undo.pop_all()
         return sequence
 

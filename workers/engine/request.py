@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -62,6 +62,8 @@ class EngineRequest:
     """Deadline, `time.monotonic` seconds; orders calls of one priority."""
     written: Mapping[int, bytes] = field(default_factory=dict)
     """Control tokens that appear in the answer's text even if `asked.special` is not set, each with its text."""
+    prediction: Sequence[int] = ()
+    """Tokens that the caller expects the answer to have."""
     mask: TokenMask | None = None
     """Which tokens the answer may have; the mask belongs to this call alone. None: all tokens."""
 

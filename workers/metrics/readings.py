@@ -168,6 +168,26 @@ STEPS = (
         lambda now: now.counters.num_sliced,
     ),
     counter(
+        "vllm:spec_decode_num_drafts_total",
+        "drafts that steps computed beside an answer's next token",
+        lambda now: now.counters.num_drafts,
+    ),
+    counter("vllm:spec_decode_num_draft_tokens_total", "tokens of drafts", lambda now: sum(now.counters.num_drafted)),
+    counter(
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "tokens of drafts that were then drawn",
+        lambda now: sum(now.counters.num_accepted),
+    ),
+    counter(
+        "paddock_draft_tokens_total",
+        "tokens of drafts by where they came from: `history` (the conversation), `pool` (earlier answers of the same "
+        "team), `prediction` (the caller's), `form` (the text that a schema or grammar leaves); `accepted` (drawn) or "
+        "`rejected`",
+        lambda now: _drafts(now.counters),
+        "source",
+        "outcome",
+    ),
+    counter(
         "paddock_answer_forms_total",
         "schemas and grammars that answers were to be kept to: `compiled`, `reused` (the compiled one was still "
         "there), `refused`",
@@ -293,6 +313,18 @@ ITSELF = (
     gauge("paddock_worker_slots", "calls that it answers at once", lambda now: now.load.slots),
     gauge("paddock_worker_draining", "1 while it takes no new calls", lambda now: now.is_draining),
 )
+
+DRAFT_SOURCES = ("history", "pool", "prediction", "form")
+"""The names of `Source` (workers/engine/speculation/hit_rates.py), in its order."""
+
+
+def _drafts(counters: EngineCounters) -> ByLabels:
+    """Return the number of drafted tokens by source and outcome."""
+    found: dict[tuple[str, ...], float] = {}
+    for source, drafted, accepted in zip(DRAFT_SOURCES, counters.num_drafted, counters.num_accepted, strict=True):
+        found[source, "accepted"], found[source, "rejected"] = accepted, drafted - accepted
+    return found
+
 
 READINGS = {
     "Calls": CALLS,

@@ -15,7 +15,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from workers.models.spec import MAX_SHARED_BYTES, DefaultSampling, LlamaSettings, ModelSpec
+from workers.models.spec import MAX_SHARED_BYTES, DefaultSampling, LlamaSettings, ModelSpec, SpeculationSettings
 from workers.protocol.requests import Name
 
 
@@ -76,7 +76,9 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 FIELDS = sorted(
     field.name
-    for struct in (Catalog, Defaults, ModelSpec, LlamaSettings, DefaultSampling, AliasChain, Target)
+    for struct in (
+        *(Catalog, Defaults, ModelSpec, LlamaSettings, DefaultSampling, SpeculationSettings, AliasChain, Target),
+    )
     for field in msgspec.structs.fields(struct)
 )
 

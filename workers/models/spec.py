@@ -308,6 +308,16 @@ class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.thinking
 
 
+class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where drafts of answers come from. They make answers quicker and never change them, and are used only as far as
+    they are measured to pay."""
+
+    ngram: Annotated[
+        bool,
+        Meta(description="text that stood before: in the conversation, a `prediction`, earlier answers of the team"),
+    ] = True
+
+
 class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One model: where it comes from, how much of it to run, how to sample when the caller does not say."""
 
@@ -348,6 +358,10 @@ class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=T
         as_setting("JSON list of LoRA adapters, known from the start; fields as in the catalog's `adapters`"),
     ] = ()
     """LoRA adapters, by names that are unique within the model."""
+    speculation: Annotated[
+        SpeculationSettings,
+        as_setting("JSON object: where drafts of answers come from; fields as in the catalog's `speculation`"),
+    ] = SpeculationSettings()
     tags: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...],
         Meta(max_length=32, description="words that lists of models tell of it, as llama-server's `--tags`"),

@@ -113,7 +113,7 @@ class FinishReason(StrEnum):
     TOOL_CALLS = "tool_calls"
 
 
-class Timings(msgspec.Struct, frozen=True):
+class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Exact token counts and times of one call, by llama-server's names. Times are measured on the engine thread."""
 
     cache_n: int
@@ -123,6 +123,9 @@ class Timings(msgspec.Struct, frozen=True):
     prompt_ms: float
     predicted_n: int
     predicted_ms: float
+    draft_n: int = 0
+    """Tokens that were computed as drafts of the answer, and (`draft_n_accepted`) those of them that were drawn."""
+    draft_n_accepted: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True):

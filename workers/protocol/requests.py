@@ -178,6 +178,22 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether thought is sent as `Reasoning`; False: as `Text`, with its tags, as the model writes it."""
 
 
+class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The caller's settings for drafts: guesses at an answer's next tokens, which make it quicker and never change it.
+    The numbers are llama-server's `speculative.*`."""
+
+    enabled: bool = True
+    """Whether the answer may be drafted where that is quicker."""
+    n_max: int = 0
+    """Maximum number of tokens of a draft; 0: as many as pay."""
+    n_min: int = 0
+    """Shorter drafts are not used."""
+    p_min: float = 0.0
+    """Tokens that are less likely to be drawn than this, together with those before them, are not drafted."""
+    prediction: str = ""
+    """Text that the caller expects the answer to have (OpenAI's `prediction`)."""
+
+
 class InfillFile(msgspec.Struct, frozen=True):
     """Another file of the project, for the model to know."""
 
@@ -259,6 +275,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     the call is refused."""
     priority: int = 0
     """Calls with a higher number go first. In clients' requests a lower one goes first: gateways change the sign."""
+    speculation: Speculation = Speculation()
     context_shift: bool = False
     """At the end of the context, drop the older half of the conversation and go on, instead of ending."""
     n_keep: int = 0

@@ -48,7 +48,7 @@ def _setting(said: dict[str, Any]) -> Schema:
 def definitions() -> dict[str, Schema]:
     """What the entries of `models`, and `aliases`, are made of."""
     found = _of_catalog()
-    parts = ("LlamaSettings", "DefaultSampling", "AdapterSpec", "AliasChain", "Target")
+    parts = ("LlamaSettings", "DefaultSampling", "SpeculationSettings", "AdapterSpec", "AliasChain", "Target")
     return {
         **{name: found[name] for name in parts},
         "gatewaySettings": settings(GatewaySettings),

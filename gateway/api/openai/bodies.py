@@ -20,6 +20,7 @@ from gateway.api.parameters.options import (
     HintsBody,
     LoraBody,
     NoticesBody,
+    Prediction,
     ProbsBody,
     Stop,
     TokenProbsBody,
@@ -74,6 +75,7 @@ class ChatBody(
     max_completion_tokens: AnswerTokens | None = None
     n_predict: AnswerTokens | None = None
     stop: Stop | None = None
+    prediction: Prediction | None = None
 
 
 DEFAULT_MAX_TOKENS = 16
@@ -142,7 +144,6 @@ REFUSED: dict[str, Refusal] = {
     "echo": Refusal("An answer is told without its prompt; leave it out.", (False,)),
     "modalities": Refusal('Paddock answers in text; leave it out or send ["text"].', (["text"],)),
     "parse_tool_calls": Refusal("Tool calls are parsed where `tools` are given; leave it out.", (True,)),
-    "prediction": Refusal("Answers are not compared with a predicted text.", is_hint=True),
     "service_tier": Refusal("There is one tier.", ("auto", "default"), is_hint=True),
     "store": STORE,
     "verbosity": Refusal("Say in the prompt how long the answer should be.", ("medium",), is_hint=True),

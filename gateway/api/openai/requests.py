@@ -23,6 +23,7 @@ from gateway.api.openai.bodies import (
 from gateway.api.parameters.messages import Toolbox, read_messages, read_tools
 from gateway.api.parameters.options import (
     add_hints,
+    add_prediction,
     read_lora,
     read_n_probs,
     read_notices,
@@ -75,7 +76,7 @@ def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
     body = read_body(ChatBody, read_object(raw), (IGNORED, REFUSED), ignored)
     usage = read_stream_options(body.stream_options, stream=body.stream)
     toolbox = read_tools(body)
-    request = add_hints(_chat_request(body, toolbox, ignored), body)
+    request = add_prediction(add_hints(_chat_request(body, toolbox, ignored), body), body.prediction)
     requests = share_prompt_chars(repeat_request(request, body.n))
     return ChatRequest(body.model, requests, body.stream, usage, toolbox.as_function, body.verbose)
 

@@ -7,14 +7,14 @@ Sources: tools/server/README.md of llama.cpp. `priority` is vLLM's, where the lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec.structs import replace
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Also, Body, text_or_parts
+from gateway.api.parameters.base import Also, Body, Loose, text_or_parts
 from gateway.errors import InvalidRequest
-from workers.protocol.requests import MAX_PROMPT_CHARS, AdapterUse, GenerateRequest, Notice
+from workers.protocol.requests import MAX_PROMPT_CHARS, AdapterUse, GenerateRequest, Notice, Speculation
 
 MAX_TOKENS = 2**31 - 1
 MAX_SALT_CHARS = 256
@@ -22,12 +22,18 @@ MAX_PRIORITY = 100
 MAX_SLOT = 65_535
 MAX_INDENT = 1024
 MAX_STOP_TOKENS = 128
+MAX_DRAFT = 65_535
+MAX_STOPS = 128
 
 Token = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 AnswerTokens = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
 """Maximum number of tokens of an answer; -1: no bound."""
 LENGTHS = ("max_new_tokens", "num_predict")
 """Synonyms of the maximum number of answer tokens: the names in Hugging Face's programs and in Ollama."""
+
+
+def _text_or_flag(value: Any) -> str:
+    return "<text>" if isinstance(value, str) else "<flag>"
 
 
 class HintsBody(Body):
@@ -46,6 +52,12 @@ class HintsBody(Body):
     n_keep: Annotated[int, Field(ge=-1, le=MAX_TOKENS), Also("num_keep")] = 0
     n_indent: Annotated[int, Field(ge=0, le=MAX_INDENT)] = 0
     t_max_predict_ms: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = 0
+    speculation: Annotated[
+        Annotated[Literal["auto"], Tag("<text>")] | Annotated[bool, Tag("<flag>")], Discriminator(_text_or_flag)
+    ] = "auto"
+    draft_n_max: Annotated[int, Field(ge=0, le=MAX_DRAFT, alias="speculative.n_max")] = 0
+    draft_n_min: Annotated[int, Field(ge=0, le=MAX_DRAFT, alias="speculative.n_min")] = 0
+    draft_p_min: Annotated[float, Field(ge=0, le=1, alias="speculative.p_min")] = 0.0
 
 
 def add_hints(request: GenerateRequest, body: HintsBody) -> GenerateRequest:
@@ -67,7 +79,45 @@ def add_hints(request: GenerateRequest, body: HintsBody) -> GenerateRequest:
         n_keep=body.n_keep,
         n_indent=body.n_indent,
         max_predict_ms=max(0, body.t_max_predict_ms),
+        speculation=Speculation(
+            enabled=body.speculation is not False,
+            n_max=body.draft_n_max,
+            n_min=body.draft_n_min,
+            p_min=body.draft_p_min,
+        ),
     )
+
+
+MAX_PREDICTION_CHARS = 1 << 18
+"""Maximum characters of a `prediction` that are used; tokenising more would cost more than it can save."""
+
+
+class PredictionPart(Loose):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Loose):
+    """The text that a caller expects the answer to have, as in OpenAI's API reference, "Predicted Outputs"."""
+
+    type: Literal["content"]
+    content: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[list[PredictionPart], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<parts>")],
+        Discriminator(text_or_parts),
+    ]
+
+    @property
+    def text(self) -> str:
+        parts = (self.content,) if isinstance(self.content, str) else (part.text for part in self.content)
+        return "".join(parts)[:MAX_PREDICTION_CHARS]
+
+
+def add_prediction(request: GenerateRequest, prediction: Prediction | None) -> GenerateRequest:
+    """Return the request with the text that the caller expects as its answer."""
+    if prediction is None:
+        return request
+    return replace(request, speculation=replace(request.speculation, prediction=prediction.text))
 
 
 MAX_ADAPTERS = 64
@@ -182,7 +232,6 @@ def repeat_request(request: GenerateRequest, n: int) -> tuple[GenerateRequest, .
     )
 
 
-MAX_STOPS = 128
 MAX_STOP_CHARS = 512
 MAX_ALL_STOP_CHARS = 8192
 """Maximum characters of all stop strings of a request; more are refused. A worker builds a search tree of them."""

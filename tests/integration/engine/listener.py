@@ -17,7 +17,7 @@ from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine, EngineRequest
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.models.spec import LlamaSettings
+from workers.models.spec import LlamaSettings, SpeculationSettings
 from workers.protocol.events import (
     CallEvent,
     Failed,
@@ -34,6 +34,9 @@ from workers.protocol.requests import GenerateRequest, Sampling
 
 GREEDY = Sampling(temperature=0)
 ONE_THREAD = LlamaSettings(n_threads=1)
+AS_IT_PAYS = SpeculationSettings()
+UNDRAFTED = SpeculationSettings(ngram=False)
+"""For tests that count steps, or that compare numbers which other rows in a batch change."""
 
 
 @dataclass
@@ -133,11 +136,21 @@ def running(
     llama: LlamaSettings = ONE_THREAD,
     ram_bytes: int = 64 << 20,
     disk: DiskTier | None = None,
+    speculation: SpeculationSettings = AS_IT_PAYS,
 ) -> Iterator[Bench]:
     """An engine that is checked for lost slots and cells when the test is over."""
     heard = Heard()
     with Context(model, llama, slots=slots, kv_tokens=kv_tokens) as context:
-        engine = Engine(model, context, slots=slots, n_ctx=n_ctx, emit=heard.emit, ram_bytes=ram_bytes, disk=disk)
+        engine = Engine(
+            model,
+            context,
+            slots=slots,
+            n_ctx=n_ctx,
+            emit=heard.emit,
+            ram_bytes=ram_bytes,
+            disk=disk,
+            speculation=speculation,
+        )
         engine.start()
         try:
             yield Bench(model, engine, heard)

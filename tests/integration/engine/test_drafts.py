@@ -1,63 +1,201 @@
-"""Drafts: tokens that a step computes beside the newest one, and keeps as far as they are drawn; ends by the caller.
-
-Nothing in the engine makes drafts yet. The test makes them of the answer that it knows, wrong ones among them.
-"""
+"""Drafts: tokens that a step computes beside the newest one, and keeps as far as they are drawn; ends by the caller."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
 from pathlib import Path
 
 import pytest
 
 from tests.integration.engine.listener import GREEDY, ONE_THREAD, Bench, changed, running
+from workers.engine.speculation.hit_rates import Source
 from workers.engine.step.sequence import Sequence
-from workers.engine.step.step_plan import Plan
+from workers.engine.step.step_plan import Decode, Plan
 from workers.llama.model import Model
-from workers.protocol.events import FinishReason, Tokens
-from workers.protocol.requests import Sampling
+from workers.protocol.events import Failed, FinishReason, Logprobs, Tokens
+from workers.protocol.requests import Sampling, Speculation
 
 PROMPTS = ["Once upon a time", "Lily had a red ball and", "The dog"]
 WARM = Sampling(temperature=0.8, seed=7)
+PENALISED = Sampling(temperature=0.7, seed=3, repeat_penalty=1.3, presence_penalty=0.4, top_k=20, min_p=0.02)
+NO_DRAFTS = Speculation(enabled=False)
+
+SONG = "The wheels on the bus go round and round, round and round, round and round."
 
 
-def answers(bench: Bench, sampling: Sampling) -> list[list[int]]:
+@pytest.fixture(autouse=True)
+def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every draft computed, whatever it costs: these tests are about what comes of drafts."""
+
+    def choose(_: object, chances: Ordered[Ordered[float]], num_calls: int, *, max_rows: int) -> list[int]:
+        left = min(max_rows - num_calls, 32)
+        return [min(len(one), left // len(chances)) for one in chances]
+
+    costs = "workers.engine.speculation.step_costs.StepCosts"
+    monkeypatch.setattr(f"{costs}.choose", choose)
+    monkeypatch.setattr(f"{costs}.note_drafted", lambda *_: None)
+
+
+def tokens_of(bench: Bench, key: int) -> list[int]:
+    return [event.tokens[0] for event in bench.heard.calls[key] if isinstance(event, Tokens)]
+
+
+def answers(bench: Bench, sampling: Sampling, **asked: object) -> list[list[int]]:
     """Return the tokens of each prompt's answer, all computed together."""
     requests = [bench.request(prompt, 40, sampling=sampling, ignore_eos=True) for prompt in PROMPTS]
-    keys = [bench.submit(changed(request, tell=("tokens",), cache_prompt=False)) for request in requests]
+    keys = [bench.submit(changed(request, tell=("tokens",), cache_prompt=False, **asked)) for request in requests]
     bench.wait(*keys)
     assert [bench.heard.finished(key).usage.completion_tokens for key in keys] == [40] * len(keys)
-    return [[event.tokens[0] for event in bench.heard.calls[key] if isinstance(event, Tokens)] for key in keys]
+    return [tokens_of(bench, key) for key in keys]
 
 
-def draft(bench: Bench, known: dict[tuple[int, ...], list[int]], num_tokens: int) -> None:
+def draft_from(bench: Bench, known: dict[tuple[int, ...], list[int]], num_tokens: int) -> None:
     """Have each answer drafted from what is known of it; every third draft goes wrong."""
-    scheduler = bench.engine._stepper._scheduler
-    plan = scheduler.plan
 
-    def drafted(chosen: Callable[[list[Sequence]], list[Sequence]]) -> Plan[Sequence]:
-        for one in scheduler.running:
+    def extend(plan: Plan[Sequence], has_room: Callable[[int], bool]) -> Plan[Sequence] | None:
+        parts = []
+        for one in plan.decoding:
             at = one.num_predicted
             tokens = known[tuple(one.prompt.tokens)][at : at + num_tokens]
             wrong = [tokens[0], 5, *tokens[2:]] if at % 3 == 0 and tokens else tokens
-            one.draft = tuple(wrong) if one.decoding else ()
-        return plan(chosen)
+            parts.append(Decode(one, tuple(wrong[: max(0, one.limit - at - 1)])))
+        drafted = Plan(parts, [])
+        return drafted if drafted.has_drafts and has_room(drafted.num_tokens) else None
 
-    scheduler.plan = drafted  # type: ignore[method-assign]
+    bench.engine._stepper.speculator.extend = extend  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-def test_a_drafted_answer_is_the_one_without_a_draft(
-    demo: Model, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("workers.engine.step.scheduler.CALM_STEPS", 0)
+@pytest.mark.parametrize("sampling", [GREEDY, WARM, PENALISED], ids=["greedy", "warm", "penalised"])
+def test_a_drafted_answer_is_the_one_without_a_draft(demo: Model, sampling: Sampling) -> None:
     with running(demo) as bench:
-        plain = answers(bench, sampling)
+        plain = answers(bench, sampling, speculation=NO_DRAFTS)
         num_plain = bench.engine.counters.num_decodes
-        draft(bench, {tuple(bench.tokens(text)): tokens for text, tokens in zip(PROMPTS, plain, strict=True)}, 4)
+        draft_from(bench, {tuple(bench.tokens(text)): tokens for text, tokens in zip(PROMPTS, plain, strict=True)}, 4)
         assert answers(bench, sampling) == plain
         num_drafted = bench.engine.counters.num_decodes - num_plain
         assert num_drafted < num_plain * 2 / 3
+
+
+@pytest.fixture
+def bench(demo: Model) -> Iterator[Bench]:
+    with running(demo) as bench:
+        yield bench
+
+
+def said(bench: Bench, prompt: str, **changes: object) -> int:
+    """Have an answer made alone, and return its key."""
+    request = changed(bench.request(prompt, 60, ignore_eos=True), tell=("tokens",), **changes)
+    key = bench.submit(request)
+    bench.wait(key)
+    return key
+
+
+def test_a_conversation_that_repeats_itself_is_drafted_from_itself(bench: Bench) -> None:
+    plain = said(bench, SONG * 3, speculation=NO_DRAFTS, cache_prompt=False)
+    before = bench.engine.counters
+    drafted = said(bench, SONG * 3, cache_prompt=False)
+    after = bench.engine.counters
+    assert tokens_of(bench, drafted) == tokens_of(bench, plain)
+    timings = bench.heard.finished(drafted).timings
+    assert timings.draft_n >= timings.draft_n_accepted > 0
+    assert after.num_accepted[Source.HISTORY] - before.num_accepted[Source.HISTORY] == timings.draft_n_accepted
+    assert after.num_decodes - before.num_decodes == 60 - timings.draft_n_accepted
+    assert bench.heard.finished(plain).timings.draft_n == 0
+
+
+def test_an_answer_that_was_given_before_is_drafted_from_it(bench: Bench) -> None:
+    first = said(bench, PROMPTS[0])
+    again = said(bench, PROMPTS[0])
+    assert tokens_of(bench, again) == tokens_of(bench, first)
+    assert bench.engine.counters.num_accepted[Source.POOL] >= 40
+
+
+def test_another_team_drafts_nothing_from_it(bench: Bench) -> None:
+    """The attacker: it asks what the team was answered, and learns nothing from how many tokens were drafted."""
+    theirs = said(bench, PROMPTS[0], tenant="team")
+    before = bench.engine.counters
+    for changes in ({"tenant": "attacker"}, {"tenant": "team", "cache_salt": "other"}):
+        key = said(bench, PROMPTS[0], **changes)
+        assert tokens_of(bench, key) == tokens_of(bench, theirs)
+        after = bench.engine.counters
+        assert after.num_drafted[Source.POOL] == before.num_drafted[Source.POOL]
+    unkept = said(bench, PROMPTS[0], tenant="team", cache_prompt=False)
+    assert bench.engine.counters.num_drafted[Source.POOL] == before.num_drafted[Source.POOL]
+    said(bench, PROMPTS[0], tenant="team")
+    assert bench.engine.counters.num_accepted[Source.POOL] > 0
+    assert tokens_of(bench, unkept) == tokens_of(bench, theirs)
+
+
+def test_what_an_answer_without_the_cache_said_is_not_kept(bench: Bench) -> None:
+    said(bench, PROMPTS[0], cache_prompt=False)
+    said(bench, PROMPTS[0])
+    assert bench.engine.counters.num_drafted[Source.POOL] == 0
+
+
+def test_a_prediction_that_is_right_spares_steps(bench: Bench) -> None:
+    plain = tokens_of(bench, said(bench, PROMPTS[1], cache_prompt=False, speculation=NO_DRAFTS))
+    before = bench.engine.counters.num_decodes
+    drafted = said(bench, PROMPTS[1], cache_prompt=False, prediction=tuple(plain[:30] + plain[34:]))
+    assert tokens_of(bench, drafted) == plain
+    assert bench.engine.counters.num_accepted[Source.PREDICTION] > 40
+    assert bench.engine.counters.num_decodes - before < 12
+
+
+def test_every_token_has_its_probability(bench: Bench) -> None:
+    plain = said(bench, SONG * 3, cache_prompt=False, n_probs=3, speculation=NO_DRAFTS)
+    drafted = said(bench, SONG * 3, cache_prompt=False, n_probs=3)
+    told = [
+        [
+            (event.chosen.token, [other.token for other in event.top])
+            for event in bench.heard.calls[key]
+            if isinstance(event, Logprobs)
+        ]
+        for key in (plain, drafted)
+    ]
+    assert len(told[1]) == 60
+    assert told[0] == told[1]
+    assert bench.heard.finished(drafted).timings.draft_n_accepted > 0
+
+
+def test_drafts_keep_to_what_the_caller_allows(bench: Bench) -> None:
+    none = said(bench, SONG * 3, cache_prompt=False, speculation=Speculation(n_min=33))
+    assert bench.heard.finished(none).timings.draft_n == 0
+    before = bench.engine.counters
+    few = said(bench, SONG * 3, cache_prompt=False, speculation=Speculation(n_max=2))
+    after = bench.engine.counters
+    num_drafts = after.num_drafts - before.num_drafts
+    assert 0 < bench.heard.finished(few).timings.draft_n <= 2 * num_drafts
+    unlikely = said(bench, SONG * 3, cache_prompt=False, speculation=Speculation(p_min=1.0))
+    assert bench.heard.finished(unlikely).timings.draft_n == 0
+
+
+def test_an_answer_ends_in_the_middle_of_a_draft(bench: Bench) -> None:
+    plain = tokens_of(bench, said(bench, SONG * 3, cache_prompt=False, speculation=NO_DRAFTS))
+    request = bench.request(SONG * 3, 60, ignore_eos=True)
+    key = bench.submit(changed(request, tell=("tokens",), cache_prompt=False, max_tokens=17))
+    bench.wait(key)
+    assert tokens_of(bench, key) == plain[:17]
+    key = bench.submit(changed(bench.again(request), tell=("tokens",), cache_prompt=False, stop_tokens=(plain[20],)))
+    bench.wait(key)
+    assert tokens_of(bench, key) == plain[: plain.index(plain[20]) + 1]
+    bench.engine.check_integrity()
+
+
+def test_the_end_of_the_context_is_not_drafted_beyond(demo: Model) -> None:
+    with running(demo, n_ctx=128, kv_tokens=256) as bench:
+        key = bench.submit(bench.request(bench.tokens(SONG * 3)[:100], None, ignore_eos=True))
+        bench.wait(key)
+        assert bench.heard.finished(key).usage.completion_tokens == 28
+        bench.engine.check_integrity()
+
+
+def test_memory_that_cannot_be_cut_is_not_drafted(small_models: dict[str, Path]) -> None:
+    with Model.load(small_models["recurrent"], ONE_THREAD) as model, running(model) as bench:
+        key = bench.submit(bench.request([5, 6, 7] * 10, 40, ignore_eos=True))
+        bench.wait(key)
+        assert not isinstance(bench.heard.calls[key][-1], Failed)
+        assert bench.heard.finished(key).timings.draft_n == 0
 
 
 def test_an_answer_ends_after_the_tokens_that_were_wanted(demo: Model) -> None:

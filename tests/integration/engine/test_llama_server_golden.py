@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ import numpy as np
 import pytest
 
 from gateway.api.parameters.sampling import SamplingBody, read_sampling
-from tests.integration.engine.listener import Bench, changed, running
+from tests.integration.engine import listener
+from tests.integration.engine.listener import UNDRAFTED, Bench, changed
 from tests.support.llama_server_golden import CASES, N_CTX, same_answers
 from tests.support.lone_context import lone_context
 from workers.llama.model import Model
 from workers.protocol.events import Logprobs, TokenLogprob
+
+running = partial(listener.running, speculation=UNDRAFTED)
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "llama_server.json").read_text())
 ASIDE = ("n_probs", "post_sampling_probs", "ignore_eos")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import psutil
 import pytest
 
-from tests.integration.engine.listener import Bench, changed, running
+from tests.integration.engine import listener
+from tests.integration.engine.listener import UNDRAFTED, Bench, changed
 from workers.engine.cache import prefix_cache
 from workers.engine.cache.prompt import BLOCK_TOKENS
 from workers.engine.pace import MovePace
@@ -20,6 +22,8 @@ from workers.llama.memory import Memory
 from workers.llama.model import Model
 from workers.models.spec import MAX_SLOTS
 from workers.protocol.requests import Sampling
+
+running = partial(listener.running, speculation=UNDRAFTED)
 
 STORY = "Once upon a time there was a little girl named Lily. She had a red ball and a big dog. " * 4
 ENDS = ["She went to the park", "The dog ran", "Tim said", "One day it rained", "A cat came", "They played", "He", "It"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
+from tests.integration.engine import listener
+from tests.integration.engine.listener import ONE_THREAD, UNDRAFTED, Bench, changed
 from tests.integration.engine.test_prefix_cache import ENDS, STORY
 from workers.constraint.mask import MaskPending
 from workers.engine.pace import GENTLE_TOKENS, PrefillPace
@@ -18,6 +20,8 @@ from workers.engine.step.step_plan import ROWS_MULTIPLES, Plan
 from workers.llama.model import Model
 from workers.models.spec import LlamaSettings
 from workers.protocol.events import PromptLogprobs, Text
+
+running = partial(listener.running, speculation=UNDRAFTED)
 
 LONG = 300
 

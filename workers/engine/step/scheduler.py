@@ -96,6 +96,11 @@ class Scheduler:
         """Have the next step planned anew instead of repeating the last plan."""
         self._calm_steps, self._calm = 0, None
 
+    def note_taken(self, num_cells: int) -> None:
+        """Note that a step took more cells than the one for each of its calls that was planned for it."""
+        if self._calm is not None and num_cells > 0:
+            self._calm_steps -= -(-num_cells // len(self._calm.decode))
+
     def find(self, key: int) -> Sequence | None:
         return next((one for one in (*self.running, *self.waiting) if one.key == key), None)
 
@@ -152,7 +157,7 @@ class Scheduler:
         while True:
             ready = chosen([sequence for sequence in self.running if sequence.ready])
             ready = within_share(ready, now if may_pass else math.inf)
-            num_decode = sum(1 + len(sequence.draft) for sequence in ready if sequence.decoding)
+            num_decode = sum(sequence.decoding for sequence in ready)
             if not (self._cache.make_room(num_decode + SPARE_CELLS) or self._cache.make_room(num_decode)):
                 self._preempt()
                 continue

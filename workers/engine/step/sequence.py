@@ -9,6 +9,7 @@ from workers.engine.adapters.turns import NO_ADAPTERS, AdapterSet
 from workers.engine.cache.cached_sequence import NOWHERE, CachedSequence
 from workers.engine.cache.prompt import Scope
 from workers.engine.request import EngineRequest
+from workers.engine.speculation.drafts import Drafts
 from workers.engine.step.answer_text import AnswerText
 from workers.engine.step.sampling import SamplingCost, TokenSampler
 from workers.engine.step.shares import TimeSlice
@@ -61,7 +62,7 @@ class Sequence(CachedSequence):
 
     __slots__ = (
         *("_ends", "_hooks", "_mask", "_num_prompt_told", "_num_untold", "_piece", "_ruled_out", "_text", "is_plain"),
-        *("adapter_set", "chain", "cost", "decoding", "draft", "first_token_at", "limit", "num_cached"),
+        *("adapter_set", "chain", "cost", "decoding", "drafts", "first_token_at", "limit", "num_cached"),
         *("num_predicted", "num_preempted", "order", "pending", "request", "row", "sampler", "slice", "slot"),
         *("started_at", "team", "token", "token_at", "waits_for", "waits_since", "waits_until", "weight"),
     )
@@ -98,8 +99,8 @@ class Sequence(CachedSequence):
         `num_preempted`: times that the call lost its slot and cells, for lack of cells or to another team's call."""
         self.decoding = False
         """Whether all of the call's tokens except the newest are in the cache."""
-        self.draft: tuple[int, ...] = ()
-        """Guesses at the tokens after the newest. The next step computes them, and keeps those that it then draws."""
+        self.drafts: Drafts | None = None
+        """Guesses what comes next, for steps to compute beside the newest token; None: the answer is not drafted."""
         self.row = self.token = 0
         """`row`: the row of the batch from whose logits the next token is drawn. `token`: the newest token."""
         self.started_at = self.first_token_at = self.token_at = 0.0
@@ -209,6 +210,8 @@ class Sequence(CachedSequence):
         self.num_predicted += 1
         self._num_untold += 1
         self._since.append(token)
+        if self.drafts is not None:
+            self.drafts.push(token)
         reason: FinishReason | None = None
         if token in self._ends:
             is_written = self.request.asked.special and token not in self.request.asked.stop_tokens
@@ -242,6 +245,8 @@ class Sequence(CachedSequence):
             prompt_ms=(first - self.started_at) * 1e3,
             predicted_n=self.num_predicted,
             predicted_ms=(now - first) * 1e3,
+            draft_n=0 if self.drafts is None else self.drafts.num_drafted,
+            draft_n_accepted=0 if self.drafts is None else self.drafts.num_accepted,
         )
 
     def finished(self, reason: FinishReason, now: float) -> Finished:

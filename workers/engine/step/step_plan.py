@@ -1,6 +1,7 @@
 """Plans one step and the layout of its rows: pure decisions from the progress of the sequences.
 
-Every decoding sequence gets its token in every step, and more if it has a draft. Prompts share the rest of the step:
+Every decoding sequence gets its token in every step; a step without prompts may bring it more, by a draft
+(`workers.engine.step.speculator`). Prompts share the rest of the step:
 several short prompts are computed together, a long one in chunks. While answers run (streams), chunks are so small that
 no stream waits long for its next token (`workers.engine.pace`). A call that was preempted within its answer and is back
 recomputes the tokens that were not kept. It gets little of each step while other calls run, so that their first tokens
@@ -25,10 +26,6 @@ class Progress(Protocol):
     @property
     def num_next(self) -> int:
         """Return how many of the `num_prompt_left` tokens the next step may compute; at least 1 if there are any."""
-
-    @property
-    def draft(self) -> tuple[int, ...]:
-        """Return guessed tokens after the newest one. The sequence has room for them and can drop wrong ones again."""
 
     @property
     def is_back(self) -> bool:
@@ -154,7 +151,7 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
     back: list[S] = []
     for sequence in sequences:
         if not sequence.num_prompt_left:
-            decode.append(Decode(sequence, sequence.draft))
+            decode.append(Decode(sequence))
         else:
             (back if sequence.is_back else firsts).append(sequence)
     if not (firsts or back):

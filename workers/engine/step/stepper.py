@@ -25,6 +25,7 @@ from workers.engine.pace import MOVE_S, AnswerLengths, MovePace, PrefillPace
 from workers.engine.request import CallLeft, IntegrityError
 from workers.engine.step.scheduler import SPARE_CELLS, Scheduler
 from workers.engine.step.sequence import NO_MEMORY, NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
+from workers.engine.step.speculator import Speculator
 from workers.engine.step.step_plan import (
     MULTIPLE,
     ROWS_MULTIPLES,
@@ -40,6 +41,7 @@ from workers.engine.step.step_plan import (
 from workers.llama.context import Context
 from workers.llama.memory import MemoryKind
 from workers.metrics.types import DECODE_S
+from workers.models.spec import SpeculationSettings
 from workers.process.black_box import BlackBox
 from workers.process.limits import can_take
 from workers.protocol.events import CallEvent, Failed, Failure, FinishReason
@@ -79,6 +81,7 @@ class Stepper:
         slots: int,
         n_ctx: int,
         ram_bytes: int,
+        speculation: SpeculationSettings,
     ) -> None:
         """`on_end(key)` is called when a call is over and its slot, cells and adapters are released.
 
@@ -115,6 +118,10 @@ class Stepper:
         self._adapter_turns: AdapterTurns[bytes] = AdapterTurns()
         self._can_pad = by_range
         self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
+        max_rows = min(context.n_batch, context.n_ubatch)
+        self.speculator = Speculator(
+            speculation, lambda: self._pace.steady_s, n_ctx=n_ctx, max_rows=max_rows, is_able=by_range
+        )
         self._empty_tokens = np.full(ROWS_MULTIPLES[0], self._batch.padding_token, np.int32)
         self._scratch = context.num_sequences - 1
         self._num_decodes = self._num_busy = self._num_switches = 0
@@ -185,11 +192,15 @@ class Stepper:
             ram_bytes=cache.ram.num_bytes,
             ram_blocks=cache.ram.num_blocks,
             num_switches=self._num_switches,
+            num_drafts=self.speculator.num_drafts,
+            num_drafted=tuple(self.speculator.num_drafted),
+            num_accepted=tuple(self.speculator.num_accepted),
         )
 
     def join(self, sequence: Sequence) -> None:
         """Add a new call."""
         self._scheduler.join(sequence)
+        self.speculator.join(sequence)
         self._black_box.began(sequence.key, sequence.request.label)
 
     def drop(self, key: int) -> None:
@@ -209,6 +220,7 @@ class Stepper:
             self._finish(sequence, FinishReason.STOP)
 
     def step(self) -> None:
+        started_at = time.perf_counter()
         if self._pending:
             self._resume()
         plan = self._schedule()
@@ -220,7 +232,7 @@ class Stepper:
                 self._run(part, self._num_empty(part))
                 self._sample(part)
         elif plan.decode:
-            self._decode(plan)
+            self._decode(plan, started_at)
         elif self._pending and (is_ready := self._pending[0].pending) is not None:
             is_ready(PENDING_S)
 
@@ -318,8 +330,14 @@ class Stepper:
         alone = len(plan.decode) + len(plan.prefill) == 1
         return 0 if alone or most < MULTIPLE else self._layouts.num_empty(plan.num_tokens)
 
-    def _decode(self, plan: Plan[Sequence]) -> None:
-        """Run a step without prompts, in the quickest layout for its number of rows, and draw its tokens."""
+    def _decode(self, plan: Plan[Sequence], started_at: float) -> None:
+        """Run a step without prompts, with drafts if they pay, else in the quickest layout for its number of rows.
+
+        `started_at`: time.perf_counter() when the step began to be planned."""
+        drafted = self.speculator.extend(plan, self._has_room)
+        if drafted is not None:
+            self._decode_drafted(drafted, started_at)
+            return
         num_rows = plan.num_tokens
         layout = self._layouts.choose(num_rows)
         start = time.perf_counter()
@@ -335,6 +353,19 @@ class Stepper:
                 self._run(part, num_empty)
                 self._sample(part)
         self._layouts.note(num_rows, layout, time.perf_counter() - start)
+        self.speculator.note_plain(num_rows, time.perf_counter() - started_at)
+
+    def _decode_drafted(self, plan: Plan[Sequence], started_at: float) -> None:
+        """Run a step with drafts, and draw tokens as far as they are the drafted ones."""
+        before = _num_predicted(plan)
+        self._run(plan)
+        self._sample(plan)
+        num_tokens = _num_predicted(plan) - before
+        self._scheduler.note_taken(num_tokens - len(plan.decode))
+        self.speculator.note_drafted(plan, num_tokens, time.perf_counter() - started_at)
+
+    def _has_room(self, num_cells: int) -> bool:
+        return self._cache.make_room(num_cells + SPARE_CELLS)
 
     def _run(self, plan: Plan[Sequence], num_empty: int = 0) -> None:
         """Compute the rows of a plan, and `num_empty` more that belong to no call, by one `llama_decode`."""
@@ -369,8 +400,10 @@ class Stepper:
         seconds = self._decoded_at - start
         if num_empty:
             self._context.memory.remove(self._scratch)
-        self._pace.note(plan.num_tokens, seconds)
-        self._adapter_turns.note_step(seconds, switched=switched, comparable=not plan.prefill)
+        if not plan.has_drafts:
+            self._pace.note(plan.num_tokens, seconds)
+        is_plain = not (plan.prefill or plan.has_drafts)
+        self._adapter_turns.note_step(seconds, switched=switched, comparable=is_plain)
         self._decode_s.add(seconds)
         self._gaps.note(plan.decoding, self._decoded_at)
         self._num_decodes += 1
@@ -459,15 +492,16 @@ class Stepper:
         """Draw tokens until one differs from the draft or ends the answer; drop the cells of the rest of the draft.
 
         Each token is drawn from the logits after the tokens before it, so the answer is the same as without a draft."""
-        sequence = one.sequence
-        num_cells = sequence.num_cells - len(one.draft)
+        sequence, num_accepted = one.sequence, 0
         for token in one.draft:
             if outcome is not None or sequence.token != token:
                 break
             sequence.row += 1
-            num_cells += 1
+            num_accepted += 1
             outcome = self._pick(sequence)
-        self._cache.truncate(sequence, num_cells)
+        self._cache.truncate(sequence, sequence.num_cells - len(one.draft) + num_accepted)
+        self._gaps.tally.add(0.0, num_accepted)  # they come with the token before them
+        self.speculator.note_verified(one, num_accepted)
         return outcome
 
     def _first(self, sequence: Sequence) -> Outcome:
@@ -510,6 +544,8 @@ class Stepper:
         """Release everything that the call holds. `keep`: its prefix stays in the cache for later calls."""
         sequence.chain.close()
         sequence.pending = None
+        if keep:
+            self.speculator.ended(sequence)
         self._adapters.release(sequence.adapter_set)
         self.slots.ended(sequence, keep=keep)
         self._scheduler.remove(sequence, keep=keep)
@@ -530,6 +566,10 @@ class Stepper:
     def _unusable(self, block: Block) -> None:
         if self._disk is not None:
             self._disk.unusable(block)
+
+
+def _num_predicted(plan: Plan[Sequence]) -> int:
+    return sum(sequence.num_predicted for sequence in plan.decoding)
 
 
 def _names(sequences: list[Sequence]) -> tuple[str, ...]:

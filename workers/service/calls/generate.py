@@ -72,6 +72,8 @@ class _Reading(NamedTuple):
     thought: Thought | None
     """The bounds on the thought before the answer, if any."""
     parser: Parser | None
+    prediction: Sequence[int]
+    """Tokens that the caller expects the answer to have."""
 
 
 class GenerateCalls:
@@ -154,7 +156,7 @@ class GenerateCalls:
             FailureCode.INTERNAL, "the worker could not begin the call; its log says why"
         )
         try:
-            tokens, num_public, chain, thought, parser = await self._prompt(call, submit)
+            tokens, num_public, chain, thought, parser, prediction = await self._prompt(call, submit)
             mask = await self._mask(call, submit, thought)
             sampling, begun = self._sampling(request.sampling), Begun(len(tokens))
             if "settings" in request.tell:
@@ -167,7 +169,8 @@ class GenerateCalls:
             if request.cache_prompt:
                 call.adverts = CallAdverts(self._adverts, key, request, chain, len(tokens))
                 self.rates.accepted(call.adverts.num_bytes, len(tokens))
-            await self._hand_over(call, self._engine_request(key, tokens, num_public, mask, sampling, submit), submit)
+            engine_request = self._engine_request(key, tokens, num_public, prediction, mask, sampling, submit)
+            await self._hand_over(call, engine_request, submit)
             outcome = begun
         except CallFailed as failed:
             outcome = failed.failure
@@ -182,6 +185,7 @@ class GenerateCalls:
         key: int,
         tokens: Sequence[int],
         num_public: int,
+        prediction: Sequence[int],
         mask: TokenMask | None,
         sampling: Sampling,
         submit: Submit,
@@ -198,6 +202,7 @@ class GenerateCalls:
             deadline=time.monotonic() + submit.deadline - time.time() if submit.deadline else math.inf,
             written=self._answers.written(submit.request),
             mask=mask,
+            prediction=prediction,
         )
 
     async def _hand_over(self, call: LiveCall, request: EngineRequest, submit: Submit) -> None:
@@ -283,7 +288,8 @@ class GenerateCalls:
         num_public = self._prompts.num_public(request, tokens)
         chain = chain_of(request, submit.tenant, self._adapter_hashes())
         thought = thought_before(request, tokens, self._answers)
-        return _Reading(tokens, num_public, chain, thought, self._answers.parser(request, tokens))
+        prediction = self._prompts.prediction(request)
+        return _Reading(tokens, num_public, chain, thought, self._answers.parser(request, tokens), prediction)
 
     def _sampling(self, asked: Sampling) -> Sampling:
         """Return the caller's parameters, and the model's defaults for unset ones; the engine fills in the rest."""

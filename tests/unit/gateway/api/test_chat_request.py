@@ -11,11 +11,12 @@ import pytest
 
 from gateway.api.openai.bodies import IGNORED, REFUSED, ChatBody, StreamUsageOptions
 from gateway.api.openai.requests import ChatRequest, read_chat
+from gateway.api.parameters.options import MAX_PREDICTION_CHARS
 from gateway.errors import InvalidRequest, NotSupported, PaddockError, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
 from tests.support.openai_schema import properties
 from tests.support.tools import tool_of
-from workers.protocol.requests import AdapterUse, Message, Sampling, Thinking, ToolCall, decode_object
+from workers.protocol.requests import AdapterUse, Message, Sampling, Speculation, Thinking, ToolCall, decode_object
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 
@@ -181,7 +182,6 @@ def test_wrong_values_are_named_by_their_path(parameters: dict[str, Any], param:
         ({"service_tier": "flex"}, "service_tier", "one tier"),
         ({"verbosity": "low"}, "verbosity", "in the prompt"),
         ({"surprise": 1}, "surprise", "Leave it out"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction", "predicted text"),
         ({"best_of": 3}, "best_of", "with `n`"),
         ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repetition_penalty", "another name"),
         ({"stream": True, "stream_options": {"chunk": 1}}, "stream_options.chunk", "Leave it out"),
@@ -417,3 +417,21 @@ def test_every_parameter_of_openai_is_read_ignored_or_refused() -> None:
     handled = set(ChatBody.model_fields) | {*IGNORED, *REFUSED}
     assert properties("CreateChatCompletionRequest") <= handled
     assert not set(ChatBody.model_fields) & ({*IGNORED, *REFUSED})
+
+
+def test_drafts_are_asked_for_by_the_names_of_others() -> None:
+    asked = read(speculation=False, **{"speculative.n_max": 7, "speculative.n_min": 2, "speculative.p_min": 0.5})
+    assert asked.requests[0].speculation == Speculation(enabled=False, n_max=7, n_min=2, p_min=0.5)
+    assert read(speculation="auto").requests == read(speculation=True).requests == read().requests
+    for parameters in ({"speculation": "always"}, {"speculative.n_max": -1}, {"speculative.p_min": 2}):
+        assert refused(**parameters).param in ("speculation", *parameters)
+
+
+def test_a_prediction_is_read_whole_or_in_parts() -> None:
+    parts = [{"type": "text", "text": "def f"}, {"type": "text", "text": "(x):"}]
+    for content in ("def f(x):", parts):
+        asked = read(prediction={"type": "content", "content": content})
+        assert asked.requests[0].speculation.prediction == "def f(x):"
+    long = read(prediction={"type": "content", "content": "x" * (MAX_PREDICTION_CHARS + 9)})
+    assert len(long.requests[0].speculation.prediction) == MAX_PREDICTION_CHARS
+    assert refused(prediction={"type": "content", "content": [{"type": "image_url"}]}).param

@@ -35,7 +35,6 @@ HARMLESS: dict[str, Any] = {
     "store": True,
     "verbosity": "low",
     "service_tier": "flex",
-    "prediction": {"type": "content", "content": "x"},
     "chat_id": "c1",
     "reasoning_control": True,
     "tfs_z": 0.9,

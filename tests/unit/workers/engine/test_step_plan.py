@@ -14,7 +14,6 @@ class View:
     name: int
     num_prompt_left: int
     is_back: bool = False
-    draft: tuple[int, ...] = ()
 
     @property
     def num_next(self) -> int:
@@ -72,14 +71,6 @@ def test_no_step_is_left_with_less_than_a_tile(left: list[int], beside: int, pre
 def test_a_rest_joins_no_step_that_other_teams_streams_wait_for() -> None:
     views = [View(*pair) for pair in enumerate([0, 80])]
     assert plan_step(views, LIMITS, Beside(64, AGAIN, most=64), 1000).num_tokens == 64
-
-
-def test_a_draft_takes_rows_of_the_step() -> None:
-    views = [View(0, 0, draft=(7, 8)), View(1, 0), View(2, 150)]
-    plan = plan_step(views, LIMITS, Beside(40, AGAIN, ANY), 1000)
-    assert [(one.sequence.name, one.num_tokens) for one in plan.decode] == [(0, 3), (1, 1)]
-    assert [chunk.num_tokens for chunk in plan.prefill] == [40], "with the four rows a multiple of four"
-    assert plan_step(views, LIMITS, Beside(40, AGAIN, ANY), room=20).num_tokens <= 20
 
 
 def test_a_burst_of_others_is_read_in_steps_of_a_bound() -> None:

@@ -1,0 +1,113 @@
+"""How many drafted tokens a step computes, on made-up machines whose steps take known times."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.engine.speculation.step_costs import MAX_CREDIT_S, MAX_DRAFTED, SHARE, StepCosts
+
+MANY_ROWS = 512
+
+
+def cpu(num_rows: int) -> float:
+    """Return the seconds of a step of a 0.5 B model on one core: two rows take four times as long as one."""
+    return 0.0195 if num_rows == 1 else 0.06 + 0.0056 * num_rows
+
+
+def gpu(num_rows: int) -> float:
+    return 0.01 + 1e-5 * num_rows
+
+
+def learned(seconds: float, num_calls: int = 1, num_steps: int = 5_000) -> StepCosts:
+    costs = StepCosts()
+    for _ in range(num_steps):
+        costs.note_plain(num_calls, seconds)
+    return costs
+
+
+def chances(rate: float, count: int = MAX_DRAFTED) -> list[float]:
+    return [rate ** (ahead + 1) for ahead in range(count)]
+
+
+def test_nothing_is_drafted_before_a_step_was_measured() -> None:
+    assert StepCosts().choose([chances(0.99)], 1, max_rows=MANY_ROWS) == []
+
+
+def test_where_rows_cost_nothing_long_drafts_pay() -> None:
+    costs = learned(gpu(1))
+    costs.note_drafted(1, 33, 20, gpu(33))
+    costs.note_drafted(1, 32, 20, gpu(32))
+    assert costs.choose([chances(0.95)], 1, max_rows=MANY_ROWS)[0] >= 27
+    assert 0 < costs.choose([chances(0.95, 5)], 1, max_rows=MANY_ROWS)[0] <= 5
+    assert costs.choose([chances(0.95)], 1, max_rows=5)[0] <= 4
+
+
+def test_where_rows_are_dear_only_sure_drafts_pay() -> None:
+    costs = learned(cpu(1))
+    for num_rows in (2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 28, 32):
+        costs.note_drafted(1, num_rows, num_rows, cpu(num_rows))
+    assert costs.choose([chances(0.7)], 1, max_rows=MANY_ROWS) == []
+    assert costs.choose([chances(0.99)], 1, max_rows=MANY_ROWS)[0] >= 23
+
+
+def test_rows_go_to_the_likeliest_drafts() -> None:
+    costs = learned(gpu(4), num_calls=4)
+    costs.note_drafted(4, 12, 8, gpu(12))
+    likely, unlikely = chances(0.9, 6), chances(0.3, 6)
+    counts = costs.choose([unlikely, likely, likely], 4, max_rows=12)
+    assert sum(counts) <= 8
+    assert counts[1] > counts[0]
+    assert counts[2] > counts[0]
+
+
+def test_a_step_of_others_is_not_made_much_longer() -> None:
+    costs = learned(0.1, num_calls=2)
+    for num_rows in (3, 4, 5, 6, 8, 12, 16, 20, 24, 28, 32):
+        costs.note_drafted(2, num_rows, num_rows, 0.15 if num_rows <= 8 else 0.25)
+    assert 0 < sum(costs.choose([chances(0.99)], 2, max_rows=MANY_ROWS)) <= 6
+
+
+def test_losses_stop_drafts_until_they_are_made_up_for() -> None:
+    costs = learned(gpu(1))
+    while costs.choose([chances(0.9)], 1, max_rows=MANY_ROWS):
+        costs.note_drafted(1, 16, 1, gpu(1) * 2)
+    for _ in range(int(2 / SHARE)):
+        costs.note_plain(1, gpu(1))
+    assert costs.choose([chances(0.9)], 1, max_rows=MANY_ROWS)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([cpu, gpu]), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_no_drafts_cost_more_than_their_share(seed: int, machine: object, told: float, true: float) -> None:
+    """Whatever the estimates say: time for the same tokens is at most the share above that without drafts."""
+    assert callable(machine)
+    rng = random.Random(seed)
+    costs = StepCosts()
+    spent_s = num_tokens = 0.0
+    for _ in range(400):
+        counts = costs.choose([chances(told)], 1, max_rows=MANY_ROWS)
+        if not any(counts):
+            seconds, gained = machine(1), 1
+            costs.note_plain(1, seconds)
+        else:
+            gained = 1
+            while gained <= counts[0] and rng.random() < true:
+                gained += 1
+            seconds = machine(1 + counts[0])
+            costs.note_drafted(1, 1 + counts[0], gained, seconds)
+        spent_s += seconds
+        num_tokens += gained
+    plain_s = num_tokens * machine(1)
+    assert spent_s <= plain_s * (1 + SHARE) + machine(33)
+    assert costs.credit_s <= MAX_CREDIT_S
+
+
+@pytest.mark.parametrize("num_calls", [1, 3])
+def test_an_interrupted_step_hardly_counts(num_calls: int) -> None:
+    costs = learned(0.01, num_calls)
+    costs.note_plain(num_calls, 5.0)
+    costs.note_drafted(num_calls, 8, 5, 5.0)
+    assert costs.credit_s > -0.5

@@ -1,0 +1,150 @@
+"""Drafts one answer: looks for what may come next in the conversation, in earlier answers and in what is expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.engine.speculation.hit_rates import HitRates, Source
+from workers.engine.speculation.pools import NO_TOKEN, Pool
+from workers.engine.speculation.token_index import MAX_MATCH, MIN_MATCH, TokenIndex
+
+MAX_ROOM = 4_096
+"""Maximum number of tokens of an answer for which buckets are reserved; a longer one only shares them."""
+
+
+@dataclass(slots=True)
+class Lead:
+    """A place from which the answer's next tokens are guessed. It moves on as long as the tokens there are drawn."""
+
+    source: Source
+    index: TokenIndex
+    follow: int
+    """Index of the token that should be drawn next."""
+    length: int
+    """Number of tokens before it that are alike, `MAX_MATCH` at most."""
+
+    @property
+    def token(self) -> int:
+        """Return the token that should be drawn next; `NO_TOKEN` if the text ends here."""
+        tokens = self.index.tokens
+        return tokens[self.follow] if self.follow < len(tokens) else NO_TOKEN
+
+    def tokens(self, count: int) -> list[int]:
+        """Return the next `count` tokens, or fewer where the text ends. A conversation that ends within them has begun
+        to repeat itself, so the draft goes on from its own beginning."""
+        found = self.index.tokens[self.follow : self.follow + count].tolist()
+        if self.source is Source.HISTORY:
+            while found and len(found) < count:
+                found += found[: count - len(found)]
+        return found[: found.index(NO_TOKEN)] if NO_TOKEN in found else found
+
+
+class Drafts:
+    """The drafts of one answer. Made by `submit` on any thread; then only the engine's thread uses it."""
+
+    __slots__ = (
+        *("_history", "_is_greedy", "_is_searched", "_lead", "_num_prompt", "_pool", "_prediction", "_rates"),
+        *("_unread", "num_accepted", "num_drafted", "push", "source"),
+    )
+
+    def __init__(
+        self,
+        prompt: NDArray[np.int32],
+        rates: HitRates,
+        *,
+        room: int,
+        is_greedy: bool,
+        prediction: Sequence[int] = (),
+    ) -> None:
+        """`room`: maximum number of tokens of the answer. `prediction`: tokens that the caller expects it to have."""
+        self._history = TokenIndex(prompt, min(room, MAX_ROOM))
+        self._num_prompt = len(prompt)
+        self._rates = rates
+        self._is_greedy = is_greedy
+        self._pool: Pool | None = None
+        self._prediction = TokenIndex(np.asarray(prediction, np.int32), 0) if len(prediction) else None
+        self._lead: Lead | None = None
+        if self._prediction is not None:
+            self._lead = Lead(Source.PREDICTION, self._prediction, 0, MIN_MATCH)
+        self._is_searched = False
+        self._unread: list[int] = []
+        """The answer's newest tokens, which are read when they are needed: several at once take less time."""
+        self.push = self._unread.append
+        """Notes the answer's next token."""
+        self.num_drafted = self.num_accepted = 0
+        self.source = Source.HISTORY
+        """Where the newest draft came from."""
+
+    @property
+    def answer(self) -> list[int]:
+        """Return the answer's tokens so far."""
+        self._read()
+        return self._history.tokens[self._num_prompt :].tolist()
+
+    def share(self, pool: Pool) -> None:
+        """Draft from `pool` too: the one of the call's scope."""
+        self._pool = pool
+
+    def chances(self) -> list[float]:
+        """Return, for each token that can be drafted, the chance that it and all before it are drawn."""
+        self._read()
+        lead = self._lead
+        if lead is None:
+            if self._is_searched:
+                return []
+            self._is_searched = True
+            lead = self._lead = self._search()
+            if lead is None:
+                return []
+        chances = self._rates.chances(self._is_greedy, lead.source, lead.length)
+        num_left = len(lead.index.tokens) - lead.follow
+        if num_left <= 0:
+            self._lead = None
+            return []
+        return chances if lead.source is Source.HISTORY or num_left >= len(chances) else chances[:num_left]
+
+    def take(self, count: int) -> list[int]:
+        """Return a draft of `count` tokens, or fewer. `chances` must have been asked since the last `push`."""
+        lead = self._lead
+        if lead is None:
+            return []
+        self.source = lead.source
+        return lead.tokens(count)
+
+    def _read(self) -> None:
+        """Move the lead along the answer's newest tokens, and enter these into the history."""
+        history = self._history
+        for token in self._unread:
+            lead = self._lead
+            if lead is not None:
+                is_hit = lead.token == token
+                self._rates.note(self._is_greedy, lead.source, lead.length, is_hit)
+                if is_hit:
+                    lead.follow += 1
+                    lead.length = min(lead.length + 1, MAX_MATCH)
+                else:
+                    self._lead = None
+            self._is_searched = False
+            history.push(token)
+        self._unread.clear()
+
+    def _search(self) -> Lead | None:
+        """Return the place with the longest match; of equal ones the conversation's own."""
+        history = self._history
+        best: Lead | None = None
+        if (match := history.repeats()) is not None:
+            best = Lead(Source.HISTORY, history, match.follow, match.length)
+        others = [] if self._prediction is None else [(Source.PREDICTION, self._prediction)]
+        if self._pool is not None:
+            others += [(Source.POOL, generation) for generation in self._pool.generations]
+        for source, index in others:
+            if best is not None and best.length >= MAX_MATCH:
+                break
+            match = index.find(history.tokens)
+            if match is not None and (best is None or match.length > best.length):
+                best = Lead(source, index, match.follow, match.length)
+        return best

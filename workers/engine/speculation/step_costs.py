@@ -1,0 +1,145 @@
+"""Learns what steps cost by their number of rows, and decides how many drafted rows make a batch quicker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from itertools import accumulate
+
+MAX_DRAFTED = 32
+"""Maximum number of drafted rows of a step: llama.cpp has memory for the logits of so many (`PROMPT_LOGITS`)."""
+
+SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128, 192, 256)
+"""Numbers of rows that a step with drafts may have: few, so that each is soon measured. From 8 on multiples of 4, with
+which the kernels of CPUs are fastest."""
+
+MIN_GAIN = 1.1
+"""How many times the tokens per second without drafts a step must promise: less is within the estimates' error."""
+
+SHARE = 0.01
+"""Share of the time of steps without drafts that may be lost by drafts that turn out wrong, or by trying a number of
+rows that has not been measured yet. What drafts have gained may be lost as well, up to `MAX_CREDIT_S`."""
+
+MAX_CREDIT_S = 1.0
+
+MAX_BESIDE = 2.0
+BESIDE_S = 0.045
+"""How many times as long as without drafts a step may take if it brings other calls' tokens as well; or `BESIDE_S`
+seconds if that is more: streams wait for the step, though tokens per second rise."""
+
+STALE_STEPS = 4_096
+"""Number of steps after which a measured number of rows counts as not measured: contexts have grown meanwhile."""
+
+MAX_SURPRISE = 3.0
+"""Longer than so many times its expected time no step counts: it was interrupted by something else."""
+
+_WEIGHT = 0.2
+_GUESSED_SLOPE = 0.25
+
+
+@dataclass(slots=True)
+class _Cost:
+    seconds: float
+    step: int
+    """Number of the step that was measured last."""
+
+
+class StepCosts:
+    """Seconds per step without drafts by its calls, and with drafts by its rows; and the credit for losing some."""
+
+    def __init__(self, row_s: Callable[[], float] = lambda: 0.0) -> None:
+        """`row_s()`: seconds that a row takes in the large steps that read prompts; 0: not known yet."""
+        self._row_s = row_s
+        self._plain: dict[int, _Cost] = {}
+        self._drafted: dict[int, _Cost] = {}
+        self._num_steps = 0
+        self.credit_s = 0.0
+        """Seconds that drafts may lose now."""
+
+    def note_plain(self, num_calls: int, seconds: float) -> None:
+        """Record a step without drafts."""
+        self._num_steps += 1
+        cost = self._plain.get(num_calls)
+        if cost is None:
+            self._plain[num_calls] = _Cost(seconds, self._num_steps)
+            return
+        seconds = min(seconds, MAX_SURPRISE * cost.seconds)
+        cost.seconds += _WEIGHT * (seconds - cost.seconds)
+        cost.step = self._num_steps
+        self.credit_s = min(self.credit_s + SHARE * seconds, MAX_CREDIT_S)
+
+    def note_drafted(self, num_calls: int, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """Record a step of `num_rows` rows for `num_calls` calls, which brought `num_tokens` tokens."""
+        self._num_steps += 1
+        seconds = min(seconds, MAX_SURPRISE * self._expected(num_calls, num_rows))
+        cost = self._drafted.get(num_rows)
+        if cost is None or self._is_stale(cost):
+            self._drafted[num_rows] = _Cost(seconds, self._num_steps)
+        else:
+            cost.seconds += _WEIGHT * (seconds - cost.seconds)
+            cost.step = self._num_steps
+        saved_s = num_tokens / num_calls * self._plain[num_calls].seconds - seconds
+        self.credit_s = min(self.credit_s + saved_s, MAX_CREDIT_S)
+
+    def choose(self, chances: Sequence[Sequence[float]], num_calls: int, *, max_rows: int) -> list[int]:
+        """Return how many tokens of each draft a step should compute; empty if no draft pays.
+
+        `chances`: for each draft, the chance of each of its tokens that it and all before it are drawn. `num_calls`:
+        calls of the step, with and without a draft. `max_rows`: maximum rows of the step."""
+        plain = self._plain.get(num_calls)
+        if plain is None or self.credit_s < 0:
+            return []
+        most = min(MAX_DRAFTED, max_rows - num_calls, sum(map(len, chances)))
+        best = chances[0] if len(chances) == 1 else nlargest(most, (chance for one in chances for chance in one))
+        chosen = self._best_size(best, num_calls, plain.seconds, most)
+        if not chosen:
+            return []
+        if len(chances) == 1:
+            return [chosen]
+        least = best[chosen - 1]
+        counts = [sum(chance >= least for chance in one) for one in chances]
+        for number, count in enumerate(counts):  # several may have the same chance as the last one
+            spare = sum(counts) - chosen
+            counts[number] = count - min(spare, count) if spare > 0 else count
+        return counts
+
+    def _best_size(self, best: Sequence[float], num_calls: int, plain_s: float, most: int) -> int:
+        """Return how many of the drafted tokens with the `best` chances to compute; 0: none."""
+        limit_s = max(MAX_BESIDE * plain_s, BESIDE_S) if num_calls > 1 else float("inf")
+        chosen, best_rate = 0, MIN_GAIN * num_calls / plain_s
+        gains = list(accumulate(best))
+        for num_rows in SIZES:
+            num_drafted = num_rows - num_calls
+            if num_drafted <= 0:
+                continue
+            if num_drafted > most:
+                break
+            cost = self._drafted.get(num_rows)
+            is_known = cost is not None and not self._is_stale(cost)
+            seconds = cost.seconds if cost is not None and is_known else self._expected(num_calls, num_rows)
+            rate = (num_calls + gains[num_drafted - 1]) / seconds
+            if rate > best_rate and seconds <= limit_s and (is_known or self.credit_s >= seconds - plain_s):
+                chosen, best_rate = num_drafted, rate
+        return chosen
+
+    def _expected(self, num_calls: int, num_rows: int) -> float:
+        """Return the seconds that a step of `num_rows` rows probably takes, from what nearby numbers took."""
+        plain_s = self._plain[num_calls].seconds
+        low, low_s, high, high_s = num_calls, plain_s, 0, 0.0
+        for rows, cost in self._drafted.items():
+            if low <= rows <= num_rows:
+                low, low_s = rows, cost.seconds
+            elif rows > num_rows and (not high or rows < high):
+                high, high_s = rows, cost.seconds
+        if high:
+            return low_s + (high_s - low_s) * (num_rows - low) / (high - low)
+        slope = (low_s - plain_s) / (low - num_calls) if low > num_calls else _GUESSED_SLOPE * plain_s / num_calls
+        seconds = low_s + max(slope, 0.0) * (num_rows - low)
+        # Few rows may cost far more each than many: of a 0.5 B model on one core, 2 rows took 4 times as long as one,
+        # 16 rows 7.6 times.
+        row_s = self._row_s()
+        return min(seconds, plain_s + row_s * num_rows) if row_s else seconds
+
+    def _is_stale(self, cost: _Cost) -> bool:
+        return self._num_steps - cost.step > STALE_STEPS

@@ -1,0 +1,137 @@
+"""Adds drafts to steps without prompts, as far as they make these quicker, and learns from what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+
+from workers.engine.speculation.drafts import Drafts
+from workers.engine.speculation.hit_rates import HitRates, Source
+from workers.engine.speculation.pools import Pools
+from workers.engine.speculation.step_costs import StepCosts
+from workers.engine.step.sampling import SHARE_S
+from workers.engine.step.sequence import Sequence
+from workers.engine.step.step_plan import Decode, Plan
+from workers.models.spec import SpeculationSettings
+
+LOOK_S, LOOK_SHARE = 20e-6, 0.02
+"""Looking for a draft takes some `LOOK_S` seconds for each call, and is done as often as takes `LOOK_SHARE` of the time
+of steps: before every step of models whose steps take a millisecond or more."""
+
+
+class Speculator:
+    """Drafts the answers of one engine. Only the engine's thread uses it, but for `drafts_for`."""
+
+    def __init__(
+        self,
+        settings: SpeculationSettings,
+        row_s: Callable[[], float],
+        *,
+        n_ctx: int,
+        max_rows: int,
+        is_able: bool,
+    ) -> None:
+        """`row_s()`: seconds that a row takes in steps that read prompts, 0 if not known yet. `max_rows`: maximum rows
+        of a step. `is_able`: whether the model's memory can drop the cells of the last tokens."""
+        self._costs = StepCosts(row_s)
+        self._rates = HitRates()
+        self._pools = Pools()
+        self._n_ctx = n_ctx
+        self._max_rows = max_rows
+        self._is_able = is_able and settings.ngram
+        self._waited_s = 0.0
+        """Seconds of the steps since drafts were last looked for."""
+        self.num_drafts = 0
+        self.num_drafted = [0] * len(Source)
+        self.num_accepted = [0] * len(Source)
+        """Tokens that steps computed as drafts, and those of them that were drawn, by `Source`."""
+
+    def drafts_for(self, sequence: Sequence, prediction: Ordered[int]) -> Drafts | None:
+        """Return what drafts an answer; None if it is not to be drafted. For any thread."""
+        asked = sequence.request.asked.speculation
+        if not self._is_able or not asked.enabled:
+            return None
+        return Drafts(
+            sequence.tokens(),
+            self._rates,
+            room=sequence.limit,
+            is_greedy=sequence.chain.greedy,
+            prediction=prediction,
+        )
+
+    def join(self, sequence: Sequence) -> None:
+        """Let a call that begins draft from earlier answers of its scope, unless it may not use what is cached."""
+        if sequence.drafts is not None and sequence.cache_prompt:
+            sequence.drafts.share(self._pools.of(sequence.scope))
+
+    def ended(self, sequence: Sequence) -> None:
+        """Keep an answer for drafts of its scope."""
+        if sequence.drafts is not None and sequence.cache_prompt and sequence.num_predicted:
+            self._pools.of(sequence.scope).add(sequence.drafts.answer)
+
+    def extend(self, plan: Plan[Sequence], has_room: Callable[[int], bool]) -> Plan[Sequence] | None:
+        """Return the plan with drafts; None if none pay. `has_room(n)` makes room for n cells, if it can."""
+        num_calls = len(plan.decode)
+        if self._waited_s < LOOK_S * num_calls / LOOK_SHARE:
+            return None
+        self._waited_s = 0.0
+        found: list[Sequence] = []
+        chances: list[Ordered[float]] = []
+        for sequence in plan.decoding:
+            drafts = sequence.drafts
+            if drafts is not None and (offer := self._offer(sequence, drafts, is_alone=num_calls == 1)):
+                found.append(sequence)
+                chances.append(offer)
+        if not found:
+            return None
+        counts = self._costs.choose(chances, num_calls, max_rows=self._max_rows)
+        if not any(counts) or not has_room(num_calls + sum(counts)):
+            return None
+        wanted = {
+            id(sequence): count if count >= sequence.request.asked.speculation.n_min else 0
+            for sequence, count in zip(found, counts, strict=True)
+        }
+        return Plan([_drafted(one.sequence, wanted.get(id(one.sequence), 0)) for one in plan.decode], [])
+
+    def note_plain(self, num_calls: int, seconds: float) -> None:
+        """Record a step without prompts and drafts."""
+        self._waited_s += seconds
+        self._costs.note_plain(num_calls, seconds)
+
+    def note_drafted(self, plan: Plan[Sequence], num_tokens: int, seconds: float) -> None:
+        """Record a step with drafts, which brought `num_tokens` tokens."""
+        self._waited_s += seconds
+        self._costs.note_drafted(len(plan.decode), plan.num_tokens, num_tokens, seconds)
+
+    def note_verified(self, one: Decode[Sequence], num_accepted: int) -> None:
+        """Record how many tokens of a draft were drawn."""
+        drafts = one.sequence.drafts
+        assert drafts is not None  # noqa: S101 - for the type checker
+        self.num_drafts += 1
+        drafts.num_drafted += len(one.draft)
+        drafts.num_accepted += num_accepted
+        self.num_drafted[drafts.source] += len(one.draft)
+        self.num_accepted[drafts.source] += num_accepted
+
+    def _offer(self, sequence: Sequence, drafts: Drafts, *, is_alone: bool) -> Ordered[float]:
+        """Return the chances of the tokens that may be drafted for a call now."""
+        asked = sequence.request.asked.speculation
+        most = min(sequence.limit - sequence.num_predicted, self._n_ctx - sequence.num_cells) - 1
+        if asked.n_max:
+            most = min(most, asked.n_max)
+        if not sequence.cost.is_quick:  # others do not wait for more than one of its draws
+            most = min(most, int(SHARE_S / sequence.cost.mean_s) - 1) if is_alone else 0
+        if most <= 0:
+            return ()
+        chances = drafts.chances()
+        if len(chances) > most:
+            chances = chances[:most]
+        if asked.p_min:
+            chances = [chance for chance in chances if chance >= asked.p_min]
+        return chances if len(chances) >= asked.n_min else ()
+
+
+def _drafted(sequence: Sequence, count: int) -> Decode[Sequence]:
+    if not count or sequence.drafts is None:
+        return Decode(sequence)
+    return Decode(sequence, tuple(sequence.drafts.take(count)))
