@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -20,6 +21,33 @@ def make(path: Path) -> None:
     accessible to its user only. Raises OSError."""
     for folder in (path, path / "logs", path / "run"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def holds(file: Path, content: bytes) -> bool:
+    """Return whether this is a file with this content; False where that can't be known."""
+    try:
+        found = file.lstat()
+        # Looked at before it is read: a device has no end, and a pipe may have no writer.
+        return stat.S_ISREG(found.st_mode) and found.st_size == len(content) and file.read_bytes() == content
+    except OSError:
+        return False
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file of mode 0600 by way of another one beside it, so that it never has a part of its content only.
+    Nothing is written where it holds the content already. Raises OSError, and leaves the file as it was."""
+    if holds(file, content):
+        return
+    new = file.with_name(f".{file.name}.new")
+    new.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(content)
+        new.replace(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
 
 
 class StateFolder:
@@ -69,7 +97,7 @@ class StateFolder:
 
     def keep(self, file: Path, content: bytes) -> None:
         """Write a file in this folder that running processes need; `restore` writes it again. Raises OSError."""
-        file.write_bytes(content)
+        write_whole(file, content)
         self._kept[file] = content
 
     def remove(self, file: Path) -> None:
@@ -78,15 +106,15 @@ class StateFolder:
         file.unlink(missing_ok=True)
 
     def restore(self) -> None:
-        """Make the folders, and write the files given to `keep`, that somebody has removed since. Raises OSError."""
+        """Make the folders that somebody has removed, and write the files given to `keep` that are not there any more,
+        or not as they were written. Raises OSError."""
         make(self.path)
         for file, content in self._kept.items():
-            if not file.exists():
-                file.write_bytes(content)
+            write_whole(file, content)
 
     def is_whole(self) -> bool:
-        """Return whether all files given to `keep` are there."""
-        return all(file.exists() for file in self._kept)
+        """Return whether all files given to `keep` are there and as they were written."""
+        return all(holds(file, content) for file, content in self._kept.items())
 
     def _locked(self) -> int:
         while True:
