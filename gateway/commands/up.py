@@ -212,7 +212,11 @@ class Machine:
         """Start Redis anew when its socket's name is gone: whoever is not connected yet can't reach it any more."""
         named, num_missed = None, 0
         while not await self._is_over_within(SOCKET_LOOK_S):
-            if private.socket.exists():
+            try:
+                is_named = private.is_named()
+            except OSError:  # it can't be known just now: a disk that fails, a folder that may not be entered
+                continue
+            if is_named:
                 named, num_missed = child.pid, 0
                 continue
             num_missed += child.pid is not None

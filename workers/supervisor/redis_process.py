@@ -148,6 +148,14 @@ class PrivateRedis:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write("\n".join(lines) + "\n")
 
+    def is_named(self) -> bool:
+        """Return whether the socket has its name. Raises OSError where that can't be known."""
+        try:
+            self.socket.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
     def remove(self) -> None:
         """Remove the socket, the file of users, and the socket's folder if it is in the temporary folder."""
         self.socket.unlink(missing_ok=True)

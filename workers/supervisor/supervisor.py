@@ -209,7 +209,9 @@ class Supervisor:
             output,
             on_death=partial(self._bury, worker),
             prepare=partial(self._prepare, worker),
-            is_prepared=spec_file_of(worker, self._settings).exists,
+            is_prepared=partial(
+                state_folder.holds, spec_file_of(worker, self._settings), msgspec.json.encode(worker.model)
+            ),
         )
 
     async def _prepare(self, worker: PlannedWorker) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import stat
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,7 +21,8 @@ import redis
 
 from gateway.client import BadRequest, Client, ModelStatus
 from gateway.commands.target import address_file
-from tests.integration.supervisor.conftest import Program, Programs, wait_until
+from gateway.commands.up import SOCKET_LOOK_S
+from tests.integration.supervisor.conftest import Program, Programs, unreadable, wait_until
 from tests.support.hub_server import Hub
 from tests.support.redis_server import RedisServer
 from workers.protocol.exits import Exit
@@ -134,6 +136,24 @@ def test_who_removes_its_run_folder_ends_nothing(programs: Programs, model: Path
     for name in ("worker-0.json", "redis.acl"):
         assert stat.S_IMODE((up.state / "run" / name).stat().st_mode) == 0o600
     assert address_file(up.state).exists()
+    assert up.stop() == 0, up.text()
+    assert_nothing_left(up)
+
+
+def test_a_run_folder_that_can_not_be_read_ends_nothing(programs: Programs, model: Path) -> None:
+    """The look for Redis' socket ended everything. What dies meanwhile is back when the folder is."""
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
+    up.until("Ctrl-C stops everything")
+    port, key = port_of(up), (up.state / "first-key").read_text().strip()
+    with unreadable(up.state / "run"):
+        killed(up, "workers.cli", "worker")
+        killed(up, "gateway.cli", "gateway")
+        up.until("paddock: worker-0 can't be started ([Errno 36] File name too long")
+        up.until("paddock: gateway can't be started ([Errno 36] File name too long")
+        time.sleep(3 * SOCKET_LOOK_S)
+        assert up.popen.poll() is None, up.text()
+    wait_until(lambda: is_answered(port, key, "tale"), up.text)
+    assert "redis is started again" not in up.text()
     assert up.stop() == 0, up.text()
     assert_nothing_left(up)
 
