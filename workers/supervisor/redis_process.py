@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 
 from workers.process import parent_death
 from workers.protocol.keys import ROLES, Role, derived_password, operator_line, user_line, user_of
+from workers.supervisor import state_folder
 from workers.supervisor.child import Recipe
 from workers.supervisor.fleet import NoRedis
 
@@ -123,7 +124,8 @@ class PrivateRedis:
             raise NoRedis(
                 f"{self.socket.parent} belongs to another user; set --state-dir to a shorter path of your own"
             )
-        self.socket.parent.chmod(0o700)
+        if stat.S_IMODE(owner.st_mode) != 0o700:
+            self.socket.parent.chmod(0o700)
         self._write_users()
         # A server that an earlier version of Paddock started has no password, and refuses clients that give one.
         for password in (self._operator, None):
@@ -140,13 +142,12 @@ class PrivateRedis:
         self.socket.unlink(missing_ok=True)
 
     def _write_users(self) -> None:
-        """Write the users, with hashes of their passwords, to a file: any user of a machine can read command lines."""
+        """Write the users, with hashes of their passwords, to a file: any user of a machine can read command lines.
+
+        A file that is right is left alone: on a full disk nothing could take its place."""
         self._users.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lines = [operator_line(self._operator), *(user_line(role, self._passwords[role]) for role in ROLES)]
-        self._users.unlink(missing_ok=True)
-        descriptor = os.open(self._users, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write("\n".join(lines) + "\n")
+        state_folder.write_whole(self._users, ("\n".join(lines) + "\n").encode("ascii"))
 
     def is_named(self) -> bool:
         """Return whether the socket has its name. Raises OSError where that can't be known."""

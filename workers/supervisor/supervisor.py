@@ -215,7 +215,7 @@ class Supervisor:
         )
 
     async def _prepare(self, worker: PlannedWorker) -> None:
-        """Write the worker's spec file again, in case somebody has removed it or its folder. Raises OSError."""
+        """Write the worker's spec file again, if somebody has removed or changed it. Raises OSError."""
         write_specs([worker], self._settings)
 
     async def _listen(self) -> None:
@@ -263,13 +263,12 @@ def spec_file_of(worker: PlannedWorker, settings: SupervisorSettings) -> Path:
 
 
 def write_specs(workers: Iterable[PlannedWorker], settings: SupervisorSettings) -> None:
-    """Write the workers' spec files, readable by their user only, and make their folder. Raises OSError."""
+    """Write the workers' spec files, readable by their user only, and make their folder. Raises OSError.
+
+    A file that is right is left alone: on a full disk nothing could take its place."""
     state_folder.make(settings.state_dir)
     for worker in workers:
-        path = spec_file_of(worker, settings)
-        path.unlink(missing_ok=True)
-        path.touch(mode=0o600)
-        path.write_bytes(msgspec.json.encode(worker.model))
+        state_folder.write_whole(spec_file_of(worker, settings), msgspec.json.encode(worker.model))
 
 
 def recipe(worker: PlannedWorker, settings: SupervisorSettings, environment: Mapping[str, str]) -> Recipe:

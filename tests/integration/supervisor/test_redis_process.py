@@ -16,6 +16,7 @@ import psutil
 import pytest
 from redis.exceptions import NoPermissionError, RedisError
 
+from tests.support.full_disk import full_disk
 from tests.support.redis_server import redis_binaries, wheel_redis
 from workers.protocol.keys import ROLES, Role
 from workers.redis.link import connect
@@ -75,6 +76,22 @@ async def test_each_role_has_a_login_and_nobody_gets_in_without(short_folder: Pa
             with pytest.raises(RedisError, match="authenticated"):
                 await nobody.ping()
     await fleet.aclose()
+
+
+async def test_a_full_disk_leaves_the_users_as_they_are(short_folder: Path) -> None:
+    private = PrivateRedis(short_folder, SECRETS)
+    users = short_folder / "run" / "redis.acl"
+    await private.prepare()
+    right = users.read_bytes()
+    with full_disk():
+        await private.prepare()
+        assert users.read_bytes() == right
+        users.write_bytes(b"")
+        with pytest.raises(OSError, match="File too large"):
+            await private.prepare()
+    await private.prepare()
+    assert users.read_bytes() == right
+    assert [path.name for path in (short_folder / "run").iterdir()] == ["redis.acl"]
 
 
 async def test_a_leftover_with_its_users_is_shut_down(short_folder: Path) -> None:

@@ -23,6 +23,7 @@ from gateway.client import BadRequest, Client, ModelStatus
 from gateway.commands.target import address_file
 from gateway.commands.up import SOCKET_LOOK_S
 from tests.integration.supervisor.conftest import Program, Programs, unreadable, wait_until
+from tests.support.full_disk import full_disk
 from tests.support.hub_server import Hub
 from tests.support.redis_server import RedisServer
 from workers.protocol.exits import Exit
@@ -136,6 +137,31 @@ def test_who_removes_its_run_folder_ends_nothing(programs: Programs, model: Path
     for name in ("worker-0.json", "redis.acl"):
         assert stat.S_IMODE((up.state / "run" / name).stat().st_mode) == 0o600
     assert address_file(up.state).exists()
+    assert up.stop() == 0, up.text()
+    assert_nothing_left(up)
+
+
+def redis_of(up: Program) -> psutil.Process | None:
+    """Its private Redis; None while there is none."""
+    for process in psutil.Process(up.popen.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "redis" in process.name() or "valkey" in process.name():
+                return process
+    return None
+
+
+def test_what_dies_on_a_full_disk_is_back(programs: Programs, model: Path) -> None:
+    """Files were removed before each start and could not be written again: nothing that had died came back."""
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
+    up.until("Ctrl-C stops everything")
+    port, key = port_of(up), (up.state / "first-key").read_text().strip()
+    first = redis_of(up)
+    assert first is not None
+    with full_disk(pid=up.popen.pid):  # it can't write its lines either
+        first.kill()
+        killed(up, "gateway.cli", "gateway")
+        wait_until(lambda: redis_of(up) not in (None, first), lambda: "no Redis is back")
+        wait_until(lambda: is_answered(port, key, "tale"), lambda: "no gateway is back")
     assert up.stop() == 0, up.text()
     assert_nothing_left(up)
 
