@@ -69,7 +69,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
         num_workers, cores = sum(model.workers for model in catalog.models), available_cores()
         num_gateways = number_of_gateways(settings.gateways, num_workers, cores)
         listeners = listen(settings.host, settings.port, num_gateways)
-        with contextlib.closing(listeners), StateFolder(settings.state_dir) as folder:
+        with contextlib.closing(listeners), StateFolder(settings.state_dir, console.say) as folder:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
             models = Library.of(settings).locate_all(catalog)
@@ -163,7 +163,7 @@ class Machine:
         finally:
             await fleet.aclose()
             if private:
-                private.remove()
+                private.remove(self._console.say)
 
     def _private_redis(self) -> PrivateRedis:
         secrets: dict[Role, str] = {"gateway": self._settings.gateway_secret, "worker": self._settings.worker_secret}

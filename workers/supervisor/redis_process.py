@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -157,10 +157,11 @@ class PrivateRedis:
             return False
         return True
 
-    def remove(self) -> None:
-        """Remove the socket, the file of users, and the socket's folder if it is in the temporary folder."""
-        self.socket.unlink(missing_ok=True)
-        self._users.unlink(missing_ok=True)
+    def remove(self, say: Callable[[str], None]) -> None:
+        """Remove the socket, the file of users, and the socket's folder if it is in the temporary folder. `say` is told
+        of files that can't be removed."""
+        for file in (self.socket, self._users):
+            state_folder.remove(file, say)
         if self.socket.parent.parent != self._state_dir.absolute():
             with contextlib.suppress(OSError):
                 self.socket.parent.rmdir()

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -50,13 +51,27 @@ def write_whole(file: Path, content: bytes) -> None:
         raise
 
 
+def remove(file: Path, say: Callable[[str], None]) -> None:
+    """Remove a file, if it is there. `say` is told of one that can't be removed: whoever ends does so nevertheless."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        say(f"paddock: {file} can't be removed: {error.strerror}")
+
+
+def say_nothing(line: str) -> None:
+    """Do nothing: the default `say` of `StateFolder`."""
+
+
 class StateFolder:
     """The state folder: `with` makes and locks it, and unlocks it at the end. Raises FolderTaken, OSError.
 
     A folder that is made here is accessible to its user only; an existing one keeps its mode (see `exposure`)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+        """`say` is told of files that can't be removed."""
         self.path = path.absolute()
+        self._say = say
         self.logs = self.path / "logs"
         self.run = self.path / "run"
         self.first_key = self.path / "first-key"
@@ -81,7 +96,7 @@ class StateFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Unlinked while locked: a process that opened the file meanwhile sees that its name is gone, and tries again.
-        self._lock.unlink(missing_ok=True)
+        remove(self._lock, self._say)
         os.close(self._descriptor)
 
     def exposure(self) -> str:
@@ -101,9 +116,9 @@ class StateFolder:
         self._kept[file] = content
 
     def remove(self, file: Path) -> None:
-        """Remove a file, which may have been given to `keep`. Raises OSError."""
+        """Remove a file, which may have been given to `keep`."""
         self._kept.pop(file, None)
-        file.unlink(missing_ok=True)
+        remove(file, self._say)
 
     def restore(self) -> None:
         """Make the folders that somebody has removed, and write the files given to `keep` that are not there any more,

@@ -246,7 +246,7 @@ class Supervisor:
     def _clear_away(self) -> None:
         """Remove the workers' files. Report which requests ran on workers that had to be killed when stopped."""
         for path in self._spec_files:
-            path.unlink(missing_ok=True)
+            state_folder.remove(path, self._console.say)
         for name, path in self._black_boxes.items():
             if running := black_box.take(path):
                 self._console.say(f"paddock: {name} was killed while running {black_box.describe(running)}")

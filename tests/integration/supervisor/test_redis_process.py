@@ -39,7 +39,7 @@ async def running(private: PrivateRedis, folder: Path) -> AsyncIterator[Child]:
             yield child
         finally:
             await child.stop()
-            private.remove()
+            private.remove(print)
 
 
 @pytest.mark.parametrize("server", redis_binaries(), ids=lambda path: path.parent.name)

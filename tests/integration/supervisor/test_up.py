@@ -184,6 +184,24 @@ def test_a_run_folder_that_can_not_be_read_ends_nothing(programs: Programs, mode
     assert_nothing_left(up)
 
 
+def test_streams_drain_where_no_file_can_be_removed(programs: Programs, model: Path) -> None:
+    """The first file that a disk did not let go ended all processes, in the middle of their streams."""
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", "--slots", "1", "--workers", "1")
+    up.until("Ctrl-C stops everything")
+    key = (up.state / "first-key").read_text().strip()
+    with Client(f"http://127.0.0.1:{port_of(up)}", key) as client, unreadable(up.state / "run"):
+        stream = client.complete("Once upon", stream=True, n_predict=600, ignore_eos=True)
+        next(stream)
+        assert up.stop() == 0, up.text()
+        *_, last = stream
+        assert last.stop
+        assert last.tokens_predicted == 600
+    for name in ("address", "worker-0.json", "redis.sock", "redis.acl", "lock"):
+        assert f"paddock: {up.state / 'run' / name} can't be removed: File name too long" in up.text()
+    assert "Traceback" not in up.text()
+    wait_until(lambda: not up.survivors(), lambda: f"still running: {up.survivors()}")
+
+
 def test_redis_is_started_again_where_its_sockets_name_is_gone(programs: Programs, model: Path) -> None:
     """A worker that was started then never registered, until somebody killed Redis."""
     up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
