@@ -209,13 +209,17 @@ class Machine:
         tasks.create_task(self._watch_socket(private, child))
 
     async def _watch_socket(self, private: PrivateRedis, child: Child) -> None:
-        """Start Redis anew when its socket's name is gone: whoever is not connected yet can't reach it any more."""
+        """Give Redis' socket its name again when that is gone, since whoever is not connected yet can't reach it any
+        more. Where that fails Redis is started anew, and loses all that it holds."""
         named, num_missed = None, 0
         while not await self._is_over_within(SOCKET_LOOK_S):
             try:
                 is_named = private.is_named()
             except OSError:  # it can't be known just now: a disk that fails, a folder that may not be entered
                 continue
+            if not is_named and child.pid is not None and private.name_again():
+                self._console.say(f"paddock: {private.socket} was gone; it has its name again")
+                is_named = True
             if is_named:
                 named, num_missed = child.pid, 0
                 continue

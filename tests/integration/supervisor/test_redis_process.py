@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -121,6 +122,32 @@ async def test_a_killed_server_is_back(short_folder: Path) -> None:
             await asyncio.sleep(0.01)
         await fleet.wait_until_reachable()
     await fleet.aclose()
+
+
+async def test_its_socket_gets_its_name_again(short_folder: Path) -> None:
+    private = PrivateRedis(short_folder, SECRETS)
+    async with running(private, short_folder) as child:
+        fleet = Fleet(private.url("worker"))
+        await fleet.wait_until_reachable()
+        await fleet.aclose()
+        assert private.is_named()
+        assert not private.name_again(), "it has it"
+        shutil.rmtree(private.socket.parent)
+        assert not private.is_named()
+        assert private.name_again()
+        assert private.is_named()
+        fleet = Fleet(private.url("worker"))
+        await fleet.wait_until_reachable()
+        await fleet.aclose()
+        assert child.starts == 1
+        private.socket.unlink()
+        (short_folder / "redis.sock").unlink()
+        assert not private.name_again()
+        private.socket.touch()
+        assert private.is_named()
+        await private.prepare()
+        assert not private.name_again(), "the name of a server that is gone"
+    assert not (short_folder / "redis.sock").exists()
 
 
 async def test_a_leftover_of_a_killed_predecessor_goes(short_folder: Path) -> None:

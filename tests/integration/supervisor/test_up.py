@@ -113,6 +113,13 @@ def killed(up: Program, *ending: str) -> None:
                 process.kill()
 
 
+def removed(folder: Path) -> None:
+    """Remove a folder at once, so that nothing is written into it meanwhile."""
+    away = folder.with_name("removed")
+    folder.rename(away)
+    shutil.rmtree(away)
+
+
 def is_answered(port: int, key: str, model: str) -> bool:
     """Say whether a call is answered; not: it is told to come back later."""
     try:
@@ -128,12 +135,16 @@ def test_who_removes_its_run_folder_ends_nothing(programs: Programs, model: Path
     up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
     up.until("Ctrl-C stops everything")
     port, key = port_of(up), (up.state / "first-key").read_text().strip()
-    shutil.rmtree(up.state / "run")
+    removed(up.state / "run")
     killed(up, "workers.cli", "worker")
     killed(up, "gateway.cli", "gateway")
     up.until("worker-0 died (SIGKILL)")
     up.until("gateway died (SIGKILL)")
     wait_until(lambda: is_answered(port, key, "tale"), up.text)
+    first = redis_of(up)
+    assert first is not None
+    first.kill()
+    wait_until(lambda: redis_of(up) not in (None, first), up.text)
     for name in ("worker-0.json", "redis.acl"):
         assert stat.S_IMODE((up.state / "run" / name).stat().st_mode) == 0o600
     assert address_file(up.state).exists()
@@ -202,12 +213,41 @@ def test_streams_drain_where_no_file_can_be_removed(programs: Programs, model: P
     wait_until(lambda: not up.survivors(), lambda: f"still running: {up.survivors()}")
 
 
-def test_redis_is_started_again_where_its_sockets_name_is_gone(programs: Programs, model: Path) -> None:
+@pytest.mark.parametrize("gone", ["redis.sock", "."], ids=["the name", "its folder"])
+def test_redis_keeps_what_it_holds_where_its_sockets_name_is_gone(programs: Programs, model: Path, gone: str) -> None:
+    """It was started again: stored responses and streams, keys and leases were lost."""
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
+    up.until("Ctrl-C stops everything")
+    port, key = port_of(up), (up.state / "first-key").read_text().strip()
+    first, link = redis_of(up), up.state / "run" / "redis.sock"
+    wait_until((up.state / "redis.sock").exists, lambda: "no second name")
+    for times in (1, 2):
+        if gone == ".":
+            removed(link.parent)
+        else:
+            link.unlink()
+        wait_until(
+            lambda times=times: up.text().count(f"paddock: {link} was gone; it has its name again") == times, up.text
+        )
+    killed(up, "workers.cli", "worker")
+    killed(up, "gateway.cli", "gateway")
+    up.until("worker-0 died (SIGKILL)")
+    up.until("gateway died (SIGKILL)")
+    wait_until(lambda: is_answered(port, key, "tale"), up.text)
+    assert redis_of(up) == first
+    assert stat.S_IMODE(link.stat().st_mode) == 0o700
+    assert up.stop() == 0, up.text()
+    assert_nothing_left(up)
+    assert not (up.state / "redis.sock").exists()
+
+
+def test_redis_is_started_again_where_its_socket_has_no_name_left(programs: Programs, model: Path) -> None:
     """A worker that was started then never registered, until somebody killed Redis."""
     up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
     up.until("Ctrl-C stops everything")
     port, key = port_of(up), (up.state / "first-key").read_text().strip()
     link = up.state / "run" / "redis.sock"
+    (up.state / "redis.sock").unlink(missing_ok=True)
     link.unlink()
     killed(up, "workers.cli", "worker")
     up.until(f"paddock: {link} is gone; redis is started again")
