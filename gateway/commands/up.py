@@ -69,7 +69,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
         num_workers, cores = sum(model.workers for model in catalog.models), available_cores()
         num_gateways = number_of_gateways(settings.gateways, num_workers, cores)
         listeners = listen(settings.host, settings.port, num_gateways)
-        with contextlib.closing(listeners), StateFolder(settings.state_dir) as folder:
+        with contextlib.closing(listeners), StateFolder(settings.state_dir, console.say) as folder:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
             models = Library.of(settings).locate_all(catalog)
@@ -163,7 +163,7 @@ class Machine:
         finally:
             await fleet.aclose()
             if private:
-                private.remove()
+                private.remove(self._console.say)
 
     def _private_redis(self) -> PrivateRedis:
         secrets: dict[Role, str] = {"gateway": self._settings.gateway_secret, "worker": self._settings.worker_secret}
@@ -209,10 +209,18 @@ class Machine:
         tasks.create_task(self._watch_socket(private, child))
 
     async def _watch_socket(self, private: PrivateRedis, child: Child) -> None:
-        """Start Redis anew when its socket's name is gone: whoever is not connected yet can't reach it any more."""
+        """Give Redis' socket its name again when that is gone, since whoever is not connected yet can't reach it any
+        more. Where that fails Redis is started anew, and loses all that it holds."""
         named, num_missed = None, 0
         while not await self._is_over_within(SOCKET_LOOK_S):
-            if private.socket.exists():
+            try:
+                is_named = private.is_named()
+            except OSError:  # it can't be known just now: a disk that fails, a folder that may not be entered
+                continue
+            if not is_named and child.pid is not None and private.name_again():
+                self._console.say(f"paddock: {private.socket} was gone; it has its name again")
+                is_named = True
+            if is_named:
                 named, num_missed = child.pid, 0
                 continue
             num_missed += child.pid is not None

@@ -24,6 +24,8 @@ from workers.process.sockets import notice_dead_peer
 
 MAX_REFUSAL_BYTES = 2000
 MAX_HEAD_BYTES = 64 << 10
+MAX_EMPTY_BYTES = 64 << 10
+"""Bytes without one of the body by which an answer may go on: sizes of chunks, and trailers, which the parser keeps."""
 
 _OTHERS = bytes(set(range(256)) - set(b"[]{},"))
 
@@ -116,6 +118,8 @@ class _Source(asyncio.Protocol):
         self._expected = None if expected is None else (expected[0].lower().encode(), expected[1].encode())
         self._is_expected = expected is None
         self._head_bytes_left = MAX_HEAD_BYTES
+        self._num_empty = 0
+        """Bytes received since the last one of the body."""
         self._on_open = on_open
         self._on_data = on_data
         self._parser = httptools.HttpResponseParser(self)
@@ -134,10 +138,14 @@ class _Source(asyncio.Protocol):
         if not self._status:
             # The parser buffers a header until it is complete, so the bytes of the head are limited here.
             self._head_bytes_left -= len(data)
+        else:
+            self._num_empty += len(data)
         try:
             self._parser.feed_data(data)
             if not self._status and self._head_bytes_left < 0:
                 self._end(EventStreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes"))
+            elif self._num_empty > MAX_EMPTY_BYTES:
+                self._end(EventStreamBroken(f"more than {MAX_EMPTY_BYTES} bytes without one of the body"))
             if self._status == 200 and self._bodies:
                 bodies, self._bodies = self._bodies, []
                 rest_s = self._on_data(bodies[0] if len(bodies) == 1 else b"".join(bodies))
@@ -174,6 +182,7 @@ class _Source(asyncio.Protocol):
             self._on_open()
 
     def on_body(self, body: bytes) -> None:
+        self._num_empty = 0
         self._bodies.append(body)
         if self._status != 200 and sum(map(len, self._bodies)) > MAX_REFUSAL_BYTES:
             self._refuse()

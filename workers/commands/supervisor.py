@@ -32,7 +32,7 @@ def _run(settings: SupervisorSettings, console: Console) -> int:
             return Exit.USAGE
     try:
         catalog = wanted(settings)
-        with StateFolder(settings.state_dir) as folder:
+        with StateFolder(settings.state_dir, console.say) as folder:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
             models = Library.of(settings).locate_all(catalog)

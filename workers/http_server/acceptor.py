@@ -108,10 +108,27 @@ class SharedCounts:
 
     @staticmethod
     def new_file(num_processes: int) -> IO[bytes]:
-        """Return a new file for so many processes. They inherit its descriptor."""
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - its owner closes it
-        file.truncate(NUM_BYTES * num_processes)
+        """Return a new file for so many processes, in memory where the system has such files. They inherit its
+        descriptor. Raises OSError."""
+        file = _file_in_memory() or tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - its owner closes it
+        try:
+            # Written, so that it has its blocks: a process that writes to a mapped page without one is killed (SIGBUS)
+            # when the disk is full.
+            if file.write(bytes(NUM_BYTES * num_processes)) < NUM_BYTES * num_processes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except BaseException:
+            file.close()
+            raise
         return file
+
+
+def _file_in_memory() -> IO[bytes] | None:
+    """Return a new file that lies on no disk; None where the system has none."""
+    if not hasattr(os, "memfd_create"):
+        return None
+    with contextlib.suppress(OSError):  # a kernel may lack what the C library has
+        return open(os.memfd_create("paddock-counts"), "r+b", buffering=0)
+    return None
 
 
 class Acceptor:

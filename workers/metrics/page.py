@@ -69,8 +69,7 @@ class Page:
 
     async def answer(self, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
         """Return a page's body and headers. `accept`, `accept_encoding`: those headers of the scraper's request."""
-        _, chosen = choose_encoder(accept)
-        form = OPENMETRICS if chosen.startswith("application/openmetrics-text") else TEXT
+        form = _form_for(accept)
         is_zipped = gzip_accepted(accept_encoding)
         headers = {
             "content-type": form.content_type,
@@ -94,6 +93,15 @@ class Page:
             if is_zipped and (form, True) not in bodies:
                 bodies[form, True] = await asyncio.to_thread(zlib.compress, bodies[form, False], GZIP_LEVEL, GZIP)
             return bodies[form, is_zipped]
+
+
+def _form_for(accept: str) -> Format:
+    """Return the format that a scraper accepts; the plain text format where it names a version that is none."""
+    try:
+        _, chosen = choose_encoder(accept)
+    except (TypeError, ValueError):  # the library compares `version=x` with numbers
+        return TEXT
+    return OPENMETRICS if chosen.startswith("application/openmetrics-text") else TEXT
 
 
 def written_aside(registry: CollectorRegistry, form: Format) -> bytes:

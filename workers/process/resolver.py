@@ -2,7 +2,8 @@
 
 An event loop looks names up in a few threads: uvloop lets two slow lookups run at once, each goes on when its caller
 has given up, and the process waits for them when it ends. While a name server hangs, nothing could be reached by any
-name. Here a name has one lookup at a time, in a thread that nobody waits for when the process ends.
+name. Here a name has one lookup at a time, in a thread that nobody waits for when the process ends. A lookup that takes
+very long may never return (its thread waits for a name server that has forgotten it), so others are begun beside it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import _thread
 import asyncio
 import ipaddress
+import math
 import socket
 import ssl
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -24,6 +26,11 @@ LATE_S = 0.25
 time that a caller has for a connection: one Sentinel's half second."""
 MAX_THREADS = 64
 """Maximum number of lookups that run at once; others wait. Workers reached by names need a lookup each."""
+AGAIN_S = 30.0
+"""Seconds after which another lookup of a name is begun beside one that has not returned. The system's own bound for
+one name server is 10 s by default."""
+MAX_THREADS_OF_NAME = 3
+"""Maximum number of lookups of one name that run at once."""
 MAX_NAMES = 4096
 """Maximum number of names whose addresses are remembered: more than a fleet has workers."""
 
@@ -42,6 +49,8 @@ class _Lookup:
     def __init__(self, host: str) -> None:
         self.host = host
         self.begun_at = time.monotonic()
+        self.in_thread_since = math.inf
+        """time.monotonic() when a thread began it; infinite: it waits for a thread."""
         self.found: Future[Addresses] = Future()
         self.found.set_running_or_notify_cancel()  # so that a caller who gives up does not cancel it for the others
 
@@ -54,6 +63,9 @@ class Resolver:
         self._known: dict[str, Addresses] = {}
         """Name -> the addresses found last; the name that was looked up longest ago comes first."""
         self._under_way: dict[str, _Lookup] = {}
+        """Name -> its latest lookup, unless that has ended."""
+        self._num_of: Counter[str] = Counter()
+        """Name -> number of its lookups that have not ended."""
         self._waiting: deque[_Lookup] = deque()
         """Lookups that no thread has begun."""
         self._num_threads = 0
@@ -75,13 +87,14 @@ class Resolver:
             return known
 
     def _lookup(self, host: str) -> tuple[_Lookup, Addresses]:
-        """Return the host's lookup, begun now if none is under way, and the addresses found last."""
+        """Return the host's latest lookup, begun now if none is under way, and the addresses found last."""
         with self._lock:
             known = self._known.get(host, ())
             lookup = self._under_way.get(host)
-            if lookup is not None:
+            if lookup is not None and not self._may_hang(lookup):
                 return lookup, known
             lookup = self._under_way[host] = _Lookup(host)
+            self._num_of[host] += 1
             self._waiting.append(lookup)
             if self._num_threads == MAX_THREADS:
                 return lookup, known
@@ -96,6 +109,11 @@ class Resolver:
         self._end(lookup, failed)
         return lookup, known
 
+    def _may_hang(self, lookup: _Lookup) -> bool:
+        """Return whether another lookup of the name should be begun beside this one."""
+        hangs = time.monotonic() - lookup.in_thread_since > AGAIN_S
+        return hangs and self._num_of[lookup.host] < MAX_THREADS_OF_NAME
+
     def _work(self) -> None:
         """Do the lookups that wait, one after the other."""
         while True:
@@ -104,6 +122,7 @@ class Resolver:
                     self._num_threads -= 1
                     return
                 lookup = self._waiting.popleft()
+                lookup.in_thread_since = time.monotonic()
             try:
                 found = _look_up(lookup.host)
             except Exception as error:  # noqa: BLE001 - callers get it: the thread must not end with them waiting
@@ -113,7 +132,11 @@ class Resolver:
 
     def _end(self, lookup: _Lookup, outcome: Addresses | Exception) -> None:
         with self._lock:
-            del self._under_way[lookup.host]
+            self._num_of[lookup.host] -= 1
+            if not self._num_of[lookup.host]:
+                del self._num_of[lookup.host]
+            if self._under_way.get(lookup.host) is lookup:
+                del self._under_way[lookup.host]
             known = self._known.pop(lookup.host, ())
             if isinstance(outcome, tuple):
                 known = outcome

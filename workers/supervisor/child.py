@@ -94,7 +94,7 @@ class Child:
         """`on_death(code, is_final)` is called when the process ends unasked; `is_final`: it will not be restarted.
 
         `prepare` makes the files that the process reads; it is awaited before each start, which is tried again later if
-        it raises OSError or RuntimeError. `is_prepared` returns whether these files are there.
+        it raises OSError or RuntimeError. `is_prepared` returns whether these files are there; it never raises.
 
         A process that ends with a code in `final` stays ended, unless the cause may pass: somebody has removed what
         `prepare` made, or an earlier process ran for a minute and ended with another code (a full disk, short memory).

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 
 from workers.process import parent_death
 from workers.protocol.keys import ROLES, Role, derived_password, operator_line, user_line, user_of
+from workers.supervisor import state_folder
 from workers.supervisor.child import Recipe
 from workers.supervisor.fleet import NoRedis
 
@@ -93,6 +94,8 @@ class PrivateRedis:
         """`secrets`: role -> secret that its password is made from. The operator's is made from the gateway's."""
         self.server = server or find_server()
         self.socket = socket_path(state_dir)
+        self._second_name = state_dir.absolute() / "redis.sock"
+        """A hard link to the socket, beside the folder that the socket is in: who tidies that up leaves this one."""
         self._state_dir = state_dir
         self._passwords = {role: derived_password(secrets[role], user_of(role)) for role in ROLES}
         self._operator = derived_password(secrets["gateway"], "default")
@@ -116,14 +119,7 @@ class PrivateRedis:
     async def prepare(self) -> None:
         """Make the socket's folder and the file of users; stop a server that a killed supervisor left, and remove its
         socket. Raises NoRedis if the folder belongs to another user."""
-        self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # `lstat`, since in a folder that all users may write to another user may have put a link there.
-        owner = self.socket.parent.lstat()
-        if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
-            raise NoRedis(
-                f"{self.socket.parent} belongs to another user; set --state-dir to a shorter path of your own"
-            )
-        self.socket.parent.chmod(0o700)
+        self._make_folder()
         self._write_users()
         # A server that an earlier version of Paddock started has no password, and refuses clients that give one.
         for password in (self._operator, None):
@@ -137,21 +133,58 @@ class PrivateRedis:
                     )
                     async with leftover:
                         await leftover.shutdown(nosave=True)
+        # Together, so that the second name is never that of a server which is gone.
         self.socket.unlink(missing_ok=True)
+        self._second_name.unlink(missing_ok=True)
+
+    def _make_folder(self) -> None:
+        """Make the socket's folder. Raises NoRedis if it belongs to another user, OSError."""
+        self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # `lstat`, since in a folder that all users may write to another user may have put a link there.
+        owner = self.socket.parent.lstat()
+        if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
+            raise NoRedis(
+                f"{self.socket.parent} belongs to another user; set --state-dir to a shorter path of your own"
+            )
+        if stat.S_IMODE(owner.st_mode) != 0o700:
+            self.socket.parent.chmod(0o700)
 
     def _write_users(self) -> None:
-        """Write the users, with hashes of their passwords, to a file: any user of a machine can read command lines."""
+        """Write the users, with hashes of their passwords, to a file: any user of a machine can read command lines.
+
+        A file that is right is left alone: on a full disk nothing could take its place."""
         self._users.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lines = [operator_line(self._operator), *(user_line(role, self._passwords[role]) for role in ROLES)]
-        self._users.unlink(missing_ok=True)
-        descriptor = os.open(self._users, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write("\n".join(lines) + "\n")
+        state_folder.write_whole(self._users, ("\n".join(lines) + "\n").encode("ascii"))
 
-    def remove(self) -> None:
-        """Remove the socket, the file of users, and the socket's folder if it is in the temporary folder."""
-        self.socket.unlink(missing_ok=True)
-        self._users.unlink(missing_ok=True)
+    def is_named(self) -> bool:
+        """Return whether the socket has its name; if so, keep a second one of it for `name_again`. Raises OSError where
+        that can't be known."""
+        try:
+            named = self.socket.stat()
+        except FileNotFoundError:
+            return False
+        # Without a second name (the socket lies on another disk, say), Redis has to be started again in its place.
+        with contextlib.suppress(OSError):
+            if not (self._second_name.exists() and os.path.samestat(named, self._second_name.stat())):
+                self._second_name.unlink(missing_ok=True)
+                os.link(self.socket, self._second_name)
+        return True
+
+    def name_again(self) -> bool:
+        """Give the socket that `is_named` saw last its name again; return False if that can't be done."""
+        try:
+            self._make_folder()
+            os.link(self._second_name, self.socket)
+        except (OSError, NoRedis):
+            return False
+        return True
+
+    def remove(self, say: Callable[[str], None]) -> None:
+        """Remove the socket's names, the file of users, and the socket's folder if it is in the temporary folder. `say`
+        is told of files that can't be removed."""
+        for file in (self.socket, self._second_name, self._users):
+            state_folder.remove(file, say)
         if self.socket.parent.parent != self._state_dir.absolute():
             with contextlib.suppress(OSError):
                 self.socket.parent.rmdir()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -22,13 +24,54 @@ def make(path: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+def holds(file: Path, content: bytes) -> bool:
+    """Return whether this is a file with this content; False where that can't be known."""
+    try:
+        found = file.lstat()
+        # Looked at before it is read: a device has no end, and a pipe may have no writer.
+        return stat.S_ISREG(found.st_mode) and found.st_size == len(content) and file.read_bytes() == content
+    except OSError:
+        return False
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file of mode 0600 by way of another one beside it, so that it never has a part of its content only.
+    Nothing is written where it holds the content already. Raises OSError, and leaves the file as it was."""
+    if holds(file, content):
+        return
+    new = file.with_name(f".{file.name}.new")
+    new.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(content)
+        new.replace(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+
+
+def remove(file: Path, say: Callable[[str], None]) -> None:
+    """Remove a file, if it is there. `say` is told of one that can't be removed: whoever ends does so nevertheless."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        say(f"paddock: {file} can't be removed: {error.strerror}")
+
+
+def say_nothing(line: str) -> None:
+    """Do nothing: the default `say` of `StateFolder`."""
+
+
 class StateFolder:
     """The state folder: `with` makes and locks it, and unlocks it at the end. Raises FolderTaken, OSError.
 
     A folder that is made here is accessible to its user only; an existing one keeps its mode (see `exposure`)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+        """`say` is told of files that can't be removed."""
         self.path = path.absolute()
+        self._say = say
         self.logs = self.path / "logs"
         self.run = self.path / "run"
         self.first_key = self.path / "first-key"
@@ -53,7 +96,7 @@ class StateFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Unlinked while locked: a process that opened the file meanwhile sees that its name is gone, and tries again.
-        self._lock.unlink(missing_ok=True)
+        remove(self._lock, self._say)
         os.close(self._descriptor)
 
     def exposure(self) -> str:
@@ -69,24 +112,24 @@ class StateFolder:
 
     def keep(self, file: Path, content: bytes) -> None:
         """Write a file in this folder that running processes need; `restore` writes it again. Raises OSError."""
-        file.write_bytes(content)
+        write_whole(file, content)
         self._kept[file] = content
 
     def remove(self, file: Path) -> None:
-        """Remove a file, which may have been given to `keep`. Raises OSError."""
+        """Remove a file, which may have been given to `keep`."""
         self._kept.pop(file, None)
-        file.unlink(missing_ok=True)
+        remove(file, self._say)
 
     def restore(self) -> None:
-        """Make the folders, and write the files given to `keep`, that somebody has removed since. Raises OSError."""
+        """Make the folders that somebody has removed, and write the files given to `keep` that are not there any more,
+        or not as they were written. Raises OSError."""
         make(self.path)
         for file, content in self._kept.items():
-            if not file.exists():
-                file.write_bytes(content)
+            write_whole(file, content)
 
     def is_whole(self) -> bool:
-        """Return whether all files given to `keep` are there."""
-        return all(file.exists() for file in self._kept)
+        """Return whether all files given to `keep` are there and as they were written."""
+        return all(holds(file, content) for file, content in self._kept.items())
 
     def _locked(self) -> int:
         while True:

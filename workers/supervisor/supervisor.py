@@ -209,11 +209,13 @@ class Supervisor:
             output,
             on_death=partial(self._bury, worker),
             prepare=partial(self._prepare, worker),
-            is_prepared=spec_file_of(worker, self._settings).exists,
+            is_prepared=partial(
+                state_folder.holds, spec_file_of(worker, self._settings), msgspec.json.encode(worker.model)
+            ),
         )
 
     async def _prepare(self, worker: PlannedWorker) -> None:
-        """Write the worker's spec file again, in case somebody has removed it or its folder. Raises OSError."""
+        """Write the worker's spec file again, if somebody has removed or changed it. Raises OSError."""
         write_specs([worker], self._settings)
 
     async def _listen(self) -> None:
@@ -244,7 +246,7 @@ class Supervisor:
     def _clear_away(self) -> None:
         """Remove the workers' files. Report which requests ran on workers that had to be killed when stopped."""
         for path in self._spec_files:
-            path.unlink(missing_ok=True)
+            state_folder.remove(path, self._console.say)
         for name, path in self._black_boxes.items():
             if running := black_box.take(path):
                 self._console.say(f"paddock: {name} was killed while running {black_box.describe(running)}")
@@ -261,13 +263,12 @@ def spec_file_of(worker: PlannedWorker, settings: SupervisorSettings) -> Path:
 
 
 def write_specs(workers: Iterable[PlannedWorker], settings: SupervisorSettings) -> None:
-    """Write the workers' spec files, readable by their user only, and make their folder. Raises OSError."""
+    """Write the workers' spec files, readable by their user only, and make their folder. Raises OSError.
+
+    A file that is right is left alone: on a full disk nothing could take its place."""
     state_folder.make(settings.state_dir)
     for worker in workers:
-        path = spec_file_of(worker, settings)
-        path.unlink(missing_ok=True)
-        path.touch(mode=0o600)
-        path.write_bytes(msgspec.json.encode(worker.model))
+        state_folder.write_whole(spec_file_of(worker, settings), msgspec.json.encode(worker.model))
 
 
 def recipe(worker: PlannedWorker, settings: SupervisorSettings, environment: Mapping[str, str]) -> Recipe:

@@ -166,6 +166,14 @@ async def test_scrapes_that_come_together_and_zipped_ones_say_the_same(caller: C
         assert "content-encoding" not in response.headers
 
 
+async def test_a_version_that_is_none_gets_the_plain_text(caller: Caller) -> None:
+    """The library that chooses the format raised: a 500 and a traceback in the log, by anybody without a key."""
+    async with caller.session.get(f"{caller.url}/metrics", headers={"accept": "text/plain;version=x"}) as response:
+        assert response.status == 200
+        assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert Scrape(await response.text()).kinds
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/targets"])
 async def test_a_scrape_leaves_no_trace_in_what_is_scraped(caller: Caller, path: str) -> None:
     before = (await scraped(caller)).sum("paddock_requests_total")

@@ -14,7 +14,13 @@ from msgspec.structs import replace
 
 from gateway.api.intake.disconnect import beside
 from gateway.relay import worker_stream
-from gateway.relay.event_source import MAX_HEAD_BYTES, EventStreamBroken, EventStreamRefused, read_events
+from gateway.relay.event_source import (
+    MAX_EMPTY_BYTES,
+    MAX_HEAD_BYTES,
+    EventStreamBroken,
+    EventStreamRefused,
+    read_events,
+)
 from gateway.relay.relay import Relay
 from tests.integration.relay.scripted import CALL, ScriptedWorker, scripted_worker
 from tests.integration.relay.test_relay import REQUEST, end, failure_of, raw_server
@@ -173,6 +179,30 @@ async def test_a_head_that_never_ends_breaks_the_stream() -> None:
     async with raw_server(b"HTTP/1.1 200 OK\r\nX: ", *[b"x" * MAX_HEAD_BYTES] * 4, pause_s=0.01) as url:
         with pytest.raises(EventStreamBroken, match="head"):
             await read_events(url, {}, on_open=lambda: None, on_data=lambda _: 0.0, connect_timeout_s=1, silence_s=2)
+
+
+@pytest.mark.parametrize("status", ["200 OK", "401 No"])
+async def test_a_trailer_that_never_ends_breaks_the_stream(status: str) -> None:
+    """The parser keeps it and copies all of it with each read."""
+    head = f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: ".encode()
+    async with raw_server(head, *[b"x" * MAX_EMPTY_BYTES] * 4, pause_s=0.01) as url:
+        with pytest.raises(EventStreamBroken, match="without one of the body"):
+            await read_events(url, {}, on_open=lambda: None, on_data=lambda _: 0.0, connect_timeout_s=1, silence_s=2)
+
+
+async def test_chunks_of_a_byte_each_are_a_body_however_many_they_are() -> None:
+    heard: list[bytes] = []
+
+    def on_data(data: bytes) -> float:
+        heard.append(data)
+        return 0.0
+
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = b"1\r\na\r\n" * 5000
+    async with raw_server(head, *[chunks] * 4, b"0\r\n\r\n", pause_s=0.01) as url:
+        with pytest.raises(EventStreamBroken, match="closed the stream"):
+            await read_events(url, {}, on_open=lambda: None, on_data=on_data, connect_timeout_s=1, silence_s=2)
+    assert b"".join(heard) == b"a" * 20000
 
 
 async def test_a_refusal_that_never_ends_is_read_as_far_as_it_is_told() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,20 @@ def wait_until(happened: Callable[[], bool], what: Callable[[], str]) -> None:
         if time.monotonic() > deadline:
             pytest.fail(f"not within {PATIENCE_S:g} s: {what()}")
         time.sleep(0.02)
+
+
+@contextmanager
+def unreadable(folder: Path) -> Iterator[None]:
+    """Have every look at what is in a folder fail, for root too, as on a disk that fails: its name leads nowhere, with
+    an error that is none of those for "no such file"."""
+    away = folder.with_name("away")
+    folder.rename(away)
+    folder.symlink_to("x" * 300)
+    try:
+        yield
+    finally:
+        folder.unlink()
+        away.rename(folder)
 
 
 @dataclass(slots=True)

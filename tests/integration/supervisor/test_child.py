@@ -19,9 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.integration.supervisor.conftest import unreadable
 from workers.protocol.exits import Exit
 from workers.supervisor.child import Backoff, Child, Recipe, describe
 from workers.supervisor.output import Console, Output, Terminal
+from workers.supervisor.state_folder import StateFolder
 
 STUBBORN = "trap '' TERM; echo started; while :; do sleep 0.05; done"
 
@@ -30,9 +32,16 @@ class Kept:
     """One child under test and what was said about it."""
 
     def __init__(
-        self, folder: Path, script: str, *, grace_s: float = 5.0, stable_s: float = 60.0, needs: Path | None = None
+        self,
+        folder: Path,
+        script: str,
+        *,
+        grace_s: float = 5.0,
+        stable_s: float = 60.0,
+        needs: Path | None = None,
+        state: StateFolder | None = None,
     ) -> None:
-        """`needs`: a file that is made before each start, if its folder is there."""
+        """`needs`: a file that is made before each start, if its folder is there; `state`: what has such files."""
         self.terminal = io.StringIO()
         self.deaths: list[int] = []
         self.is_over = False
@@ -46,6 +55,12 @@ class Kept:
                 await asyncio.to_thread(needs.touch)
 
             files = {"prepare": make, "is_prepared": needs.exists}
+        if state is not None:
+
+            async def restore() -> None:
+                await asyncio.to_thread(state.restore)
+
+            files = {"prepare": restore, "is_prepared": state.is_whole}
         self.child = Child(recipe, self.output, on_death=self._died, backoff=backoff, **files)
 
     async def _died(self, code: int, is_final: bool) -> None:
@@ -118,6 +133,21 @@ async def test_a_file_that_somebody_removes_is_made_again_and_its_lack_is_not_fi
         (tmp_path / "go").touch()
         await kept.until(lambda: "up" in kept.log())
     assert not kept.is_over
+
+
+async def test_files_that_can_not_be_looked_at_are_no_reason_to_end(tmp_path: Path) -> None:
+    """The look raised, which ended whoever keeps the child, and with it all others."""
+    with StateFolder(tmp_path / "state") as folder:
+        folder.keep(folder.run / "file", b"content")
+        kept = Kept(tmp_path, "echo up; sleep 0.2; exit 2", state=folder)
+        async with keeping(kept):
+            await kept.until(lambda: kept.child.pid is not None)
+            with unreadable(folder.run):
+                await kept.until(lambda: kept.deaths == [Exit.USAGE])
+                assert not kept.is_over
+                await kept.until(lambda: "File name too long" in kept.terminal.getvalue())
+            await kept.until(lambda: kept.is_over)
+    assert kept.deaths == [Exit.USAGE] * 2
 
 
 async def test_what_has_run_for_long_is_tried_again_where_it_can_t_run(tmp_path: Path) -> None:

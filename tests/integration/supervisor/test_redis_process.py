@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,6 +17,7 @@ import psutil
 import pytest
 from redis.exceptions import NoPermissionError, RedisError
 
+from tests.support.full_disk import full_disk
 from tests.support.redis_server import redis_binaries, wheel_redis
 from workers.protocol.keys import ROLES, Role
 from workers.redis.link import connect
@@ -38,7 +40,7 @@ async def running(private: PrivateRedis, folder: Path) -> AsyncIterator[Child]:
             yield child
         finally:
             await child.stop()
-            private.remove()
+            private.remove(print)
 
 
 @pytest.mark.parametrize("server", redis_binaries(), ids=lambda path: path.parent.name)
@@ -77,6 +79,22 @@ async def test_each_role_has_a_login_and_nobody_gets_in_without(short_folder: Pa
     await fleet.aclose()
 
 
+async def test_a_full_disk_leaves_the_users_as_they_are(short_folder: Path) -> None:
+    private = PrivateRedis(short_folder, SECRETS)
+    users = short_folder / "run" / "redis.acl"
+    await private.prepare()
+    right = users.read_bytes()
+    with full_disk():
+        await private.prepare()
+        assert users.read_bytes() == right
+        users.write_bytes(b"")
+        with pytest.raises(OSError, match="File too large"):
+            await private.prepare()
+    await private.prepare()
+    assert users.read_bytes() == right
+    assert [path.name for path in (short_folder / "run").iterdir()] == ["redis.acl"]
+
+
 async def test_a_leftover_with_its_users_is_shut_down(short_folder: Path) -> None:
     """Left by a supervisor that was killed together with what watches over its children."""
     private = PrivateRedis(short_folder, SECRETS)
@@ -104,6 +122,32 @@ async def test_a_killed_server_is_back(short_folder: Path) -> None:
             await asyncio.sleep(0.01)
         await fleet.wait_until_reachable()
     await fleet.aclose()
+
+
+async def test_its_socket_gets_its_name_again(short_folder: Path) -> None:
+    private = PrivateRedis(short_folder, SECRETS)
+    async with running(private, short_folder) as child:
+        fleet = Fleet(private.url("worker"))
+        await fleet.wait_until_reachable()
+        await fleet.aclose()
+        assert private.is_named()
+        assert not private.name_again(), "it has it"
+        shutil.rmtree(private.socket.parent)
+        assert not private.is_named()
+        assert private.name_again()
+        assert private.is_named()
+        fleet = Fleet(private.url("worker"))
+        await fleet.wait_until_reachable()
+        await fleet.aclose()
+        assert child.starts == 1
+        private.socket.unlink()
+        (short_folder / "redis.sock").unlink()
+        assert not private.name_again()
+        private.socket.touch()
+        assert private.is_named()
+        await private.prepare()
+        assert not private.name_again(), "the name of a server that is gone"
+    assert not (short_folder / "redis.sock").exists()
 
 
 async def test_a_leftover_of_a_killed_predecessor_goes(short_folder: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import stat
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,7 +21,9 @@ import redis
 
 from gateway.client import BadRequest, Client, ModelStatus
 from gateway.commands.target import address_file
-from tests.integration.supervisor.conftest import Program, Programs, wait_until
+from gateway.commands.up import SOCKET_LOOK_S
+from tests.integration.supervisor.conftest import Program, Programs, unreadable, wait_until
+from tests.support.full_disk import full_disk
 from tests.support.hub_server import Hub
 from tests.support.redis_server import RedisServer
 from workers.protocol.exits import Exit
@@ -110,6 +113,13 @@ def killed(up: Program, *ending: str) -> None:
                 process.kill()
 
 
+def removed(folder: Path) -> None:
+    """Remove a folder at once, so that nothing is written into it meanwhile."""
+    away = folder.with_name("removed")
+    folder.rename(away)
+    shutil.rmtree(away)
+
+
 def is_answered(port: int, key: str, model: str) -> bool:
     """Say whether a call is answered; not: it is told to come back later."""
     try:
@@ -125,12 +135,16 @@ def test_who_removes_its_run_folder_ends_nothing(programs: Programs, model: Path
     up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
     up.until("Ctrl-C stops everything")
     port, key = port_of(up), (up.state / "first-key").read_text().strip()
-    shutil.rmtree(up.state / "run")
+    removed(up.state / "run")
     killed(up, "workers.cli", "worker")
     killed(up, "gateway.cli", "gateway")
     up.until("worker-0 died (SIGKILL)")
     up.until("gateway died (SIGKILL)")
     wait_until(lambda: is_answered(port, key, "tale"), up.text)
+    first = redis_of(up)
+    assert first is not None
+    first.kill()
+    wait_until(lambda: redis_of(up) not in (None, first), up.text)
     for name in ("worker-0.json", "redis.acl"):
         assert stat.S_IMODE((up.state / "run" / name).stat().st_mode) == 0o600
     assert address_file(up.state).exists()
@@ -138,12 +152,102 @@ def test_who_removes_its_run_folder_ends_nothing(programs: Programs, model: Path
     assert_nothing_left(up)
 
 
-def test_redis_is_started_again_where_its_sockets_name_is_gone(programs: Programs, model: Path) -> None:
+def redis_of(up: Program) -> psutil.Process | None:
+    """Its private Redis; None while there is none."""
+    for process in psutil.Process(up.popen.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "redis" in process.name() or "valkey" in process.name():
+                return process
+    return None
+
+
+def test_what_dies_on_a_full_disk_is_back(programs: Programs, model: Path) -> None:
+    """Files were removed before each start and could not be written again: nothing that had died came back."""
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
+    up.until("Ctrl-C stops everything")
+    port, key = port_of(up), (up.state / "first-key").read_text().strip()
+    first = redis_of(up)
+    assert first is not None
+    with full_disk(pid=up.popen.pid):  # it can't write its lines either
+        first.kill()
+        killed(up, "gateway.cli", "gateway")
+        wait_until(lambda: redis_of(up) not in (None, first), lambda: "no Redis is back")
+        wait_until(lambda: is_answered(port, key, "tale"), lambda: "no gateway is back")
+    assert up.stop() == 0, up.text()
+    assert_nothing_left(up)
+
+
+def test_a_run_folder_that_can_not_be_read_ends_nothing(programs: Programs, model: Path) -> None:
+    """The look for Redis' socket ended everything. What dies meanwhile is back when the folder is."""
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
+    up.until("Ctrl-C stops everything")
+    port, key = port_of(up), (up.state / "first-key").read_text().strip()
+    with unreadable(up.state / "run"):
+        killed(up, "workers.cli", "worker")
+        killed(up, "gateway.cli", "gateway")
+        up.until("paddock: worker-0 can't be started ([Errno 36] File name too long")
+        up.until("paddock: gateway can't be started ([Errno 36] File name too long")
+        time.sleep(3 * SOCKET_LOOK_S)
+        assert up.popen.poll() is None, up.text()
+    wait_until(lambda: is_answered(port, key, "tale"), up.text)
+    assert "redis is started again" not in up.text()
+    assert up.stop() == 0, up.text()
+    assert_nothing_left(up)
+
+
+def test_streams_drain_where_no_file_can_be_removed(programs: Programs, model: Path) -> None:
+    """The first file that a disk did not let go ended all processes, in the middle of their streams."""
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", "--slots", "1", "--workers", "1")
+    up.until("Ctrl-C stops everything")
+    key = (up.state / "first-key").read_text().strip()
+    with Client(f"http://127.0.0.1:{port_of(up)}", key) as client, unreadable(up.state / "run"):
+        stream = client.complete("Once upon", stream=True, n_predict=600, ignore_eos=True)
+        next(stream)
+        assert up.stop() == 0, up.text()
+        *_, last = stream
+        assert last.stop
+        assert last.tokens_predicted == 600
+    for name in ("address", "worker-0.json", "redis.sock", "redis.acl", "lock"):
+        assert f"paddock: {up.state / 'run' / name} can't be removed: File name too long" in up.text()
+    assert "Traceback" not in up.text()
+    wait_until(lambda: not up.survivors(), lambda: f"still running: {up.survivors()}")
+
+
+@pytest.mark.parametrize("gone", ["redis.sock", "."], ids=["the name", "its folder"])
+def test_redis_keeps_what_it_holds_where_its_sockets_name_is_gone(programs: Programs, model: Path, gone: str) -> None:
+    """It was started again: stored responses and streams, keys and leases were lost."""
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
+    up.until("Ctrl-C stops everything")
+    port, key = port_of(up), (up.state / "first-key").read_text().strip()
+    first, link = redis_of(up), up.state / "run" / "redis.sock"
+    wait_until((up.state / "redis.sock").exists, lambda: "no second name")
+    for times in (1, 2):
+        if gone == ".":
+            removed(link.parent)
+        else:
+            link.unlink()
+        wait_until(
+            lambda times=times: up.text().count(f"paddock: {link} was gone; it has its name again") == times, up.text
+        )
+    killed(up, "workers.cli", "worker")
+    killed(up, "gateway.cli", "gateway")
+    up.until("worker-0 died (SIGKILL)")
+    up.until("gateway died (SIGKILL)")
+    wait_until(lambda: is_answered(port, key, "tale"), up.text)
+    assert redis_of(up) == first
+    assert stat.S_IMODE(link.stat().st_mode) == 0o700
+    assert up.stop() == 0, up.text()
+    assert_nothing_left(up)
+    assert not (up.state / "redis.sock").exists()
+
+
+def test_redis_is_started_again_where_its_socket_has_no_name_left(programs: Programs, model: Path) -> None:
     """A worker that was started then never registered, until somebody killed Redis."""
     up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
     up.until("Ctrl-C stops everything")
     port, key = port_of(up), (up.state / "first-key").read_text().strip()
     link = up.state / "run" / "redis.sock"
+    (up.state / "redis.sock").unlink(missing_ok=True)
     link.unlink()
     killed(up, "workers.cli", "worker")
     up.until(f"paddock: {link} is gone; redis is started again")
@@ -288,13 +392,12 @@ def test_no_wheel_and_no_checkout_is_needed_to_see_the_version() -> None:
 def test_a_disk_that_takes_no_address_file_keeps_nobody_from_being_served(programs: Programs, model: Path) -> None:
     up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
     wait_until((up.state / "run").is_dir, up.text)
-    address_file(up.state).symlink_to("/dev/full")
+    address_file(up.state).mkdir()
     up.until("Ctrl-C stops everything")
-    told = (
-        f"paddock: {address_file(up.state)} can't be written (No space left on device); `paddock chat` needs --url http"
-    )
+    told = f"paddock: {address_file(up.state)} can't be written (Is a directory); `paddock chat` needs --url http"
     assert told in up.text()
     key = (up.state / "first-key").read_text().strip()
     assert ask(port_of(up), key, "tale") in ("stop", "length")
+    address_file(up.state).rmdir()
     assert up.stop(signal.SIGINT) == 0, up.text()
     assert_nothing_left(up)

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.support.waiting import until
-from workers.http_server.acceptor import AHEAD, Acceptor, SharedCounts
+from workers.http_server.acceptor import AHEAD, NUM_BYTES, Acceptor, SharedCounts
 from workers.http_server.connections import ConnectionBounds, Connections
 
 NUM_PEERS = 40
+
+ON_A_FULL_DISK = """
+import os, resource
+from workers.http_server.acceptor import SharedCounts
+vars(os).pop("memfd_create", None)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))  # room for one process, and for what `tempfile` tries a folder with
+try:
+    SharedCounts.new_file(2)
+except OSError as error:
+    print(error.strerror)
+"""
 
 
 class Accepted(asyncio.Protocol):
@@ -51,6 +67,29 @@ async def connect(port: int, number: int, held: ExitStack) -> None:
         peer = held.enter_context(socket.socket())
         peer.setblocking(False)
         await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", port))
+
+
+def test_the_counts_lie_on_no_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A full `/tmp` killed each gateway at its first connection (SIGBUS: the mapped page had no block)."""
+    if not hasattr(os, "memfd_create"):
+        pytest.skip("this system has no files in memory")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with SharedCounts.new_file(2) as file:
+        assert os.fstat(file.fileno()).st_blocks
+        counts = [SharedCounts(file.fileno(), number, 2) for number in range(2)]
+        assert [counts[0].note(3), counts[1].note(1), counts[0].note(3)] == [3, 0, 2]
+
+
+def test_counts_on_a_disk_have_their_block_before_they_are_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    with SharedCounts.new_file(2) as file:
+        found = os.fstat(file.fileno())
+        assert found.st_blocks * 512 >= found.st_size == 2 * NUM_BYTES
+
+
+def test_counts_that_the_disk_does_not_take_are_said_at_the_start() -> None:
+    done = subprocess.run([sys.executable, "-c", ON_A_FULL_DISK], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "No space left on device", done.stderr
 
 
 @pytest.mark.parametrize("number", [2, 3])

@@ -84,6 +84,9 @@ PROMETHEUS = (
         ("text/plain;version=1.0.0;escaping=allow-utf-8", "text/plain; version=0.0.4; charset=utf-8"),
         ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0; charset=utf-8"),
         (PROMETHEUS, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        ("text/plain;version=x", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/openmetrics-text;version=x", "text/plain; version=0.0.4; charset=utf-8"),
+        (f"text/plain;version={'9' * 5000}", "text/plain; version=0.0.4; charset=utf-8"),
     ],
 )
 async def test_the_format_is_what_the_scraper_accepts(accept: str, content_type: str) -> None:

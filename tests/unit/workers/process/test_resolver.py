@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from workers.process import resolver
-from workers.process.resolver import Resolver, connect_tcp, first_connected
+from workers.process.resolver import MAX_THREADS_OF_NAME, Resolver, connect_tcp, first_connected
 
 WELL_WITHIN_S = 10.0
 
@@ -111,6 +111,55 @@ async def test_while_a_name_hangs_it_is_where_it_was(server: NameServer, names: 
     async with asyncio.timeout(WELL_WITHIN_S):
         while await names.addresses("a.test") != ("127.0.0.9",):
             pass
+
+
+async def test_a_lookup_that_never_returns_does_not_keep_its_name_for_ever(
+    server: NameServer, names: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name server has forgotten the question, and would answer the next one."""
+    monkeypatch.setattr(resolver, "AGAIN_S", 0.05)
+    server.hung.add("a.test")
+    await gives_up(names, "a.test")
+    server.hung.clear()
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(WELL_WITHIN_S):
+        assert await names.addresses("a.test") == ("127.0.0.1",)
+        assert await names.addresses("a.test") == ("127.0.0.1",)
+    assert server.asked == ["a.test"] * 3
+
+
+async def test_a_name_that_hangs_again_and_again_has_few_threads(
+    server: NameServer, names: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolver, "AGAIN_S", 0.05)
+    monkeypatch.setattr(resolver, "LATE_S", 0.01)
+    assert await names.addresses("a.test") == ("127.0.0.1",)
+    server.hung.add("a.test")
+    for _ in range(20):
+        assert await names.addresses("a.test") == ("127.0.0.1",)
+        await asyncio.sleep(0.03)
+    assert server.asked == ["a.test"] * (1 + MAX_THREADS_OF_NAME)
+    server.addresses["a.test"] = ("127.0.0.9",)
+    server.healed.set()
+    async with asyncio.timeout(WELL_WITHIN_S):
+        while await names.addresses("a.test") != ("127.0.0.9",):
+            pass
+
+
+async def test_a_lookup_that_only_waits_for_a_thread_is_not_begun_again(
+    server: NameServer, names: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolver, "AGAIN_S", 0.01)
+    monkeypatch.setattr(resolver, "MAX_THREADS", 1)
+    server.hung.add("b.test")
+    for _ in range(3):
+        await gives_up(names, "b.test")
+    for _ in range(5):
+        await gives_up(names, "a.test")
+    server.healed.set()
+    async with asyncio.timeout(WELL_WITHIN_S):
+        assert await names.addresses("a.test") == ("127.0.0.1",)
+    assert server.asked.count("a.test") == 1
 
 
 async def test_only_the_first_who_asks_for_a_hung_name_waits(

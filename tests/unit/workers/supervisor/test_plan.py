@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.full_disk import full_disk
 from workers.models.catalog import CatalogError
 from workers.models.spec import LlamaSettings, ModelSpec
 from workers.settings import SupervisorSettings
@@ -95,6 +96,20 @@ def test_a_worker_is_told_all_but_its_model_by_its_environment_and_no_keys_of_ca
         "workers": 2,
         "llama": {"n_threads": 1},
     }
+
+
+def test_a_full_disk_leaves_the_file_of_a_worker_as_it_is(tmp_path: Path) -> None:
+    settings = SupervisorSettings(redis_url="unix:///r.sock", worker_secret="hush", state_dir=tmp_path)
+    one, other = plan(models(), 4, ("1",), "h")[:2]
+    told = tmp_path / "run" / "worker-0.json"
+    write_specs([one], settings)
+    right = told.read_bytes()
+    with full_disk():
+        write_specs([one], settings)
+        with pytest.raises(OSError, match="File too large"):
+            write_specs([one, other], settings)
+    assert told.read_bytes() == right
+    assert [path.name for path in told.parent.iterdir()] == ["worker-0.json"]
 
 
 def test_host_ids_are_stable_and_differ_by_state_folder() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.supervisor.state_folder import StateFolder
+from tests.support.full_disk import full_disk
+from workers.supervisor.state_folder import StateFolder, holds
 
 
 def mode(path: Path) -> int:
@@ -49,6 +51,44 @@ def test_what_somebody_removes_is_there_again(tmp_path: Path) -> None:
         assert kept.read_bytes() == b"content"
         assert not removed.exists()
         assert [mode(path) for path in (folder.path, folder.logs, folder.run)] == [0o700, 0o700, 0o700]
+
+
+def test_what_was_written_in_part_is_mended(tmp_path: Path) -> None:
+    """A catalog that a full disk had taken a part of was there, and so kept the gateway from starting for ever."""
+    with StateFolder(tmp_path / "new") as folder:
+        kept = folder.run / "kept"
+        folder.keep(kept, b"content")
+        kept.write_bytes(b"cont")
+        assert not folder.is_whole()
+        folder.restore()
+        assert folder.is_whole()
+        assert kept.read_bytes() == b"content"
+        assert sorted(path.name for path in folder.run.iterdir()) == ["kept", "lock"]
+
+
+def test_a_disk_that_takes_a_part_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    with StateFolder(tmp_path / "new") as folder:
+        kept = folder.run / "kept"
+        folder.keep(kept, b"old")
+        with full_disk(room=4):
+            with pytest.raises(OSError, match="File too large"):
+                folder.keep(kept, b"content")
+            folder.restore()
+        assert folder.is_whole()
+        assert kept.read_bytes() == b"old"
+        assert sorted(path.name for path in folder.run.iterdir()) == ["kept", "lock"]
+
+
+@pytest.mark.parametrize("odd", ["link to a device", "pipe", "folder"])
+def test_what_is_no_file_is_never_read(tmp_path: Path, odd: str) -> None:
+    place = tmp_path / "place"
+    if odd == "pipe":
+        os.mkfifo(place)
+    elif odd == "folder":
+        place.mkdir()
+    else:
+        place.symlink_to("/dev/full")
+    assert not holds(place, b"")
 
 
 def test_a_path_that_is_no_folder_names_the_flag(tmp_path: Path) -> None:
