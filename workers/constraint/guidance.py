@@ -100,7 +100,6 @@ class Grammar:
             step_lexer_fuel=limits.lexer_fuel,
             verbose_errors=False,
         )
-        self._num_tokens = words.vocab_size
         self._matcher = LLMatcher(words, without_forcing(lark), log_level=0, limits=parser_limits)
         self._eog = frozenset(words.eos_tokens)
         self._words = words
@@ -112,7 +111,7 @@ class Grammar:
             raise _unusable(failed.failure.message) from None
 
     def mask(self) -> GuidanceMask:
-        return GuidanceMask(self._matcher.deep_copy(), self._num_tokens, self._eog)
+        return GuidanceMask(self._matcher.deep_copy(), self._words, self._eog)
 
     def mask_after(self, begun: bytes) -> GuidanceMask | None:
         """Return a mask for the text after `begun`; None if no answer can begin with `begun`."""
@@ -129,12 +128,13 @@ class Grammar:
 
 
 class GuidanceMask:
-    __slots__ = ("_address", "_bits", "_eog", "_matcher", "_size", "is_done")
+    __slots__ = ("_address", "_bits", "_eog", "_matcher", "_size", "_words", "is_done")
 
-    def __init__(self, matcher: LLMatcher, num_tokens: int, eog: frozenset[int]) -> None:
+    def __init__(self, matcher: LLMatcher, words: LLTokenizer, eog: frozenset[int]) -> None:
         self._matcher = matcher
+        self._words = words
         self._eog = eog
-        self._bits = bits_for(num_tokens)
+        self._bits = bits_for(words.vocab_size)
         self._address, self._size = self._bits.ctypes.data, self._bits.nbytes
         self.is_done = matcher.is_stopped()
 
@@ -160,6 +160,11 @@ class GuidanceMask:
         if not self._matcher.consume_token(token):
             raise broken(_reason(self._matcher))
         self.is_done = self._matcher.is_stopped()
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens of the text that must come next. Takes 30 us."""
+        text = self._matcher.compute_ff_bytes()
+        return self._words.greedy_tokenize(text.decode("utf-8", "ignore")) if text else ()
 
     def feed(self, tokens: list[int]) -> bool:
         """Accept the tokens one after the other; return whether the grammar allows all of them."""

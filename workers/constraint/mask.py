@@ -4,7 +4,7 @@ constraints that can't be enforced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +46,10 @@ class Mask(Protocol):
 
     def accept(self, token: int) -> None:
         """Take `token` as the answer's next token; from then on the mask is for the token after it."""
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens of the text that must come next, where there is only one; empty if several can come, or if that
+        is not known. Other tokens of the same text may be drawn as well: this is a guess at how it is spelled."""
 
 
 def bits_for(num_tokens: int) -> Bits:

@@ -127,6 +127,9 @@ class MovingMask:
                 return
         self._elsewhere().accept(token)
 
+    def forced(self) -> Sequence[int]:
+        return self._timed(self._here.forced) if self._is_here else ()
+
     @property
     def _is_here(self) -> bool:
         return self._there is None and not self._grammar.is_beyond
@@ -248,6 +251,10 @@ class ForkedMask:
         self._answers.clear()
         if token not in self._eog:
             self._ask((forks.ACCEPT, _bytes(token)))
+
+    def forced(self) -> Sequence[int]:
+        """Return nothing: asking the process would take longer than what it might spare."""
+        return ()
 
     def begins(self, tokens: tuple[int, ...]) -> bool:
         """Return whether an answer may begin with these tokens. Blocks. Raises CallFailed."""

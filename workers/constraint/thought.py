@@ -139,6 +139,11 @@ class ThoughtMask:
         elif self._again:
             self._watch_for_thought(piece)
 
+    def forced(self) -> Sequence[int]:
+        if self._forced:
+            return tuple(self._forced)
+        return self._inner.forced() if self._inner is not None and self._place is _Place.AFTER else ()
+
     def _think(self, piece: bytes) -> None:
         self._tail += piece
         if any(mark in self._tail for mark in (self._close, *self._ends)):

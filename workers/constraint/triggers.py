@@ -148,6 +148,9 @@ class TriggeredMask:
     def allowed(self) -> Bits | None:
         return self._permitted if self._inner is None else self._inner.allowed()
 
+    def forced(self) -> Sequence[int]:
+        return () if self._inner is None else self._inner.forced()
+
     def accept(self, token: int) -> None:
         if self._inner is not None:
             self._inner.accept(token)

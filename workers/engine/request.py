@@ -30,6 +30,9 @@ class TokenMask(Protocol):
     def accept(self, token: int) -> None:
         """Note that `token` is the answer's next token. Raises CallFailed if the mask does not permit it."""
 
+    def forced(self) -> Sequence[int]:
+        """Return tokens of the text that must come next, as a guess at how it is spelled; empty: not known."""
+
     @property
     def is_done(self) -> bool:
         """Return whether the answer must end here."""

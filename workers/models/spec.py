@@ -316,6 +316,7 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         bool,
         Meta(description="text that stood before: in the conversation, a `prediction`, earlier answers of the team"),
     ] = True
+    form: Annotated[bool, Meta(description="text that an answer's schema or grammar leaves as the only one")] = True
 
 
 class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

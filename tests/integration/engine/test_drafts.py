@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.engine.listener import GREEDY, ONE_THREAD, Bench, changed, running
+from workers.constraint.guidance import QUICK, Grammar, schema_to_lark, tokenizer
 from workers.engine.speculation.hit_rates import Source
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.step_plan import Decode, Plan
@@ -220,3 +223,27 @@ def test_an_answer_ends_where_the_memory_cannot_be_truncated(small_models: dict[
         bench.engine.end(key, 5)
         bench.wait(key)
         assert bench.heard.finished(key).usage.completion_tokens == 5
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "weather_station": {"enum": ["north", "south"]},
+        "street_name": {"enum": ["High Street", "Park Lane"]},
+    },
+    "required": ["weather_station", "street_name"],
+    "additionalProperties": False,
+}
+
+
+def test_what_a_schema_leaves_as_the_only_text_is_drafted(bench: Bench) -> None:
+    grammar = Grammar(tokenizer(bench.model.vocab), schema_to_lark(SCHEMA), QUICK)
+    request = changed(bench.request("Where?", 60), tell=("tokens",), cache_prompt=False)
+    told = []
+    for speculation in (NO_DRAFTS, Speculation()):
+        key = bench.submit(changed(bench.again(request), mask=grammar.mask(), speculation=speculation))
+        bench.wait(key)
+        told.append(tokens_of(bench, key))
+        assert json.loads(bench.heard.text(key)).keys() == SCHEMA["properties"].keys()
+    assert told[0] == told[1]
+    assert bench.engine.counters.num_accepted[Source.FORM] > 0

@@ -81,6 +81,9 @@ class Allowing:
         self.bits = allowed
         self.accepted: list[int] = []
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
     def permits(self, token: int) -> bool:
         return self.bits is None or is_in(self.bits, token)
 

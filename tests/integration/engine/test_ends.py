@@ -50,6 +50,9 @@ class Digits:
     def is_done(self) -> bool:
         return False
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
     def permits(self, token: int) -> bool:
         return token in self._ends or (self._left > 0 and token in self._digits)
 

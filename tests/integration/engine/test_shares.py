@@ -268,6 +268,9 @@ class Silent:
         self.goes_on = threading.Event()
         self.asked = threading.Event()
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
     def permits(self, token: int) -> bool:
         if not self._num_left and not self.goes_on.is_set():
             self.asked.set()

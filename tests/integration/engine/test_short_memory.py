@@ -33,6 +33,9 @@ class HungryMask:
     def __init__(self) -> None:
         self._num_tokens = 0
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
     def permits(self, token: int) -> bool:
         if self._num_tokens > 3:
             raise MemoryError

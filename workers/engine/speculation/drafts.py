@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,22 +22,21 @@ class Lead:
     """A place from which the answer's next tokens are guessed. It moves on as long as the tokens there are drawn."""
 
     source: Source
-    index: TokenIndex
+    text: array[int]
     follow: int
-    """Index of the token that should be drawn next."""
+    """Index in `text` of the token that should be drawn next."""
     length: int
     """Number of tokens before it that are alike, `MAX_MATCH` at most."""
 
     @property
     def token(self) -> int:
         """Return the token that should be drawn next; `NO_TOKEN` if the text ends here."""
-        tokens = self.index.tokens
-        return tokens[self.follow] if self.follow < len(tokens) else NO_TOKEN
+        return self.text[self.follow] if self.follow < len(self.text) else NO_TOKEN
 
     def tokens(self, count: int) -> list[int]:
         """Return the next `count` tokens, or fewer where the text ends. A conversation that ends within them has begun
         to repeat itself, so the draft goes on from its own beginning."""
-        found = self.index.tokens[self.follow : self.follow + count].tolist()
+        found = self.text[self.follow : self.follow + count].tolist()
         if self.source is Source.HISTORY:
             while found and len(found) < count:
                 found += found[: count - len(found)]
@@ -47,8 +47,8 @@ class Drafts:
     """The drafts of one answer. Made by `submit` on any thread; then only the engine's thread uses it."""
 
     __slots__ = (
-        *("_history", "_is_greedy", "_is_searched", "_lead", "_num_prompt", "_pool", "_prediction", "_rates"),
-        *("_unread", "num_accepted", "num_drafted", "push", "source"),
+        *("_forced", "_history", "_is_greedy", "_is_searched", "_lead", "_num_prompt", "_pool", "_prediction"),
+        *("_rates", "_unread", "num_accepted", "num_drafted", "push", "source"),
     )
 
     def __init__(
@@ -59,17 +59,20 @@ class Drafts:
         room: int,
         is_greedy: bool,
         prediction: Sequence[int] = (),
+        forced: Callable[[], Sequence[int]] | None = None,
     ) -> None:
-        """`room`: maximum number of tokens of the answer. `prediction`: tokens that the caller expects it to have."""
+        """`room`: maximum number of tokens of the answer. `prediction`: tokens that the caller expects it to have.
+        `forced()`: tokens that the answer's form leaves as the only ones now; None: the answer has no form."""
         self._history = TokenIndex(prompt, min(room, MAX_ROOM))
         self._num_prompt = len(prompt)
         self._rates = rates
         self._is_greedy = is_greedy
+        self._forced = forced
         self._pool: Pool | None = None
         self._prediction = TokenIndex(np.asarray(prediction, np.int32), 0) if len(prediction) else None
         self._lead: Lead | None = None
         if self._prediction is not None:
-            self._lead = Lead(Source.PREDICTION, self._prediction, 0, MIN_MATCH)
+            self._lead = Lead(Source.PREDICTION, self._prediction.tokens, 0, MIN_MATCH)
         self._is_searched = False
         self._unread: list[int] = []
         """The answer's newest tokens, which are read when they are needed: several at once take less time."""
@@ -101,7 +104,7 @@ class Drafts:
             if lead is None:
                 return []
         chances = self._rates.chances(self._is_greedy, lead.source, lead.length)
-        num_left = len(lead.index.tokens) - lead.follow
+        num_left = len(lead.text) - lead.follow
         if num_left <= 0:
             self._lead = None
             return []
@@ -133,11 +136,12 @@ class Drafts:
         self._unread.clear()
 
     def _search(self) -> Lead | None:
-        """Return the place with the longest match; of equal ones the conversation's own."""
+        """Return the place with the longest match (of equal ones the conversation's own), or what the form leaves if
+        that probably brings more."""
         history = self._history
         best: Lead | None = None
         if (match := history.repeats()) is not None:
-            best = Lead(Source.HISTORY, history, match.follow, match.length)
+            best = Lead(Source.HISTORY, history.tokens, match.follow, match.length)
         others = [] if self._prediction is None else [(Source.PREDICTION, self._prediction)]
         if self._pool is not None:
             others += [(Source.POOL, generation) for generation in self._pool.generations]
@@ -146,5 +150,13 @@ class Drafts:
                 break
             match = index.find(history.tokens)
             if match is not None and (best is None or match.length > best.length):
-                best = Lead(source, index, match.follow, match.length)
+                best = Lead(source, index.tokens, match.follow, match.length)
+        if self._forced is not None and (tokens := self._forced()):
+            forced = Lead(Source.FORM, array("i", tokens), 0, min(len(tokens), MAX_MATCH))
+            return forced if best is None else max(forced, best, key=self._expected)
         return best
+
+    def _expected(self, lead: Lead) -> float:
+        """Return how many tokens a draft that begins at `lead` probably brings."""
+        num_left = MAX_MATCH if lead.source is Source.HISTORY else len(lead.text) - lead.follow
+        return sum(self._rates.chances(self._is_greedy, lead.source, lead.length)[:num_left])

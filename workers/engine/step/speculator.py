@@ -39,6 +39,7 @@ class Speculator:
         self._n_ctx = n_ctx
         self._max_rows = max_rows
         self._is_able = is_able and settings.ngram
+        self._uses_form = settings.form
         self._waited_s = 0.0
         """Seconds of the steps since drafts were last looked for."""
         self.num_drafts = 0
@@ -57,6 +58,7 @@ class Speculator:
             room=sequence.limit,
             is_greedy=sequence.chain.greedy,
             prediction=prediction,
+            forced=None if sequence.request.mask is None or not self._uses_form else sequence.request.mask.forced,
         )
 
     def join(self, sequence: Sequence) -> None:

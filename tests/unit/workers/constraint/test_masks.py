@@ -429,3 +429,14 @@ def test_forms_of_many_parts_are_tried_before_they_are_compiled_here(compiler: C
     compiler.mask(Constraint("lark", "start: " + " | ".join(f'"a{number}"' for number in range(3000))))
     compiler.mask(Constraint("lark", "start: " + " | ".join(f'("a" "{number}")' for number in range(300))))
     assert len(trial.asked) == 3
+
+
+def test_a_form_tells_the_text_that_it_leaves(vocab: Vocab, compiler: Compiler) -> None:
+    mask = compiler.mask(Constraint("json_schema", json.dumps(PERSON)))
+    for text, forced in (('{"', b'name":'), ("n", b'ame":'), ('ame": "', b"")):
+        for token in vocab.tokenize(text, add_special=False, parse_special=False):
+            mask.accept(token)
+        told = b"".join(map(vocab.piece, mask.forced()))
+        assert told.startswith(forced[:4]), (text, told)
+        assert forced.startswith(told) or told.startswith(forced)
+        assert not told or mask.permits(next(iter(mask.forced())))

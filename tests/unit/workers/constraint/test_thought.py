@@ -141,6 +141,9 @@ def test_an_answer_that_would_escape_behind_the_tag_does_not(vocab: Vocab) -> No
     class Always:
         is_done = False
 
+        def forced(self) -> tuple[int, ...]:
+            return ()
+
         def permits(self, token: int) -> bool:
             return True
 
