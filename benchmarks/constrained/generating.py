@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jsonschema
@@ -33,6 +34,9 @@ class Counting:
     @property
     def is_done(self) -> bool:
         return self._mask.is_done
+
+    def forced(self) -> Sequence[int]:
+        return self._mask.forced()
 
     def permits(self, token: int) -> bool:
         permitted = self._mask.permits(token)

@@ -153,9 +153,11 @@ class Stack:
     def worker(
         self, model: Path, alias: str, *, worker_id: str = "", threads: int = 1, wait: bool = True, **settings: object
     ) -> Process:
-        """A true worker; settings by their names, such as slots=4, ctx=512, worker_drain_s=1."""
+        """A true worker; settings by their names, such as slots=4, ctx=512, worker_drain_s=1. It drafts nothing unless
+        told so: tests ask for the same answer twice, and batches with drafts round numbers otherwise."""
         worker_id = worker_id or f"worker-{len(self.workers)}"
-        values = {"model": model, "alias": alias, "worker_id": worker_id, "llama": json.dumps({"n_threads": threads})}
+        values: dict[str, object] = {"model": model, "alias": alias, "worker_id": worker_id}
+        values |= {"llama": json.dumps({"n_threads": threads}), "speculation": json.dumps({"ngram": False})}
         environment = {f"PADDOCK_{name.upper()}": str(value) for name, value in {**values, **settings}.items()}
         process = self.spawn(worker_id, [sys.executable, "-m", "gateway.cli", "worker"], environment, "worker")
         self.workers.append(process)

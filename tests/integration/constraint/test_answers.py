@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
+from tests.integration.engine.listener import ONE_THREAD, UNDRAFTED, Bench, changed, running
 from workers.chat.tools.json_calls import HERMES
 from workers.constraint.compiler import Compiler
 from workers.constraint.forks import Forks
@@ -54,7 +54,7 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    with Model.load(DEMO, ONE_THREAD) as model, running(model, slots=4) as one:
+    with Model.load(DEMO, ONE_THREAD) as model, running(model, slots=4, speculation=UNDRAFTED) as one:
         yield one
 
 

@@ -56,11 +56,11 @@ class Program:
     def text(self) -> str:
         return self.terminal.read_text(errors="replace")
 
-    def until(self, said: str) -> None:
+    def until(self, said: str, times: int = 1) -> None:
         def happened() -> bool:
             if self.popen.poll() is not None:
                 pytest.fail(f"ended with {self.popen.returncode} before saying {said!r}:\n{self.text()}")
-            return said in self.text()
+            return self.text().count(said) >= times
 
         wait_until(happened, lambda: f"{said!r} in\n{self.text()}")
 

@@ -226,9 +226,7 @@ def test_redis_keeps_what_it_holds_where_its_sockets_name_is_gone(programs: Prog
             removed(link.parent)
         else:
             link.unlink()
-        wait_until(
-            lambda times=times: up.text().count(f"paddock: {link} was gone; it has its name again") == times, up.text
-        )
+        up.until(f"paddock: {link} was gone; it has its name again", times)
     killed(up, "workers.cli", "worker")
     killed(up, "gateway.cli", "gateway")
     up.until("worker-0 died (SIGKILL)")

@@ -139,6 +139,10 @@ class GbnfMask:
             return False  # a token of one byte may come: no need to check all others
         return self._open().size == len(self.eog)
 
+    def forced(self) -> Sequence[int]:
+        """Return nothing: llama.cpp does not tell which text is the only one."""
+        return ()
+
     def permits(self, token: int) -> bool:
         if not self._takes_all and token not in self._tables.texts and token not in self.eog:
             return False
