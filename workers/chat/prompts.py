@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from workers.chat.conversation import UNSET, Conversation, conversation_of
 from workers.chat.infill import InfillPrompts
 from workers.models.spec import ChatDefaults
-from workers.protocol.events import CallFailed, Failure, FailureCode, context_overflow
+from workers.protocol.events import RETRYABLE, CallFailed, Failure, FailureCode, context_overflow
 from workers.protocol.requests import GenerateRequest, Message, Role
 
 TOKENISE_LEAST_S = 5.0
@@ -88,17 +88,18 @@ class SharedPrompts:
         today = self._today()
         known = self._found.get((role, text))
         if known is None or known[0] != today:
-            known = self._found[role, text] = (today, self._common(role, text))
+            try:
+                known = self._found[role, text] = (today, self._common(role, text))
+            except CallFailed as failed:
+                if failed.failure.code not in RETRYABLE:  # a template without a place for system messages
+                    self._found[role, text] = (today, ())
+                return ()  # a process was lost, or memory is short: the next call looks again
         return known[1]
 
     def _common(self, role: Role, text: str) -> Sequence[int]:
+        """Return the common beginning of the test conversations. Raises CallFailed."""
         first = Message(role, text)
-        prompts = []
-        for opening in OPENINGS:
-            try:
-                prompts.append(self._tokenize([first, Message("user", f"{opening} {opening}")]))
-            except CallFailed:  # a template without a place for system messages
-                return ()
+        prompts = [self._tokenize([first, Message("user", f"{opening} {opening}")]) for opening in OPENINGS]
         shortest = min(prompts, key=len)
         for position, token in enumerate(shortest):
             if any(prompt[position] != token for prompt in prompts):
