@@ -37,6 +37,7 @@ from msgspec import Meta
 from workers.protocol.framing import read_float
 from workers.protocol.heartbeat import ModelFacts, WorkerKind
 from workers.protocol.requests import AdapterUse, GenerateRequest, Name, Prompt, Sampling
+from workers.protocol.token_arrays import in_array, to_bytes
 
 TOKENIZE_PATH = "/v1/tokenize"
 DETOKENIZE_PATH = "/v1/detokenize"
@@ -79,10 +80,11 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def packed(tokens: Sequence[int]) -> bytes:
     """Return tokens in the form of `Tokenized.ids`."""
-    numbers = array("I", tokens)
+    numbers = in_array(tokens)
     if sys.byteorder == "big":
+        numbers = numbers[:]
         numbers.byteswap()
-    return numbers.tobytes()
+    return to_bytes(numbers)
 
 
 def ints_of(ids: bytes) -> array[int]:

@@ -94,10 +94,11 @@ FORK, END = 1, 2
 ORDER, REPLY = struct.Struct("=ii"), struct.Struct("=i")
 """Format of an order: `FORK` or `END`, and a process id. Format of its reply: a process id or an exit code."""
 
-TEXT, TOKENS = struct.Struct("=QiqBB"), struct.Struct("=qB")
+TEXT, TOKENS = struct.Struct("=QiqBB"), struct.Struct("=qBB")
 """Format of a text's header: bytes, seconds of processor time, maximum tokens (or `ANY`), `add_special`,
-`parse_special`. Format of the reply: number of tokens that follow, whether the process must be replaced. A number
--n means that the text has at least n tokens, which is more than the maximum, and that no tokens follow."""
+`parse_special`. Format of the reply: number of tokens that follow, whether they were counted to the end, whether the
+process must be replaced. A number -n means that the text has at least n tokens, which is more than the maximum, and
+that no tokens follow: millions of them would be copied, and thrown away."""
 
 ANY = -1
 
@@ -190,11 +191,14 @@ def _serve(vocab: Vocab, floor: TokenFloor, texts: socket.socket) -> None:
             bound_cpu(cpu_s)
             text = bytes(read_exactly(texts, num_bytes))
             if most != ANY and (at_least := floor.of_text(text)) > most:
-                texts.sendall(TOKENS.pack(-at_least, False))
+                texts.sendall(TOKENS.pack(-at_least, False, False))
                 continue
             tokens = vocab.token_array(text, add_special=bool(add_special), parse_special=bool(parse_special))
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - quiet) << 10 > GROWN_BYTES
-            texts.sendall(TOKENS.pack(len(tokens), grown))
+            if most != ANY and len(tokens) > most:
+                texts.sendall(TOKENS.pack(-len(tokens), True, grown))
+                continue
+            texts.sendall(TOKENS.pack(len(tokens), True, grown))
             texts.sendall(tokens)
 
 
