@@ -25,7 +25,9 @@ from workers.chat.prompts import TooManyTokens, patience_s, too_slow
 from workers.llama.tokens.token_process import (
     ANY,
     END,
+    EXTRA_BYTES,
     FORK,
+    NO_MEMORY,
     NOT_BEGUN,
     ORDER,
     READY,
@@ -76,8 +78,8 @@ class GuardedTokenizer:
         if len(text) <= IN_PROCESS_CHARS:
             return self._vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
         seconds = patience_s(len(text))
+        data = encoded(text)
         try:
-            data = encoded(text)
             asked = {"add_special": add_special, "parse_special": parse_special}
             return self._processes.tokens(data, seconds, most=most, **asked)
         except TookTooLong as late:
@@ -89,6 +91,12 @@ class GuardedTokenizer:
             if ended.killed:
                 message = "the process that tokenises long texts was killed, for want of memory perhaps; send it again"
                 raise CallFailed(Failure(FailureCode.OUT_OF_MEMORY, message)) from None
+            if str(ended) == ending(NO_MEMORY):
+                message = (
+                    f"a text of {len(text)} characters, {len(data)} bytes, takes more memory to tokenise than the "
+                    f"{EXTRA_BYTES >> 20} MiB that one text may take; send a shorter one"
+                )
+                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message)) from None
             message = (
                 f"llama.cpp's tokenizer broke down over a text of {len(text)} characters ({ended}); send a shorter "
                 "one, or one with fewer like characters in a row"
