@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -30,7 +31,7 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH, encode, json_parts
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.pooled import POOL_PATH
-from workers.protocol.queries import DETOKENIZE_PATH, RENDER_PATH, TOKENIZE_PATH
+from workers.protocol.queries import DETOKENIZE_PATH, RENDER_PATH, TEAM_HEADER, TOKENIZE_PATH
 from workers.protocol.requests import MAX_PROMPT_CHARS, Accepted, Cancel, Submit
 
 AT_ONCE = 2
@@ -224,7 +225,7 @@ class WorkerClient:
                     method,
                     at.url + path,
                     data=payload.data,
-                    headers={**self._headers, **payload.headers},
+                    headers={**self._headers, **_team_header(message), **payload.headers},
                     timeout=_timeout(timeout_s),
                     allow_redirects=False,
                 ) as response,
@@ -320,6 +321,12 @@ def failure_in(at: WorkerAddress, status: int, body: bytes) -> Failure:
 def _unreadable(at: WorkerAddress) -> Failure:
     message = f"The worker {at.worker} answered what this gateway can't read. Run the same version of both."
     return Failure(FailureCode.INTERNAL, message)
+
+
+def _team_header(message: msgspec.Struct | None) -> Mapping[str, str]:
+    """Return the header that tells a worker whose question it is, before it decodes a long body; none if nobody's."""
+    team: str = getattr(message, "tenant", "")
+    return {TEAM_HEADER: quote(team)} if team else {}
 
 
 def _timeout(total_s: float) -> aiohttp.ClientTimeout:

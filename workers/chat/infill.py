@@ -6,11 +6,13 @@ separating texts); https://arxiv.org/abs/2409.12186 (pattern for whole repositor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Infill
+from workers.protocol.token_arrays import joined
 
 SNIPPET = "\n\n--- snippet ---\n\n"
 REPOSITORY, FILE = "myproject\n", "filename\n"
@@ -21,7 +23,7 @@ CHARACTERS_PER_TOKEN = 8
 MARGIN = 1024
 """Number of tokens to read beyond those needed: where a text is cut within a word, the tokens at the cut are wrong."""
 
-Tokenize = Callable[[str], list[int]]
+Tokenize = Callable[[str], Sequence[int]]
 """A function that tokenises a text and takes control tokens in the text for plain text."""
 
 
@@ -69,9 +71,9 @@ class InfillPrompts:
         """Whether the model has the tokens that infill needs."""
         return self._tokens is not None
 
-    def tokens(self, infill: Infill, tokenize: Tokenize, parse: Tokenize) -> list[int]:
+    def tokens(self, infill: Infill, tokenize: Tokenize, parse: Tokenize) -> array[int]:
         """Return the prompt's tokens. `parse`: like `tokenize`, but control tokens written out in the text become
-        tokens.
+        tokens; it reads `infill.prompt`, of which nothing is cut.
 
         The end of the prefix gets three quarters of `InfillRoom.near`. The start of the suffix gets what
         `infill.prompt` leaves of the last quarter. The last tokens of the other files fill `InfillRoom.extra`. Raises
@@ -82,41 +84,41 @@ class InfillPrompts:
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "input_prefix"))
         quarter = self._room.near // 4
         prompt = parse(infill.prompt) if infill.prompt else []
-        before = [fim.prefix, *_end_of(infill.prefix, 3 * quarter, tokenize), *prompt]
-        behind = [fim.suffix, *_start_of(infill.suffix, max(0, quarter - 2 - len(prompt)), tokenize)]
+        before = joined([fim.prefix], _end_of(infill.prefix, 3 * quarter, tokenize), prompt)
+        behind = joined([fim.suffix], _start_of(infill.suffix, max(0, quarter - 2 - len(prompt)), tokenize))
         first, second = (behind, before) if self._room.suffix_first else (before, behind)
         begin = [] if fim.begin is None else [fim.begin]
-        return [*_extra(infill, fim, self._room.extra, tokenize), *begin, *first, *second, fim.middle]
+        return joined(_extra(infill, fim, self._room.extra, tokenize), begin, first, second, [fim.middle])
 
 
-def _extra(infill: Infill, fim: InfillTokens, room: int, tokenize: Tokenize) -> list[int]:
+def _extra(infill: Infill, fim: InfillTokens, room: int, tokenize: Tokenize) -> array[int]:
     """Return at most `room` tokens: the last ones of the other files. Files that don't fit at all are not tokenised."""
-    parts = [] if fim.file is None else [[fim.file, *tokenize(FILE)]]
+    parts = [] if fim.file is None else [joined([fim.file], tokenize(FILE))]
     num_tokens = sum(map(len, parts))
     for one in reversed(infill.files):
         if num_tokens >= room:
             break
         head = tokenize(SNIPPET) if fim.file is None else [fim.file, *tokenize(f"{one.name}\n")]
-        parts.append([*head, *_end_of(one.text, room - num_tokens, tokenize)])
+        parts.append(joined(head, _end_of(one.text, room - num_tokens, tokenize)))
         num_tokens += len(parts[-1])
     else:
-        parts.append([] if fim.repository is None else [fim.repository, *tokenize(REPOSITORY)])
-    extra = [token for part in reversed(parts) for token in part]
+        parts.append(joined() if fim.repository is None else joined([fim.repository], tokenize(REPOSITORY)))
+    extra = joined(*reversed(parts))
     return extra[max(0, len(extra) - room) :]
 
 
-def _end_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
+def _end_of(text: str, num_tokens: int, tokenize: Tokenize) -> Sequence[int]:
     """Return the last `num_tokens` tokens of a text; of a long text, only the end is tokenised."""
     found = _read(text, num_tokens, tokenize, lambda size: text[len(text) - size :])
     return found[max(0, len(found) - num_tokens) :]
 
 
-def _start_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
+def _start_of(text: str, num_tokens: int, tokenize: Tokenize) -> Sequence[int]:
     """Return the first `num_tokens` tokens of a text; of a long text, only the beginning is tokenised."""
     return _read(text, num_tokens, tokenize, lambda size: text[:size])[:num_tokens]
 
 
-def _read(text: str, num_tokens: int, tokenize: Tokenize, cut: Callable[[int], str]) -> list[int]:
+def _read(text: str, num_tokens: int, tokenize: Tokenize, cut: Callable[[int], str]) -> Sequence[int]:
     """Return at least `num_tokens` + MARGIN tokens, read from a part of the text. If the whole text has fewer tokens,
     return all of them. `cut(size)` returns a part of `size` characters."""
     size = CHARACTERS_PER_TOKEN * (num_tokens + MARGIN)

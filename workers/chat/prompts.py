@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from workers.chat.conversation import UNSET, Conversation, conversation_of
 from workers.chat.infill import InfillPrompts
 from workers.models.spec import ChatDefaults
-from workers.protocol.events import CallFailed, Failure, FailureCode, context_overflow
+from workers.protocol.events import RETRYABLE, CallFailed, Failure, FailureCode, context_overflow
 from workers.protocol.requests import GenerateRequest, Message, Role
+from workers.protocol.token_arrays import INT32, RUN_TOKENS, extend, in_list
 
 TOKENISE_LEAST_S = 5.0
 TOKENISE_S_PER_MIB = 4.0
@@ -48,6 +49,8 @@ def too_slow(num_chars: int, seconds: float) -> CallFailed:
     )
     return CallFailed(Failure(FailureCode.INVALID_REQUEST, message))
 
+
+Part = TypeVar("Part", int, int | str)
 
 Tokenize = Callable[[Sequence[Message]], Sequence[int]]
 
@@ -88,17 +91,18 @@ class SharedPrompts:
         today = self._today()
         known = self._found.get((role, text))
         if known is None or known[0] != today:
-            known = self._found[role, text] = (today, self._common(role, text))
+            try:
+                known = self._found[role, text] = (today, self._common(role, text))
+            except CallFailed as failed:
+                if failed.failure.code not in RETRYABLE:  # a template without a place for system messages
+                    self._found[role, text] = (today, ())
+                return ()  # a process was lost, or memory is short: the next call looks again
         return known[1]
 
     def _common(self, role: Role, text: str) -> Sequence[int]:
+        """Return the common beginning of the test conversations. Raises CallFailed."""
         first = Message(role, text)
-        prompts = []
-        for opening in OPENINGS:
-            try:
-                prompts.append(self._tokenize([first, Message("user", f"{opening} {opening}")]))
-            except CallFailed:  # a template without a place for system messages
-                return ()
+        prompts = [self._tokenize([first, Message("user", f"{opening} {opening}")]) for opening in OPENINGS]
         shortest = min(prompts, key=len)
         for position, token in enumerate(shortest):
             if any(prompt[position] != token for prompt in prompts):
@@ -118,10 +122,11 @@ context, stay in an array."""
 class TooManyTokens(Exception):
     """A text has more tokens than are allowed."""
 
-    def __init__(self, at_least: int) -> None:
-        """`at_least`: the text has at least this many tokens; they were not counted to the end."""
+    def __init__(self, at_least: int, *, is_whole: bool = False) -> None:
+        """`at_least`: the text has at least this many tokens. `is_whole`: they were counted to the end."""
         super().__init__(at_least)
         self.at_least = at_least
+        self.is_whole = is_whole
 
 
 class Tokenizer(Protocol):
@@ -129,7 +134,7 @@ class Tokenizer(Protocol):
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         """Return a text's tokens. May block for seconds. Raises CallFailed for a text that can't be tokenised,
-        TooManyTokens if it is clear without tokenising that the text has more than `most` tokens."""
+        TooManyTokens for a long text of more than `most` tokens."""
 
 
 class Templates(Protocol):
@@ -184,7 +189,7 @@ class Prompts:
         try:
             return self._prompt(request, self._n_ctx - 1 if self._n_ctx else None).tokens
         except TooManyTokens as error:
-            raise CallFailed(context_overflow(error.at_least, self._n_ctx, is_whole=False)) from None
+            raise CallFailed(context_overflow(error.at_least, self._n_ctx, is_whole=error.is_whole)) from None
 
     def prediction(self, request: GenerateRequest) -> Sequence[int]:
         """Return the tokens of the text that the caller expects as the answer; empty if it names none, or a text that
@@ -205,7 +210,7 @@ class Prompts:
     def _prompt(self, request: GenerateRequest, most: int | None = None) -> Prompt:
         """Return the prompt. Raises CallFailed; TooManyTokens if the prompt has more than `most`."""
         if request.infill is not None:
-            return Prompt(self._filled(request), None)  # infill is cut to fit
+            return Prompt(_listed(self._filled(request, most)), None)
         if request.prompt is not None:
             return Prompt(_listed(self.mixed(request.prompt, add_special=True, parse_special=True, most=most)), None)
         if not request.messages:
@@ -234,9 +239,9 @@ class Prompts:
         TooManyTokens as soon as a text or a mixed list has more than `most` tokens."""
         if isinstance(prompt, str):
             return self._tokenizer.tokenize(prompt, add_special=add_special, parse_special=parse_special, most=most)
-        if set(map(type, prompt)) == {int}:
+        if all(set(map(type, run)) == {int} for run in _runs(prompt)):
             return self._ids(cast("Sequence[int]", prompt))
-        tokens = array("q")
+        tokens = array(INT32)
         patience = Patience(num_chars(prompt))
         for position, part in enumerate(prompt):
             if isinstance(part, str):
@@ -246,8 +251,9 @@ class Prompts:
                     left = None if most is None else max(0, most - len(tokens))
                     more = self._tokenizer.tokenize(part, add_special=add, parse_special=parse_special, most=left)
                 except TooManyTokens as error:
-                    raise TooManyTokens(len(tokens) + error.at_least) from None
-                tokens.extend(iter(more))  # `extend` refuses an array of another item type
+                    is_whole = error.is_whole and position == len(prompt) - 1
+                    raise TooManyTokens(len(tokens) + error.at_least, is_whole=is_whole) from None
+                extend(tokens, more)
                 if most is not None and len(tokens) > most:
                     raise TooManyTokens(len(tokens))
             else:
@@ -265,28 +271,37 @@ class Prompts:
         has_bos = bool(self._bos_text) and text.startswith(self._bos_text)
         return _listed(self._tokenizer.tokenize(text, add_special=not has_bos, parse_special=True, most=most))
 
-    def _filled(self, request: GenerateRequest) -> Sequence[int]:
+    def _filled(self, request: GenerateRequest, most: int | None) -> Sequence[int]:
+        """Return an infill prompt. Raises CallFailed; TooManyTokens if the text being typed has more than `most`: all
+        else is cut to fit."""
         if self._infill is None or request.infill is None:
             message = "this worker fills no gaps in code; ask a model that generates text"
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "input_prefix"))
 
         infill = request.infill
-        patience = Patience(len(infill.prefix) + len(infill.suffix) + sum(len(file.text) for file in infill.files))
+        patience = Patience(text_chars(request))
 
-        def tokenize(text: str, *, parse_special: bool = False) -> list[int]:
+        def tokenize(text: str) -> Sequence[int]:
             patience.check()
-            return list(self._tokenizer.tokenize(text, add_special=False, parse_special=parse_special))
+            return self._tokenizer.tokenize(text, add_special=False, parse_special=False)
 
-        return self._infill.tokens(infill, tokenize, lambda text: tokenize(text, parse_special=True))
+        def parse(text: str) -> Sequence[int]:
+            patience.check()
+            return self._tokenizer.tokenize(text, add_special=False, parse_special=True, most=most)
+
+        return self._infill.tokens(infill, tokenize, parse)
 
     def _ids(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Return a prompt that is only token ids. They are checked all at once: checking 30,000 one by one takes 6 ms.
+        """Return a prompt that is only token ids. They are checked run by run: checking 30,000 one by one takes 6 ms.
 
         Raises CallFailed."""
-        if min(prompt) < 0 or max(prompt) >= self._num_tokens:
-            for position, token in enumerate(prompt):
-                self._checked(token, position)
-        return array("q", prompt)
+        tokens = array(INT32)
+        for run in _runs(prompt):
+            if min(run) < 0 or max(run) >= self._num_tokens:
+                for position, token in enumerate(run, len(tokens)):
+                    self._checked(token, position)
+            tokens.extend(iter(run))
+        return tokens
 
     def _checked(self, token: int, position: int) -> int:
         """Return the token. Raises CallFailed if the vocabulary has no token of this number."""
@@ -298,7 +313,13 @@ class Prompts:
 
 def _listed(tokens: Sequence[int]) -> Sequence[int]:
     """Return a prompt's tokens as a list, which the engine handles fastest; more than MAX_LIST stay in an array."""
-    return list(tokens) if len(tokens) <= MAX_LIST else tokens
+    return in_list(tokens) if len(tokens) <= MAX_LIST else tokens
+
+
+def _runs(prompt: Sequence[Part]) -> Iterator[Sequence[Part]]:
+    """Yield a prompt's parts, so many at a time that a call about them all is short; an empty prompt is one run."""
+    for start in range(0, max(1, len(prompt)), RUN_TOKENS):
+        yield prompt[start : start + RUN_TOKENS]
 
 
 def is_quick(request: GenerateRequest) -> bool:

@@ -169,10 +169,12 @@ class Memory:
         `holders`.
 
         Raises StateUnusable if another sequence held the range after all and there is no room for a copy: the range is
-        gone from all `holders` then. Raises MemoryError with everything as it was."""
+        gone from all `holders` then. Raises MemoryError, with everything as it was, if no copy can be made."""
         self.share(holders[0], scratch, start, end)
         try:
             state = self.save(scratch)
+        except StateUnusable as error:  # the cells are where they were; after `load` below they are not
+            raise MemoryError(str(error)) from None
         finally:
             self.remove(scratch)
         for holder in holders:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-from array import array
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -29,6 +28,7 @@ from workers.llama.model import Model, fill_context
 from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, NativeOwner, native_log
 from workers.llama.tokens.vocab import NO_TOKEN
 from workers.models.spec import LlamaSettings
+from workers.protocol.token_arrays import in_array, joined
 
 Vectors = NDArray[np.float32]
 
@@ -247,18 +247,15 @@ class PooledInputs:
 
         Names of control tokens in the text become those tokens. `add_special` False: no begin and end tokens, for a
         text that follows others in one input. Raises CallFailed."""
-        return array("i", self._tokenizer.tokenize(text, add_special=add_special, parse_special=True))
+        return in_array(self._tokenizer.tokenize(text, add_special=add_special, parse_special=True))
 
     def of_pair(self, query: str, document: str) -> Sequence[int]:
         """Return the tokens of query and document for ranking, in the model's form for pairs. Raises CallFailed."""
         if self._template is not None:
             texts = {"query": query, "document": document}
             text = _PLACEHOLDER.sub(lambda match: texts[match[1]], self._template)
-            return array("i", self._tokenizer.tokenize(text, add_special=False, parse_special=True))
-        pair = array("i", self._before)
-        for part in (self._plain(query), self._between, self._plain(document), self._after):
-            pair.extend(part)
-        return pair
+            return in_array(self._tokenizer.tokenize(text, add_special=False, parse_special=True))
+        return joined(self._before, self._plain(query), self._between, self._plain(document), self._after)
 
     def _plain(self, text: str) -> Sequence[int]:
         return self._tokenizer.tokenize(text, add_special=False, parse_special=False)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from workers.protocol.framing import read_float
+from workers.protocol.framing import PieceDecoder, read_float
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"
 
@@ -323,6 +323,6 @@ class Cancel(msgspec.Struct, frozen=True):
     calls: tuple[int, ...]
 
 
-decode_submit = msgspec.json.Decoder(Submit, float_hook=read_float).decode
+decode_submit = PieceDecoder(Submit)
 decode_object: Callable[[str], dict[str, Any]] = msgspec.json.Decoder(dict[str, Any], float_hook=read_float).decode
 """Decodes a JSON object: a tool's schema, or template values. Other threads wait: 30 ms for 2 MB of names."""

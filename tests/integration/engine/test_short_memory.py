@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, changed, running
+from tests.integration.engine.test_prefix_cache import behind_others
 from tests.support.small_models import WORDS
 from workers.constraint.mask import Bits
 from workers.engine.engine import Engine
@@ -141,6 +142,35 @@ def test_idle_prefixes_that_no_copy_can_be_made_of_are_dropped(
         again = bench.request(LONG, 20)
         assert bench.answer(again) == other
         assert bench.answer(bench.again(again)) == other
+
+
+@pytest.mark.parametrize("error", SHORT, ids=["of_our_own", "of_llama_cpp"])
+def test_cells_that_no_copy_can_be_made_of_stay_where_they_are(
+    stories: Model, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Others have left, and the engine would move a stream's cells down; its steps are slower then, and right."""
+    relocate, tries = Memory.relocate, list[int]()
+
+    def short(memory: Memory, holders: Sequence[int], scratch: int, start: int, end: int) -> int:
+        with no_copies(monkeypatch, error) as tried:
+            try:
+                return relocate(memory, holders, scratch, start, end)
+            finally:
+                tries.extend(tried)
+
+    with running(stories, slots=4, n_ctx=512, kv_tokens=2048) as bench:
+        long = bench.request("The dog", 300, ignore_eos=True)
+        alone = bench.answer(changed(long, cache_prompt=False))
+        with monkeypatch.context() as patched:
+            patched.setattr(Memory, "relocate", short)
+            key = behind_others(bench, long)
+        assert tries
+        assert bench.engine.crashed is None
+        assert bench.engine.counters.num_packed == 0
+        assert bench.heard.text(key) == alone
+        bench.engine.check_integrity()
+        behind_others(bench, long)
+        assert bench.engine.counters.num_packed > 0, "it moves as soon as there is memory"
 
 
 def test_a_conversation_that_no_copy_can_be_made_of_ends_where_it_would_move(

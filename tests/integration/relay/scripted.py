@@ -20,6 +20,7 @@ from workers.protocol.control import CHALLENGE_HEADER, PROOF_HEADER, proof
 from workers.protocol.events import HTTP_STATUS, CallEvent, Failure, encode_alive, encode_step
 from workers.protocol.framing import ALIVE_EVENT, CANCEL_PATH, EVENTS_PATH, SUBMIT_PATH, encode_frame, event_id
 from workers.protocol.heartbeat import Heartbeat, ModelFacts, WorkerAddress
+from workers.protocol.queries import TEAM_HEADER
 from workers.protocol.requests import Accepted, Cancel, Submit
 
 CALL = call()
@@ -54,6 +55,8 @@ class ScriptedWorker:
     """Bodies of these."""
     asks: list[tuple[str, str]] = field(default_factory=list)
     """Their methods and paths."""
+    teams: list[str | None] = field(default_factory=list)
+    """Their `TEAM_HEADER`."""
     submits: list[Submit] = field(default_factory=list)
     cancels: list[tuple[int, ...]] = field(default_factory=list)
     resumed_from: list[str] = field(default_factory=list)
@@ -209,6 +212,7 @@ class ScriptedWorker:
 
     async def _reply(self, request: web.Request) -> Any:
         self.asks.append((request.method, request.path_qs))
+        self.teams.append(request.headers.get(TEAM_HEADER))
         self.asked.append(await request.text())
         await asyncio.sleep(self.reply_delay_s)
         if self.redirects_to or self.reply_bytes:

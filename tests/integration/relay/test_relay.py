@@ -39,7 +39,7 @@ from workers.protocol.events import (
 )
 from workers.protocol.framing import KEEP_ALIVE
 from workers.protocol.pooled import PoolRequest, PoolResult
-from workers.protocol.queries import decode_props
+from workers.protocol.queries import RENDER_PATH, Render, decode_props, decode_rendered
 from workers.protocol.requests import GenerateRequest, Message
 
 REQUEST = GenerateRequest(messages=(Message(role="user", content="hi"),))
@@ -389,6 +389,14 @@ async def test_an_answer_of_another_version_is_a_failure(relay: Relay, worker: S
             await relay.ask(worker.at, "GET", "/v1/props", None, decode_props)
         assert caught.value.failure.code is FailureCode.INTERNAL
         assert "version" in caught.value.failure.message
+
+
+async def test_a_worker_is_told_whose_a_question_is_before_its_body(relay: Relay, worker: ScriptedWorker) -> None:
+    worker.reply = b'{"num_tokens":1}'
+    for team in ("red", "r\u00f6t, \u4f60\r\n", ""):
+        asked = Render(request=REQUEST, tenant=team)
+        assert (await relay.ask(worker.at, "POST", RENDER_PATH, asked, decode_rendered)).num_tokens == 1
+    assert worker.teams == ["red", "r%C3%B6t%2C%20%E4%BD%A0%0D%0A", None]
 
 
 async def test_many_vectors_are_decoded_as_they_come(

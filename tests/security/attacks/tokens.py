@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import json
 import random
 
 from tests.security.attack import Attack, Target
@@ -12,6 +14,8 @@ RUN_CHARS = 100_000
 DEADLY_CHARS = 900_000
 NUM_MESSAGES = 3000
 LEAVES_AFTER_S = 0.3
+DENSE_BYTES = (1 << 20, 3 << 20, 8_000_000)
+FIRST_SIGN, LAST_SIGN = 0x12000, 0x12398
 
 
 def _messages(number: int = NUM_MESSAGES) -> list[dict[str, str]]:
@@ -38,6 +42,27 @@ async def _slow_texts_left(target: Target) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LEAVES_AFTER_S), target.session() as session:
             await target.post(session, "/tokenize", {"model": target.model, "content": text})
+
+
+@functools.cache
+def _dense_text(num_bytes: int) -> str:
+    """Return cuneiform, which no vocabulary has: each character becomes several tokens, and none of it is ASCII."""
+    signs = "".join(f"{chr(number)} " for number in range(FIRST_SIGN, LAST_SIGN + 1))
+    return (signs * (num_bytes // len(signs.encode()) + 1)).encode()[:num_bytes].decode("utf-8", "ignore")
+
+
+async def _dense_texts(target: Target) -> None:
+    text = _dense_text(random.choice(DENSE_BYTES))
+    path, body = random.choice(
+        (
+            ("/tokenize", {"content": text}),
+            ("/v1/completions", {"prompt": [1, text], "max_tokens": 1}),
+            ("/infill", {"input_prefix": "a", "input_suffix": "b", "prompt": text, "n_predict": 1}),
+        )
+    )
+    data = json.dumps({"model": target.model, **body}, ensure_ascii=False)
+    async with target.session() as session:
+        await target.post(session, path, data)
 
 
 async def _many_messages_counted(target: Target) -> None:
@@ -74,6 +99,12 @@ ATTACKS = (
         about="Texts that take long to tokenise, whose callers leave at once: they were worked for all the same.",
         strike=_slow_texts_left,
         at_once=8,
+    ),
+    Attack(
+        name="dense-texts",
+        about="Texts of 8 MiB become as many tokens, which a worker converted in one call, for up to 0.4 s.",
+        strike=_dense_texts,
+        at_once=2,
     ),
     Attack(
         name="many-messages-counted",

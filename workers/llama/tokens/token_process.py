@@ -5,7 +5,7 @@
 The first process loads the vocabulary and does nothing but fork others, which share its memory. A new one takes some
 milliseconds; each takes texts from a socket of its own. The first process reads orders from the socket DESCRIPTOR until
 that is closed. `FORK` comes with a socket for a new child; the reply is its process id. `END` comes with a process id;
-the reply is that child's exit code (negative: the signal that ended it).
+the reply is that child's exit code (negative: the signal that ended it; `NO_MEMORY` if it said that as it ended).
 
 Before anything is tokenised, `TokenFloor` refuses a text that is far too long for a context by its characters alone.
 """
@@ -28,7 +28,7 @@ from pathlib import Path
 from llama_cpp import llama_cpp as c
 
 from workers.llama.tokens.vocab import Vocab, VocabFile
-from workers.process.limits import bound_cpu, bound_memory, shut_off
+from workers.process.limits import STDERR, bound_cpu, bound_memory, shut_off
 from workers.process.parent_death import end_with_parent
 
 SENTENCEPIECE, BYTE_PAIRS = 1, 2
@@ -94,16 +94,22 @@ FORK, END = 1, 2
 ORDER, REPLY = struct.Struct("=ii"), struct.Struct("=i")
 """Format of an order: `FORK` or `END`, and a process id. Format of its reply: a process id or an exit code."""
 
-TEXT, TOKENS = struct.Struct("=QiqBB"), struct.Struct("=qB")
+TEXT, TOKENS = struct.Struct("=QiqBB"), struct.Struct("=qBB")
 """Format of a text's header: bytes, seconds of processor time, maximum tokens (or `ANY`), `add_special`,
-`parse_special`. Format of the reply: number of tokens that follow, whether the process must be replaced. A number
--n means that the text has at least n tokens, which is more than the maximum, and that no tokens follow."""
+`parse_special`. Format of the reply: number of tokens that follow, whether they were counted to the end, whether the
+process must be replaced. A number -n means that the text has at least n tokens, which is more than the maximum, and
+that no tokens follow: millions of them would be copied, and thrown away."""
 
 ANY = -1
 
-NOT_BEGUN, BROKEN = 75, 1
-"""Exit codes of a process. `NOT_BEGUN`: it could not get what it needs to take texts. `BROKEN`: it broke down over a
-text, or its worker has gone."""
+NOT_BEGUN, NO_MEMORY, BROKEN = 75, 76, 1
+"""Exit codes of a process. `NOT_BEGUN`: it could not get what it needs to take texts. `NO_MEMORY`: a text needed more
+than `EXTRA_BYTES`. `BROKEN`: it broke down over a text, or its worker has gone."""
+
+SIGNS_OF_NO_MEMORY = (b"bad_alloc", b"MemoryError")
+"""What C++ says, before it aborts, of memory that it could not get, and what Python does."""
+SAID_BYTES = 64 << 10
+"""Maximum bytes to read of what a process said; a pipe takes no more."""
 
 STACK_BYTES = 192 << 20
 """Stack for the recursion of std::regex: 320 bytes for each character of a run, measured over all of llama.cpp's
@@ -124,7 +130,7 @@ NICENESS = 5
 def main(path: Path, descriptor: int) -> None:
     """Serve orders until the worker closes the socket or ends."""
     with socket.socket(fileno=descriptor) as orders, VocabFile.load(path) as file:
-        children: set[int] = set()
+        children: dict[int, int] = {}
         floor = TokenFloor.of(file)
         gc.freeze()  # so that memory shared with the children is not written to
         try:
@@ -132,34 +138,44 @@ def main(path: Path, descriptor: int) -> None:
             while _obey(orders, file.vocab, floor, children):
                 pass
         finally:
-            for pid in children:
-                _ended(pid)
+            for pid, heard in children.items():
+                _ended(pid, heard)
 
 
-def _obey(orders: socket.socket, vocab: Vocab, floor: TokenFloor, children: set[int]) -> bool:
-    """Carry out the next order of the worker; return False if there are no more."""
+def _obey(orders: socket.socket, vocab: Vocab, floor: TokenFloor, children: dict[int, int]) -> bool:
+    """Carry out the next order of the worker; return False if there are no more.
+
+    `children`: process id -> descriptor on which the child's standard error is read."""
     data, descriptors, _, _ = socket.recv_fds(orders, ORDER.size, 1)
     if len(data) < ORDER.size:
         return False
     order, pid = ORDER.unpack(data)
     if order == FORK:
+        heard, said = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # a child never waits for somebody to read it
         pid = os.fork()
         if pid == 0:
+            os.dup2(said, STDERR)
             _child(vocab, floor, orders, descriptors[0])
         os.close(descriptors[0])
-        children.add(pid)
+        os.close(said)
+        children[pid] = heard
         orders.sendall(REPLY.pack(pid))
     elif order == END:
-        orders.sendall(REPLY.pack(_ended(pid) if pid in children else -signal.SIGKILL))
-        children.discard(pid)
+        orders.sendall(REPLY.pack(_ended(pid, children.pop(pid)) if pid in children else -signal.SIGKILL))
     return True
 
 
-def _ended(pid: int) -> int:
-    """Kill a child if it still runs, and return its exit code. Before `waitpid` no other process can get its id."""
+def _ended(pid: int, heard: int) -> int:
+    """Kill a child if it still runs, and return its exit code. Before `waitpid` no other process can get its id.
+
+    `heard`: descriptor on which the child's standard error is read; it is closed. All that C++ tells of a lack of
+    memory is there: it aborts then, as it does for whatever else goes wrong."""
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
+    code = os.waitstatus_to_exitcode(status)
+    with open(heard, "rb", buffering=0) as pipe:
+        told = (pipe.read(SAID_BYTES) or b"") if code in (BROKEN, -signal.SIGABRT) else b""
+    return NO_MEMORY if any(sign in told for sign in SIGNS_OF_NO_MEMORY) else code
 
 
 def _child(vocab: Vocab, floor: TokenFloor, orders: socket.socket, descriptor: int) -> None:
@@ -190,11 +206,14 @@ def _serve(vocab: Vocab, floor: TokenFloor, texts: socket.socket) -> None:
             bound_cpu(cpu_s)
             text = bytes(read_exactly(texts, num_bytes))
             if most != ANY and (at_least := floor.of_text(text)) > most:
-                texts.sendall(TOKENS.pack(-at_least, False))
+                texts.sendall(TOKENS.pack(-at_least, False, False))
                 continue
             tokens = vocab.token_array(text, add_special=bool(add_special), parse_special=bool(parse_special))
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - quiet) << 10 > GROWN_BYTES
-            texts.sendall(TOKENS.pack(len(tokens), grown))
+            if most != ANY and len(tokens) > most:
+                texts.sendall(TOKENS.pack(-len(tokens), True, grown))
+                continue
+            texts.sendall(TOKENS.pack(len(tokens), True, grown))
             texts.sendall(tokens)
 
 

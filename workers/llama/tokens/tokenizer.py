@@ -25,7 +25,9 @@ from workers.chat.prompts import TooManyTokens, patience_s, too_slow
 from workers.llama.tokens.token_process import (
     ANY,
     END,
+    EXTRA_BYTES,
     FORK,
+    NO_MEMORY,
     NOT_BEGUN,
     ORDER,
     READY,
@@ -47,6 +49,7 @@ from workers.process.helper_process import (
     processor_s,
 )
 from workers.protocol.events import CallFailed, Failure, FailureCode
+from workers.protocol.token_arrays import INT32
 
 IN_PROCESS_CHARS = 4096
 """Maximum characters tokenised in the worker itself: that many alike take up to 1.3 MiB of stack and about 0.01 s."""
@@ -54,6 +57,8 @@ IN_PROCESS_CHARS = 4096
 NUM_PROCESSES = 2
 NUM_READY = 2
 """Number of processes forked at the start: one to work, and one to replace it if it ends. Others are forked later."""
+PART_BYTES = 1 << 20
+"""Maximum bytes of tokens that are read at once; a multiple of the size of a token."""
 START_S = 60.0
 ORDER_S = 5.0
 """Seconds to wait for forking or ending a process, which takes some milliseconds."""
@@ -69,12 +74,12 @@ class GuardedTokenizer:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         """Return the tokens as `Vocab.tokenize` does. Blocks, for seconds at most. Raises CallFailed for a text that is
-        too slow or that llama.cpp can't take; TooManyTokens if its characters show that it has more than `most`."""
+        too slow or that llama.cpp can't take; TooManyTokens if it is long and has more than `most`."""
         if len(text) <= IN_PROCESS_CHARS:
             return self._vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
         seconds = patience_s(len(text))
+        data = encoded(text)
         try:
-            data = encoded(text)
             asked = {"add_special": add_special, "parse_special": parse_special}
             return self._processes.tokens(data, seconds, most=most, **asked)
         except TookTooLong as late:
@@ -86,6 +91,12 @@ class GuardedTokenizer:
             if ended.killed:
                 message = "the process that tokenises long texts was killed, for want of memory perhaps; send it again"
                 raise CallFailed(Failure(FailureCode.OUT_OF_MEMORY, message)) from None
+            if str(ended) == ending(NO_MEMORY):
+                message = (
+                    f"a text of {len(text)} characters, {len(data)} bytes, takes more memory to tokenise than the "
+                    f"{EXTRA_BYTES >> 20} MiB that one text may take; send a shorter one"
+                )
+                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message)) from None
             message = (
                 f"llama.cpp's tokenizer broke down over a text of {len(text)} characters ({ended}); send a shorter "
                 "one, or one with fewer like characters in a row"
@@ -163,7 +174,7 @@ class _Seat:
         asked_of = self.begin()
         before_s = processor_s(self._pid)
         try:
-            tokens, grown = self._asked(asked_of, header, data, time.monotonic() + seconds)
+            tokens, refused, grown = self._asked(asked_of, header, data, time.monotonic() + seconds)
         except TimeoutError:
             starved = is_starved(self._pid, before_s, seconds)
             self._replace()
@@ -173,13 +184,13 @@ class _Seat:
             if how == ending(NOT_BEGUN):
                 raise NotStarted("it had no memory for its stack") from None
             raise ProcessEnded(how) from None
-        except TooManyTokens:
-            raise
         except BaseException:
             self._replace()
             raise
         if grown:
             self._replace()
+        if refused is not None:
+            raise refused
         return tokens
 
     def begin(self) -> socket.socket:
@@ -194,15 +205,22 @@ class _Seat:
         if texts is not None:
             texts.close()
 
-    def _asked(self, texts: socket.socket, header: bytes, data: bytes, end: float) -> tuple[Sequence[int], bool]:
+    def _asked(
+        self, texts: socket.socket, header: bytes, data: bytes, end: float
+    ) -> tuple[Sequence[int], TooManyTokens | None, bool]:
+        """Return the tokens, why there are none, and whether the process must be replaced."""
         _send(texts, header, end)
         _send(texts, data, end)
-        num_tokens, grown = TOKENS.unpack(_read(texts, TOKENS.size, end))
+        num_tokens, is_whole, grown = TOKENS.unpack(_read(texts, TOKENS.size, end))
+        tokens = array(INT32)
         if num_tokens < 0:
-            raise TooManyTokens(-num_tokens)
-        tokens = array("i")
-        tokens.frombytes(_read(texts, num_tokens * tokens.itemsize, end))
-        return tokens, bool(grown)
+            return tokens, TooManyTokens(-num_tokens, is_whole=bool(is_whole)), bool(grown)
+        left = num_tokens * tokens.itemsize
+        while left:  # a part at a time, since nothing else runs while it is copied
+            part = _read(texts, min(left, PART_BYTES), end)
+            tokens.frombytes(part)
+            left -= len(part)
+        return tokens, None, bool(grown)
 
     def _replace(self) -> str:
         """End the process and return how it ended. Fork the next one now, so that no text waits for that."""

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import time
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, assert_never, cast
@@ -25,6 +24,7 @@ from workers.metrics.worker import WorkerMetrics
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.framing import base64_parts, struct_parts
 from workers.protocol.pooled import PoolInput, PoolKind, PoolRequest, PoolResult
+from workers.protocol.token_arrays import extend, in_array, joined
 from workers.service.calls.call_record import ANSWERED, CallRecords
 from workers.service.calls.lanes import FairLane
 from workers.service.lifecycle import Lifecycle
@@ -235,19 +235,28 @@ class PooledCalls:
         return tokens
 
     def _in_turn(self, parts: Sequence[int | str]) -> Sequence[int]:
-        """Return the tokens of an input of texts and token ids. Only a text that comes first gets special tokens."""
-        if str not in set(map(type, parts)):
+        """Return the tokens of an input of texts and token ids, or so many that the engine will refuse the input.
+
+        Only a text that comes first gets special tokens."""
+        if not any(isinstance(part, str) for part in parts):
             ids = cast("Sequence[int]", parts)
+            if len(ids) > self._longest:
+                return ids
             try:
-                return array("q", ids)  # a list would be walked once more on the event loop, id by id
+                return in_array(ids)  # a list would be walked once more on the event loop, id by id
             except OverflowError:  # the engine refuses an id that no vocabulary has
                 return ids
-        tokens: list[int] = []
+        tokens = joined()
         for number, part in enumerate(parts):
+            if len(tokens) > self._longest:
+                break
             if isinstance(part, str):
-                tokens += self._inputs.of_text(part, add_special=number == 0)
-            else:
+                extend(tokens, self._inputs.of_text(part, add_special=number == 0))
+                continue
+            try:
                 tokens.append(part)
+            except OverflowError:
+                return [*tokens, part]
         return tokens
 
 

@@ -6,8 +6,10 @@ teams in turn. The replies are encoded there too, since the reply about a long t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +24,7 @@ from workers.protocol.queries import (
     MAX_TEXT_BYTES,
     PROPS_PATH,
     RENDER_PATH,
+    TEAM_HEADER,
     TOKENIZE_PATH,
     Detokenize,
     Detokenized,
@@ -37,7 +40,15 @@ from workers.protocol.queries import (
     packed,
 )
 from workers.service.calls.lanes import FairLane
-from workers.service.routes.bodies import PeerGone, decoded, encode, read_body, refusal, while_peer_stays
+from workers.service.routes.bodies import (
+    INLINE_BYTES,
+    PeerGone,
+    decoded,
+    encode,
+    read_body,
+    refusal,
+    while_peer_stays,
+)
 
 MAX_RENDER_BYTES = 64 << 20
 """Maximum bytes of the body of a request to render a prompt (`Render`), the same as of a call's `Submit`."""
@@ -119,6 +130,16 @@ class Texts:
         return b"".join(pieces).decode("utf-8", "replace")
 
 
+async def _team_of(request: Request, body: bytes) -> str:
+    """Return the team that asks. Raises CallFailed."""
+    told = request.headers.get(TEAM_HEADER)
+    if told is not None:
+        return unquote(told)
+    if len(body) <= INLINE_BYTES:
+        return decoded(decode_asker, body).tenant
+    return (await asyncio.to_thread(decoded, decode_asker, body)).tenant
+
+
 class TextRoutes:
     def __init__(self, texts: Texts, props: Props, lane: FairLane) -> None:
         self._texts = texts
@@ -162,7 +183,7 @@ class TextRoutes:
             body = await read_body(request, max_bytes)
             if len(body) <= SHORT_BYTES and not renders:
                 return respond(body)
-            team = decoded(decode_asker, body).tenant
+            team = await _team_of(request, body)
             return await while_peer_stays(request.receive, self._lane.run(team, len(body), respond, body))
         except PeerGone:
             return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])

@@ -107,6 +107,17 @@ def test_tokenising_of_parts_stops_when_there_are_too_many() -> None:
     assert len(tokenizer.asked) == 4
 
 
+def test_a_million_tokens_are_gone_through_run_by_run() -> None:
+    """Not in one call, in which no other thread runs; what is told of them is the same."""
+    one = prompts()
+    tokens = [number % 1000 for number in range(1_100_000)]
+    assert list(one.tokens(GenerateRequest(prompt=tuple(tokens)))) == tokens
+    tokens[1_050_000] = -1
+    assert "token -1 at position 1050000;" in refused(one, prompt=tuple(tokens)).message
+    tokens[1_050_000], tokens[40_000] = 7, "b"  # type: ignore[call-overload]
+    assert list(one.tokens(GenerateRequest(prompt=tuple(tokens)))) == [*tokens[:40_000], ord("b"), *tokens[40_001:]]
+
+
 def test_a_request_without_a_prompt() -> None:
     assert "send at least one message" in refused(prompts()).message
 
@@ -341,6 +352,17 @@ def test_code_of_long_tokens_is_read_as_far_as_is_needed() -> None:
         assert max(len(text) for text, *_ in recorder.asked) <= 4 * 100 * (1536 + MARGIN)
 
 
+def test_what_is_being_typed_is_cut_nowhere_and_refused_where_it_is_too_long() -> None:
+    fill = InfillPrompts(TOKENS, InfillRoom(n_ctx=100, n_batch=2048))
+    one = Prompts(None, Careful(), num_tokens=100, n_ctx=100, infill=fill)
+    infill = Infill("a", "b", prompt="t" * 150)
+    with pytest.raises(CallFailed) as caught:
+        one.tokens(GenerateRequest(infill=infill))
+    failure = caught.value.failure
+    assert (failure.code, failure.num_prompt_tokens) == (FailureCode.CONTEXT_OVERFLOW, 150)
+    assert list(one.prompt(GenerateRequest(infill=infill)).tokens).count(ord("t")) == 150, "who counts is told all"
+
+
 def test_a_short_context_leaves_room_for_the_answer() -> None:
     made = filled(Infill("p" * 9999, "s" * 9999), TOKENS, InfillRoom(n_ctx=128, n_batch=2048))
     assert len(made) < 128
@@ -376,9 +398,13 @@ def test_many_texts_have_one_bound_together(monkeypatch: pytest.MonkeyPatch) -> 
             return recorder.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     one = Prompts(None, Slow(), num_tokens=0x110000, infill=InfillPrompts(TOKENS, ROOM))
-    for fields in ({"prompt": ("a", 7) * 2000}, {"infill": Infill("a", "b", files=(InfillFile("c", "d"),) * 2000)}):
+    files = (InfillFile("c", "d"),) * 2000
+    for num_chars, fields in (
+        (2000, {"prompt": ("a", 7) * 2000}),
+        (2012, {"infill": Infill("a", "b", "t" * 10, files)}),
+    ):
         recorder.asked.clear()
         failure = refused(one, **fields)
         assert failure.code is FailureCode.INVALID_REQUEST
-        assert "took longer than" in failure.message
+        assert f"a text of {num_chars} characters took longer than" in failure.message
         assert len(recorder.asked) < 100

@@ -12,6 +12,7 @@ from workers.chat.prompts import OPENINGS, Prompts, SharedPrompts
 from workers.chat.template import CHATML, ChatTemplate
 from workers.llama.model import Model
 from workers.models.spec import LlamaSettings
+from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import GenerateRequest, Message, Tool
 
 DEMO = Path(__file__).parents[4] / "deploy" / "demo" / "paddock-demo.gguf"
@@ -158,3 +159,33 @@ def test_a_date_in_the_template_is_taken_anew_each_day() -> None:
         assert shared.num_public(GenerateRequest(messages=asked("Where?")), tokens) == 1 + len(MARKED)
         days[0] += timedelta(days=1)
     assert shared.num_public(GenerateRequest(messages=asked("Where?")), tokens) == 0, "a prompt of yesterday"
+
+
+class Failing:
+    """A tokenizer of messages that fails once it has answered `before` times, as often as it has failures left."""
+
+    def __init__(self, code: FailureCode, before: int, failures: int = 1) -> None:
+        self.asked = 0
+        self._code, self._before, self._failures = code, before, failures
+
+    def __call__(self, messages: Sequence[Message]) -> Sequence[int]:
+        self.asked += 1
+        if self.asked > self._before and self._failures:
+            self._failures -= 1
+            raise CallFailed(Failure(self._code, "no"))
+        return [*map(ord, "".join(message.content or "" for message in messages))]
+
+
+@pytest.mark.parametrize("code", [FailureCode.UNAVAILABLE, FailureCode.OUT_OF_MEMORY])
+def test_a_process_that_is_lost_while_the_text_is_looked_for_costs_one_call_its_share(code: FailureCode) -> None:
+    for before in (0, 5):
+        shared = SharedPrompts([MARKED], Failing(code, before))
+        request, tokens = GenerateRequest(messages=asked("Where?")), [*map(ord, MARKED + "Where?")]
+        assert [shared.num_public(request, tokens) for _ in range(3)] == [0, len(MARKED), len(MARKED)]
+
+
+def test_what_a_template_refuses_is_not_rendered_for_each_call() -> None:
+    tokenize = Failing(FailureCode.INVALID_REQUEST, 0, 100)
+    shared = SharedPrompts([MARKED], tokenize)
+    assert [shared.num_public(GenerateRequest(messages=asked("Where?")), [1, 2, 3]) for _ in range(3)] == [0] * 3
+    assert tokenize.asked == 1

@@ -26,6 +26,7 @@ from tests.support.small_models import write_small_model
 from tests.support.texts import fuzzed_texts
 from tests.support.waiting import wait_until
 from workers.chat.prompts import Prompts, TooManyTokens, patience_s
+from workers.llama.tokens.token_process import NO_MEMORY
 from workers.llama.tokens.tokenizer import IN_PROCESS_CHARS, GuardedTokenizer, TokenProcesses
 from workers.llama.tokens.vocab import Vocab, VocabFile, encoded
 from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
@@ -139,7 +140,21 @@ def test_a_process_that_breaks_down_is_never_taken_for_one_that_was_killed(bench
         with pytest.raises(ProcessEnded) as ended:
             bench.processes.tokens(data, 30.0, add_special=False, parse_special=False)
         endings.add(str(ended.value))
-    assert endings == {"exit code 1"}
+    assert endings == {f"exit code {NO_MEMORY}"}
+
+
+def test_a_text_that_takes_too_much_memory_is_told_so(bench: Bench) -> None:
+    """llama.cpp's C++ aborts then, as it does where it breaks down; both are the text's fault, not for one reason."""
+    text = "\U00012000 " * 1_600_000
+    for _ in range(2):
+        with pytest.raises(CallFailed) as failed:
+            bench.guarded(text)
+        assert failed.value.failure.code is FailureCode.INVALID_REQUEST
+        assert failed.value.failure.message == (
+            "a text of 3200000 characters, 8000000 bytes, takes more memory to tokenise than the 384 MiB that one text "
+            "may take; send a shorter one"
+        )
+    assert bench.guarded(text[:5000]) == bench.plain(text[:5000])
 
 
 def test_without_descriptors_long_texts_are_refused_as_unavailable(bench: Bench) -> None:

@@ -96,6 +96,43 @@ async def test_nothing_more_is_read_for_one_who_has_gone() -> None:
     assert inputs.num_read == 1
 
 
+class HeardInputs(FakeInputs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[str, bool]] = []
+
+    def of_text(self, text: str, *, add_special: bool = True) -> list[int]:
+        self.heard.append((text, add_special))
+        return super().of_text(text, add_special=add_special)
+
+
+async def test_texts_and_tokens_of_an_input_are_read_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, asked = HeardInputs(), list[PooledRequest]()
+    submit = FakePooledEngine.submit
+
+    def hearing(engine: FakePooledEngine, request: PooledRequest) -> None:
+        asked.append(request)
+        submit(engine, request)
+
+    monkeypatch.setattr(FakePooledEngine, "submit", hearing)
+    calls = pooled_calls(
+        lambda outcomes: FakePooledEngine(2, 64, 1, outcomes.tell), inputs, pooling=Pooling.MEAN, width=1, longest=64
+    )
+    await calls.pool(PoolRequest(inputs=(("a word", 7, "b"),)))
+    own = FakeInputs()
+    assert list(asked[-1].inputs[0]) == [*own.of_text("a word"), 7, *own.of_text("b", add_special=False)]
+    assert inputs.heard == [("a word", True), ("b", False)]
+    await calls.pool(PoolRequest(inputs=(("a", 2**70, "b"),)))
+    assert asked[-1].inputs[0][-1] == 2**70, "an engine with a vocabulary names the token that it refuses"
+    inputs.heard.clear()
+    long: list[list[int | str]] = [[7, "long " * 1000, *["b"] * 500], [*[7] * 500, "b"], [7] * 500]
+    for parts in long:
+        with pytest.raises(CallFailed) as caught:
+            await calls.pool(PoolRequest(inputs=(parts,)))
+        assert caught.value.failure.code is FailureCode.CONTEXT_OVERFLOW
+    assert inputs.heard == [("long " * 1000, False)]
+
+
 async def test_all_are_read_otherwise() -> None:
     inputs = CountedInputs()
     result = await calls_of(inputs).pool(PoolRequest(kind="rank", query="why", inputs=("because " * 10,) * 500))

@@ -1,0 +1,171 @@
+"""Long messages that a worker decodes in pieces: what comes out is the same, and other threads run meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from workers.protocol import framing
+from workers.protocol.framing import PIECE_BYTES, read_float
+from workers.protocol.queries import Render, decode_render
+from workers.protocol.requests import (
+    GenerateRequest,
+    Infill,
+    InfillFile,
+    Message,
+    Submit,
+    Tool,
+    ToolCall,
+    decode_submit,
+)
+
+LONGEST_GAP_S = 0.04
+"""In one call each of these took 0.06 s or more; a worker's bound is 0.1 s."""
+TRIES = 3
+
+TRICKY = '\\"}},{"role":"user","content":["\\'
+LETTERS = ("a", '"', "\\", "\n", "\u0001", "\u00fc", "\u4f60", "\U0001f600", ",", '{"role":', "]", "}")
+
+
+def submit(**fields: object) -> Submit:
+    request = msgspec.convert(fields, GenerateRequest, from_attributes=True)
+    return Submit(gateway="g", call=1, request=request, tenant="t", request_id="x")
+
+
+def tricky_text(seed: int, length: int) -> str:
+    return "".join(random.Random(seed).choices(LETTERS, k=length))
+
+
+DIVISIBLE = {
+    "line ends": submit(messages=(Message("user", "\n" * 300_000),)),
+    "backslashes": submit(messages=(Message("user", "\\" * 300_001), Message("user", 'a\\"' * 100_000))),
+    "a text of everything": submit(messages=[Message("user", tricky_text(seed, 300_000)) for seed in range(4)]),
+    "characters of three bytes": submit(messages=(Message("user", "x" + "\u4f60" * 200_000),)),
+    "characters of four bytes": submit(prompt="\U0001f600" * 200_000),
+    "many messages": submit(messages=[Message("user", TRICKY, tool_calls=(ToolCall("i", "n", TRICKY),))] * 9_000),
+    "long among short": submit(messages=[Message("user", "a"), Message("tool", TRICKY * 20_000)] * 3),
+    "tokens": submit(prompt=[1, 22, 333] * 100_000),
+    "tokens and texts": submit(prompt=[1, 'a"b\\,', 333] * 50_000),
+    "long texts among tokens": submit(prompt=[1, 'a",b\\' * 100_000, 333, "x," * 200_000, 4] * 2),
+    "infill": submit(infill=Infill("a" * 300_000, "\n" * 300_000, "c", (InfillFile("n", TRICKY * 9),) * 3000)),
+    "tools": submit(
+        messages=(Message("user", "hi"),),
+        tools=[Tool(f"n{number}", TRICKY, '{"name":1}') for number in range(9_000)],
+        template_values='{"a":"%s"}' % ("\\n" * 300_000),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIBLE)
+def test_in_pieces_it_is_the_same(name: str) -> None:
+    message = DIVISIBLE[name]
+    raw = msgspec.json.encode(message)
+    assert len(raw) > PIECE_BYTES
+    assert framing._struct_of(raw, Submit) == message, "none of it falls back on one call"
+    assert decode_submit(raw) == message
+    asked = Render(request=message.request, text=False, tenant="t")
+    assert decode_render(msgspec.json.encode(asked)) == asked
+
+
+@pytest.mark.parametrize("size", range(30, 60))
+def test_wherever_it_is_cut_it_is_the_same(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "PIECE_BYTES", size)
+    for seed in range(20):
+        text = tricky_text(seed, 40)
+        pairs = msgspec.json.encode(text).replace("\U0001f600".encode(), b"\\ud83d\\ude00")
+        assert "".join(framing._texts_of(pairs)) == text
+        prompt = [1, text[:20], 22, text[20:], 333] * 4
+        assert [one for run in framing._scalars_of(msgspec.json.encode(prompt)) for one in run] == prompt
+        called = Message("tool", text[:9], tool_calls=(ToolCall("", text, ""),))
+        message = submit(messages=[Message("user", text), called])
+        assert framing._struct_of(msgspec.json.encode(message), Submit) == message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda raw: raw.replace(b'"tenant":"t"', b'"tenant":7'), id="another type"),
+        pytest.param(lambda raw: raw.replace(b',"tenant":"t"', b""), id="a field is missing"),
+        pytest.param(lambda raw: raw[:-1], id="cut off"),
+        pytest.param(lambda raw: raw + b"x", id="more behind it"),
+        pytest.param(lambda raw: raw.replace(b'"role":"tool"', b'"role":"fool"'), id="a value that there is not"),
+        pytest.param(lambda raw: raw.replace(b"xyz", b"x\xffz"), id="no text"),
+    ],
+)
+def test_what_is_wrong_is_told_as_in_one_call(change: Callable[[bytes], bytes]) -> None:
+    raw = change(msgspec.json.encode(submit(messages=[Message("user", "xyz" * 200_000), Message("tool", "a")])))
+    with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)) as whole:
+        msgspec.json.Decoder(Submit, float_hook=read_float).decode(raw)
+    with pytest.raises(type(whole.value)) as pieces:
+        decode_submit(raw)
+    assert str(pieces.value) == str(whole.value)
+
+
+def test_what_a_later_gateway_adds_is_passed_over() -> None:
+    message = submit(messages=[Message("user", "a" * 400_000), Message("tool", "b")])
+    raw = msgspec.json.encode(message)
+    for old, new in (
+        (b'"tenant"', b'"novelty":[{"role":1}],"tenant"'),
+        (b'"content"', b'"parts":[[{"role":2},{"role":3}]],"content"'),
+    ):
+        assert decode_submit(raw.replace(old, new)) == message
+    spaced = msgspec.json.format(raw, indent=2)
+    assert decode_submit(spaced) == message
+
+
+def longest_gap_s(act: Callable[[], object]) -> float:
+    """Return the longest time that another thread waited beside `act`, in the best of some tries."""
+    longest: list[float] = []
+    gc.disable()
+    try:
+        while len(longest) < TRIES and not (longest and longest[-1] < LONGEST_GAP_S):
+            longest.append(_gap_s(act))
+    finally:
+        gc.enable()
+    return min(longest)
+
+
+def _gap_s(act: Callable[[], object]) -> float:
+    over, begun, gaps = threading.Event(), threading.Event(), [0.0]
+
+    def beat() -> None:
+        last = time.perf_counter()
+        while not over.is_set():
+            begun.set()
+            time.sleep(0.001)
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    begun.wait()
+    try:
+        act()
+    finally:
+        over.set()
+        thread.join()
+    return max(gaps)
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(submit(messages=(Message("user", "\u4f60a" * (7 << 20)),)), id="text"),
+        pytest.param(submit(messages=[Message("user", "a")] * 400_000), id="messages"),
+        pytest.param(submit(prompt=[1, 22, 333] * (1 << 20)), id="tokens"),
+        pytest.param(submit(prompt=[1, 'a"', 333] * (1 << 20)), id="tokens and texts"),
+    ],
+)
+def test_other_threads_run_while_it_is_decoded(message: Submit) -> None:
+    raw = msgspec.json.encode(message)
+    assert longest_gap_s(lambda: decode_submit(raw)) < LONGEST_GAP_S
+    asked = msgspec.json.encode(Render(request=message.request))
+    assert longest_gap_s(lambda: decode_render(asked)) < LONGEST_GAP_S
