@@ -29,11 +29,10 @@ class MediaReader:
     def medium(self, seed: int) -> Picture | Sound:
         return Picture(picture(seed)) if self.small.sees else Sound(sound(seed))
 
-    def prompt(self, seed: int) -> list[Part]:
-        return [BEFORE, self.medium(seed), AFTER]
-
-    def read(self, seed: int) -> list[Chunk]:
-        return self.projector.read(self.prompt(seed))
+    def read(self, *seeds: int) -> list[Chunk]:
+        """A prompt with pictures or sounds, one after the other."""
+        parts: list[Part] = [BEFORE, *(self.medium(seed) for seed in seeds), AFTER]
+        return self.projector.read(parts)
 
     def media(self, seed: int) -> list[MediaChunk]:
         return [chunk for chunk in self.read(seed) if isinstance(chunk, MediaChunk)]

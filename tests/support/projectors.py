@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.small_models import N_EMBD, Draft, gemma3, llama, qwen2vl, write_model
+from tests.support.small_models import N_EMBD, WINDOW, Draft, gemma3, llama, qwen2vl, write_model
 
 WIDTH, N_HEAD, N_FF, N_LAYER = 32, 2, 48, 2
 """Sizes of the encoders. `N_FF` is not the text model's width: from equal ones libmtmd concludes that names are swapped
@@ -30,7 +30,6 @@ SAMPLE_RATE = 16_000
 @dataclass(frozen=True, slots=True)
 class SmallProjector:
     name: str
-    """libmtmd's name of the kind; the text model is named after it."""
     write: Callable[[Draft], None]
     architecture: str = "llama"
     fill: Callable[[Draft], None] = llama
@@ -107,6 +106,12 @@ def _gemma3(draft: Draft) -> None:
     draft.vector("mm.soft_emb_norm.weight", WIDTH)
 
 
+def _gemma3_window(draft: Draft) -> None:
+    """The text model as it is in real files: most layers see a window only, here all of them."""
+    draft.writer.add_sliding_window(2 * WINDOW)
+    gemma3(draft)
+
+
 def _qwen2vl(draft: Draft) -> None:
     """A cell for 16 x 16 pixels, with rotary positions in rows and columns."""
     _vision(draft, "qwen2vl_merger", 560, patches=("v.patch_embd.weight", "v.patch_embd.weight.1"))
@@ -164,6 +169,14 @@ PROJECTORS = {
     one.name: one
     for one in (
         SmallProjector("gemma3", _gemma3, "gemma3", gemma3, ("<start_of_image>", "<end_of_image>"), is_causal=False),
+        SmallProjector(
+            "gemma3-window",
+            _gemma3,
+            "gemma3",
+            _gemma3_window,
+            ("<start_of_image>", "<end_of_image>"),
+            is_causal=False,
+        ),
         SmallProjector("qwen2vl", _qwen2vl, "qwen2vl", qwen2vl, ("<|vision_start|>", "<|vision_end|>")),
         SmallProjector(
             "idefics3",

@@ -236,9 +236,8 @@ class Projector(NativeOwner):
             pointers = (ctypes.POINTER(m.mtmd_input_part) * 1)(ctypes.pointer(part))
             status = m.mtmd_tokenize_from_parts(self.pointer, chunks, pointers, 1, False)
             if status:
-                raise MediaRefused(
-                    f"libmtmd can't read the picture or sound ({native_log().reason() or status}); send another one"
-                )
+                # The reason is in the log, which other threads write to as well: it is not for the caller.
+                raise MediaRefused("the model can't take a picture or sound of this shape; send one that is less thin")
             yield [m.mtmd_input_chunks_get(chunks, number) for number in range(m.mtmd_input_chunks_size(chunks))]
         finally:
             m.mtmd_input_chunks_free(chunks)

@@ -160,6 +160,8 @@ def test_media_that_are_not_read_are_refused(pairs: dict[str, Pair]) -> None:
         assert "has no pixels" in refusal(one, Picture(np.zeros((0, 5, 3), np.uint8)))
         with pytest.raises(MediaRefused, match="33 pictures and sounds are more than the 32"):
             one.projector.read([Picture(picture(1))] * 33)
+    with media_reader("idefics3", pairs["idefics3"]) as one:
+        assert "can't take a picture" in refusal(one, Picture(picture(1, 1, 200)))
     with media_reader("ultravox", pairs["ultravox"]) as one:
         assert "reads no pictures" in refusal(one, Picture(picture(1)))
         assert "0.09 seconds is not read" in refusal(one, Sound(sound(1, seconds=0.09)))
