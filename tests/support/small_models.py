@@ -7,13 +7,14 @@ src/models/*.cpp of llama.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from gguf import TokenType
 
 from tests.support.vocabularies import FIRST_TEXT, LINE_END, Vocabulary, demo_vocabulary, sentencepiece
 from workers.llama.memory import MemoryKind
@@ -48,8 +49,15 @@ class Draft:
     def vector(self, name: str, length: int, value: float = 1.0, spread: float = 0.1) -> None:
         self.add(name, value + spread * self.rng.standard_normal(length))
 
-    def add(self, name: str, values: Any) -> None:
-        self.writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
+    def add(self, name: str, values: Any, dtype: type[np.floating[Any]] = np.float32) -> None:
+        self.writer.add_tensor(name, np.ascontiguousarray(values, dtype=dtype))
+
+    def finish(self) -> None:
+        """Write the file."""
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file()
+        self.writer.close()
 
     def shape(self, n_layer: int, *, head_count_kv: int | list[int] = N_HEAD_KV, rope: bool = True) -> None:
         writer = self.writer
@@ -113,7 +121,7 @@ class Draft:
         self.writer.add_ssm_time_step_rank(DT_RANK)
 
 
-def _llama(draft: Draft) -> None:
+def llama(draft: Draft) -> None:
     draft.shape(2)
     draft.ends()
     for layer in range(2):
@@ -124,7 +132,7 @@ def _llama(draft: Draft) -> None:
 def _scaled(draft: Draft) -> None:
     """Rotary embedding that also scales the keys, as long-context variants of some models do."""
     draft.writer.add_rope_scaling_attn_factors(1.25)
-    _llama(draft)
+    llama(draft)
 
 
 def _gemma2(draft: Draft) -> None:
@@ -140,6 +148,22 @@ def _gemma2(draft: Draft) -> None:
         draft.forward(block)
         draft.vector(f"{block}.post_attention_norm.weight", N_EMBD, 2.0)
         draft.vector(f"{block}.post_ffw_norm.weight", N_EMBD, 2.0)
+
+
+def gemma3(draft: Draft) -> None:
+    """Norms of queries and keys, and after each half of a layer; every layer sees everything."""
+    draft.shape(2)
+    draft.writer.add_key_length(HEAD)
+    draft.writer.add_value_length(HEAD)
+    draft.ends(embedding=0.125)
+    for layer in range(2):
+        block = f"blk.{layer}"
+        draft.attention(block)
+        draft.forward(block)
+        draft.vector(f"{block}.attn_q_norm.weight", HEAD, 1.5)
+        draft.vector(f"{block}.attn_k_norm.weight", HEAD, 1.5)
+        draft.vector(f"{block}.post_attention_norm.weight", N_EMBD)
+        draft.vector(f"{block}.post_ffw_norm.weight", N_EMBD)
 
 
 def _mamba(draft: Draft) -> None:
@@ -214,10 +238,10 @@ def _deepseek2(draft: Draft) -> None:
         draft.forward(block)
 
 
-def _qwen2vl(draft: Draft) -> None:
+def qwen2vl(draft: Draft) -> None:
     """Rotary positions in four parts, as models that see images have them."""
     draft.writer.add_rope_dimension_sections([2, 3, 3, 0])
-    _llama(draft)
+    llama(draft)
 
 
 def _joined_attention(draft: Draft, block: str, *, bias: bool) -> None:
@@ -264,10 +288,10 @@ class SmallModel:
 SMALL_MODELS = {
     one.name: one
     for one in (
-        SmallModel("attention", "llama", MemoryKind.ATTENTION, _llama),
+        SmallModel("attention", "llama", MemoryKind.ATTENTION, llama),
         SmallModel("attention-scaled", "llama", MemoryKind.ATTENTION, _scaled),
         SmallModel("attention-latent", "deepseek2", MemoryKind.ATTENTION, _deepseek2),
-        SmallModel("attention-mrope", "qwen2vl", MemoryKind.ATTENTION, _qwen2vl),
+        SmallModel("attention-mrope", "qwen2vl", MemoryKind.ATTENTION, qwen2vl),
         SmallModel("attention-alibi", "mpt", MemoryKind.ATTENTION, _mpt),
         SmallModel("attention-learned", "gpt2", MemoryKind.ATTENTION, _gpt2),
         SmallModel("window", "gemma2", MemoryKind.WINDOW, _gemma2),
@@ -339,7 +363,7 @@ def write_infill_model(path: Path) -> None:
     def fill(draft: Draft) -> None:
         for token, part in enumerate(("pre", "suf", "mid"), start=INFILL_TOKENS):
             draft.writer.add_uint32(f"tokenizer.ggml.fim_{part}_token_id", token)
-        _llama(draft)
+        llama(draft)
 
     write_model(path, "llama", fill)
 
@@ -360,15 +384,16 @@ def write_model(
     seed: int = 1,
     pre: str = "",
     num_more: int = 0,
+    names: Sequence[str] = (),
     vocabulary: Vocabulary | None = None,
 ) -> None:
     """A model of these tensors with the demo model's vocabulary (or `vocabulary`), and `num_more` tokens that no text
-    is made of.
+    is made of. `names`: names of further tokens, which a text that is read with special tokens may hold.
     """
     more: dict[str, list[Any]] = {
-        "tokenizer.ggml.tokens": [f"more{n}" for n in range(num_more)],
-        "tokenizer.ggml.scores": [-1e6] * num_more,
-        "tokenizer.ggml.token_type": [1] * num_more,
+        "tokenizer.ggml.tokens": [*(f"more{n}" for n in range(num_more)), *names],
+        "tokenizer.ggml.scores": [-1e6] * (num_more + len(names)),
+        "tokenizer.ggml.token_type": [*[int(TokenType.NORMAL)] * num_more, *[int(TokenType.USER_DEFINED)] * len(names)],
     }
     draft = Draft(path, architecture, seed)
     draft.writer.add_name(f"small {path.stem}")
@@ -379,7 +404,4 @@ def write_model(
             draft.n_vocab = len(value)
     draft.writer.add_vocab_size(draft.n_vocab)
     fill(draft)
-    draft.writer.write_header_to_file()
-    draft.writer.write_kv_data_to_file()
-    draft.writer.write_tensors_to_file()
-    draft.writer.close()
+    draft.finish()

@@ -1,7 +1,8 @@
 """A llama.cpp context with one KV cache for all sequences: owner of the `llama_context` pointer.
 
 Everything but construction belongs to one thread. The rows of a `llama_decode` lie in a `Batch`, which is laid out once
-and refilled every step.
+and refilled every step; those of pictures and sound in an `EmbeddingBatch`, since llama.cpp takes tokens or embeddings,
+not both at once.
 """
 
 from __future__ import annotations
@@ -87,6 +88,75 @@ class Batch:
         return end - 1
 
 
+class EmbeddingBatch:
+    """A batch of embeddings with room for `capacity` rows, each of one sequence. Several conversations may share it."""
+
+    def __init__(self, capacity: int, num_sequences: int, width: int, num_sections: int, n_ubatch: int) -> None:
+        """`width`: numbers of a row; `num_sections`: parts of a position, 4 with M-RoPE, else 1."""
+        self.capacity = capacity
+        self.n_ubatch = n_ubatch
+        self.num_rows = 0
+        self.is_causal = True
+        """Whether rows see only those before them."""
+        self._sequences: set[int] = set()
+        self._rows = np.empty((capacity, width), np.float32)  # memory is taken as rows are written
+        self._positions = np.empty((num_sections, capacity), np.int32)
+        self._flat_positions = np.empty(num_sections * capacity, np.int32)
+        self._ids = np.arange(num_sequences, dtype=np.int32)
+        self._num_ids = np.ones(capacity, np.int32)
+        self._id_pointers = np.empty(capacity, np.uintp)
+        self._logits = np.empty(capacity, np.int8)
+        self.native: Any = c.llama_batch(
+            n_tokens=0,
+            token=None,
+            embd=self._rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+            pos=self._flat_positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            n_seq_id=self._num_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=self._id_pointers.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            logits=self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def clear(self) -> None:
+        self.num_rows = 0
+        self.is_causal = True
+        self._sequences.clear()
+
+    def room(self, *, is_causal: bool) -> int:
+        """Return how many rows can be added now: rows that see each other must fit one micro-batch, or llama.cpp ends
+        the process, and they can't be in one batch with others."""
+        if self.num_rows and is_causal is not self.is_causal:
+            return 0
+        return (self.capacity if is_causal else min(self.capacity, self.n_ubatch)) - self.num_rows
+
+    def add(
+        self, rows: Logits, positions: Tokens, sequence: int, *, num_logits: int = 0, is_causal: bool = True
+    ) -> int:
+        """Add embeddings (float32 [rows, width]) at `positions` (int32 [sections, rows]); return the last one's row.
+        Logits are computed for the last `num_logits`. Raises ValueError if they do not fit the batch.
+
+        Rows that see each other are one whole picture, and the only one of their sequence in the batch."""
+        start, end = self.num_rows, self.num_rows + len(rows)
+        if len(rows) > self.room(is_causal=is_causal):
+            raise ValueError(f"{len(rows)} rows do not fit; there is room for {self.room(is_causal=is_causal)}")
+        if not is_causal and sequence in self._sequences:
+            raise ValueError(f"sequence {sequence} has a picture in the batch, which would see this one")
+        self._rows[start:end] = rows
+        self._positions[:, start:end] = positions
+        self._id_pointers[start:end] = self._ids.ctypes.data + self._ids.itemsize * sequence
+        self._logits[start:end] = 0
+        self._logits[end - num_logits : end] = 1
+        self._sequences.add(sequence)
+        self.is_causal = is_causal
+        self.num_rows = end
+        return end - 1
+
+    def finish(self) -> None:
+        """Lay the positions out as llama.cpp reads them: those of one section after those of another."""
+        flat = self._positions[:, : self.num_rows].reshape(-1)
+        self._flat_positions[: len(flat)] = flat
+        self.native.n_tokens = self.num_rows
+
+
 __all__ = ["CACHE_TYPES", "FLASH_ATTN", "MAX_SEQUENCES", "Context"]
 
 MAX_SEQUENCES = 256
@@ -154,8 +224,30 @@ class Context(NativeOwner):
         batch.native.n_tokens = batch.num_tokens
         status = self._decode(self.pointer, batch.native)
         if status:
-            reason = native_log().reason() or _REASONS.get(status, "computation failed")
-            raise DecodeFailed(f"llama_decode of {batch.num_tokens} tokens returned {status}: {reason}")
+            raise _failure(f"{batch.num_tokens} tokens", status)
+        if self._queues:
+            c.llama_synchronize(self.pointer)
+
+    def new_embedding_batch(self) -> EmbeddingBatch:
+        model = self.model
+        return EmbeddingBatch(
+            self.n_batch, self.num_sequences, model.n_embd_inp, model.num_position_sections, self.n_ubatch
+        )
+
+    def decode_embeddings(self, batch: EmbeddingBatch) -> None:
+        """Compute a batch of embeddings as `decode` does one of tokens. Raises DecodeFailed.
+
+        llama.cpp builds its graph anew where rows that see each other follow others, and after them."""
+        batch.finish()
+        if not batch.is_causal:
+            c.llama_set_causal_attn(self.pointer, False)
+        try:
+            status = self._decode(self.pointer, batch.native)
+        finally:
+            if not batch.is_causal:
+                c.llama_set_causal_attn(self.pointer, True)
+        if status:
+            raise _failure(f"{batch.num_rows} embeddings", status)
         if self._queues:
             c.llama_synchronize(self.pointer)
 
@@ -230,6 +322,11 @@ class Context(NativeOwner):
         if self.pointer:
             c.llama_free(self.pointer)
             self.pointer = 0
+
+
+def _failure(what: str, status: int) -> DecodeFailed:
+    reason = native_log().reason() or _REASONS.get(status, "computation failed")
+    return DecodeFailed(f"llama_decode of {what} returned {status}: {reason}")
 
 
 def _refusal(model: Model, kv_tokens: int, reason: str) -> ModelError:

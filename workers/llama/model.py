@@ -159,6 +159,8 @@ RERANK = "rerank"
 _ENCODERS = ("gemma-embedding",)
 """Architectures with attention in both directions, whatever their file says."""
 
+_MROPE = (c.LLAMA_ROPE_TYPE_MROPE, c.LLAMA_ROPE_TYPE_IMROPE)
+
 _NO_MEMORY = re.compile(r"alloc|out of memory", re.IGNORECASE)
 
 
@@ -183,6 +185,10 @@ class Model(NativeOwner):
         self.ftype: str = (c.llama_ftype_name(c.llama_model_ftype(pointer)) or b"").decode()
         """llama.cpp's name for the quantisation of the weights."""
         self.n_embd: int = c.llama_model_n_embd(pointer)
+        self.n_embd_inp: int = c.llama_model_n_embd_inp(pointer)
+        """Numbers of an embedding that stands for a token: more than `n_embd` where layers get some of their own."""
+        self.num_position_sections = 4 if c.llama_model_rope_type(pointer) in _MROPE else 1
+        """Parts of an embedding's position: 4 with M-RoPE."""
         self.facts = ModelFacts(
             n_ctx_train=c.llama_model_n_ctx_train(pointer),
             n_params=c.llama_model_n_params(pointer),

@@ -12,6 +12,8 @@ The errors, with the exit code of a worker that can't start because of them:
     AdapterError          a LoRA file is missing, damaged, or not made for this model      (the load is refused)
     └─ AdapterUnreadable  it can't be opened or read now: descriptors or memory are short  (the load is tried again)
     StateUnusable         a sequence's state can't be saved or restored                    (the tokens are computed)
+    MediaRefused          a picture or sound is not one that the model reads               (the call is refused)
+    EncodeFailed          libmtmd failed to encode a picture or sound                      (the call fails)
 """
 
 from __future__ import annotations
@@ -113,8 +115,9 @@ class NativeLog:
         self._lock = threading.Lock()
         self._partial = ""
         self._level = 0
-        self._callback = c.llama_log_callback(self._take)
-        c.llama_log_set(self._callback, None)
+        self.callback = c.llama_log_callback(self._take)
+        """The log as a C function, for other libraries that log as llama.cpp does."""
+        c.llama_log_set(self.callback, None)
 
     def clear(self) -> None:
         with self._lock:
@@ -123,7 +126,7 @@ class NativeLog:
     def reason(self) -> str:
         """Return the last error lines as one line, for the message of an error; empty if llama.cpp logged none."""
         with self._lock:
-            errors = [line for level, line in self._lines if level == _ERROR]
+            errors = [line for level, line in self._lines if level == _ERROR and line.strip()]
         return "; ".join(dict.fromkeys(errors[-3:]))
 
     def _take(self, level: int, text: bytes, _user_data: object) -> None:
@@ -191,3 +194,11 @@ class AdapterError(Exception):
 class AdapterUnreadable(AdapterError):
     """An adapter's file can't be opened or read now, since the process or its machine is short of file descriptors or
     memory. Nothing is known to be wrong with the file."""
+
+
+class MediaRefused(Exception):
+    """A picture or sound can't be read. The message is one line for the caller: what is wrong with it, the remedy."""
+
+
+class EncodeFailed(RuntimeError):
+    """libmtmd failed to encode a picture or sound that it had read, or made of it what is not a number."""
