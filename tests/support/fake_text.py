@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from array import array
 from collections.abc import Sequence
 
 from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
@@ -43,7 +44,7 @@ class FakeVocab:
             raise CallFailed(Failure(FailureCode.UNAVAILABLE, "the process for it did not start; send it again"))
         data = text.encode("utf-8", "replace")
         data += bytes(-len(data) % BYTES_PER_TOKEN)
-        return [0] * add_special + memoryview(data).cast("I").tolist()
+        return array("I", [0] * add_special + memoryview(data).cast("I").tolist())
 
     def special_piece(self, token: int) -> bytes:
         return token.to_bytes(BYTES_PER_TOKEN, "little").rstrip(b"\0")

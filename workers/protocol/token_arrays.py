@@ -12,13 +12,15 @@ from collections.abc import Sequence
 INT32 = "i"
 """Type code of the arrays: the numbers that llama.cpp's tokens are."""
 
+UINT32 = "I"
+
 RUN_TOKENS = 1 << 15
 """Maximum number of tokens to convert in one call, which takes a millisecond."""
 
 
 def in_array(tokens: Sequence[int]) -> array[int]:
-    """Return the tokens in an array: the same one, if that is what they are. Raises OverflowError."""
-    if isinstance(tokens, array) and tokens.typecode == INT32:
+    """Return the tokens in an array of 32-bit numbers: the same one, if that is what they are. Raises OverflowError."""
+    if isinstance(tokens, array) and tokens.typecode in (INT32, UINT32):
         return tokens
     return joined(tokens)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, Bench, changed, running
+from tests.integration.engine.listener import ONE_THREAD, UNDRAFTED, Bench, changed, running
 from tests.support.small_models import write_wide_model
 from workers.engine.step.sampling import SamplingCost
 from workers.llama.model import Model
@@ -36,7 +36,10 @@ NUM_HEAVY = 7
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     path = tmp_path_factory.mktemp("wide") / "wide.gguf"
     write_wide_model(path, NUM_TOKENS)
-    with Model.load(path, ONE_THREAD) as model, running(model, slots=NUM_HEAVY + 1, kv_tokens=8192) as one:
+    with (
+        Model.load(path, ONE_THREAD) as model,
+        running(model, slots=NUM_HEAVY + 1, kv_tokens=8192, speculation=UNDRAFTED) as one,
+    ):
         yield one
 
 
