@@ -34,13 +34,15 @@ from gateway.app import App, build
 from gateway.settings import GatewaySettings
 from gateway.store.client import connect
 from gateway.telemetry import finish
+from gateway.tls import tls_of
 from workers.http_server.acceptor import SharedCounts
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
+from workers.http_server.tls import Tls, TlsUnusable
 from workers.models.catalog import CatalogError
 from workers.process.limits import keep_little, started_threads
 from workers.process.signals import is_hurrying, stop_signals
-from workers.process.sockets import PortTaken, listen
+from workers.process.sockets import PortTaken, UnixPath, listen, listen_unix
 from workers.protocol.exits import Exit
 from workers.tracing.tracer import Tracer, TracingUnusable, tracing
 
@@ -109,8 +111,12 @@ def _tracing(settings: GatewaySettings) -> Iterator[Tracer]:
 
 async def _live(settings: GatewaySettings, tracer: Tracer) -> Exit:
     _check(settings)
+    try:
+        tls = tls_of(settings)
+    except TlsUnusable as error:
+        raise CannotStart(Exit.USAGE, str(error)) from None
     with contextlib.ExitStack() as held:
-        listeners = [held.enter_context(listener) for listener in _listeners(settings)]
+        listeners = [held.enter_context(listener) for listener in _listeners(settings, held)]
         asked = held.enter_context(_signals())
         client = _client(settings.redis_url)
         try:
@@ -119,7 +125,7 @@ async def _live(settings: GatewaySettings, tracer: Tracer) -> Exit:
                 return Exit.OK
             app = await _built(settings, client, tracer)
             async with app.running():
-                return await _serve(app, listeners, settings, asked)
+                return await _serve(app, listeners, settings, asked, tls)
         except RedisError as error:
             raise CannotStart(Exit.NO_REDIS, f"Redis failed at the start: {error}") from error
         finally:
@@ -141,36 +147,37 @@ def _check(settings: GatewaySettings) -> None:
         )
 
 
-async def _serve(app: App, listeners: list[socket.socket], settings: GatewaySettings, asked: Asked) -> Exit:
-    server = HttpServer(
-        uvicorn.Config(
-            app.asgi,
-            http=HttpProtocol,
-            ws=WebSocketProtocol,
-            ws_max_size=settings.max_body_bytes,
-            ws_ping_interval=settings.ping_interval_s,
-            # Clients that run a tool between two requests may read nothing, and so answer no ping, for as long.
-            ws_ping_timeout=None,
-            ws_per_message_deflate=False,
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(CLOSE_S),
-        ),
-        refusal_body,
-        connection_bounds(settings),
-        app.callers,
-        _counts(settings, listeners),
+def _server(app: App, listeners: list[socket.socket], settings: GatewaySettings, tls: Tls | None) -> HttpServer:
+    config = uvicorn.Config(
+        app.asgi,
+        http=HttpProtocol,
+        ws=WebSocketProtocol,
+        ws_max_size=settings.max_body_bytes,
+        ws_ping_interval=settings.ping_interval_s,
+        # Clients that run a tool between two requests may read nothing, and so answer no ping, for as long.
+        ws_ping_timeout=None,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(CLOSE_S),
     )
+    bounds, counts = connection_bounds(settings), _counts(settings, listeners)
+    return HttpServer(config, refusal_body, bounds, app.callers, counts, tls)
+
+
+async def _serve(
+    app: App, listeners: list[socket.socket], settings: GatewaySettings, asked: Asked, tls: Tls | None
+) -> Exit:
+    server = _server(app, listeners, settings, tls)
     app.gauges.follow(server.state.bounded)
-    host, port = listeners[0].getsockname()[:2]
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    log.info("gateway ready", extra={"fields": {"host": host, "port": port}})
+    log.info("gateway ready", extra={"fields": _told_of(listeners[0], settings)})
     drained: list[bool] = []
 
     async def drain() -> None:
@@ -184,7 +191,7 @@ async def _serve(app: App, listeners: list[socket.socket], settings: GatewaySett
             drained.append(await app.drain(settings.drain_s))
         server.should_exit = True
 
-    async with beside(drain()):
+    async with beside(drain()), contextlib.nullcontext() if tls is None else beside(tls.watch()):
         await server.serve(sockets=listeners)
     clean = bool(drained) and drained[0] and not asked.second.is_set()
     log.info("gateway stopped", extra={"fields": {"cut": not clean}})
@@ -239,6 +246,14 @@ async def _cut_when(event: asyncio.Event, app: App) -> None:
     app.pipeline.cut_all()
 
 
+def _told_of(listener: socket.socket, settings: GatewaySettings) -> dict[str, object]:
+    """Return the address that a socket listens on, as a log line tells it."""
+    if listener.family == socket.AF_UNIX:
+        return {"uds": str(settings.uds)}
+    host, port = listener.getsockname()[:2]
+    return {"host": host, "port": port}
+
+
 def _counts(settings: GatewaySettings, listeners: list[socket.socket]) -> SharedCounts | None:
     """Return the connections of the gateways that share the first listener; None: this gateway alone has it."""
     if not settings.counts_fd:
@@ -247,18 +262,25 @@ def _counts(settings: GatewaySettings, listeners: list[socket.socket]) -> Shared
     return SharedCounts(settings.counts_fd, ports.index(listeners[1].getsockname()[1]), len(ports))
 
 
-def _listeners(settings: GatewaySettings) -> list[socket.socket]:
+def _listeners(settings: GatewaySettings, held: contextlib.ExitStack) -> list[socket.socket]:
     """Return the sockets to serve on, before anything else is started: those of `listen_fds` or, without these, one
-    that listens on the port. Raises CannotStart."""
+    that listens on the port or the Unix socket, whose path is removed at the end of `held`. Raises CannotStart."""
     host, port = settings.host, settings.port
     try:
         if settings.listen_fds:
             return [socket.socket(fileno=int(number)) for number in settings.listen_fds.split(",")]
+        if settings.uds is not None:
+            listener = listen_unix(settings.uds, int(settings.uds_mode, 8))
+            held.callback(UnixPath(settings.uds).remove)
+            return [listener]
         return [listen(host, port, watched=False)]
     except PortTaken as error:
-        line = f"{error}; stop what listens there or choose another with --port"
+        flag = "--port" if settings.uds is None else "--uds"
+        line = f"{error}; stop what listens there or choose another with {flag}"
         raise CannotStart(Exit.PORT_TAKEN, line) from None
     except OSError as error:
+        if settings.uds is not None and not settings.listen_fds:
+            raise CannotStart(Exit.USAGE, error.strerror or str(error)) from None
         where = f"the sockets {settings.listen_fds}" if settings.listen_fds else f"{host} port {port}"
         raise CannotStart(Exit.USAGE, f"can't listen on {where}: {error.strerror}") from None
 

@@ -15,6 +15,29 @@ class GatewaySettings(PaddockSettings):
 
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8080
+    tls_cert: Annotated[
+        Path | None,
+        Field(
+            description="certificate (PEM, with those that vouch for it) with which the port speaks TLS; read anew "
+            "when the file changes"
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None, Field(description="key of tls_cert (PEM, without a password); unset: it is in tls_cert's file")
+    ] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        Field(
+            description="authorities (PEM) of the certificates that clients must show; only `/health` and `/ready` are "
+            "answered without one"
+        ),
+    ] = None
+    uds: Annotated[
+        Path | None, Field(description="path of a Unix socket to listen on in place of the port; it carries no TLS")
+    ] = None
+    uds_mode: Annotated[
+        str, Field(pattern=r"^0?[0-7]{3}$", description="permissions of that socket, in octal digits")
+    ] = "0660"
     gateway_id: Annotated[
         str,
         Field(

@@ -27,6 +27,7 @@ from gateway.api.parameters.base import synonyms_of
 from gateway.api.parameters.unsupported import Refusal
 from gateway.api.responses import body as responses
 from gateway.api.responses.body import ResponsesBody
+from gateway.api.routes import spellings
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +182,8 @@ OPENAI = DialectTable(
     (
         Endpoint(
             (
-                "POST /v1/chat/completions",
-                "POST /chat/completions",
-                "POST /v1/chat/completions/input_tokens",
-                "POST /chat/completions/input_tokens",
+                *spellings("POST", "/v1/chat/completions"),
+                *spellings("POST", "/v1/chat/completions/input_tokens"),
                 "POST /admin/explain",
             ),
             ChatBody,
@@ -194,7 +193,7 @@ OPENAI = DialectTable(
         Endpoint(("POST /v1/completions",), CompletionBody, openai.COMPLETION_IGNORED, openai.COMPLETION_REFUSED),
         Endpoint(("POST /v1/embeddings",), EmbeddingsBody, openai.POOLED_IGNORED),
         Endpoint(
-            ("POST /v1/rerank", "POST /v1/reranking", "POST /rerank", "POST /reranking"),
+            spellings("POST", "/v1/rerank"),
             RerankBody,
             openai.POOLED_IGNORED,
             openai.RERANK_REFUSED,
@@ -203,7 +202,7 @@ OPENAI = DialectTable(
     {
         "POST /health/drain": "nothing; `timeout_s` and `settle_s` stand in the address",
         "POST /v1/moderations": UNSERVED,
-        "POST /v1/audio/transcriptions": UNSERVED,
+        **dict.fromkeys(spellings("POST", "/v1/audio/transcriptions"), UNSERVED),
     },
 )
 
@@ -212,20 +211,15 @@ RESPONSES = DialectTable(
     "With the extensions of chat.",
     (
         Endpoint(
-            (
-                "POST /v1/responses",
-                "POST /responses",
-                "POST /v1/responses/input_tokens",
-                "POST /responses/input_tokens",
-            ),
+            (*spellings("POST", "/v1/responses"), *spellings("POST", "/v1/responses/input_tokens")),
             ResponsesBody,
             responses.IGNORED,
             responses.REFUSED,
         ),
     ),
     {
-        "POST /v1/responses/{response_id}/cancel": "nothing",
-        "POST /v1/responses/compact": UNSERVED,
+        **dict.fromkeys(spellings("POST", "/v1/responses/{response_id}/cancel"), "nothing"),
+        **dict.fromkeys(spellings("POST", "/v1/responses/compact"), UNSERVED),
         "POST /v1/conversations": UNSERVED,
     },
 )
@@ -245,7 +239,7 @@ NATIVE = DialectTable(
     "else `?model=`, else the default for the route (docs/catalog.md).",
     (
         Endpoint(
-            ("POST /completion", "POST /completions"),
+            spellings("POST", "/completion"),
             NativeCompletionBody,
             native.IGNORED,
             native.REFUSED,
@@ -253,7 +247,7 @@ NATIVE = DialectTable(
         Endpoint(("POST /infill",), InfillBody, native.IGNORED, native.REFUSED),
         Endpoint(("POST /tokenize",), TokenizeBody),
         Endpoint(("POST /detokenize",), DetokenizeBody),
-        Endpoint(("POST /embedding", "POST /embeddings"), EmbeddingBody),
+        Endpoint(spellings("POST", "/embedding"), EmbeddingBody),
         Endpoint(("POST /slots/{id_slot}",), ActionBody),
     ),
     {
@@ -263,7 +257,6 @@ NATIVE = DialectTable(
         "POST /models/load": "an object with `model`",
         "POST /models/unload": "an object with `model`",
         "POST /models": UNSERVED,
-        "POST /audio/transcriptions": UNSERVED,
         "POST /v1/chat/completions/control": UNSERVED,
         "POST /v1/streams/lookup": UNSERVED,
         "POST /tools": UNSERVED,

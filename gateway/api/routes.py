@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
@@ -50,18 +50,40 @@ class RouteRow(NamedTuple):
     """The form of the route's errors."""
     shape_of: Callable[[Scope], ErrorShape] | None = None
     """Returns the form of a request's errors on a path that two APIs share; None: the form is always `shape`."""
+    aliases: tuple[str, ...] = ()
+    """Further paths of the same route: `ROUTES` has a row for each."""
+    alias_of: str = ""
+    """The path whose alias this row is; empty: it is none."""
 
     @property
     def shown_path(self) -> str:
         """The path as docs and metrics show it, without Starlette's `:path`."""
         return self.path.replace(":path", "")
 
+    def rows(self) -> Iterator[RouteRow]:
+        """Yield this row, and one for each of its aliases, which differ from it by their path alone."""
+        yield self
+        for alias in self.aliases:
+            yield self._replace(path=alias, about=f"the same as `{self.shown_path}`", aliases=(), alias_of=self.path)
 
-ROUTES = (
-    RouteRow("POST", "/v1/chat/completions", KEY, "chat", "an answer to a conversation, streamed or whole"),
-    RouteRow("POST", "/chat/completions", KEY, "chat", "the same, where clients of llama-server may look for it"),
-    RouteRow("POST", "/v1/chat/completions/input_tokens", KEY, "chat_input_tokens", "how many tokens it would have"),
-    RouteRow("POST", "/chat/completions/input_tokens", KEY, "chat_input_tokens", "the same"),
+
+DECLARED = (
+    RouteRow(
+        "POST",
+        "/v1/chat/completions",
+        KEY,
+        "chat",
+        "an answer to a conversation, streamed or whole",
+        aliases=("/chat/completions",),
+    ),
+    RouteRow(
+        "POST",
+        "/v1/chat/completions/input_tokens",
+        KEY,
+        "chat_input_tokens",
+        "how many tokens it would have",
+        aliases=("/chat/completions/input_tokens",),
+    ),
     RouteRow(
         "POST",
         "/v1/completions",
@@ -71,24 +93,37 @@ ROUTES = (
         COMPLETIONS,
     ),
     RouteRow("POST", "/v1/embeddings", KEY, "embeddings", "vectors of texts"),
-    RouteRow("POST", "/v1/rerank", KEY, "rerank", "documents by how well they fit a query"),
-    RouteRow("POST", "/v1/reranking", KEY, "rerank", "the same"),
-    RouteRow("POST", "/rerank", KEY, "rerank", "the same"),
-    RouteRow("POST", "/reranking", KEY, "rerank", "the same"),
-    RouteRow("POST", "/v1/responses", KEY, "responses", "an answer in typed items, also in the background", RESPONSES),
-    RouteRow(METHOD, "/v1/responses", KEY, "responses_socket", "the same over a WebSocket", RESPONSES),
-    RouteRow("POST", "/responses", KEY, "responses", "the same, as llama-server has it", RESPONSES),
-    RouteRow("POST", "/v1/responses/input_tokens", KEY, "input_tokens", "how many tokens it would have", RESPONSES),
-    RouteRow("POST", "/responses/input_tokens", KEY, "input_tokens", "the same", RESPONSES),
-    RouteRow("POST", "/v1/responses/compact", KEY, "compact", "not served; says what to do instead"),
-    RouteRow("GET", "/v1/responses/{response_id}", KEY, "response", "a stored response, or the events of one"),
-    RouteRow("DELETE", "/v1/responses/{response_id}", KEY, "delete_response", "forgets it"),
-    RouteRow("POST", "/v1/responses/{response_id}/cancel", KEY, "cancel_response", "ends a response in the background"),
-    RouteRow("GET", "/v1/responses/{response_id}/input_items", KEY, "response_input", "what it was asked"),
+    RouteRow(
+        "POST",
+        "/v1/rerank",
+        KEY,
+        "rerank",
+        "documents by how well they fit a query",
+        aliases=("/v1/reranking", "/rerank", "/reranking"),
+    ),
+    *(
+        RouteRow(method, f"/v1{path}", KEY, name, about, shape, aliases=(path,))
+        for method, path, name, about, shape in (
+            ("POST", "/responses", "responses", "an answer in typed items, also in the background", RESPONSES),
+            (METHOD, "/responses", "responses_socket", "the same over a WebSocket", RESPONSES),
+            ("POST", "/responses/input_tokens", "input_tokens", "how many tokens it would have", RESPONSES),
+            ("POST", "/responses/compact", "compact", "not served; says what to do instead", OPENAI),
+            ("GET", "/responses/{response_id}", "response", "a stored response, or the events of one", OPENAI),
+            ("DELETE", "/responses/{response_id}", "delete_response", "forgets it", OPENAI),
+            ("POST", "/responses/{response_id}/cancel", "cancel_response", "ends one in the background", OPENAI),
+            ("GET", "/responses/{response_id}/input_items", "response_input", "what it was asked", OPENAI),
+        )
+    ),
     RouteRow("POST", "/v1/conversations", KEY, "conversations", "not served; says what to do instead"),
     RouteRow("POST", "/v1/moderations", KEY, "moderations", "not served; says what to do instead"),
-    RouteRow("POST", "/v1/audio/transcriptions", KEY, "transcriptions", "not served; says what to do instead"),
-    RouteRow("POST", "/audio/transcriptions", KEY, "transcriptions", "the same", NATIVE),
+    RouteRow(
+        "POST",
+        "/v1/audio/transcriptions",
+        KEY,
+        "transcriptions",
+        "not served; says what to do instead",
+        aliases=("/audio/transcriptions",),
+    ),
     RouteRow("POST", "/v1/chat/completions/control", KEY, "control", "not served; says what to do instead", NATIVE),
     RouteRow("GET", "/v1/stream", KEY, "streams", "not served; says what to do instead", NATIVE),
     RouteRow("DELETE", "/v1/stream", KEY, "streams", "the same", NATIVE),
@@ -102,14 +137,28 @@ ROUTES = (
     RouteRow("POST", "/v1/messages/count_tokens", KEY, "count_tokens", "how many tokens a conversation has", ANTHROPIC),
     RouteRow("GET", "/v1/models", KEY, "models", "the models that the key may use", shape_of=shape_of_models),
     RouteRow("GET", "/v1/models/{model:path}", KEY, "model", "one of them", shape_of=shape_of_models),
-    RouteRow("POST", "/completion", KEY, "native_completion", "the same, in llama-server's form", NATIVE),
-    RouteRow("POST", "/completions", KEY, "native_completion", "the same", NATIVE),
+    RouteRow(
+        "POST",
+        "/completion",
+        KEY,
+        "native_completion",
+        "prompts that are continued, in llama-server's form",
+        NATIVE,
+        aliases=("/completions",),
+    ),
     RouteRow("POST", "/infill", KEY, "infill", "code between a prefix and a suffix", NATIVE),
     RouteRow("POST", "/tokenize", KEY, "tokenize", "the tokens of a text", NATIVE),
     RouteRow("POST", "/detokenize", KEY, "detokenize", "the text of tokens", NATIVE),
     RouteRow("POST", "/apply-template", KEY, "apply_template", "the prompt that a conversation becomes", NATIVE),
-    RouteRow("POST", "/embedding", KEY, "native_embedding", "vectors of texts, in llama-server's form", NATIVE),
-    RouteRow("POST", "/embeddings", KEY, "native_embedding", "the same", NATIVE),
+    RouteRow(
+        "POST",
+        "/embedding",
+        KEY,
+        "native_embedding",
+        "vectors of texts, in llama-server's form",
+        NATIVE,
+        aliases=("/embeddings",),
+    ),
     RouteRow("GET", "/props", KEY, "props", "what a model is and how it is served", NATIVE),
     RouteRow("POST", "/props", ADMIN, "change_props", "changes properties; none can be changed yet", NATIVE),
     RouteRow("GET", "/slots", KEY, "slots", "the slots of a model", NATIVE),
@@ -123,9 +172,7 @@ ROUTES = (
     RouteRow("POST", "/v1/unload_lora_adapter", ADMIN, "unload_adapter", "takes it away"),
     RouteRow("GET", "/admin/explain", ADMIN, "explain", "how a call of a model would be placed now"),
     RouteRow("POST", "/admin/explain", ADMIN, "explain", "the same for a chat request, which is not sent"),
-    RouteRow("GET", "/v1/health", OPEN, "health", "as `GET /health`", NATIVE),
-    RouteRow("GET", "/health", OPEN, "health", "the process is up"),
-    RouteRow("GET", "/healthz", OPEN, "health", "the same, where probes may look for it"),
+    RouteRow("GET", "/health", OPEN, "health", "the process is up", aliases=("/v1/health", "/healthz")),
     RouteRow("GET", "/version", OPEN, "version", "which Paddock this is"),
     RouteRow("GET", "/ready", OPEN, "ready", "calls would be answered"),
     RouteRow("POST", DRAIN_PATH, ADMIN, "drain", "has nobody new sent here and waits; also for `paddock drain`"),
@@ -133,6 +180,7 @@ ROUTES = (
     RouteRow("GET", "/metrics/targets", OPEN, "targets", "the workers, for Prometheus' `http_sd_configs`", NATIVE),
 )
 
+ROUTES = tuple(row for declared in DECLARED for row in declared.rows())
 PATHS = frozenset(row.path for row in ROUTES)
 LISTED = ", ".join(f"{row.method} {row.shown_path}" for row in ROUTES)
 """All routes, for the error about an unknown path. Made once, as anybody can request such paths over and over."""
@@ -177,6 +225,14 @@ class _Endpoint:
         scope[ROUTE] = self._path
         principal = await self._access.identify(scope, request_log_of(scope), self._needs)
         await self._handler(principal, scope, receive, send)
+
+
+def spellings(method: str, path: str) -> tuple[str, ...]:
+    """Return `POST /v1/...` of a declared route and of each of its aliases. Raises ValueError if there is none."""
+    found = tuple(f"{method} {row.path}" for row in ROUTES if row.method == method and path in (row.path, row.alias_of))
+    if not found:
+        raise ValueError(f"there is no route {method} {path}")
+    return found
 
 
 def _router(served: Sequence[tuple[RouteRow, _Endpoint]]) -> Router:

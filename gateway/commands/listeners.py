@@ -6,12 +6,13 @@ import errno
 import math
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
 from workers.http_server.acceptor import SharedCounts
 from workers.process import sockets
-from workers.process.sockets import PortTaken
+from workers.process.sockets import PortTaken, UnixPath
 
 WORKERS_PER_GATEWAY = 4
 
@@ -22,16 +23,19 @@ class Listeners:
     gateway is started again or replaced."""
 
     shared: socket.socket
-    """On the port that callers know."""
+    """On the port, or the Unix socket, that callers know."""
     own: tuple[socket.socket, ...]
     """On a port of each gateway's own, for probes and metrics; empty: there is one gateway, which needs none."""
 
     counts: IO[bytes] | None
     """The file in which several gateways count their connections."""
+    path: UnixPath | None = None
+    """The path of the shared one, if it is a Unix socket."""
 
     @property
-    def port(self) -> int:
-        return port_of(self.shared)
+    def port(self) -> int | None:
+        """The port that callers know; None: they know a Unix socket."""
+        return None if self.path is not None else port_of(self.shared)
 
     def descriptors(self, number: int) -> tuple[int, ...]:
         """Return the descriptors that gateway `number` inherits."""
@@ -42,6 +46,8 @@ class Listeners:
         return [urlsplit(sockets.url_of(host, port_of(one))).netloc for one in self.own]
 
     def close(self) -> None:
+        if self.path is not None:
+            self.path.remove()
         for one in (self.shared, *self.own):
             one.close()
         if self.counts is not None:
@@ -53,12 +59,29 @@ def port_of(listener: socket.socket) -> int:
     return port
 
 
-def listen(host: str, port: int, num_gateways: int) -> Listeners:
-    """Return sockets that listen on the port (0: any free one) and, for several gateways, on a port of each one's own:
-    the next ones or, where these are in use, any free ones. Raises PortTaken; OSError if `host` is no address of this
-    machine."""
+def listen(host: str, port: int, num_gateways: int, uds: Path | None = None, uds_mode: int = 0o660) -> Listeners:
+    """Return sockets that listen on the port (0: any free one), or on the Unix socket `uds`, and, for several gateways,
+    on a port of each one's own: the next ones or, where these are in use, any free ones. Raises PortTaken; OSError if
+    `host` is no address of this machine, or `uds` no path for a socket."""
+    if uds is not None:
+        shared, path = _listen_unix(uds, uds_mode), UnixPath(uds)
+    else:
+        shared, path = _listen(host, port), None
+        port = port_of(shared)
+    own = [_listen_near(host, port + 1 + number) for number in range(num_gateways if num_gateways > 1 else 0)]
+    return Listeners(shared, tuple(own), SharedCounts.new_file(len(own)) if own else None, path)
+
+
+def _listen_unix(uds: Path, mode: int) -> socket.socket:
     try:
-        shared = sockets.listen(host, port, watched=False)
+        return sockets.listen_unix(uds, mode)
+    except PortTaken as error:
+        raise PortTaken(f"{error}; give another with --uds") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return sockets.listen(host, port, watched=False)
     except PortTaken as error:
         raise PortTaken(f"{error}; give another with --port") from None
     except OSError as error:
@@ -67,10 +90,6 @@ def listen(host: str, port: int, num_gateways: int) -> Listeners:
         raise OSError(
             f"can't listen on {host}: {error.strerror}; give an address of this machine with --host"
         ) from None
-    own = [
-        _listen_near(host, port_of(shared) + 1 + number) for number in range(num_gateways if num_gateways > 1 else 0)
-    ]
-    return Listeners(shared, tuple(own), SharedCounts.new_file(len(own)) if own else None)
 
 
 def _listen_near(host: str, port: int) -> socket.socket:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gateway.access import first_key
 from gateway.settings import GatewaySettings
+from gateway.tls import files_of, shown
 from workers import sources
 from workers.process import sockets
 
@@ -30,43 +31,105 @@ def address_file(state_dir: Path) -> Path:
     return state_dir / "run" / "address"
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where callers reach the gateways of `paddock up`."""
+
+    url: str
+    """Without `/v1`; with `uds` its host stands for nothing."""
+    uds: Path | None = None
+    """The Unix socket to connect to."""
+    trusted: Path | None = None
+    """The file of a certificate that clients have to be given, since nobody else vouches for it."""
+    asks_certificate: bool = False
+    """Whether clients have to show a certificate."""
+
+
+def address_of(settings: GatewaySettings) -> Address:
+    """Return where callers reach the gateways of these settings. Raises TlsUnusable."""
+    if settings.uds is not None:
+        return Address("http://localhost", settings.uds.absolute())
+    files = files_of(settings, 1)
+    if files is None:
+        return Address(sockets.url_of(settings.host, settings.port))
+    told = shown(files, sockets.host_of(settings.host))
+    url = sockets.url_of(told.host, settings.port, "https")
+    return Address(url, None, files.cert.absolute() if told.is_own else None, files.client_ca is not None)
+
+
+CLIENT_FILE = "client.pem"
+"""Stands in the snippets for the file of a client's certificate and key."""
+
+
 def welcome(
-    address: str, key: str, kept_in: Path | None, models: tuple[str, ...], logs: Path, targets: Sequence[str] = ()
+    address: Address, key: str, kept_in: Path | None, models: tuple[str, ...], logs: Path, targets: Sequence[str] = ()
 ) -> str:
     """Return the text that `paddock up` prints when it is ready. Its snippets are not indented, so that they can be
     pasted.
 
-    `address`: without `/v1`. `key`: empty if another gateway on the same Redis made the first key. `kept_in`: the file
-    that has the key; None: no file has it. `targets`: addresses at which each of several gateways shows its metrics."""
-    shown = f"{key}{f' (kept in {kept_in})' if kept_in else ''}" if key else OTHERS_KEY
+    `key`: empty if another gateway on the same Redis made the first key. `kept_in`: the file that has the key; None: no
+    file has it. `targets`: addresses at which each of several gateways shows its metrics."""
+    shown_key = f"{key}{f' (kept in {kept_in})' if kept_in else ''}" if key else OTHERS_KEY
     bearer = f"Bearer {key or NO_KEY}"
     metrics = f"\n  metrics  of each gateway: {', '.join(targets)}" if targets else ""
     body = {"model": models[0], "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
-    curl = shlex.join(
-        [
-            *("curl", "-N", f"{address}/v1/chat/completions"),
-            *("-H", f"Authorization: {bearer}", "-H", "Content-Type: application/json", "-d", json.dumps(body)),
-        ]
-    )
+    where = f"{address.url}/v1" if address.uds is None else f"{address.uds} (a Unix socket), {address.url}/v1"
+    certificate = f"\n  clients  show a certificate: {CLIENT_FILE} below" if address.asks_certificate else ""
     return f"""
-  address  {address}/v1
-  API key  {shown}
+  address  {where}
+  API key  {shown_key}
   models   {", ".join(models)}
-  logs     {logs}{metrics}
+  logs     {logs}{metrics}{certificate}
 
 # in a shell
-{curl}
+{_curl(address, bearer, body)}
 
 # in Python, with nothing installed; any OpenAI client takes the same address (base_url) and key (api_key)
-import json, urllib.request
-body = json.dumps({body!r}).encode()
-ask = urllib.request.Request("{address}/v1/chat/completions", body, {{"Authorization": {json.dumps(bearer)}}})
-for line in urllib.request.urlopen(ask):
-    if line.startswith(b"data: {{"):
-        print(json.loads(line[6:])["choices"][0]["delta"].get("content") or "", end="", flush=True)
+{_python(address, bearer, body)}
 
 Ctrl-C stops everything.
 """
+
+
+def _curl(address: Address, bearer: str, body: dict[str, object]) -> str:
+    options = []
+    if address.uds is not None:
+        options += ["--unix-socket", str(address.uds)]
+    if address.trusted is not None:
+        options += ["--cacert", str(address.trusted)]
+    if address.asks_certificate:
+        options += ["--cert", CLIENT_FILE]
+    headers = ("-H", f"Authorization: {bearer}", "-H", "Content-Type: application/json")
+    return shlex.join(["curl", "-N", *options, f"{address.url}/v1/chat/completions", *headers, "-d", json.dumps(body)])
+
+
+def _python(address: Address, bearer: str, body: dict[str, object]) -> str:
+    made = f"body = json.dumps({body!r}).encode()"
+    headers = f'{{"Authorization": {json.dumps(bearer)}}}'
+    if address.uds is not None:
+        lines = [
+            *("import http.client, json, socket", made, "asked = http.client.HTTPConnection('localhost')"),
+            *("asked.sock = socket.socket(socket.AF_UNIX)", f"asked.sock.connect({str(address.uds)!r})"),
+            f'asked.request("POST", "/v1/chat/completions", body, {headers})',
+            "for line in asked.getresponse():",
+        ]
+    elif address.url.startswith("https"):
+        trusted = f"cafile={str(address.trusted)!r}" if address.trusted is not None else ""
+        lines = [
+            *("import json, ssl, urllib.request", made, f"trusted = ssl.create_default_context({trusted})"),
+            *([f"trusted.load_cert_chain({CLIENT_FILE!r})"] if address.asks_certificate else []),
+            f'ask = urllib.request.Request("{address.url}/v1/chat/completions", body, {headers})',
+            "for line in urllib.request.urlopen(ask, context=trusted):",
+        ]
+    else:
+        lines = [
+            *("import json, urllib.request", made),
+            f'ask = urllib.request.Request("{address.url}/v1/chat/completions", body, {headers})',
+            "for line in urllib.request.urlopen(ask):",
+        ]
+    end = """    if line.startswith(b"data: {"):
+        print(json.loads(line[6:])["choices"][0]["delta"].get("content") or "", end="", flush=True)"""
+    return "\n".join([*lines, end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +154,7 @@ def find(url: str | None, reading: sources.Reading[GatewaySettings]) -> Access:
         )
     told = any(reading.origins[name] != "default" for name in ("host", "port"))
     running = address_file(settings.state_dir.expanduser())
-    address = sockets.url_of(settings.host, settings.port)
+    address = sockets.url_of(settings.host, settings.port, "https" if settings.tls_cert else "http")
     if not told and running.is_file():
         address = running.read_text(encoding="utf-8").strip()
     if settings.api_key:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -19,9 +20,11 @@ import msgspec
 
 from gateway.access.records import KeysInvalid, read_records
 from gateway.commands.listeners import Listeners, listen, number_of_gateways, port_of
-from gateway.commands.target import address_file, welcome
+from gateway.commands.target import address_file, address_of, welcome
 from gateway.settings import GatewaySettings, UpSettings
+from gateway.tls import files_of, unverified
 from workers import sources
+from workers.http_server.tls import TlsUnusable
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.library import Library, ModelUnusable, wanted
 from workers.process import sockets
@@ -68,7 +71,11 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
         read_records(settings.api_keys)
         num_workers, cores = sum(model.workers for model in catalog.models), available_cores()
         num_gateways = number_of_gateways(settings.gateways, num_workers, cores)
-        listeners = listen(settings.host, settings.port, num_gateways)
+        files = files_of(settings, num_gateways)
+        if files is not None:
+            files.context()
+        mode = int(settings.uds_mode, 8)
+        listeners = listen(settings.host, settings.port, num_gateways, settings.uds, mode)
         with contextlib.closing(listeners), StateFolder(settings.state_dir, console.say) as folder:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
@@ -77,7 +84,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
             workers = plan(models, cores, supervisor.visible(os.environ), host_id(folder.path))
             write_specs(workers, ready)
             return asyncio.run(Machine(ready, folder, listeners, workers, console, terminal.show, started).run())
-    except (CatalogError, KeysInvalid, FolderTaken) as error:
+    except (CatalogError, KeysInvalid, FolderTaken, TlsUnusable) as error:
         return _report_end(console, error, Exit.USAGE)
     except PortTaken as error:
         return _report_end(console, error, Exit.PORT_TAKEN)
@@ -98,7 +105,7 @@ def _fill_in(settings: UpSettings, folder: StateFolder, found: Catalog, listener
     return settings.model_copy(
         update={
             "state_dir": folder.path,
-            "port": listeners.port,
+            "port": settings.port if listeners.port is None else listeners.port,
             "gateway_targets": ",".join(listeners.targets(settings.host)),
             "catalog": catalog.absolute(),
             "worker_secret": settings.worker_secret or folder.secret(WORKER_SECRET),
@@ -327,16 +334,14 @@ class Machine:
 
     async def _wait_for_gateway(self, number: int) -> None:
         listener = self._listeners.own[number] if self._listeners.own else self._listeners.shared
-        port = port_of(listener)
-        while not self._over.is_set() and not await self._gateway_agrees("/ready", port):  # noqa: ASYNC110 - a process
+        while not self._over.is_set() and not await self._gateway_agrees("/ready", listener):  # noqa: ASYNC110 - a process
             await asyncio.sleep(POLL_S)
 
-    async def _gateway_agrees(self, path: str, port: int, key: str = "") -> bool:
+    async def _gateway_agrees(self, path: str, listener: socket.socket, key: str = "") -> bool:
         """Return whether a gateway answers a GET of this path with 200 soon. One that is not there yet does not."""
-        host = sockets.host_of(self._settings.host)
         try:
             async with asyncio.timeout(ASKED_S):
-                reader, writer = await asyncio.open_connection(host, port)
+                reader, writer = await self._connect(listener)
                 with contextlib.closing(writer):
                     bearer = f"Authorization: Bearer {key}\r\n" if key else ""
                     head = f"GET {path} HTTP/1.1\r\nHost: paddock\r\n{bearer}Connection: close\r\n\r\n"
@@ -345,25 +350,42 @@ class Machine:
         except (OSError, TimeoutError):
             return False
 
+    async def _connect(self, listener: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if listener.family == socket.AF_UNIX:
+            return await asyncio.open_unix_connection(str(self._settings.uds))
+        encrypted = None if self._settings.tls_cert is None else unverified()
+        return await asyncio.open_connection(sockets.host_of(self._settings.host), port_of(listener), ssl=encrypted)
+
+    async def _is_refused(self, key: str) -> bool:
+        """Return whether the gateways know no such key."""
+        settings = self._settings
+        if settings.tls_client_ca is not None and self._listeners.port is not None:
+            return False  # without a client's certificate they don't say
+        return not await self._gateway_agrees("/v1/models", self._listeners.shared, key)
+
     async def _welcome(self) -> None:
-        address = sockets.url_of(self._settings.host, self._settings.port)
+        address = address_of(self._settings)
         key_file = self._folder.first_key
         filed = key_file.read_text().strip() if key_file.is_file() else ""
         key = self._settings.api_key or filed
-        if key and not await self._gateway_agrees("/v1/models", self._listeners.port, key):
+        if key and await self._is_refused(key):
             key = ""  # it was the file's; this Redis had another first key already
         kept_in = key_file if key and key == filed else None
         models = tuple(dict.fromkeys(worker.model.name for worker in self._workers))
+        targets = self._listeners.targets(self._settings.host)
+        if address.uds is None:
+            self._keep_address(address.url)
+        elif targets:  # `paddock chat` speaks to ports
+            self._keep_address(f"{'http' if self._settings.tls_cert is None else 'https'}://{targets[0]}")
+        self._show(welcome(address, key, kept_in, models, self._folder.logs, targets))
+
+    def _keep_address(self, url: str) -> None:
+        """Keep the address for `paddock chat`."""
         file = address_file(self._folder.path)
         try:
-            self._folder.keep(file, f"{address}\n".encode())
+            self._folder.keep(file, f"{url}\n".encode())
         except OSError as error:
-            self._console.say(
-                f"paddock: {file} can't be written ({error.strerror}); `paddock chat` needs --url {address}"
-            )
-        self._show(
-            welcome(address, key, kept_in, models, self._folder.logs, self._listeners.targets(self._settings.host))
-        )
+            self._console.say(f"paddock: {file} can't be written ({error.strerror}); `paddock chat` needs --url {url}")
 
     def _say(self, text: str) -> None:
         self._console.say(f"paddock: {text} ({time.monotonic() - self._started:.1f} s)")

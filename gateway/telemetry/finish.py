@@ -85,7 +85,7 @@ class RequestJourney:
                 "http.request.method": method,
                 "http.route": request_log.route,
                 "url.path": request_log.path,
-                "url.scheme": "http",
+                "url.scheme": request_log.scheme,
                 "http.response.status_code": request_log.status,
                 "error.type": failed,
                 "paddock.request_id": request_log.request_id,

@@ -86,6 +86,7 @@ class RequestLog:
     path: str
     received_at: float = field(default_factory=time.monotonic)
     trace: TraceRecorder = UNRECORDED
+    scheme: str = "http"
     origin: bytes = b""
     """The web page that sent the request, by the browser's `Origin` header; empty: the header is missing."""
     closes: bool = False

@@ -84,6 +84,9 @@
 {{- if and $patience (gt (float64 $patience) (float64 (include "paddock.requestTimeout" .))) -}}
 {{- $wrong = append $wrong "gateway.settings: start_timeout_s is longer than request_timeout_s, the longest life of a call" -}}
 {{- end -}}
+{{- if .Values.gateway.settings.uds -}}
+{{- $wrong = append $wrong "gateway.settings.uds: the Service and the probes ask a port; leave it out" -}}
+{{- end -}}
 {{- if $wrong -}}
 {{- fail (printf "\n\n%s\n" (join "\n" $wrong)) -}}
 {{- end -}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import openai
 import pydantic
 import pytest
 from openai.resources.responses.responses import ResponsesConnection
+from openai.types.chat import ChatCompletionMessageCustomToolCall
 from openai.types.responses import (
     FunctionToolParam,
     Response,
@@ -103,6 +105,72 @@ def test_a_custom_tool_is_called_with_a_text(client: openai.OpenAI) -> None:
         model=DEMO_ALIAS, input=[result], previous_response_id=first.id, max_output_tokens=20
     )
     assert second.output
+
+
+PATCH = """
+start: begin line~1..3 "*** End Patch"
+begin: "*** Begin Patch" LF
+line: ("+" | "-") /[a-c \\"]{1,6}/ LF
+%import common.LF
+"""
+IS_PATCH = re.compile(r'\*\*\* Begin Patch\n([+-][a-c "]{1,6}\n){1,3}\*\*\* End Patch')
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition", "pattern"),
+    [("lark", PATCH, IS_PATCH), ("regex", r'[a-c]{2}\n"[a-c]{1,3}"', re.compile(r'[a-c]{2}\n"[a-c]{1,3}"'))],
+)
+def test_the_input_of_a_custom_tool_follows_its_grammar(
+    client: openai.OpenAI, syntax: str, definition: str, pattern: re.Pattern[str]
+) -> None:
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    asked: Any = {
+        "model": DEMO_ALIAS,
+        "tools": [{"type": "custom", "name": "apply_patch", "description": "Edits", "format": form}, WEATHER],
+        "tool_choice": {"type": "custom", "name": "apply_patch"},
+        "parallel_tool_calls": False,
+        "max_output_tokens": 400,
+    }
+    calls = []
+    for seed in range(4):
+        with client.responses.stream(input="Edit it.", extra_body={"seed": seed}, temperature=1.2, **asked) as stream:
+            events = list(stream)
+            final = stream.get_final_response()
+        [call] = final.output
+        assert isinstance(call, ResponseCustomToolCall)
+        assert pattern.fullmatch(call.input), call.input
+        deltas = [one.delta for one in events if one.type == "response.custom_tool_call_input.delta"]
+        assert "".join(deltas) == call.input
+        assert len(deltas) > 1
+        calls.append(call)
+    result: Any = {"type": "custom_tool_call_output", "call_id": calls[0].call_id, "output": "done"}
+    said: Any = [{"role": "user", "content": "Edit it."}, calls[0].to_dict(), result]
+    assert client.responses.create(model=DEMO_ALIAS, input=said, tools=asked["tools"], max_output_tokens=20).output
+
+
+def test_a_custom_tool_in_a_chat(client: openai.OpenAI) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": r'[a-c]{2}\n"[a-c]{1,3}"'}}
+    asked: Any = {
+        "model": DEMO_ALIAS,
+        "messages": [{"role": "user", "content": "Edit it."}],
+        "tools": [{"type": "custom", "custom": {"name": "apply_patch", "format": form}}],
+        "tool_choice": {"type": "custom", "custom": {"name": "apply_patch"}},
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_tokens": 400,
+    }
+    message = client.chat.completions.create(**asked).choices[0].message
+    [call] = message.tool_calls or []
+    assert isinstance(call, ChatCompletionMessageCustomToolCall)
+    assert re.fullmatch(r'[a-c]{2}\n"[a-c]{1,3}"', call.custom.input)
+    told = ""
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for delta in chunk.choices[0].delta.tool_calls or ():
+            assert delta.index == 0
+            told += (delta.model_extra or {})["custom"]["input"]
+    assert told == call.custom.input
+    asked["messages"] += [message, {"role": "tool", "tool_call_id": call.id, "content": "done"}]
+    assert client.chat.completions.create(**{**asked, "tool_choice": "auto", "max_tokens": 20}).choices
 
 
 def test_a_tool_call_and_its_result(client: openai.OpenAI) -> None:

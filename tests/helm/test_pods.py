@@ -408,3 +408,13 @@ def test_redis_is_pinned_and_asks_for_its_password() -> None:
     assert "requirepass $REDISCLI_AUTH" in of["command"][-1]
     assert plain_env(of, KNOWN)["REDISCLI_AUTH"] == "secret"
     assert not pods_of(example("external-redis"), "redis")
+
+
+def test_a_gateway_with_tls_is_probed_and_scraped_with_tls() -> None:
+    for settings, probed, scraped in (({}, "HTTP", None), ({"tls_cert": "/tls/tls.crt"}, "HTTPS", "https")):
+        found = render({"gateway": {"settings": settings}, "monitoring": {"enabled": True}})
+        (pod,) = pods_of(found, "gateway")
+        for probe in ("startup", "liveness", "readiness"):
+            assert container(pod)[f"{probe}Probe"]["httpGet"]["scheme"] == probed
+        (endpoint,) = found.one("PodMonitor", "gateway")["spec"]["podMetricsEndpoints"]
+        assert endpoint.get("scheme") == scraped

@@ -27,6 +27,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"gateway": {"settings": {"redis_url": "redis://x"}}},
         "at '/gateway/settings': additional properties 'redis_url'",
     ),
+    "a socket that no Service leads to": (
+        {"gateway": {"settings": {"uds": "/run/p.sock"}}},
+        "gateway.settings.uds: the Service and the probes ask a port",
+    ),
     "a worker's setting out of bounds": (
         {"workers": {"settings": {"max_adapters": 0}}},
         "at '/workers/settings/max_adapters': minimum: got 0, want 1",

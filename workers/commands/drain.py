@@ -15,6 +15,8 @@ ran when the time was up, 1 nobody answers, 2 a flag is wrong, or the key or sec
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Collection, Mapping, Sequence
@@ -59,6 +61,24 @@ class Target:
     url: str
     secret: str
     key: str = ""
+    is_own: bool = False
+    """Whether the address is this machine's own, from the settings: its certificate is for callers from elsewhere."""
+    uds: str = ""
+    """The Unix socket on which it listens; empty: it listens on a port."""
+
+    def connection(self, timeout_s: float) -> HTTPConnection:
+        parts = urlsplit(self.url)
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            if self.is_own:
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            return HTTPSConnection(parts.netloc, timeout=timeout_s, context=context)
+        connection = HTTPConnection(parts.netloc, timeout=timeout_s)
+        if self.uds:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(timeout_s)
+            connection.sock.connect(self.uds)
+        return connection
 
     def bearer(self, told: Mapping[str, Any]) -> str:
         """Return the bearer token to send, never the secret itself. `told`: the target's answer to the health check."""
@@ -115,7 +135,8 @@ def _target(options: Namespace, settings: PaddockSettings) -> Target:
     if not secret and not key:
         flag = name.replace("_", "-")
         raise _Unusable(f"drain: {name} is unset, and there is none in the state folder; give --{flag}")
-    return Target(options.part, url.rstrip("/"), secret, key)
+    uds = getattr(settings, "uds", None) if options.part == "gateway" and not options.url else None
+    return Target(options.part, url.rstrip("/"), secret, key, not options.url, str(uds or ""))
 
 
 def _own_url(part: str, settings: PaddockSettings) -> str:
@@ -123,7 +144,8 @@ def _own_url(part: str, settings: PaddockSettings) -> str:
     host, port = str(getattr(settings, f"{prefix}host")), int(getattr(settings, f"{prefix}port"))
     if not port:
         raise _Unusable(f"drain: {prefix}port is 0, so the port is not known; give --url")
-    return sockets.url_of(host, port)
+    is_encrypted = part == "gateway" and getattr(settings, "tls_cert", None) is not None
+    return sockets.url_of(host, port, "https" if is_encrypted else "http")
 
 
 def _drain(target: Target, options: Namespace) -> int:
@@ -148,8 +170,7 @@ def _ask(
 ) -> tuple[int, dict[str, Any]]:
     """Send a request; return status and JSON. Raises OSError, HTTPException, ValueError (no JSON object, too long)."""
     parts = urlsplit(target.url)
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.netloc, timeout=timeout_s)
+    connection = target.connection(timeout_s)
     try:
         connection.request(method, parts.path + path, headers={"Authorization": authorization} if authorization else {})
         response = connection.getresponse()

@@ -5,6 +5,7 @@ parameter as plain text between its own marks.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,14 @@ import msgspec
 from workers.chat.tools.family import CallSyntax
 from workers.chat.tools.typed_text import kinds_of
 from workers.constraint.guidance import schema_to_lark
+from workers.constraint.input_grammar import input_rules
 from workers.constraint.mask import Unusable, refused
+from workers.constraint.regex_rules import NotTranslatable
 from workers.constraint.schema import ANNOTATIONS, MAX_BYTES, enforceable, parse
 from workers.constraint.schema_rules import Comparisons
 from workers.protocol.requests import Constraint, GenerateRequest, Tool
+
+logger = logging.getLogger(__name__)
 
 PLAIN_OBJECT = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"})
 """Keywords of a tool's schema that can be enforced in calls that are not JSON, with marks around each parameter."""
@@ -99,6 +104,10 @@ def _check(schema: dict[str, Any], kept: frozenset[str]) -> None:
 
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+INPUT = "input"
+"""Name of a custom tool's one parameter."""
+INPUT_OBJECT: dict[str, Any] = {"type": "object", "required": [INPUT], "additionalProperties": False}
+MAX_INPUT_REGEX_BYTES = 16 << 10
 MAX_TOOLS_BYTES = 1 << 20
 """Maximum bytes, as JSON, of all tools' schemas for one answer; more are refused. While Python reads schemas, no other
 thread runs."""
@@ -188,10 +197,14 @@ class CallForms:
     def _arguments(self, tool: Tool, number: int, rule: str, comparisons: Comparisons) -> str:
         """Return the rule of one tool's arguments. Raises CallFailed if a strict tool's schema can't be enforced."""
         try:
-            if self._syntax.parameter is None:
-                return schema_to_lark(_object_of(tool, closes=self._closes, comparisons=comparisons), rule)
-            return self._parameters(tool, rule, self._syntax.parameter, comparisons)
+            if self._syntax.parameter is not None:
+                return self._parameters(tool, rule, self._syntax.parameter, comparisons)
+            if tool.grammar is not None:
+                return _input(tool.grammar, rule)
+            return schema_to_lark(_object_of(tool, closes=self._closes, comparisons=comparisons), rule)
         except Unusable as error:
+            if tool.grammar is not None:
+                raise refused(str(error), f"tools.{number}") from None
             raise refused(str(error), f"tools.{number}.function.parameters") from None
 
     def _parameters(
@@ -246,6 +259,26 @@ def _object_of(tool: Tool, *, closes: bool, comparisons: Comparisons) -> Any:
         if tool.strict:
             raise
         return ANY_OBJECT
+
+
+def _input(grammar: Constraint, rule: str) -> str:
+    """Return the Lark rules of a custom tool's arguments: an object whose one member is a text of the grammar.
+
+    A grammar that can't be translated leaves the text free. Raises Unusable for one that is wrong or too large."""
+    if grammar.kind == "regex":
+        if len(grammar.text.encode()) > MAX_INPUT_REGEX_BYTES:
+            raise Unusable(f"the expression has more than {MAX_INPUT_REGEX_BYTES >> 10} KiB; send a shorter one")
+        whole = grammar.text.removeprefix("^").removesuffix("$") if grammar.text[-2:] != "\\$" else grammar.text
+        text: dict[str, Any] = {"type": "string", "pattern": f"^(?:{whole})$"}
+        return schema_to_lark(enforceable({**INPUT_OBJECT, "properties": {INPUT: text}}), rule)
+    try:
+        rules = input_rules(grammar.text, f"{rule}_input")
+    except NotTranslatable:  # it is the caller's text, which does not belong into the log
+        logger.info("the grammar of a custom tool's input has no translation here, and is not enforced")
+        return schema_to_lark({**INPUT_OBJECT, "properties": {INPUT: {"type": "string"}}}, rule)
+    name, quote = _literal(f'"{INPUT}"'), _literal('"')
+    object_ = f'"{{" SPACE? {name} SPACE? ":" SPACE? {quote} {rule}_input {quote} SPACE? "}}"'
+    return f"{rule}: {object_}\n{rules}"
 
 
 def _literal(text: str) -> str:

@@ -16,11 +16,13 @@ import mmap
 import os
 import resource
 import socket
+import ssl
 import tempfile
-from collections.abc import Callable
-from typing import IO
+from collections.abc import Callable, Coroutine
+from typing import IO, Protocol, cast
 
-from workers.http_server.connections import Connections
+from workers.http_server.connections import Closable, Connections, Verdict
+from workers.http_server.tls import Tls
 
 MOST = 1 << 20
 """Maximum number of descriptors to ask for: enough for anybody, and some systems name no limit."""
@@ -65,6 +67,12 @@ class SpareDescriptors:
             pass
 
 
+HANDSHAKE_S = 10.0
+"""Maximum seconds of a connection's TLS handshake; then the connection is closed."""
+BEYOND_HANDSHAKE_S = 2.0
+"""Value of `HANDSHAKE_S` for a connection that came when there were too many."""
+GOODBYE_S = 1.0
+"""Maximum seconds for which a TLS connection that was closed waits for the peer's own end."""
 AT_ONCE = 16
 """Maximum number of connections accepted in one iteration of the event loop; the rest wait for the next."""
 AHEAD = 4
@@ -131,6 +139,27 @@ def _file_in_memory() -> IO[bytes] | None:
     return None
 
 
+class Handshake:
+    """A connection whose TLS handshake is under way: it counts as a connection of its address from its first packet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def make_room(self) -> None:
+        # The transport, which is not made known before the handshake's end, sees the end of its socket and gives up.
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def cut_unfinished(self) -> None:
+        self.make_room()
+
+
+class Shaken(Protocol):
+    """A protocol that learns the handshake by which its connection is counted already."""
+
+    handshake: Closable | None
+
+
 class Acceptor:
     """Accepts on one listening socket, from `start` to `close`. Stands in for an `asyncio.Server`."""
 
@@ -140,12 +169,15 @@ class Acceptor:
         connections: Connections,
         protocol: Callable[[], asyncio.Protocol],
         counts: SharedCounts | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """`counts`: how many connections the processes have that accept on the same socket; None: this one alone does.
+        `tls`: None: connections are not encrypted.
 
         The system would give nearly all connections to the process that it wakes first."""
         self._listener = listener
         self._counts = counts
+        self._tls = tls
         self._behind_until: float | None = None
         """The loop's time until which others should accept the connections that wait now; None: no others need to."""
         self._connections = connections
@@ -153,6 +185,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._spare = SpareDescriptors()
         self._opening: set[asyncio.Task[None]] = set()
+        self._handshakes: set[Handshake] = set()
         self._pause: asyncio.Handle | None = None
         self._refilling: asyncio.TimerHandle | None = None
         self._told_at = -math.inf
@@ -176,6 +209,8 @@ class Acceptor:
         self._spare.close()
 
     async def wait_closed(self) -> None:
+        for handshake in self._handshakes:
+            handshake.make_room()  # those of peers who say nothing would last
         if self._opening:
             await asyncio.wait(self._opening)
 
@@ -190,7 +225,7 @@ class Acceptor:
                 self._rest()
                 return
             try:
-                connection, _ = self._listener.accept()
+                connection, address = self._listener.accept()
             except GONE:
                 self._behind_until = None
                 return
@@ -200,10 +235,11 @@ class Acceptor:
                 self._rest()
                 return
             connection.setblocking(False)
-            self._connections.num_coming += 1
-            task = self._loop.create_task(self._open(connection))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            if self._tls is None:
+                self._connections.num_coming += 1
+                self._begin(self._open(connection))
+            else:
+                self._shake_hands(connection, str(address[0]) if address else "", self._tls)
 
     def _share(self, counts: SharedCounts) -> int:
         """Return how many connections to accept now; 0: other processes, which have fewer, should accept them."""
@@ -219,6 +255,41 @@ class Acceptor:
     def _go_on(self) -> None:
         self._pause = None
         self._loop.add_reader(self._listener, self._accept)
+
+    def _begin(self, opening: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(opening)
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _shake_hands(self, connection: socket.socket, address: str, tls: Tls) -> None:
+        """Begin the handshake of a connection, which counts from now on, or close it if there are too many."""
+        handshake = Handshake(connection)
+        self._connections.num_coming += 1
+        verdict = self._connections.came(handshake, address, connection.fileno())
+        if verdict is Verdict.REFUSED:
+            connection.close()
+            return
+        limit_s = HANDSHAKE_S if verdict is Verdict.WITHIN else BEYOND_HANDSHAKE_S
+        self._begin(self._open_encrypted(connection, handshake, tls.context, limit_s))
+
+    async def _open_encrypted(
+        self, connection: socket.socket, handshake: Handshake, context: ssl.SSLContext, limit_s: float
+    ) -> None:
+        def made() -> asyncio.Protocol:
+            protocol = self._protocol()
+            cast(Shaken, protocol).handshake = handshake
+            return protocol
+
+        self._handshakes.add(handshake)
+        try:
+            await self._loop.connect_accepted_socket(
+                made, connection, ssl=context, ssl_handshake_timeout=limit_s, ssl_shutdown_timeout=GOODBYE_S
+            )
+        except (OSError, TimeoutError):  # no TLS, too slow, or gone: ssl.SSLError is an OSError
+            connection.close()
+        finally:
+            self._handshakes.discard(handshake)
+            self._connections.gone(handshake)
 
     async def _open(self, connection: socket.socket) -> None:
         try:

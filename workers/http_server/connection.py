@@ -97,6 +97,8 @@ class BoundedConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
+    handshake: Closable | None = None
+    """The TLS handshake by which the connection was counted before it was made; None: it is not encrypted."""
 
     def __init__(
         self,

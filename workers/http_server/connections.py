@@ -230,7 +230,12 @@ class Connections:
         `descriptor`: its socket's. The system assigns the lowest free number, so a high one shows that few are left."""
         self.num_coming = max(0, self.num_coming - 1)
         bounds, beyond, address = self.bounds, False, network_of(address)
-        too_many = bounds.most_per_address < bounds.most and self._per_address[address] >= bounds.most_per_address
+        # Peers on a Unix socket have no address.
+        too_many = (
+            address != ""
+            and bounds.most_per_address < bounds.most
+            and self._per_address[address] >= bounds.most_per_address
+        )
         if too_many and not self._close_idle(address):
             if self._num_beyond >= self._max_beyond // 2:
                 self.on_beyond("address")
@@ -247,6 +252,17 @@ class Connections:
         self._per_address[address] += 1
         (self._beyond if beyond else self._unused)[connection] = monotonic()
         return Verdict.BEYOND if beyond else Verdict.WITHIN
+
+    def shook_hands(self, handshake: Closable, connection: Closable) -> Verdict:
+        """Count the connection in place of its TLS handshake, which is complete; return the verdict on it."""
+        known = self._known.pop(handshake, None)
+        if known is None:
+            return Verdict.REFUSED  # it was closed meanwhile, to make room
+        for waiting in (self._unused, self._beyond):
+            waiting.pop(handshake, None)
+        self._known[connection] = known
+        (self._beyond if known.beyond else self._unused)[connection] = monotonic()
+        return Verdict.BEYOND if known.beyond else Verdict.WITHIN
 
     def address_of(self, connection: Closable) -> str:
         """Return the address that the connection is counted by; empty if the connection is not known any more."""

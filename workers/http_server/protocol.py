@@ -8,6 +8,7 @@ is not read meanwhile. `workers.http_server.connections` says what a connection 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from time import thread_time
 from typing import ClassVar, cast
 
@@ -53,7 +54,7 @@ would reset the connection, and the refusal would be lost."""
 END_OF_HEAD = b"\r\n\r\n"
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 
-MALFORMED = Refusal(400, "This is no HTTP request. Send HTTP/1.1; TLS ends before this address.")
+MALFORMED = Refusal(400, "This is no HTTP request. Send HTTP/1.1, and TLS only where the address is one of https.")
 TOO_LARGE = Refusal(
     431, f"The head of the request has more than {MAX_HEAD_BYTES >> 10} KiB. Send fewer and shorter headers."
 )
@@ -62,6 +63,7 @@ TOO_MUCH_TOGETHER = Refusal(
 )
 UNFINISHED = Refusal(408, "The unfinished heads of all requests take too much together. Send a request's head at once.")
 TOO_MANY_HEADERS = Refusal(431, f"The request has more than {MAX_HEADERS} headers. Send fewer.")
+UNCERTIFIED = Refusal(403, "This address asks for a client certificate. Send one that its authorities vouch for.")
 CROWDED = Refusal(503, "There are too many connections to this address. Use those that are open, or try again later.")
 
 
@@ -107,6 +109,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     """Whether the server's `Pacer` has called `begin`, which allows this connection to parse one head."""
     _beyond = False
     """Whether there were too many connections when this one came (not `Verdict.WITHIN`): only a probe is answered."""
+    _is_encrypted = False
+    _lacks_certificate = False
+    """Whether clients are asked for a certificate, and this one sent none: only probes are answered."""
     _refusal = MALFORMED
     """The refusal to send if the parser stops now."""
 
@@ -114,7 +119,13 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
         descriptor = transport.get_extra_info("socket").fileno()
-        verdict = self._server.bounded.came(self, self.client[0] if self.client else "", descriptor)
+        if self.handshake is None:
+            verdict = self._server.bounded.came(self, self.client[0] if self.client else "", descriptor)
+        else:
+            verdict = self._server.bounded.shook_hands(self.handshake, self)
+            self.handshake, self._is_encrypted = None, True
+            asks = transport.get_extra_info("sslcontext").verify_mode is ssl.CERT_OPTIONAL
+            self._lacks_certificate = asks and not transport.get_extra_info("peercert")
         self._beyond = verdict is not Verdict.WITHIN
         # Balancers open connections in advance, and keep them as they keep idle ones.
         patience_s = BEYOND_HEAD_S if self._beyond else self.timeout_keep_alive
@@ -153,7 +164,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             self._close()
         else:
             self._server.closing.add(self.transport, self.loop)
-        return True
+        return not self._is_encrypted  # TLS knows no connection that is open one way only
 
     def make_room(self) -> None:
         """Close at once, because there are too many connections, or too many bytes of unfinished heads."""
@@ -208,6 +219,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._server.bounded.busy(self)
         if self._beyond and self.url.partition(b"?")[0] not in self._server.bounded.bounds.reserved:
             self._refusal = CROWDED
+            raise Unwanted
+        if self._lacks_certificate and self.url.partition(b"?")[0] not in self._server.without_certificate:
+            self._refusal = UNCERTIFIED
             raise Unwanted
         refusal = refusal_of(method, self.parser.get_http_version(), self.headers, upgrades=upgrades)
         if refusal is not None:
@@ -483,7 +497,8 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             self._linger()
 
     def _linger(self) -> None:
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self._flow.release()
         self._flow.resume_reading()
         self.loop.call_later(LINGER_S, self._close)

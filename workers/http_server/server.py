@@ -15,6 +15,7 @@ from workers.http_server.acceptor import Acceptor, SharedCounts
 from workers.http_server.connections import ConnectionBounds, Connections
 from workers.http_server.pacer import KnownCallers
 from workers.http_server.state import Form, ServerState
+from workers.http_server.tls import Tls
 from workers.process.ticks import wait_tick
 
 
@@ -48,10 +49,12 @@ class HttpServer(uvicorn.Server):
         bounds: ConnectionBounds,
         callers: KnownCallers | None = None,
         counts: SharedCounts | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """`form` writes the bodies of the server's own refusals. `callers`: callers known by their keys, each with a
         queue of its own when many requests wait; None: nobody has a key. `counts`: connections of all processes that
-        accept on the first of its listening sockets; None: no other process does.
+        accept on the first of its listening sockets; None: no other process does. `tls`: for its listening sockets but
+        Unix ones, which carry none.
 
         Raises ServerDiffers."""
         self._stopping = asyncio.Event()
@@ -60,12 +63,20 @@ class HttpServer(uvicorn.Server):
             if isinstance(protocol, type):
                 check_parts(protocol)
         self._counts = counts
-        self.server_state = self.state = ServerState(form, Connections(bounds), config.ws_max_size, callers)
+        self._tls = tls
+        free = tls.without_certificate if tls else frozenset[bytes]()
+        self.server_state = self.state = ServerState(form, Connections(bounds), config.ws_max_size, callers, free)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
         acceptors = [
-            Acceptor(listener, self.state.bounded, self._protocol, None if number else self._counts)
+            Acceptor(
+                listener,
+                self.state.bounded,
+                self._protocol,
+                None if number else self._counts,
+                None if listener.family == socket.AF_UNIX else self._tls,
+            )
             for number, listener in enumerate(sockets or ())
         ]
         # uvicorn closes them and waits for them, as it does with its own servers.

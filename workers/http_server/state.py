@@ -71,12 +71,14 @@ class ServerState(UvicornState):
         connections: Connections,
         max_message_bytes: int = 0,
         callers: KnownCallers | None = None,
+        without_certificate: frozenset[bytes] = frozenset(),
     ) -> None:
         """`max_message_bytes`: longest WebSocket message. `callers`: callers whose keys were verified lately, added
-        by whoever verifies them; None: nobody has a key."""
+        by whoever verifies them; None: nobody has a key. `without_certificate`: as in `Tls`."""
         super().__init__()
         self.form = form
         self.bounded = connections
+        self.without_certificate = without_certificate
         self.callers = callers or KnownCallers()
         self.pacer = Pacer(rests=callers is not None)
         self.departures = Pacer(rests=callers is not None, contested=True)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 IDLE_S = 2
@@ -57,6 +60,10 @@ class PortTaken(OSError):
     """The address to listen on is in use."""
 
 
+ASKED_S = 2.0
+"""Seconds within which a Unix socket's server takes a connection; one that does not is taken to live as well."""
+MAX_PATH_BYTES = 103
+"""Maximum bytes of a Unix socket's path that every system can connect to (macOS; Linux has 107)."""
 BACKLOG = 2048
 """Maximum number of connections that wait to be accepted."""
 
@@ -81,6 +88,68 @@ def listen(host: str, port: int, *, watched: bool = True) -> socket.socket:
     return sock
 
 
+def listen_unix(path: Path, mode: int) -> socket.socket:
+    """Return a socket that listens at this path, with these permissions; what a server left there that is gone is
+    replaced. Raises PortTaken if a server listens there, or OSError with a message that tells what to do.
+
+    The socket gets its path when it has its permissions and listens, so nobody is refused or let in meanwhile."""
+    _check_free(path)
+    sock, own = socket.socket(socket.AF_UNIX), path.with_name(f".{os.getpid():x}~")
+    try:
+        own.unlink(missing_ok=True)
+        sock.bind(str(own))
+        own.chmod(mode)
+        sock.listen(BACKLOG)
+        own.replace(path)
+    except OSError as error:
+        sock.close()
+        with suppress(OSError):
+            own.unlink(missing_ok=True)
+        told = error.strerror or str(error)
+        raise OSError(
+            error.errno, f"can't listen on the Unix socket {path}: {told}; give a short path in a folder of yours"
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def _check_free(path: Path) -> None:
+    """Raise PortTaken if a server listens at this path, OSError if no socket can lie there."""
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise OSError(
+            errno.ENAMETOOLONG, f"{path} has more than {MAX_PATH_BYTES} bytes, too many for a socket; give a short path"
+        )
+    try:
+        kind = path.lstat().st_mode
+    except OSError:
+        return  # there is nothing, or nothing that can be looked at, which `bind` will say
+    if not stat.S_ISSOCK(kind):
+        raise OSError(errno.EEXIST, f"{path} is there and is no socket; give another path")
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(ASKED_S)
+        try:
+            asking.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except OSError as error:
+            raise PortTaken(f"the Unix socket {path} may be in use ({error.strerror or error})") from None
+    raise PortTaken(f"the Unix socket {path} is in use")
+
+
+class UnixPath:
+    """The path of a Unix socket that this process listens on, from the time that it got it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = path.lstat().st_ino
+
+    def remove(self) -> None:
+        """Remove the path, unless another server has taken it since."""
+        with suppress(OSError):
+            if self.path.lstat().st_ino == self._inode:
+                self.path.unlink()
+
+
 def address_of(sock: socket.socket) -> str:
     """Return the URL at which other machines reach a socket: with one of the host's addresses if it listens on all."""
     host, port = sock.getsockname()[:2]
@@ -98,6 +167,6 @@ def host_of(host: str) -> str:
     return HOSTS.get(host, host)
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, scheme: str = "http") -> str:
     found = host_of(host)
-    return f"http://{f'[{found}]' if ':' in found else found}:{port}"
+    return f"{scheme}://{f'[{found}]' if ':' in found else found}:{port}"

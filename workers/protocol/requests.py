@@ -131,6 +131,9 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
     for a slot would keep them all."""
     strict: bool = False
     """Whether calls must follow the schema exactly; the request is refused if the worker can't ensure that."""
+    grammar: Constraint | None = None
+    """For a custom tool, whose one parameter `input` is a text: the form of this text, as Lark or a regular expression.
+    It is enforced where the worker can do so; the description tells the model of it in any case."""
 
     def schema(self) -> dict[str, Any]:
         """Return the decoded JSON Schema of the arguments; empty if there is none. Decodes it at each call."""

@@ -99,6 +99,7 @@ def begin_request_log(
         scope["method"],
         path,
         trace=UNRECORDED if path in PROBED else begin_trace(tracer, caller_context(headers)),
+        scheme=scope.get("scheme", "http"),
         origin=origin_of(scope),
         closes=closes,
         explains=(DEBUG_HEADER, b"1") in headers,

@@ -21,6 +21,7 @@ from gateway.errors import (
     InvalidRequest,
     NotSupported,
     PaddockError,
+    PermissionDenied,
     TooManyConnections,
     VersionNotSupported,
 )
@@ -44,6 +45,7 @@ LONG_TEXT_BYTES = 64 << 10
 
 ERRORS: dict[int, type[PaddockError]] = {
     400: InvalidRequest,
+    403: PermissionDenied,
     408: HeadTooSlow,
     431: HeadTooLarge,
     501: NotSupported,

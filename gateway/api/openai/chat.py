@@ -24,6 +24,7 @@ from gateway.api.openai.writing import (
     WholeChoices,
     chat_id,
 )
+from gateway.api.parameters.custom_tools import CUSTOM, InputReader
 from gateway.api.shapes import progress_fields, usage_object
 from gateway.call import Call
 from gateway.dispatch.fan_out import usage_of
@@ -65,6 +66,9 @@ class _ChatChoice(ChoiceWriter):
         super().__init__(head, usage, number, request, Verbose(request, wanted=asked.verbose, stream=True))
         self._logprobs = LogprobsCollector(request.post_sampling_probs)
         self._as_function = asked.as_function
+        self._custom = asked.custom_tools
+        self._inputs: dict[int, InputReader] = {}
+        """Number of a call of a custom tool -> the reader of its input."""
         self._logprobs_head = b'},"logprobs":{"content":'
         self._call = -1
         """Number of the tool call for which `_arguments_head` and `_arguments_tail` are encoded; -1: none."""
@@ -144,6 +148,10 @@ class _ChatChoice(ChoiceWriter):
         return self._complete(choice, extra)
 
     def _tool_call(self, event: ToolCallDelta) -> bytes:
+        if event.name in self._custom:
+            self._inputs[event.index] = InputReader()
+        if event.index in self._inputs:
+            return self._custom_call(event, self._inputs[event.index])
         if not self._as_function:
             if event.id or event.name or not self._plain:
                 return self.chunk({"tool_calls": [_tool_call_delta(event)]}, event.num_tokens)
@@ -157,9 +165,24 @@ class _ChatChoice(ChoiceWriter):
         name = {"name": event.name} if event.name else {}
         return self.chunk({"function_call": {**name, "arguments": event.arguments}}, event.num_tokens)
 
+    def _custom_call(self, event: ToolCallDelta, reader: InputReader) -> bytes:
+        text = reader.feed(event.arguments)
+        if event.name:
+            delta = {"id": event.id, "type": CUSTOM, CUSTOM: {"name": event.name, "input": text}}
+        elif text:
+            delta = {CUSTOM: {"input": text}}
+        else:
+            if self._counts:
+                self._usage.generated(self._number, event.num_tokens)
+            return b""
+        return self.chunk({"tool_calls": [{"index": event.index, **delta}]}, event.num_tokens)
+
     def _end(self, event: Finished) -> bytes:
+        rests = {index: reader.end() for index, reader in self._inputs.items()}
+        calls = [{"index": index, CUSTOM: {"input": rest}} for index, rest in rests.items() if rest]
+        said = self.chunk({"tool_calls": calls}) if calls else b""
         extra = self._head.end(self._number, event, self._verbose)
-        return self.chunk({}, finish_reason=finish_reason(event, as_function=self._as_function), extra=extra)
+        return said + self.chunk({}, finish_reason=finish_reason(event, as_function=self._as_function), extra=extra)
 
 
 def finish_reason(end: Finished, *, as_function: bool) -> str:
@@ -185,7 +208,7 @@ class WholeWriter:
 
         def choice(number: int) -> _WholeChoice:
             one = asked.requests[number]
-            return _WholeChoice(one, Verbose(one, wanted=asked.verbose, stream=False), as_function=asked.as_function)
+            return _WholeChoice(one, Verbose(one, wanted=asked.verbose, stream=False), asked)
 
         self._whole = WholeChoices(choice, len(asked.requests))
 
@@ -208,17 +231,21 @@ class _ToolCall:
     def function(self) -> dict[str, Any]:
         return {"name": self.name, "arguments": "".join(self.arguments)}
 
-    def object(self) -> dict[str, Any]:
-        return {"id": self.id, "type": "function", "function": self.function()}
+    def object(self, custom: frozenset[str]) -> dict[str, Any]:
+        if self.name not in custom:
+            return {"id": self.id, "type": "function", "function": self.function()}
+        reader = InputReader()
+        text = reader.feed("".join(self.arguments)) + reader.end()
+        return {"id": self.id, "type": CUSTOM, CUSTOM: {"name": self.name, "input": text}}
 
 
 class _WholeChoice:
     """Collects one answer from its events."""
 
-    def __init__(self, request: GenerateRequest, verbose: Verbose, *, as_function: bool) -> None:
+    def __init__(self, request: GenerateRequest, verbose: Verbose, asked: ChatRequest) -> None:
         self.num_thought = 0
         self._verbose = verbose
-        self._as_function = as_function
+        self._as_function, self._custom = asked.as_function, asked.custom_tools
         self._logprobs = LogprobsCollector(request.post_sampling_probs)
         self._content: list[bytes] | None = [] if request.n_probs else None
         """Probabilities, encoded as they come: encoding all at the end blocked other streams. None: not wanted."""
@@ -271,5 +298,5 @@ class _WholeChoice:
             if self._as_function:
                 message["function_call"] = calls[0].function()
             else:
-                message["tool_calls"] = [call.object() for call in calls]
+                message["tool_calls"] = [call.object(self._custom) for call in calls]
         return message

@@ -66,6 +66,8 @@ class ChatRequest:
     """Whether a tool call is written in OpenAI's older form, as `function_call`."""
     verbose: bool = False
     """Whether the answer has llama-server's `__verbose`: the prompt and settings that it was computed with."""
+    custom_tools: frozenset[str] = frozenset()
+    """Names of the custom tools, whose input is a text and not JSON."""
 
 
 def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
@@ -78,7 +80,7 @@ def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
     toolbox = read_tools(body)
     request = add_prediction(add_hints(_chat_request(body, toolbox, ignored), body), body.prediction)
     requests = share_prompt_chars(repeat_request(request, body.n))
-    return ChatRequest(body.model, requests, body.stream, usage, toolbox.as_function, body.verbose)
+    return ChatRequest(body.model, requests, body.stream, usage, toolbox.as_function, body.verbose, toolbox.custom)
 
 
 def _chat_request(body: ChatBody, toolbox: Toolbox, ignored: Ignored) -> GenerateRequest:

@@ -54,7 +54,8 @@ class MetricsPage:
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the page. Raises NotSupported on the shared port: each scrape would find another gateway, so that
         every counter would seem to jump."""
-        if self._shared_port is not None and scope["server"][1] == self._shared_port:
+        port = scope["server"][1]  # None: the request came by the Unix socket, which several gateways share as well
+        if self._shared_port is not None and port in (None, self._shared_port):
             raise NotSupported(
                 f"{len(self._targets)} gateways share this port, each with metrics of its own. Scrape all of "
                 f"{', '.join(self._targets)}; GET /metrics/targets lists them for Prometheus."

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gateway.api.parameters.base import Body, Entry, Loose, quote, text_or_parts
+from gateway.api.parameters.custom_tools import CUSTOM, CustomFormat, arguments_of, custom_tool
 from gateway.api.parameters.response_format import schema_json
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from workers.protocol.requests import Message, Role, Tool, ToolCall
@@ -40,10 +41,16 @@ class FunctionCallBody(Loose):
     arguments: str
 
 
+class CustomCallBody(Loose):
+    name: str
+    input: str
+
+
 class ToolCallBody(Loose):
     id: str
     type: str = "function"
     function: FunctionCallBody | None = None
+    custom: CustomCallBody | None = None
 
 
 class MessageBody(Entry):
@@ -66,9 +73,16 @@ class FunctionBody(Body):
     strict: bool | None = None
 
 
+class CustomBody(Body):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
 class ToolBody(Loose):
     type: str
     function: FunctionBody | None = None
+    custom: CustomBody | None = None
 
 
 class NamedFunction(Loose):
@@ -78,6 +92,12 @@ class NamedFunction(Loose):
 class NamedTool(Loose):
     type: str
     function: NamedFunction | None = None
+    custom: NamedFunction | None = None
+
+    @property
+    def named(self) -> NamedFunction | None:
+        """The tool that is named, a function or a custom one; None: there is none, or it is of another type."""
+        return {"function": self.function, CUSTOM: self.custom}.get(self.type)
 
 
 class AllowedTools(Loose):
@@ -190,8 +210,11 @@ def _part_text(part: Part, path: str) -> str:
 
 
 def _tool_call(call: ToolCallBody, path: str) -> ToolCall:
+    if call.type == CUSTOM and call.custom is not None:
+        return ToolCall(id=call.id, name=call.custom.name, arguments=arguments_of(call.custom.input))
     if call.type != "function" or call.function is None:
-        raise UnsupportedParameter(f"`{path}` is not a function call. Send `type: function`.", param=path)
+        message = f"`{path}` is no call of a function or of a custom tool. Send `type: function` or `type: custom`."
+        raise UnsupportedParameter(message, param=path)
     return ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
 
 
@@ -206,6 +229,8 @@ class Toolbox:
     """Whether the answer may have several tool calls."""
     as_function: bool
     """Whether the caller uses the older form: one call at most, written as `function_call`."""
+    custom: frozenset[str] = frozenset()
+    """Names of the custom tools, whose input is a text and not JSON."""
 
 
 def read_tools(body: ConversationBody) -> Toolbox:
@@ -222,7 +247,8 @@ def read_tools(body: ConversationBody) -> Toolbox:
         tools, choice = _visible_tools(tools, body.tool_choice)
         name = "tool_choice"
     forced = _forced_names(choice, tools, name)
-    return Toolbox(() if choice == "none" else tools, forced, body.parallel_tool_calls and not old, old)
+    custom = frozenset(tool.custom.name for tool in body.tools or () if tool.type == CUSTOM and tool.custom is not None)
+    return Toolbox(() if choice == "none" else tools, forced, body.parallel_tool_calls and not old, old, custom)
 
 
 def _visible_tools(
@@ -233,19 +259,19 @@ def _visible_tools(
         return tools, choice
     if choice.type == "allowed_tools" and choice.allowed_tools is not None:
         return _allowed_tools(tools, choice.allowed_tools), choice.allowed_tools.mode
-    if choice.type != "function" or choice.function is None:
-        message = f"`tool_choice` is {quote(choice.type)}. Send `auto`, `none`, `required` or a function of `tools`."
+    if choice.named is None:
+        message = f"`tool_choice` is {quote(choice.type)}. Send `auto`, `none`, `required` or one of `tools`."
         raise InvalidRequest(message, param="tool_choice")
-    return tools, choice.function
+    return tools, choice.named
 
 
 def _allowed_tools(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool, ...]:
     known, names = {tool.name for tool in tools}, set()
     for n, tool in enumerate(allowed.tools):
-        if tool.function is None or tool.function.name not in known:
+        if tool.named is None or tool.named.name not in known:
             path = f"tool_choice.allowed_tools.tools.{n}"
-            raise InvalidRequest(f"`{path}` is none of `tools`. Send functions that are.", param=path)
-        names.add(tool.function.name)
+            raise InvalidRequest(f"`{path}` is none of `tools`. Send tools that are.", param=path)
+        names.add(tool.named.name)
     return tuple(tool for tool in tools if tool.name in names)
 
 
@@ -273,9 +299,12 @@ _OLD_WORDS = ("auto", "none")
 
 
 def _tool(tool: ToolBody, path: str) -> Tool:
+    if tool.type == CUSTOM and tool.custom is not None:
+        one = tool.custom
+        return custom_tool(one.name, one.description, one.format, f"{path}.custom.format")
     if tool.type != "function" or tool.function is None:
-        message = f"`{path}` is of type {quote(tool.type)}. Send `type: function` with a `function`."
-        raise UnsupportedParameter(message, param=path)
+        remedy = "Send `type: function` with a `function`, or `type: custom` with a `custom`."
+        raise UnsupportedParameter(f"`{path}` is of type {quote(tool.type)}. {remedy}", param=path)
     return _function(tool.function, f"{path}.function")
 
 

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
 from gateway.api.parameters.base import Also, Body, Entry, Loose, text_or_parts
+from gateway.api.parameters.custom_tools import CustomFormat
 from gateway.api.parameters.messages import MAX_PARTS, Content, Part
 from gateway.api.parameters.options import (
     LENGTHS,
@@ -57,10 +58,6 @@ Input = Annotated[
     | Annotated[list[ItemBody], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("<parts>")],
     Discriminator(text_or_parts),
 ]
-
-
-class CustomFormat(Loose):
-    type: str
 
 
 class ToolBody(Loose):

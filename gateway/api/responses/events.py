@@ -107,7 +107,7 @@ class ItemEvents:
     def grew(self, item: OutputItem, text: str, logprobs: list[bytes]) -> None:
         if isinstance(item, Message):
             self._parts.append(self.delta(text, logprobs))
-        elif not isinstance(item, CustomCall):  # a custom call's input is known only at its end
+        else:
             self._add_delta(item, text)
 
     def _add_delta(self, item: OutputItem, text: str) -> None:
@@ -122,8 +122,7 @@ class ItemEvents:
             self._close_message(item, status)
             return
         if isinstance(item, CustomCall):
-            self._add_delta(item, item.input)
-            told = {**_place(item), "input": item.input}
+            told = {**_place(item), "input": item.text}
             self._parts.append(self.event("response.custom_tool_call_input.done", told))
         elif isinstance(item, FunctionCall):
             told = {**_place(item), "name": item.name, "arguments": item.text}

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from gateway.api.intake.decoding import let_loop_run
 from gateway.api.parameters.base import quote
+from gateway.api.parameters.custom_tools import arguments_of
 from gateway.api.parameters.messages import PART_END, Content, Part
 from gateway.api.responses.body import ItemBody
-from gateway.api.responses.tools import arguments_of
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from workers.protocol.requests import Message, ToolCall
 

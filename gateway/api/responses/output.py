@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import msgspec
 
 from gateway.api.http.answers import EncodedArray, gathered, in_parts
+from gateway.api.parameters.custom_tools import InputReader
 from gateway.api.responses.items import output_id
 from gateway.api.responses.records import NewRecord
 from gateway.api.responses.request import ResponseRequest
-from gateway.api.responses.tools import input_of
 from gateway.api.shapes import timings_object
 from gateway.call import Call
 from gateway.errors import ContextOverflow, InvalidRequest, PaddockError, QueueFull
@@ -100,7 +100,7 @@ class FunctionCall:
 
     @property
     def text(self) -> str:
-        """Return the arguments of the call, as JSON text."""
+        """Return the arguments of the call, as JSON text; the input of a call of a custom tool."""
         return "".join(self.texts)
 
     def object(self, status: str, *, brief: bool = False) -> dict[str, Any]:
@@ -110,15 +110,12 @@ class FunctionCall:
 
 @dataclass(slots=True)
 class CustomCall(FunctionCall):
-    """A call of a custom tool, whose input is a text. The text is known when the call's arguments are complete."""
+    """A call of a custom tool, whose input is a text that is read out of the call's arguments."""
 
-    @property
-    def input(self) -> str:
-        return input_of(self.text)
+    reader: InputReader = field(default_factory=InputReader)
 
     def object(self, status: str, *, brief: bool = False) -> dict[str, Any]:
-        text = "" if status == "in_progress" else self.input
-        said = {"call_id": self.call_id, "name": self.name, "input": text, "status": status}
+        said = {"call_id": self.call_id, "name": self.name, "input": self.text, "status": status}
         return {"id": self.id, "type": "custom_tool_call", **said}
 
 
@@ -212,8 +209,9 @@ class Output:
             id_ = output_id(self._response_id, kind, index)
             call = self._calls[event.index] = made(id_, index, event.id, event.name)
             self._open(call)
-        if event.arguments:
-            self._grow(call, event.arguments)
+        more = call.reader.feed(event.arguments) if isinstance(call, CustomCall) else event.arguments
+        if more:
+            self._grow(call, more)
 
     def _finish(self, event: Finished) -> None:
         self.end = event
@@ -222,6 +220,8 @@ class Output:
             self._open_text_item("message")
         self._close_current(status)
         for call in self._calls.values():
+            if isinstance(call, CustomCall) and (rest := call.reader.end()):
+                self._grow(call, rest)
             self._close(call, status)
 
     def _open(self, item: OutputItem) -> None:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Set
 from typing import Any
 
 from gateway.api.parameters.base import quote
-from gateway.api.parameters.response_format import schema_json, to_json
+from gateway.api.parameters.custom_tools import CUSTOM, custom_tool
+from gateway.api.parameters.response_format import schema_json
 from gateway.api.responses.body import ChoiceBody, NamedTool, ResponsesBody, ToolBody
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from workers.protocol.requests import Tool
-
-CUSTOM = "custom"
-INPUT = "input"
-INPUT_SCHEMA = to_json(
-    {
-        "type": "object",
-        "properties": {INPUT: {"type": "string"}},
-        "required": [INPUT],
-        "additionalProperties": False,
-    }
-)
 
 
 def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
@@ -67,49 +56,18 @@ def custom_names(tools: list[ToolBody] | None) -> frozenset[str]:
     return frozenset(tool.name for tool in tools or () if tool.type == CUSTOM and tool.name is not None)
 
 
-def arguments_of(text: str) -> str:
-    """Return a custom tool's input as the model sees it: the JSON arguments of a function with one parameter."""
-    return json.dumps({INPUT: text}, ensure_ascii=False)
-
-
-def input_of(arguments: str) -> str:
-    """Return the input of a custom tool's call. Arguments that can't be parsed (cut off, say) are returned unchanged.
-
-    Half a surrogate pair stays an escape (`\\ud83d`), since UTF-8 has no form for it."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    text = value.get(INPUT) if isinstance(value, dict) else None
-    if not isinstance(text, str):
-        return arguments
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _tool_object(tool: ToolBody) -> dict[str, Any]:
     named = {"type": tool.type, "name": tool.name, "description": tool.description}
     if tool.type == CUSTOM:
-        return {**named, "format": {"type": "text"}}
+        form = tool.format
+        if form is None or form.type == "text":
+            return {**named, "format": {"type": "text"}}
+        return {**named, "format": {"type": form.type, "syntax": form.syntax, "definition": form.definition}}
     return {**named, "parameters": tool.parameters, "strict": bool(tool.strict)}
 
 
-def _custom(tool: ToolBody, path: str) -> Tool:
-    """Return a custom tool as a function with one string parameter: models can call functions only."""
-    if tool.name is None:
-        raise InvalidRequest(f"`{path}.name` is missing. Send it.", param=f"{path}.name")
-    if tool.format is not None and tool.format.type != "text":
-        message = (
-            f"`{path}.format` is of type {quote(tool.format.type)}: the input of a custom tool is kept to no grammar "
-            "here. Send `type: text`, and say in the description what the input looks like."
-        )
-        raise UnsupportedParameter(message, param=f"{path}.format")
-    return Tool(tool.name, tool.description, INPUT_SCHEMA, strict=True)
-
-
 def _tool(tool: ToolBody, path: str) -> Tool:
-    if tool.type == CUSTOM:
-        return _custom(tool, path)
-    if tool.type != "function":
+    if tool.type not in ("function", CUSTOM):
         message = (
             f"`{path}` is of type {quote(tool.type)}; Paddock has no tools of its own. Send tools of type `function` "
             "or `custom`, and run what the model calls."
@@ -117,6 +75,8 @@ def _tool(tool: ToolBody, path: str) -> Tool:
         raise UnsupportedParameter(message, param=path)
     if tool.name is None:
         raise InvalidRequest(f"`{path}.name` is missing. Send it.", param=f"{path}.name")
+    if tool.type == CUSTOM:
+        return custom_tool(tool.name, tool.description, tool.format, f"{path}.format")
     schema = None if tool.parameters is None else schema_json(tool.parameters, f"{path}.parameters")
     return Tool(tool.name, tool.description, schema, strict=bool(tool.strict))
 

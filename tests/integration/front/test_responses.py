@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 import pytest
@@ -94,6 +94,37 @@ async def test_a_stored_response_is_found_at_every_gateway(client: AsyncOpenAI, 
             await asking.responses.retrieve(response.id)
     with pytest.raises(NotFoundError):
         await client.responses.delete(response.id)
+
+
+async def test_without_v1_a_response_is_asked_for_found_cancelled_and_deleted(stack: Stack) -> None:
+    gateway = stack.gateways[0]
+    async with (
+        AsyncOpenAI(base_url=gateway.url, api_key=stack.key, max_retries=0) as bare,
+        client_of(gateway, stack.key) as usual,
+    ):
+        first = await bare.responses.create(model="quick", input="hi")
+        assert await bare.responses.retrieve(first.id) == await usual.responses.retrieve(first.id)
+        more = await bare.responses.create(model="quick", input="go on", previous_response_id=first.id)
+        assert (await bare.responses.input_items.list(more.id)).data[0].type == "message"
+        counted = await bare.responses.input_tokens.count(model="quick", input="hi")
+        assert counted == await usual.responses.input_tokens.count(model="quick", input="hi")
+        running = await bare.responses.create(model="slow", input="hi", background=True)
+        assert (await bare.responses.cancel(running.id)).status == "cancelled"
+        async with bare.responses.connect() as connection:
+            await connection.send({"type": "response.create", "model": "quick", "input": "hi", "store": False})
+            kinds = [event.type async for event in until_completed(connection)]
+        assert kinds[-1] == "response.completed"
+        await bare.responses.delete(first.id)
+        for asking in (bare, usual):
+            with pytest.raises(NotFoundError, match="no response"):
+                await asking.responses.retrieve(first.id)
+
+
+async def until_completed(events: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    async for event in events:
+        yield event
+        if event.type == "response.completed":
+            return
 
 
 async def test_nothing_is_kept_where_nothing_is_to_be_kept(client: AsyncOpenAI) -> None:

@@ -186,7 +186,7 @@ def test_wrong_values_are_named_by_their_path(parameters: dict[str, Any], param:
         ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repetition_penalty", "another name"),
         ({"stream": True, "stream_options": {"chunk": 1}}, "stream_options.chunk", "Leave it out"),
         ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages.0.content.0", "text parts"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0", "custom"),
+        ({"tools": [{"type": "web_search", "custom": {"name": "x"}}]}, "tools.0", "custom"),
     ],
 )
 def test_what_is_not_supported_is_named_with_a_remedy(parameters: dict[str, Any], param: str, words: str) -> None:

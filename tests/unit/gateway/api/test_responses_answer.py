@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gateway.api.http.streaming import LongEvent, Written, whole_events
+from gateway.api.parameters.custom_tools import INPUT_SCHEMA
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.output import INLINE_PROBS, MAX_BRIEF_PROBS, WholeWriter
 from gateway.api.responses.records import decode_record, encode_record
 from gateway.api.responses.request import ResponseRequest, read_draft
-from gateway.api.responses.tools import INPUT_SCHEMA
 from gateway.call import Call, Principal
 from gateway.errors import ContextOverflow, InvalidRequest, QueueFull, UnsupportedParameter, WorkerLost
 from tests.support.openai_schema import check, specification
@@ -31,6 +31,7 @@ from workers.protocol.events import (
     ToolCallDelta,
     Usage,
 )
+from workers.protocol.requests import Constraint
 
 CALL = Call("req-1", Principal("key", "team", None, False), "m", "m", 0.0, 0.0, 0.0)
 TIMINGS = Timings(cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=2, predicted_ms=10.0)
@@ -276,8 +277,10 @@ def test_a_custom_tools_input_is_a_text() -> None:
         Finished(1, FinishReason.TOOL_CALLS, Usage(7, 2, 3), Timings(0, 7, 8.0, 2, 10.0)),
     ]
     events = streamed(told, **CUSTOM)
-    kinds = [event["type"] for event in events if "custom_tool_call_input" in event["type"]]
-    assert kinds == ["response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"]
+    for event in events:
+        check(schemas()[event["type"]], event)
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    assert deltas == ["ls\n", "-l"], "the input is streamed as it comes"
     done = next(event for event in events if event["type"] == "response.custom_tool_call_input.done")
     assert done["input"] == "ls\n-l"
     last = events[-1]["response"]
@@ -300,6 +303,7 @@ def test_a_custom_tools_input_is_a_text() -> None:
         (r'{"input":"a\ud800b"}', r"a\ud800b"),
         (r'{"input":"\uDE00\uD83D"}', r"\ude00\ud83d"),
         (r'{"input":"\uD83D\uDE00"}', "\U0001f600"),
+        (r'{"input":"a\ud83d', r"a\ud83d"),
     ],
 )
 def test_half_a_surrogate_pair_in_a_custom_tools_input_stays_an_escape(arguments: str, text: str) -> None:
@@ -326,11 +330,32 @@ def test_a_custom_tools_call_and_result_are_read_again() -> None:
     assert (tool.name, tool.strict, tool.parameters) == ("run", True, INPUT_SCHEMA)
 
 
-def test_a_custom_tool_may_be_forced_and_has_no_grammar() -> None:
+def test_a_custom_tool_may_be_forced_and_have_a_grammar() -> None:
     choice = {"type": "custom", "name": "run"}
     assert asked(**CUSTOM, tool_choice=choice).requests[0].forced_tools == ("run",)
     with pytest.raises(InvalidRequest, match="none of `tools`"):
         asked(**CUSTOM, tool_choice={"type": "function", "name": "run"})
-    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
-    with pytest.raises(UnsupportedParameter, match="no grammar"):
-        asked(tools=[{**CUSTOM["tools"][0], "format": grammar}])
+    form = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+    tool = {**CUSTOM["tools"][0], "format": form}
+    [shown] = asked(tools=[tool]).requests[0].tools
+    assert shown.grammar == Constraint("lark", "start: /a/", param="tools")
+    assert shown.description == "Runs a script\n\nThe input is a text that follows this Lark grammar:\n\nstart: /a/"
+    told = whole([*START, end()], tools=[tool])
+    check("Response", told)
+    assert told["tools"] == [tool]
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "json"}, "tools.0.format.type"),
+        ({"type": "grammar", "syntax": "gbnf", "definition": "root ::= x"}, "tools.0.format.syntax"),
+        ({"type": "grammar", "definition": "start: x"}, "tools.0.format.syntax"),
+        ({"type": "grammar", "syntax": "lark"}, "tools.0.format.definition"),
+        ({"type": "grammar", "syntax": "lark", "definition": "x" * 40_000}, "tools.0.format.definition"),
+    ],
+)
+def test_a_format_that_is_none(form: dict[str, Any], param: str) -> None:
+    with pytest.raises((InvalidRequest, UnsupportedParameter)) as refused:
+        asked(tools=[{**CUSTOM["tools"][0], "format": form}])
+    assert refused.value.param == param

@@ -11,9 +11,11 @@ from starlette.types import Scope
 from gateway.access.control import AccessControl
 from gateway.access.keys import Keys
 from gateway.access.records import AccessRecord, digest
-from gateway.api.http.diagnostics import begin_request_log
-from gateway.api.routes import ROUTES, RouteRow, Routes
+from gateway.api.http.diagnostics import PRIVATE, begin_request_log
+from gateway.api.routes import ROUTES, RouteRow, Routes, spellings
 from gateway.errors import MethodNotAllowed, NotFound
+from gateway.telemetry.finish import PROBED
+from gateway.telemetry.metrics import operation_of
 from workers.tracing.tracer import OFF
 
 
@@ -42,6 +44,25 @@ async def test_every_route_is_reached(row: RouteRow) -> None:
     path = row.path.replace("{model:path}", "a/b")
     path = path.replace("{response_id}", "resp_1").replace("{id_slot}", "0")
     assert await ask(row.method, path) == [row.name]
+
+
+async def test_an_alias_differs_from_its_route_by_the_path_alone() -> None:
+    declared = {(row.method, row.path): row for row in ROUTES if not row.alias_of}
+    aliases = [row for row in ROUTES if row.alias_of]
+    assert len(declared) + len(aliases) == len({(row.method, row.path) for row in ROUTES})
+    for row in aliases:
+        of = declared[row.method, row.alias_of]
+        assert row.path in of.aliases
+        assert (row.name, row.access, row.shape, row.shape_of) == (of.name, of.access, of.shape, of.shape_of)
+        assert operation_of(row.path) == operation_of(of.path), "both are counted as the same kind of work"
+        assert (row.path in PRIVATE) == (of.path in PRIVATE), "pages may read both or neither"
+        assert (row.path in PROBED) == (of.path in PROBED), "both are probes or neither"
+    assert spellings("POST", "/v1/rerank") == (
+        "POST /v1/rerank",
+        "POST /v1/reranking",
+        "POST /rerank",
+        "POST /reranking",
+    )
 
 
 async def test_few_patterns_are_compared_with_an_unknown_path(monkeypatch: pytest.MonkeyPatch) -> None:
