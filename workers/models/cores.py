@@ -12,16 +12,15 @@ CORES_PATTERN = r"^([0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*)?$"
 def cores_of(text: str) -> tuple[int, ...]:
     """Return the cores that a text of the form of `CORES_PATTERN` names, in order. Raises ValueError for a range that
     ends before it begins, and for a core that is named twice."""
-    cores: list[int] = []
+    cores: set[int] = set()
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
         numbers = range(int(first), int(last or first) + 1)
         if not numbers:
             raise ValueError(f"`cpus`: {part} ends before it begins; write the lower core first")
-        cores.extend(numbers)
-    twice = next((core for number, core in enumerate(cores) if core in cores[:number]), None)
-    if twice is not None:
-        raise ValueError(f"`cpus` names core {twice} twice; name each core once")
+        if twice := cores.intersection(numbers):
+            raise ValueError(f"`cpus` names core {min(twice)} twice; name each core once")
+        cores.update(numbers)
     return tuple(sorted(cores))
 
 
