@@ -31,6 +31,7 @@ from workers.models.overrides import MetadataValue
 from workers.models.spec import NO_DEVICE, LlamaSettings
 from workers.process.helper_process import NotStarted, launched
 from workers.process.limits import bound_cpu, bound_memory
+from workers.process.parent_death import end_with_parent
 
 CPU_S = 30
 """Maximum processor seconds of a trial. A pattern takes milliseconds for all names, unless it is made to take long."""
@@ -211,6 +212,7 @@ class _Trial:
 
 def main(path: Path, cpu_s: int) -> None:
     """Try the settings that standard input brings; write the `Outcome` as the last line."""
+    end_with_parent()
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=LlamaSettings)
     os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # what ggml asserts on is told there
     trial = _Trial(path, settings)
