@@ -25,7 +25,8 @@ from llama_cpp import llama_cpp as c
 from workers.engine.cache.prompt import Prompt
 from workers.engine.engine import Engine, EngineRequest
 from workers.llama.context import Batch, Context
-from workers.llama.model import Model, fill_context
+from workers.llama.model import Model
+from workers.llama.model_params import fill_context
 from workers.models.spec import LlamaSettings
 from workers.protocol.events import CallEvent, Started
 from workers.protocol.requests import GenerateRequest, Sampling

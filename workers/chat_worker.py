@@ -29,7 +29,9 @@ from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
-from workers.llama.model import Devices, Model, ModelTooLarge
+from workers.llama.devices import Devices
+from workers.llama.model import Model, ModelTooLarge
+from workers.llama.model_params import LEARNED_POSITIONS
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.models.memory_plan import free_bytes, free_for_cache, kv_shape, plan_kv
 from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
@@ -62,7 +64,8 @@ def kv_identity(settings: WorkerSettings, model: Model, llama: LlamaSettings, *,
 
     `n_ctx`: number of KV cells in the context."""
     hashes = ModelHashes(settings.state_dir / HASHES_FILE)
-    return KvIdentity(model.header, llama, hashes, n_ctx=n_ctx, loaded_at=model.loaded_at)
+    control = "" if model.control is None else model.control.digest()
+    return KvIdentity(model.header, llama, hashes, n_ctx=n_ctx, loaded_at=model.loaded_at, control=control)
 
 
 def open_tier(settings: WorkerSettings, identity: KvIdentity) -> DiskTier | None:
@@ -105,8 +108,6 @@ def cache_keys(settings: WorkerSettings) -> CacheKeys:
     except OSError as error:
         raise CacheFolderUnusable(f"{path}: {error.strerror}; give --cache-secret, or another --state-dir") from None
 
-
-LEARNED_POSITIONS = "position_embd.weight"
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +227,9 @@ def open_chat_worker(
         raise SettingUnusable(f"thinking_budget_message {fault}")
     context, n_ctx = make_context(model, spec, workers=settings.workers_on_machine)
     opened.enter_context(context)
-    long_texts = opened.enter_context(contextlib.closing(TokenProcesses(model.path, number=prompts_at_once())))
+    long_texts = opened.enter_context(
+        contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
+    )
     prompts = Prompts(
         renderer,
         GuardedTokenizer(model.vocab, long_texts),
@@ -243,7 +246,7 @@ def open_chat_worker(
             AdapterRegistry(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)
         )
     )
-    processes = opened.enter_context(contextlib.closing(Forks(model.path)))
+    processes = opened.enter_context(contextlib.closing(Forks(model.path, model.overrides)))
     tier, slot_files = open_tier(settings, identity), open_slot_files(settings)
     for one in (tier, slot_files):
         if one is not None:

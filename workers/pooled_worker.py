@@ -11,7 +11,8 @@ import msgspec
 from workers.chat.prompts import Prompts
 from workers.engine.pooled.engine import PooledEngine
 from workers.engine.watchdog import Watchdog
-from workers.llama.model import Devices, Model, ModelTooLarge
+from workers.llama.devices import Devices
+from workers.llama.model import Model, ModelTooLarge
 from workers.llama.pooling import PooledContext, PooledInputs, Pooling, pooling_of
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.metrics.worker import WorkerMetrics
@@ -107,7 +108,9 @@ def open_pooled_worker(
 ) -> PooledWorker:
     """Open the parts of a pooled worker, which `opened` closes. Raises ModelError, ModelTooLarge."""
     pooling = pooling_of(model, spec.llama)
-    processes = opened.enter_context(contextlib.closing(TokenProcesses(model.path, number=prompts_at_once())))
+    processes = opened.enter_context(
+        contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
+    )
     tokenizer = GuardedTokenizer(model.vocab, processes)
     inputs = PooledInputs(model, pooling, tokenizer)
     context = opened.enter_context(make_pooled_context(model, spec, pooling, workers=settings.workers_on_machine))
@@ -122,7 +125,7 @@ def make_pooled_context(model: Model, spec: ModelSpec, pooling: Pooling, *, work
     n_ctx = spec.ctx or trained
     if n_ctx > trained:
         logger.warning("ctx %d is more than the %d tokens that the model was trained for", n_ctx, trained)
-        n_ctx = trained if model.encoder_only else n_ctx
+        n_ctx = trained if model.encoder_only and not llama.scales_positions else n_ctx
     shortage = outputs_too_large(n_vocab=model.vocab.num_tokens, n_ubatch=llama.n_ubatch, free_bytes=free_bytes())
     if shortage:
         raise ModelTooLarge(shortage)

@@ -28,12 +28,13 @@ from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.native import AdapterError, build_id
 from workers.llama.pooling import is_pooled
 from workers.models.catalog import CatalogError
+from workers.models.cores import cores_of, text_of
 from workers.models.files import first_part
 from workers.models.spec import ModelSpec
 from workers.pooled_worker import open_pooled_worker
 from workers.process import log_lines
 from workers.process.black_box import BlackBox, describe, take
-from workers.process.limits import isolate, keep_little, started_threads
+from workers.process.limits import isolate, keep_little, keep_to_cores, started_threads
 from workers.process.signals import ending_at_once
 from workers.process.sockets import PortTaken, listen
 from workers.protocol.exits import Exit
@@ -88,6 +89,7 @@ def run(settings: WorkerSettings) -> int:
 
 def _run(settings: WorkerSettings) -> int:
     spec = spec_of(settings)
+    _keep_to(spec.llama.cpus)
     path = Path(spec.path or "")
     with contextlib.ExitStack() as opened:
         tracer = opened.enter_context(_tracing(settings))
@@ -146,6 +148,17 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
         raise SettingUnusable(
             f"{found[1] if found else 'settings'}: {error}; see docs/catalog.md for what it takes"
         ) from None
+
+
+def _keep_to(cpus: str) -> None:
+    """Keep this process to the cores that the setting `cpus` names, before it has threads for llama.cpp. Raises
+    SettingUnusable if it may not run on one of them."""
+    if cpus and (missing := keep_to_cores(cores_of(cpus))):
+        there = f"cores {text_of(os.sched_getaffinity(0))}" if hasattr(os, "sched_getaffinity") else "no chosen cores"
+        raise SettingUnusable(
+            f"llama.cpus: this process may run on {there}, which leaves out {text_of(missing)}; name others, or remove "
+            "it"
+        )
 
 
 def kept_box(settings: WorkerSettings) -> BlackBox:

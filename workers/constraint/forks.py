@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import select
 import signal
@@ -21,11 +22,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from workers.models.overrides import MetadataValue
 from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong, ending, launched
 from workers.process.limits import started_threads
 
@@ -220,11 +222,15 @@ class _ForkingProcess:
 class Forks:
     """The process that forks a process for each trial or answer. Safe to use from several threads."""
 
-    def __init__(self, model: Path, *, start_s: float = START_S) -> None:
-        """`model`: the GGUF file whose vocabulary the grammars are for. `start_s`: seconds to wait for the start.
+    def __init__(
+        self, model: Path, overrides: Mapping[str, MetadataValue] | None = None, *, start_s: float = START_S
+    ) -> None:
+        """`model`: the GGUF file whose vocabulary the grammars are for, with `overrides` in place of its metadata.
+        `start_s`: seconds to wait for the start.
 
         Raises RuntimeError if there is no memory for a thread."""
         self._command = [sys.executable, "-m", "workers.llama.sampling.grammar_forks", str(model)]
+        self._command.append(json.dumps(dict(overrides or {})))
         self._start_s = start_s
         self._lock = threading.Lock()
         self._forking: _ForkingProcess | None = None

@@ -16,8 +16,17 @@ from llama_cpp import llama_cpp as c
 from numpy.typing import NDArray
 
 from workers.llama.memory import Memory, kind_of
-from workers.llama.model import CACHE_TYPES, FLASH_ATTN, Model, fill_context
-from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, NativeOwner, gil_calls, native_log
+from workers.llama.model import Model
+from workers.llama.model_params import fill_context
+from workers.llama.native import (
+    DecodeFailed,
+    ModelError,
+    ModelTooLarge,
+    NativeOwner,
+    closed_on_error,
+    gil_calls,
+    native_log,
+)
 from workers.llama.sampling.candidates import Logits
 from workers.llama.sampling.top_k import TopK
 from workers.models.spec import LlamaSettings
@@ -157,8 +166,6 @@ class EmbeddingBatch:
         self.native.n_tokens = self.num_rows
 
 
-__all__ = ["CACHE_TYPES", "FLASH_ATTN", "MAX_SEQUENCES", "Context"]
-
 MAX_SEQUENCES = 256
 """Maximum sequences of a context: llama.cpp's own bound."""
 
@@ -191,6 +198,9 @@ class Context(NativeOwner):
         if not c.llama_get_memory(self.pointer):
             self.close()
             raise ModelError(f"{model.path}: this model does not generate text; give one that does")
+        if model.control is not None:
+            with closed_on_error(self):
+                model.control.apply(self.pointer)
         self.model = model
         self.memory = Memory(self.pointer, kind, cache_type_k=settings.cache_type_k)
         self.slots = slots
@@ -202,7 +212,7 @@ class Context(NativeOwner):
         self._decode = c.llama_decode
         # A GPU only queues the work; `sample`, which keeps the interpreter lock, would wait for it and stop the loop.
         self._queues = bool(c.llama_supports_gpu_offload())
-        self.on_gpu = self._queues and settings.n_gpu_layers != 0
+        self.on_gpu = self._queues and settings.uses_devices
         types = {settings.cache_type_k, settings.cache_type_v}
         self.attends_in_tiles = not self.on_gpu and settings.flash_attn != "off" and types in ({"f16"}, {"f32"})
         """Whether attention takes 64 rows at once, and far longer for fewer (ggml_compute_forward_flash_attn_ext_f16 in
@@ -308,14 +318,22 @@ class Context(NativeOwner):
         return address is not None and not math.isnan(ctypes.c_float.from_address(address + 4 * token).value)
 
     def warm_up(self) -> None:
-        """Compute one token, so that the first call does not wait for the first use of weights and buffers."""
-        vocab = self.model.vocab
-        batch = Batch(1, 1, 1)
-        batch.add_token(max(vocab.bos, 0), 0, 0)
+        """Compute one token, so that the first call does not wait for the first use of weights and buffers.
+
+        Raises ModelError for control vectors that change nothing."""
         c.llama_set_warmup(self.pointer, True)
-        self.decode(batch)
+        self._first_logits()
         c.llama_set_warmup(self.pointer, False)
+        if self.model.control is not None:
+            self.model.control.require_effect(self.pointer, self.model.architecture, self._first_logits)
+
+    def _first_logits(self) -> Logits:
+        """Return the logits after one token, computed anew; leave the cache empty."""
+        batch = Batch(1, 1, 1)
+        batch.add_token(max(self.model.vocab.bos, 0), 0, 0)
+        self.decode(batch)
         self.memory.clear()
+        return self._row(0).copy()
 
     def close(self) -> None:
         """Free the KV cache and the buffers. Calling it again does nothing."""

@@ -1,155 +1,25 @@
-"""Loads a model and owns its `llama_model` pointer; turns `LlamaSettings` into llama.cpp's parameters; reports the
-memory of the devices.
-
-Names and meanings are llama.cpp's own. Sources: llama.h, ggml-backend.h, and common/arg.cpp for the experts that stay
-in main memory.
-"""
+"""Loads a model and owns its `llama_model` pointer."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 from llama_cpp import llama_cpp as c
+from msgspec.structs import replace
 
+from workers.llama.control_vectors import ControlVector, read_control_vectors
 from workers.llama.gguf import GgufHeader, read_header
-from workers.llama.native import ModelError, ModelTooLarge, NativeOwner, native_log
+from workers.llama.model_params import ModelParams, check_rope, start_numa
+from workers.llama.native import ModelError, ModelTooLarge, NativeOwner, closed_on_error, native_log
+from workers.llama.overrides import Overrides, check_token_ids, fitted_overrides, overridden
 from workers.llama.tokens.vocab import Vocab
+from workers.llama.trial import tried
 from workers.models.spec import LlamaSettings
-from workers.protocol.heartbeat import DeviceMemory, ModelFacts
-
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
-LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
-"""`llama_load_mode` by (use_mmap, use_mlock)."""
-
-FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-CACHE_TYPES = {
-    "f32": c.GGML_TYPE_F32,
-    "f16": c.GGML_TYPE_F16,
-    "bf16": 30,  # the bindings have no name for it
-    "q8_0": c.GGML_TYPE_Q8_0,
-    "q4_0": c.GGML_TYPE_Q4_0,
-    "q4_1": c.GGML_TYPE_Q4_1,
-    "q5_0": c.GGML_TYPE_Q5_0,
-    "q5_1": c.GGML_TYPE_Q5_1,
-    "iq4_nl": c.GGML_TYPE_IQ4_NL,
-}
-
-TRANSLATED = frozenset({"split_mode", "tensor_split", "n_batch", "n_threads", "n_threads_batch", "embeddings"})
-"""Settings that are not copied to llama.cpp's parameters unchanged: words that stand for numbers, numbers whose 0 is
-replaced, and settings that decide a parameter only together with other facts."""
-
-EXPERTS = r"ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Pattern of the names of tensors that hold the experts of one layer."""
-
-
-class BufferOverride(ctypes.Structure):
-    """`llama_model_tensor_buft_override`: tensors whose name matches go into this type of buffer."""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
-
-
-class ModelParams:
-    """`llama_model_params`; keep this object until the model is loaded, as it holds what the pointers point to."""
-
-    def __init__(self, settings: LlamaSettings) -> None:
-        """Raise ModelError if `tensor_split` has more shares than llama.cpp can use devices."""
-        params: Any = c.llama_model_default_params()
-        _hand_on(settings, params)
-        params.split_mode = SPLIT_MODES[settings.split_mode]
-        params.load_mode = LOAD_MODES[settings.use_mmap, settings.use_mlock]
-        self._shares = _shares(settings)
-        if settings.tensor_split:
-            params.tensor_split = self._shares
-        self._overrides = _overrides(settings)
-        if len(self._overrides) > 1:
-            params.tensor_buft_overrides = ctypes.addressof(self._overrides)
-        self.native = params
-
-
-def fill_context(params: Any, settings: LlamaSettings) -> None:
-    """Set the fields of a `llama_context_params` that the settings alone decide: not its sizes (`n_ctx`, `n_batch`)."""
-    _hand_on(settings, params)
-    params.n_threads = settings.n_threads or os.cpu_count() or 1
-    params.n_threads_batch = settings.n_threads_batch or params.n_threads
-    params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
-    params.type_k = CACHE_TYPES[settings.cache_type_k]
-    params.type_v = CACHE_TYPES[settings.cache_type_v]
-
-
-def _hand_on(settings: LlamaSettings, params: Any) -> None:
-    """Copy each setting to llama.cpp's parameter of the same name, unless the setting is listed in `TRANSLATED`."""
-    for name, _ in params._fields_:
-        if name in LlamaSettings.__struct_fields__ and name not in TRANSLATED:
-            setattr(params, name, getattr(settings, name))
-
-
-def _shares(settings: LlamaSettings) -> ctypes.Array[ctypes.c_float]:
-    """Return `tensor_split`, filled with zeros to the length that llama.cpp reads: a share per possible device."""
-    room: int = c.llama_max_devices()
-    if len(settings.tensor_split) > room:
-        raise ModelError(
-            f"llama.tensor_split: {len(settings.tensor_split)} shares, but this llama.cpp uses at most {room} devices; "
-            "give one share per GPU"
-        )
-    return (ctypes.c_float * room)(*settings.tensor_split)
-
-
-def _overrides(settings: LlamaSettings) -> ctypes.Array[BufferOverride]:
-    """Return the overrides that keep experts' tensors in main memory; an entry without a pattern ends the list."""
-    layers = [rf"\.{EXPERTS}"] if settings.cpu_moe else [rf"blk\.{n}\.{EXPERTS}" for n in range(settings.n_cpu_moe)]
-    main_memory = c._lib.ggml_backend_cpu_buffer_type
-    main_memory.restype = ctypes.c_void_p
-    entries = [BufferOverride(pattern.encode(), main_memory()) for pattern in layers]
-    return (BufferOverride * (len(entries) + 1))(*entries)
-
-
-_CPU = 0  # ggml_backend_dev_type in ggml-backend.h
-
-
-class Devices:
-    """Asks the devices for their memory at each call: some microseconds on a CPU, a call of the driver on a GPU. Any
-    thread may use it.
-
-    ggml knows only the total of the main memory and reports all of it as free (ggml-cpu.cpp), so `main_memory` reports
-    what is free."""
-
-    def __init__(self, main_memory: Callable[[], int | None]) -> None:
-        """`main_memory` returns the free bytes of main memory; None: not known."""
-        self._main_memory = main_memory
-        native_log()  # starts the backend
-        self._count = _bound("ggml_backend_dev_count", ctypes.c_size_t)
-        self._get = _bound("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-        self._name = _bound("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
-        self._type = _bound("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
-        sizes = (ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t))
-        self._memory = _bound("ggml_backend_dev_memory", None, ctypes.c_void_p, *sizes)
-
-    def memory(self) -> tuple[DeviceMemory, ...]:
-        """Return the memory of each device, without devices that have none, such as some accelerators of the CPU."""
-        found = (self._memory_of(self._get(number)) for number in range(self._count()))
-        return tuple(one for one in found if one.total)
-
-    def _memory_of(self, device: int) -> DeviceMemory:
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self._memory(device, ctypes.byref(free), ctypes.byref(total))
-        num_free = free.value
-        if self._type(device) == _CPU:
-            num_free = min(num_free, self._main_memory() or num_free)
-        return DeviceMemory(self._name(device).decode("utf-8", "replace"), total.value, num_free)
-
-
-def _bound(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of ggml that the Python bindings do not offer."""
-    function = getattr(c._lib, name)
-    function.restype, function.argtypes = result, list(arguments)
-    return function
-
+from workers.protocol.heartbeat import ModelFacts
 
 __all__ = ["Model", "ModelError", "ModelTooLarge"]
 
@@ -167,9 +37,14 @@ _NO_MEMORY = re.compile(r"alloc|out of memory", re.IGNORECASE)
 class Model(NativeOwner):
     """A model's weights and vocabulary. Any thread may tokenise. Close all contexts made from it first."""
 
-    def __init__(self, pointer: int, header: GgufHeader, loaded_at: float) -> None:
+    def __init__(
+        self, pointer: int, header: GgufHeader, loaded_at: float, overrides: Overrides = MappingProxyType({})
+    ) -> None:
+        """`header`: with the overrides in place of the file's metadata."""
         self.pointer = pointer
         self.header = header
+        self.overrides = overrides
+        """Metadata that llama.cpp has read in place of the file's; whoever else loads the file needs it too."""
         self.loaded_at = loaded_at
         """time.time() just before the file was read: the weights are those that the file held at that time."""
         self.path = header.path
@@ -189,6 +64,8 @@ class Model(NativeOwner):
         """Numbers of an embedding that stands for a token: more than `n_embd` where layers get some of their own."""
         self.num_position_sections = 4 if c.llama_model_rope_type(pointer) in _MROPE else 1
         """Parts of an embedding's position: 4 with M-RoPE."""
+        self.control: ControlVector | None = None
+        """What every context of the model adds to its layers."""
         self.facts = ModelFacts(
             n_ctx_train=c.llama_model_n_ctx_train(pointer),
             n_params=c.llama_model_n_params(pointer),
@@ -198,12 +75,18 @@ class Model(NativeOwner):
 
     @classmethod
     def load(cls, path: Path, settings: LlamaSettings) -> Model:
-        """Load the weights; takes as long as reading the file. Raises ModelError, ModelTooLarge."""
+        """Load the weights; takes as long as reading the file, and a second more where metadata or tensors are
+        overridden. Raises ModelError, ModelTooLarge."""
         loaded_at = time.time()
         header = read_header(path)
         log = native_log()
-        log.clear()
+        start_numa(settings.numa)
+        settings = replace(settings, override_kv=fitted_overrides(header, settings.override_kv))
         params = ModelParams(settings)
+        if settings.override_kv or settings.override_tensor:
+            settings = replace(settings, override_kv=tried(header, settings))
+            params = ModelParams(settings)
+        log.clear()
         pointer = c.llama_model_load_from_file(os.fsencode(path), params.native)
         if not pointer:
             raise _refusal(path, log.reason())
@@ -211,7 +94,21 @@ class Model(NativeOwner):
         if not has_vocab or (c.llama_model_has_decoder(pointer) and c.llama_model_has_encoder(pointer)):
             c.llama_model_free(pointer)
             raise ModelError(f"{path}: not a model that works by itself; give a decoder-only or an encoder-only one")
-        return cls(pointer, header, loaded_at)
+        model = cls(pointer, overridden(header, settings.override_kv), loaded_at, settings.override_kv)
+        with closed_on_error(model):
+            model._check(settings)
+        return model
+
+    def _check(self, settings: LlamaSettings) -> None:
+        """Read the control vectors, and raise ModelError for settings that do not fit the model."""
+        check_token_ids(self.header, self.overrides, self.facts.n_vocab)
+        check_rope(self.pointer, self.header, settings)
+        self.control = read_control_vectors(
+            settings.control_vectors,
+            settings.control_vector_layers,
+            n_embd=self.n_embd,
+            n_layer=c.llama_model_n_layer(self.pointer),
+        )
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> list[int]:
         """Return the tokens of a text, as `Vocab.tokenize` does."""

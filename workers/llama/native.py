@@ -18,6 +18,7 @@ The errors, with the exit code of a worker that can't start because of them:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -26,7 +27,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,16 @@ class NativeOwner(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def closed_on_error(owner: NativeOwner) -> Iterator[None]:
+    """Return a context manager that closes `owner` if the block raises."""
+    try:
+        yield
+    except BaseException:
+        owner.close()
+        raise
 
 
 @dataclass(frozen=True, slots=True)

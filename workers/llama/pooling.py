@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from workers.chat.prompts import Tokenizer
 from workers.llama.context import MAX_SEQUENCES, Batch, Tokens
 from workers.llama.memory import Memory, kind_of
-from workers.llama.model import Model, fill_context
-from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, NativeOwner, native_log
+from workers.llama.model import Model
+from workers.llama.model_params import fill_context
+from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, NativeOwner, closed_on_error, native_log
 from workers.llama.tokens.vocab import NO_TOKEN
 from workers.models.spec import LlamaSettings
 from workers.protocol.token_arrays import in_array, joined
@@ -132,6 +133,9 @@ class PooledContext(NativeOwner):
         self.pointer: int = c.llama_init_from_model(model.pointer, params) or 0
         if not self.pointer:
             raise _refusal(model, params.n_ctx, log.reason())
+        if model.control is not None:
+            with closed_on_error(self):
+                model.control.apply(self.pointer)
         encodes = not c.llama_model_has_decoder(model.pointer) or not c.llama_get_memory(self.pointer)
         self.memory = None if encodes else Memory(self.pointer, kind)
         """The KV cache; None: nothing is kept between two calls of `compute`."""
@@ -177,14 +181,23 @@ class PooledContext(NativeOwner):
         return self._copy(address, end - start)
 
     def warm_up(self) -> None:
-        """Compute one token, so that the first call does not wait for the first use of weights and buffers."""
+        """Compute one token, so that the first call does not wait for the first use of weights and buffers.
+
+        Raises ModelError for control vectors that change nothing."""
+        c.llama_set_warmup(self.pointer, True)
+        self._first_vector()
+        c.llama_set_warmup(self.pointer, False)
+        if self.model.control is not None:
+            self.model.control.require_effect(self.pointer, self.model.architecture, self._first_vector)
+
+    def _first_vector(self) -> Vectors:
+        """Return the result for one token, computed anew; leave the cache, if there is one, empty."""
         batch = PooledBatch(1, 1, 1)
         batch.add_input(np.array([max(self.model.vocab.bos, 0)], dtype=np.int32), 0, 0)
-        c.llama_set_warmup(self.pointer, True)
         self.compute(batch)
-        c.llama_set_warmup(self.pointer, False)
         if self.memory is not None:
             self.memory.clear()
+        return self.rows(0, 1) if self.pooling is Pooling.NONE else self.vector(0)
 
     def close(self) -> None:
         """Free the buffers. Calling it again does nothing."""

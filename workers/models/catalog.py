@@ -15,7 +15,16 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from workers.models.spec import MAX_SHARED_BYTES, DefaultSampling, LlamaSettings, ModelSpec, SpeculationSettings
+from workers.models.cores import cores_of, shares_of
+from workers.models.overrides import TensorOverride
+from workers.models.spec import (
+    MAX_SHARED_BYTES,
+    ControlVectorSpec,
+    DefaultSampling,
+    LlamaSettings,
+    ModelSpec,
+    SpeculationSettings,
+)
 from workers.protocol.requests import Name
 
 
@@ -77,7 +86,8 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 FIELDS = sorted(
     field.name
     for struct in (
-        *(Catalog, Defaults, ModelSpec, LlamaSettings, DefaultSampling, SpeculationSettings, AliasChain, Target),
+        *(Catalog, Defaults, ModelSpec, LlamaSettings, TensorOverride, ControlVectorSpec, DefaultSampling),
+        *(SpeculationSettings, AliasChain, Target),
     )
     for field in msgspec.structs.fields(struct)
 )
@@ -101,6 +111,8 @@ def check(catalog: Catalog, origin: str) -> Catalog:
             raise CatalogError(
                 f"{where}: `llama` speaks of {wanted} GPUs and each worker gets {model.gpus}; raise `gpus`"
             )
+        if model.llama.cpus and model.workers:
+            _check_cores(f"{where}: llama: ", model)
         if (size := len(msgspec.json.encode(model.shared_prompts))) > MAX_SHARED_BYTES:
             raise CatalogError(
                 f"{where}: shared_prompts: the texts take {size:,} bytes as JSON and may take {MAX_SHARED_BYTES:,} "
@@ -125,6 +137,19 @@ def check(catalog: Catalog, origin: str) -> Catalog:
             known = _listed({*names, *catalog.aliases})
             raise CatalogError(f"{origin}: default.{job}: no model or alias is named {name!r}; use one of: {known}")
     return catalog
+
+
+def _check_cores(where: str, model: ModelSpec) -> None:
+    """Raise CatalogError unless each of the model's workers gets a core of its own, and one for each of its threads."""
+    try:
+        least = min(map(len, shares_of(cores_of(model.llama.cpus), model.workers)))
+    except ValueError as error:
+        raise CatalogError(f"{where}{error}") from None
+    if (threads := max(model.llama.n_threads, model.llama.n_threads_batch)) > least:
+        raise CatalogError(
+            f"{where}`cpus` gives each of {model.workers} workers {least} cores, and {threads} threads would share "
+            "them; name more cores, or lower `n_threads` and `n_threads_batch`"
+        )
 
 
 def _check_model(where: str, target: str, names: Set[str]) -> None:

@@ -84,6 +84,8 @@ class Library:
         for model in served:
             for adapter in model.adapters:
                 check_gguf(Path(adapter.path), f"{model.name}, adapter {adapter.name}")
+            for vector in model.llama.control_vectors:
+                check_gguf(Path(vector.path), f"{model.name}, control vector")
         return tuple(replace(model, path=str(self.locate(model)), hf=None) for model in served)
 
     def locate(self, model: ModelSpec) -> Path:
@@ -187,7 +189,7 @@ def _some_work(found: Catalog, file: Path) -> Catalog:
 
 
 def _with_files_of(found: Catalog, folder: Path) -> Catalog:
-    """Return the catalog with the paths of models, adapters and chat templates joined to `folder`."""
+    """Return the catalog with the paths of models, adapters, control vectors and chat templates joined to `folder`."""
 
     def located(path: str) -> str:
         return str(folder / Path(path).expanduser())
@@ -201,6 +203,12 @@ def _with_files_of(found: Catalog, folder: Path) -> Catalog:
             path=located(model.path) if model.path else None,
             chat_template=located(model.chat_template) if is_file(model.chat_template) else model.chat_template,
             adapters=tuple(replace(adapter, path=located(adapter.path)) for adapter in model.adapters),
+            llama=replace(
+                model.llama,
+                control_vectors=tuple(
+                    replace(vector, path=located(vector.path)) for vector in model.llama.control_vectors
+                ),
+            ),
         )
         for model in found.models
     )

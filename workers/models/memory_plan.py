@@ -105,7 +105,7 @@ def kv_shape(header: GgufHeader) -> KvShape | None:
 
 def free_for_cache(llama: LlamaSettings) -> int | None:
     """Return the bytes free for the KV cache; None: a GPU holds it, and only allocating shows what is free there."""
-    on_gpu = llama.n_gpu_layers != 0 and any(os.path.exists(device) for device in GPU_DEVICES)
+    on_gpu = llama.uses_devices and any(os.path.exists(device) for device in GPU_DEVICES)
     return None if on_gpu else free_bytes()
 
 

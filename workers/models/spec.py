@@ -8,12 +8,15 @@ the docstrings of the structs here: they are texts of docs/catalog.schema.json.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from workers.models.cores import CORES_PATTERN, cores_of
+from workers.models.overrides import MetadataKey, MetadataValue, TensorOverride, metadata_faults
 from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET, Name, SamplerName, Sampling
 
 Count = Annotated[int, Meta(ge=1)]
@@ -110,6 +113,19 @@ def as_setting(description: str) -> Meta:
     return Meta(extra={"setting": description})
 
 
+NO_DEVICE = "none"
+"""In place of names of devices: no device but the processor."""
+
+
+class ControlVectorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A file of directions that are added to what a model's layers say."""
+
+    path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")]
+    scale: Annotated[
+        float, Meta(ge=-16, le=16, description="how strongly it acts; below 0: the other way; 0: not at all")
+    ] = 1.0
+
+
 class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Settings of llama.cpp, handed to it by its own names."""
 
@@ -163,6 +179,79 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = False
     use_mmap: bool = True
     use_mlock: bool = False
+    rope_scaling: Annotated[
+        str,
+        Meta(
+            pattern="^(auto|none|linear|yarn|longrope)$",
+            description="how rotary positions are scaled for a context beyond the trained one; auto: as the model says",
+        ),
+    ] = "auto"
+    rope_freq_base: Annotated[
+        float, Meta(ge=0, le=1e12, description="base of the rotary positions' frequencies; 0: the model's")
+    ] = 0.0
+    rope_freq_scale: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=64,
+            description="factor of rotary positions: 0.25 for a context four times the trained one; 0: the model's",
+        ),
+    ] = 0.0
+    yarn_orig_ctx: Annotated[
+        int, Meta(ge=0, le=MAX_CTX, description="context that the model was trained for before YaRN; 0: the model's")
+    ] = 0
+    yarn_ext_factor: Annotated[
+        float, Meta(ge=-1, le=1, description="YaRN's share of extrapolation; 0: none; -1: the model's")
+    ] = -1.0
+    yarn_attn_factor: Annotated[
+        float, Meta(ge=-1, le=64, description="factor of attention, while yarn_ext_factor is 0; -1: the model's")
+    ] = -1.0
+    yarn_beta_slow: Annotated[
+        float, Meta(ge=-1, le=4096, description="YaRN: rotations at which interpolation is whole; -1: the model's")
+    ] = -1.0
+    yarn_beta_fast: Annotated[
+        float, Meta(ge=-1, le=4096, description="YaRN: rotations at which extrapolation is whole; -1: the model's")
+    ] = -1.0
+    override_kv: Annotated[
+        dict[MetadataKey, MetadataValue],
+        Meta(max_length=64, description="values in place of those of the file's metadata, by the metadata's keys"),
+    ] = {}
+    override_tensor: Annotated[
+        tuple[TensorOverride, ...],
+        Meta(max_length=64, description="types of buffer for tensors by their names; the first pattern that fits wins"),
+    ] = ()
+    devices: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=64)] | Annotated[int, Meta(ge=0, le=255)], ...],
+        Meta(
+            max_length=16,
+            description="which of a worker's devices are used, by llama.cpp's names (CUDA0) or counted from 0; none: "
+            "the processor only; empty: all",
+        ),
+    ] = ()
+    numa: Annotated[
+        str,
+        Meta(
+            pattern="^(off|distribute|isolate|numactl)$",
+            description="on machines with several NUMA nodes: threads on all nodes, on one, or on the cores that the "
+            "process may use",
+        ),
+    ] = "off"
+    cpus: Annotated[
+        str,
+        Meta(
+            pattern=CORES_PATTERN,
+            max_length=1024,
+            description="cores that the model's workers may run on, such as 0-3,8, divided among them; empty: all",
+        ),
+    ] = ""
+    control_vectors: Annotated[
+        tuple[ControlVectorSpec, ...],
+        Meta(max_length=16, description="control vectors for every call of the model; several are added up"),
+    ] = ()
+    control_vector_layers: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=1024)], ...],
+        Meta(max_length=2, description="first and last layer that control vectors act on; empty: all"),
+    ] = ()
     embeddings: (
         Annotated[bool, Meta(description="serve embeddings instead of text; unset: if the model is made for it")] | None
     ) = None
@@ -178,17 +267,107 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.embeddings is False and self.pooling != "auto":
             raise ValueError(f"`embeddings` is false but `pooling` is {self.pooling}; remove one of the two")
-        if self.split_mode in ("layer", "tensor") and self.main_gpu:
-            raise ValueError(
-                f"`main_gpu` chooses one GPU, but with a `split_mode` of {self.split_mode} all are used; "
-                "set `split_mode` to none, or remove `main_gpu`"
+        faults = chain(
+            _placement_faults(self),
+            _rope_faults(self),
+            metadata_faults(self.override_kv),
+            _core_faults(self),
+            _vector_faults(self),
+        )
+        if fault := next(faults, None):
+            raise ValueError(fault)
+
+    @property
+    def scales_positions(self) -> bool:
+        """Whether rotary positions are changed, as they are for a context beyond the trained one."""
+        return self.rope_scaling in ("linear", "yarn") or self.rope_freq_base > 0 or self.rope_freq_scale > 0
+
+    @property
+    def uses_devices(self) -> bool:
+        """Whether the model may be put on a GPU, if there is one."""
+        return self.n_gpu_layers != 0 and self.devices != (NO_DEVICE,)
+
+
+YARN = ("yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast")
+
+
+def is_given(llama: LlamaSettings, name: str) -> bool:
+    """Return whether a setting of YaRN is given, in place of the model's own."""
+    return bool(getattr(llama, name) != (0 if name == "yarn_orig_ctx" else -1))
+
+
+def _rope_faults(llama: LlamaSettings) -> Iterator[str]:
+    """Yield what contradicts itself in the settings of rotary positions."""
+    given = [name for name in YARN if is_given(llama, name)]
+    if 0 < llama.rope_freq_base <= 1:
+        yield f"`rope_freq_base` is {llama.rope_freq_base:g} and must be above 1, or 0 for the model's own; raise it"
+    if 0 < llama.rope_freq_scale < 1e-5:
+        yield f"`rope_freq_scale` is {llama.rope_freq_scale:g}; the least is 0.00001, and 0 is the model's own"
+    if below := next((name for name in given if getattr(llama, name) < 0), None):
+        yield f"`{below}` is {getattr(llama, below):g}; below 0 there is only -1, the model's own"
+    if llama.rope_scaling == "none" and llama.rope_freq_scale not in (0, 1):
+        yield "`rope_freq_scale` has no effect with a `rope_scaling` of none; remove one of the two"
+    if given and llama.rope_scaling in ("none", "linear"):
+        yield f"`{given[0]}` is for YaRN, and `rope_scaling` is {llama.rope_scaling}; set that to yarn, or remove it"
+    if llama.yarn_attn_factor >= 0 and llama.rope_scaling == "yarn" and llama.yarn_ext_factor:
+        yield (
+            "`yarn_attn_factor` has no effect while YaRN extrapolates, since llama.cpp computes it; remove it, or set "
+            "`yarn_ext_factor` to 0"
+        )
+    if llama.yarn_beta_slow >= 0 and llama.yarn_beta_fast >= 0 and llama.yarn_beta_slow >= llama.yarn_beta_fast:
+        yield "`yarn_beta_slow` must be below `yarn_beta_fast`; llama.cpp's own are 1 and 32"
+
+
+def _placement_faults(llama: LlamaSettings) -> Iterator[str]:
+    """Yield what contradicts itself in where a model's weights go."""
+    if llama.split_mode in ("layer", "tensor") and llama.main_gpu:
+        yield (
+            f"`main_gpu` chooses one GPU, but with a `split_mode` of {llama.split_mode} all are used; "
+            "set `split_mode` to none, or remove `main_gpu`"
+        )
+    if llama.cpu_moe and llama.n_cpu_moe:
+        yield "`cpu_moe` is for every layer, `n_cpu_moe` for some; remove one of the two"
+    if llama.tensor_split and llama.split_mode == "none":
+        yield "`tensor_split` has no use with a `split_mode` of none; remove one of the two"
+    if llama.tensor_split and not 0 < sum(llama.tensor_split) < math.inf:
+        yield "`tensor_split`: at least one share must be above 0"
+    if NO_DEVICE in llama.devices and len(llama.devices) > 1:
+        yield "`devices`: none stands alone; remove it, or the others"
+    if NO_DEVICE in llama.devices and llama.split_mode == "tensor":
+        yield "a `split_mode` of tensor needs devices, and `devices` is none; change one of the two"
+    if len(set(llama.devices)) < len(llama.devices):
+        yield "`devices` names a device twice; name each one once"
+    if llama.devices and (wanted := max(len(llama.tensor_split), llama.main_gpu + 1)) > len(llama.devices):
+        yield f"`devices` names {len(llama.devices)} devices, and other settings speak of {wanted}; name as many"
+
+
+def _core_faults(llama: LlamaSettings) -> Iterator[str]:
+    """Yield what contradicts itself in which cores are used."""
+    try:
+        num_cores = len(cores_of(llama.cpus))
+    except ValueError as error:
+        yield str(error)
+        return
+    for name in ("n_threads", "n_threads_batch"):
+        if num_cores and getattr(llama, name) > num_cores:
+            yield (
+                f"`{name}` is {getattr(llama, name)}, and `cpus` names {num_cores} cores; threads that share a core "
+                f"wait for each other, so lower `{name}` or name more cores"
             )
-        if self.cpu_moe and self.n_cpu_moe:
-            raise ValueError("`cpu_moe` is for every layer, `n_cpu_moe` for some; remove one of the two")
-        if self.tensor_split and self.split_mode == "none":
-            raise ValueError("`tensor_split` has no use with a `split_mode` of none; remove one of the two")
-        if self.tensor_split and not 0 < sum(self.tensor_split) < math.inf:
-            raise ValueError("`tensor_split`: at least one share must be above 0")
+    if llama.cpus and llama.numa in ("distribute", "isolate"):
+        yield (
+            f"`cpus` and a `numa` of {llama.numa} both choose cores; set `numa` to numactl, which keeps to `cpus`, or "
+            "remove one of the two"
+        )
+
+
+def _vector_faults(llama: LlamaSettings) -> Iterator[str]:
+    """Yield what contradicts itself in the settings of control vectors."""
+    layers = llama.control_vector_layers
+    if layers and not llama.control_vectors:
+        yield "`control_vector_layers` has no use without `control_vectors`; remove it"
+    if len(layers) == 1 or list(layers) != sorted(layers):
+        yield "`control_vector_layers` is the first and the last layer, such as [4, 20]"
 
 
 class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

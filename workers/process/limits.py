@@ -16,6 +16,7 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,6 +44,25 @@ def isolate(*, core_dumps: bool) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (min(wanted, hard) if hard >= 0 else wanted, hard))
     with contextlib.suppress(OSError, ValueError):  # not Linux, or a container that forbids it
         OOM_SCORE.write_text(str(max(OOM_ADDED, int(OOM_SCORE.read_text()))))
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_to_cores(cores: Iterable[int]) -> frozenset[int]:
+    """Keep this process to these cores, with all its threads and the processes that it starts. Return those of them
+    that it may not run on; if there are any, nothing is changed. On systems other than Linux these are all."""
+    if not hasattr(os, "sched_setaffinity"):
+        return frozenset(cores)
+    wanted = frozenset(cores)
+    if missing := wanted - os.sched_getaffinity(0):
+        return frozenset(missing)
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread.name), wanted)
+    return frozenset()
 
 
 def bound_memory(extra_bytes: int) -> None:

@@ -24,7 +24,8 @@ from msgspec.structs import replace
 
 from workers import sources
 from workers.models.catalog import CatalogError
-from workers.models.spec import ModelSpec
+from workers.models.cores import cores_of, shares_of, text_of
+from workers.models.spec import LlamaSettings, ModelSpec
 from workers.process import black_box
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, Exit
@@ -104,16 +105,27 @@ def plan(served: Sequence[ModelSpec], cores: int, devices: Sequence[str], host: 
     models = [model for model in served for _ in range(model.workers)]
     threads = max(1, cores // max(1, len(models)))
     dealt = _dealt(models, devices)
+    own = [llama for model in served for llama in _settings(model, threads)]
     return tuple(
         PlannedWorker(
             name=f"worker-{number}",
             worker_id=f"{host}-{number}",
-            model=replace(model, llama=replace(model.llama, n_threads=model.llama.n_threads or threads)),
+            model=replace(model, llama=own[number]),
             device=dealt[number],
             neighbours=len(models),
         )
         for number, model in enumerate(models)
     )
+
+
+def _settings(model: ModelSpec, threads: int) -> list[LlamaSettings]:
+    """Return the settings of each of a model's workers, with its share of the model's `cpus`, and its threads: one for
+    each of these cores, or `threads`."""
+    llama = model.llama
+    if not llama.cpus:
+        return [replace(llama, n_threads=llama.n_threads or threads)] * model.workers
+    shares = shares_of(cores_of(llama.cpus), model.workers)
+    return [replace(llama, cpus=text_of(share), n_threads=llama.n_threads or len(share)) for share in shares]
 
 
 def _dealt(models: Sequence[ModelSpec], devices: Sequence[str]) -> list[str | None]:

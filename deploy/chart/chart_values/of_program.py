@@ -48,7 +48,8 @@ def _setting(said: dict[str, Any]) -> Schema:
 def definitions() -> dict[str, Schema]:
     """What the entries of `models`, and `aliases`, are made of."""
     found = _of_catalog()
-    parts = ("LlamaSettings", "DefaultSampling", "SpeculationSettings", "AdapterSpec", "AliasChain", "Target")
+    of_llama = ("LlamaSettings", "TensorOverride", "ControlVectorSpec")
+    parts = (*of_llama, "DefaultSampling", "SpeculationSettings", "AdapterSpec", "AliasChain", "Target")
     return {
         **{name: found[name] for name in parts},
         "gatewaySettings": settings(GatewaySettings),

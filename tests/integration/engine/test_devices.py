@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.llama.model import Devices
+from workers.llama.devices import Devices
 
 
 def test_main_memory_is_a_device() -> None:

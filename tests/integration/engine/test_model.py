@@ -11,8 +11,9 @@ import pytest
 from tests.integration.engine.conftest import ROOT
 from tests.integration.engine.listener import ONE_THREAD
 from workers.engine.step.answer_text import AnswerText
-from workers.llama.context import CACHE_TYPES, FLASH_ATTN, Context
+from workers.llama.context import Context
 from workers.llama.model import Model, ModelError
+from workers.llama.model_params import CACHE_TYPES, FLASH_ATTN
 from workers.models.spec import LlamaSettings
 
 

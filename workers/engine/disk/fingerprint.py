@@ -46,10 +46,12 @@ HARMLESS = frozenset(
     {
         *("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "main_gpu", "tensor_split"),
         *("use_mmap", "use_mlock", "check_tensors", "no_perf", "no_host"),
-        *("embeddings", "pooling", "spm_infill"),
+        *("embeddings", "pooling", "spm_infill", "numa", "cpus"),
+        *("control_vectors", "control_vector_layers"),
     }
 )
-"""Settings that change neither the layout of KV nor, beyond rounding, its numbers; not part of the fingerprint."""
+"""Settings that change neither the layout of KV nor, beyond rounding, its numbers; not part of the fingerprint. Control
+vectors count by their contents, not by the paths of their files."""
 
 
 class ModelChanged(RuntimeError):
@@ -75,11 +77,14 @@ class FileState:
         return f"{self.size} {self.mtime_ns} {self.ctime_ns} {self.inode} {self.device}"
 
 
-def context_facts(header: GgufHeader, settings: LlamaSettings, *, build: str, n_ctx: int) -> dict[str, object]:
-    """Return the facts that KV depends on besides the model's contents. `n_ctx`: cells of the llama.cpp context."""
+def context_facts(
+    header: GgufHeader, settings: LlamaSettings, *, build: str, n_ctx: int, control: str = ""
+) -> dict[str, object]:
+    """Return the facts that KV depends on besides the model's contents. `n_ctx`: cells of the llama.cpp context.
+    `control`: the digest of the model's control vectors."""
     values = msgspec.structs.asdict(settings)
     counted = {name: value for name, value in values.items() if name not in HARMLESS}
-    return {"build": build, "long_rope": _long_rope(header, n_ctx), **counted}
+    return {"build": build, "long_rope": _long_rope(header, n_ctx), "control": control, **counted}
 
 
 def fingerprint(model: bytes, facts: dict[str, object]) -> bytes:
@@ -196,13 +201,22 @@ class KvIdentity:
     """The fingerprint of one context's KV, computed when it is first asked for. Any thread may ask."""
 
     def __init__(
-        self, header: GgufHeader, settings: LlamaSettings, hashes: ModelHashes, *, n_ctx: int, loaded_at: float
+        self,
+        header: GgufHeader,
+        settings: LlamaSettings,
+        hashes: ModelHashes,
+        *,
+        n_ctx: int,
+        loaded_at: float,
+        control: str = "",
     ) -> None:
-        """`n_ctx`: cells of the llama.cpp context. `loaded_at`: time.time() just before the model was loaded."""
+        """`n_ctx`: cells of the llama.cpp context. `loaded_at`: time.time() just before the model was loaded.
+        `control`: the digest of the model's control vectors."""
         self._header = header
         self._settings = settings
         self._hashes = hashes
         self._n_ctx = n_ctx
+        self._control = control
         self._loaded_at = loaded_at
         self._lock = threading.Lock()
         self._found: bytes | None = None
@@ -213,6 +227,8 @@ class KvIdentity:
             if self._found is None:
                 model = self._hashes.digest(parts_of(self._header), loaded_at=self._loaded_at, stop=stop)
                 if model is not None:
-                    facts = context_facts(self._header, self._settings, build=build_id(), n_ctx=self._n_ctx)
+                    facts = context_facts(
+                        self._header, self._settings, build=build_id(), n_ctx=self._n_ctx, control=self._control
+                    )
                     self._found = fingerprint(model, facts)
             return self._found

@@ -1,6 +1,8 @@
 """Forks a process for each trial of a grammar and each answer that follows a grammar, for `workers.constraint.forks`.
 
-    python -m workers.llama.sampling.grammar_forks MODEL.gguf
+    python -m workers.llama.sampling.grammar_forks MODEL.gguf OVERRIDES
+
+OVERRIDES is a JSON object of metadata in place of the file's.
 
 Standard input is a socket that brings two sockets for each process to fork. Over the first, the forked process gets
 the questions of `workers.constraint.forks`. The process ends when the worker closes the second socket, or when a
@@ -29,6 +31,7 @@ from llguidance import LLTokenizer
 from workers.constraint import forks
 from workers.constraint.guidance import Grammar, GuidanceMask, tokenizer
 from workers.constraint.mask import Unusable
+from workers.llama.overrides import Overrides
 from workers.llama.sampling.grammar import GbnfGrammar, GbnfGrammars, GbnfMask
 from workers.llama.tokens.vocab import VocabFile
 from workers.process.limits import bound_memory, bound_stack, shut_off
@@ -216,11 +219,11 @@ def tell_ending(life: int, code: int) -> None:
     os.close(life)
 
 
-def main(path: Path) -> None:
+def main(path: Path, overrides: Overrides) -> None:
     control = socket.socket(fileno=sys.stdin.fileno())
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGIO, signal.SIG_DFL)
-    with VocabFile.load(path) as file:
+    with VocabFile.load(path, overrides) as file:
         grammars = GbnfGrammars(file.vocab)
         words = tokenizer(file.vocab)
         walk(grammars.compile(WARM).mask(), random.Random(1), time.monotonic() + EXERCISE_S)  # noqa: S311
@@ -294,4 +297,4 @@ def walk(mask: GbnfMask, chance: random.Random, end: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,6 +1,8 @@
 """The processes in which a caller's long text may crash or hang llama.cpp's tokenizer (`tokenizer` is the other end).
 
-    python -m workers.llama.tokens.token_process MODEL.gguf DESCRIPTOR
+    python -m workers.llama.tokens.token_process MODEL.gguf DESCRIPTOR OVERRIDES
+
+OVERRIDES is a JSON object of metadata in place of the file's.
 
 The first process loads the vocabulary and does nothing but fork others, which share its memory. A new one takes some
 milliseconds; each takes texts from a socket of its own. The first process reads orders from the socket DESCRIPTOR until
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import resource
 import signal
@@ -27,6 +30,7 @@ from pathlib import Path
 
 from llama_cpp import llama_cpp as c
 
+from workers.llama.overrides import Overrides
 from workers.llama.tokens.vocab import Vocab, VocabFile
 from workers.process.limits import STDERR, bound_cpu, bound_memory, shut_off
 from workers.process.parent_death import end_with_parent
@@ -127,9 +131,9 @@ NICENESS = 5
 """Niceness of the tokenising processes: when processors are short, the engine's steps go first."""
 
 
-def main(path: Path, descriptor: int) -> None:
+def main(path: Path, descriptor: int, overrides: Overrides) -> None:
     """Serve orders until the worker closes the socket or ends."""
-    with socket.socket(fileno=descriptor) as orders, VocabFile.load(path) as file:
+    with socket.socket(fileno=descriptor) as orders, VocabFile.load(path, overrides) as file:
         children: dict[int, int] = {}
         floor = TokenFloor.of(file)
         gc.freeze()  # so that memory shared with the children is not written to
@@ -230,4 +234,4 @@ def read_exactly(source: socket.socket, num_bytes: int) -> bytearray:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))

@@ -10,6 +10,7 @@ once.
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import signal
 import socket
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workers.chat.prompts import TooManyTokens, patience_s, too_slow
+from workers.llama.overrides import Overrides
 from workers.llama.tokens.token_process import (
     ANY,
     END,
@@ -111,9 +113,12 @@ class GuardedTokenizer:
 class TokenProcesses:
     """The processes that tokenise long texts; making this object starts some. May be used from several threads."""
 
-    def __init__(self, model: Path, *, number: int = NUM_PROCESSES, start_s: float = START_S) -> None:
-        """`model`: the GGUF file. `number`: how many texts can be tokenised at the same time."""
-        self._keeper = _Keeper(model, start_s)
+    def __init__(
+        self, model: Path, overrides: Overrides | None = None, *, number: int = NUM_PROCESSES, start_s: float = START_S
+    ) -> None:
+        """`model`: the GGUF file, with `overrides` in place of its metadata. `number`: how many texts can be tokenised
+        at the same time."""
+        self._keeper = _Keeper(model, overrides or {}, start_s)
         self._seats: queue.LifoQueue[_Seat] = queue.LifoQueue()
         for _ in range(number):
             self._seats.put(_Seat(self._keeper))
@@ -234,8 +239,9 @@ class _Seat:
 class _Keeper:
     """The process that holds the vocabulary and forks the others. May be used from several threads."""
 
-    def __init__(self, model: Path, start_s: float) -> None:
+    def __init__(self, model: Path, overrides: Overrides, start_s: float) -> None:
         self._model = model
+        self._overrides = json.dumps(dict(overrides))
         self._start_s = start_s
         self._lock = threading.Lock()
         self._process: Process | None = None
@@ -307,7 +313,7 @@ class _Keeper:
             raise NotStarted(error.strerror) from None
         with theirs:
             module = "workers.llama.tokens.token_process"
-            command = [sys.executable, "-m", module, str(self._model), str(theirs.fileno())]
+            command = [sys.executable, "-m", module, str(self._model), str(theirs.fileno()), self._overrides]
             try:
                 self._process = launched(
                     command,

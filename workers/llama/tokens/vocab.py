@@ -13,6 +13,7 @@ from pathlib import Path
 from llama_cpp import llama_cpp as c
 
 from workers.llama.native import ModelError, NativeOwner, gil_calls, native_log
+from workers.llama.overrides import Overrides, native_overrides
 
 NO_TOKEN = -1
 
@@ -128,24 +129,32 @@ MAX_TEXT = 256
 class VocabFile(NativeOwner):
     """The vocabulary of a file; `vocab` is valid until `close`."""
 
-    def __init__(self, pointer: int) -> None:
+    def __init__(self, pointer: int, overrides: Overrides) -> None:
+        """`pointer`: a `llama_model *` that this object frees. `overrides`: metadata in place of the file's."""
         self._pointer = pointer
+        self._overrides = overrides
         self.vocab = Vocab(c.llama_model_get_vocab(pointer))
 
     @classmethod
-    def load(cls, path: Path) -> VocabFile:
-        """Load a file's vocabulary; takes some tenths of a second for 150,000 tokens. Raises ModelError."""
+    def load(cls, path: Path, overrides: Overrides | None = None) -> VocabFile:
+        """Load a file's vocabulary, with `overrides` in place of the file's metadata; takes some tenths of a second for
+        150,000 tokens. Raises ModelError."""
         log = native_log()
+        metadata = native_overrides(overrides or {})
         params = c.llama_model_default_params()
         params.vocab_only = True
         params.n_gpu_layers = 0
+        if metadata is not None:
+            params.kv_overrides = metadata
         pointer = c.llama_model_load_from_file(os.fsencode(path), params)
         if not pointer:
             raise ModelError(f"{path}: llama.cpp can't read its vocabulary ({log.reason() or 'no reason given'})")
-        return cls(pointer)
+        return cls(pointer, overrides or {})
 
     def text_of(self, key: str) -> str:
         """Return the text of a metadata key; empty: there is none, or it is no text."""
+        if isinstance(override := self._overrides.get(key), str):
+            return override
         buffer = ctypes.create_string_buffer(MAX_TEXT)
         count = c.llama_model_meta_val_str(self._pointer, key.encode(), buffer, MAX_TEXT)
         return buffer.value.decode("utf-8", "replace") if count > 0 else ""

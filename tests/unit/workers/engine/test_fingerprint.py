@@ -21,7 +21,8 @@ from workers.engine.disk.fingerprint import (
 )
 from workers.llama.gguf import read_header
 from workers.llama.native import build_id
-from workers.models.spec import LlamaSettings
+from workers.models.overrides import TensorOverride
+from workers.models.spec import ControlVectorSpec, LlamaSettings
 
 DEMO = Path(__file__).resolve().parents[4] / "deploy" / "demo" / "paddock-demo.gguf"
 HEADER = read_header(DEMO)
@@ -34,8 +35,10 @@ def aged(path: Path, contents: bytes, seconds: float = 2.1) -> Path:
     return path
 
 
-def kv(settings: LlamaSettings, *, build: str = "one", n_ctx: int = 1024, model: bytes = b"m" * 32) -> bytes:
-    return fingerprint(model, context_facts(HEADER, settings, build=build, n_ctx=n_ctx))
+def kv(
+    settings: LlamaSettings, *, build: str = "one", n_ctx: int = 1024, model: bytes = b"m" * 32, control: str = ""
+) -> bytes:
+    return fingerprint(model, context_facts(HEADER, settings, build=build, n_ctx=n_ctx, control=control))
 
 
 def test_what_changes_the_kv_changes_the_fingerprint() -> None:
@@ -49,11 +52,28 @@ def test_what_changes_the_kv_changes_the_fingerprint() -> None:
         kv(LlamaSettings(flash_attn="on")),
         kv(LlamaSettings(swa_full=True)),
         kv(LlamaSettings(n_gpu_layers=0)),
+        kv(LlamaSettings(rope_scaling="linear", rope_freq_scale=0.5)),
+        kv(LlamaSettings(rope_scaling="yarn", rope_freq_scale=0.5)),
+        kv(LlamaSettings(rope_freq_scale=0.5)),
+        kv(LlamaSettings(rope_freq_base=5e5)),
+        kv(LlamaSettings(yarn_orig_ctx=512)),
+        kv(LlamaSettings(yarn_ext_factor=0.5)),
+        kv(LlamaSettings(yarn_attn_factor=0.5)),
+        kv(LlamaSettings(yarn_beta_slow=2)),
+        kv(LlamaSettings(yarn_beta_fast=16)),
+        kv(LlamaSettings(override_kv={"llama.rope.freq_base": 5e5})),
+        kv(LlamaSettings(override_kv={"llama.rope.freq_base": 6e5})),
+        kv(LlamaSettings(override_tensor=(TensorOverride(pattern="ffn", buffer="CPU"),))),
+        kv(LlamaSettings(), control="one"),
+        kv(LlamaSettings(), control="two"),
     ]
-    assert len({plain, *others}) == 9
+    assert len({plain, *others}) == 1 + len(others)
     assert len(plain) == 32
     assert kv(LlamaSettings(), n_ctx=4096) == plain
     assert kv(LlamaSettings(n_batch=64, n_ubatch=32, n_threads=3, use_mmap=False)) == plain
+    assert kv(LlamaSettings(numa="distribute")) == kv(LlamaSettings(cpus="0-3")) == plain
+    moved = LlamaSettings(control_vectors=(ControlVectorSpec(path="elsewhere.gguf"),))
+    assert kv(moved, control="one") == kv(LlamaSettings(), control="one")
 
 
 def test_every_harmless_setting_is_one() -> None:

@@ -12,8 +12,11 @@ from llama_cpp import llama_cpp as c
 
 from tests.support.vocabularies import DEMO
 from workers.llama.context import Context
-from workers.llama.model import EXPERTS, BufferOverride, Model, ModelParams, fill_context
+from workers.llama.devices import buffer_types
+from workers.llama.model import Model
+from workers.llama.model_params import EXPERTS, BufferOverride, ModelParams, fill_context
 from workers.llama.native import ModelError
+from workers.models.overrides import MetadataValue, TensorOverride
 from workers.models.spec import LlamaSettings
 
 
@@ -61,6 +64,17 @@ def test_what_a_model_is_loaded_with(settings: dict[str, Any], field: str, value
         ({"offload_kqv": False}, "offload_kqv", False),
         ({"op_offload": False}, "op_offload", False),
         ({"no_perf": False}, "no_perf", False),
+        ({}, "rope_scaling_type", -1),
+        ({"rope_scaling": "none"}, "rope_scaling_type", 0),
+        ({"rope_scaling": "yarn"}, "rope_scaling_type", 2),
+        ({"rope_scaling": "longrope"}, "rope_scaling_type", 3),
+        ({"rope_freq_base": 5e5}, "rope_freq_base", 5e5),
+        ({"rope_freq_scale": 0.25}, "rope_freq_scale", 0.25),
+        ({"yarn_orig_ctx": 8192}, "yarn_orig_ctx", 8192),
+        ({"yarn_ext_factor": 0.5}, "yarn_ext_factor", 0.5),
+        ({"yarn_attn_factor": 2}, "yarn_attn_factor", 2),
+        ({"yarn_beta_slow": 2}, "yarn_beta_slow", 2),
+        ({"yarn_beta_fast": 64}, "yarn_beta_fast", 64),
     ],
 )
 def test_what_a_context_is_made_with(settings: dict[str, Any], field: str, value: object) -> None:
@@ -74,6 +88,43 @@ def test_shares_fill_llama_cpps_room_for_devices() -> None:
     assert not model_params().tensor_split
     with pytest.raises(ModelError, match=f"17 shares, but this llama.cpp uses at most {room} devices"):
         ModelParams(LlamaSettings(tensor_split=(1.0,) * 17))
+
+
+@pytest.mark.parametrize("name", ["rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor"])
+def test_what_is_left_out_is_llama_cpps_own(name: str) -> None:
+    assert getattr(context_params(), name) == getattr(c.llama_context_default_params(), name)
+
+
+def test_metadata_is_handed_on_with_its_types() -> None:
+    values: dict[str, MetadataValue] = {
+        "a.int": 7,
+        "a.float": 0.5,
+        "a.bool": True,
+        "a.str": "ü" * 63,
+        "k" * 127: 2**32 - 1,
+    }
+    params = ModelParams(LlamaSettings(override_kv=values))
+    entries = params.native.kv_overrides
+    assert [(entries[number].tag, entries[number].key.decode()) for number in range(5)] == [
+        *zip((0, 1, 2, 3, 0), values, strict=True)
+    ]
+    assert (entries[0].value.val_i64, entries[1].value.val_f64, entries[2].value.val_bool) == (7, 0.5, True)
+    assert entries[3].value.val_str.decode() == "ü" * 63
+    assert entries[4].value.val_i64 == 2**32 - 1
+    assert entries[5].key == b""
+    assert not model_params().kv_overrides
+
+
+def test_devices_are_chosen_by_name_or_number() -> None:
+    """On a machine without any there is nothing to choose but none."""
+    assert not model_params().devices
+    params = ModelParams(LlamaSettings(devices=("none",)))
+    assert ctypes.c_void_p.from_address(params.native.devices).value is None
+    names = [name for name in buffer_types() if name != "CPU"]
+    for wanted in ("Abacus0", 200):
+        with pytest.raises(ModelError, match=f"there is no device {wanted} beside the processor; ") as caught:
+            ModelParams(LlamaSettings(devices=(wanted,)))
+        assert "choose among 0 (" in str(caught.value) if names else "write none" in str(caught.value)
 
 
 def patterns(**settings: Any) -> list[str]:
@@ -97,6 +148,14 @@ def test_experts_stay_in_main_memory() -> None:
     for name in ("blk.7.ffn_up_exps.weight", "blk.12.ffn_gate_up_exps.weight", "blk.0.ffn_down_chexps.weight"):
         assert re.search(every, name)
     assert not re.search(every, "blk.0.ffn_up.weight")
+
+
+def test_patterns_of_the_settings_come_before_those_of_experts() -> None:
+    first = (TensorOverride(pattern="ffn_up", buffer="CPU"), TensorOverride(pattern=r"blk\.1\.", buffer="CPU"))
+    assert patterns(override_tensor=first, n_cpu_moe=1) == ["ffn_up", r"blk\.1\.", rf"blk\.0\.{EXPERTS}"]
+    missing = (TensorOverride(pattern="x", buffer="Abacus0"),)
+    with pytest.raises(ModelError, match=r"no type of buffer Abacus0 on the devices in use; choose among .*CPU"):
+        patterns(override_tensor=missing)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.workers.supervisor.test_chat_template import worker_of
 from workers.models.catalog import CatalogError
 from workers.models.library import Library, ModelUnusable, wanted
-from workers.models.spec import AdapterSpec
+from workers.models.spec import AdapterSpec, ControlVectorSpec
 from workers.settings import SupervisorSettings, WorkerSettings
 from workers.supervisor.supervisor import plan, recipe
 
@@ -34,6 +34,16 @@ def test_a_worker_gets_paths_that_hold_in_any_folder(tmp_path: Path, monkeypatch
     )
     worker = WorkerSettings()
     assert (worker.adapters_dir, worker.max_adapters, worker.adapters_mib) == (tmp_path / "more", 3, 64)
+
+
+def test_control_vectors_are_found_from_the_catalog_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.gguf").write_bytes(GGUF)
+    file = tmp_path / "catalog.yaml"
+    file.write_text("models: [{name: m, path: model.gguf, llama: {control_vectors: [{path: calm.gguf, scale: 0.5}]}}]")
+    [vector] = worker_of(SupervisorSettings(catalog=file), monkeypatch).llama.control_vectors
+    assert vector == ControlVectorSpec(path=str(tmp_path / "calm.gguf"), scale=0.5)
+    with pytest.raises(ModelUnusable, match="model m, control vector: no file"):
+        Library(tmp_path / "state").locate_all(wanted(SupervisorSettings(catalog=file)))
 
 
 def test_without_any_nothing_can_be_loaded() -> None:

@@ -36,6 +36,21 @@ def test_cores_are_divided_and_devices_go_round() -> None:
     ]
 
 
+def test_a_models_cores_are_divided_among_its_workers() -> None:
+    bound = (
+        ModelSpec(name="big", path="big.gguf", workers=2, llama=LlamaSettings(cpus="0-3,8-11")),
+        ModelSpec(name="free", path="free.gguf", workers=1),
+        ModelSpec(name="calm", path="calm.gguf", workers=1, llama=LlamaSettings(cpus="4-7", n_threads=2)),
+    )
+    planned = plan(bound, cores=12, devices=(), host="h")
+    assert [(worker.model.llama.cpus, worker.model.llama.n_threads) for worker in planned] == [
+        ("0-3", 4),
+        ("8-11", 4),
+        ("", 3),
+        ("4-7", 2),
+    ]
+
+
 def test_a_worker_may_get_several_devices() -> None:
     wide = (
         ModelSpec(name="big", path="big.gguf", workers=2, gpus=2),
