@@ -109,7 +109,9 @@ def per_step() -> list[Row]:
 def every_draft() -> Iterator[None]:
     """Have every draft computed whole, whatever it costs."""
 
-    def choose(_: StepCosts, chances: Sequence[Sequence[float]], __: int, *, max_rows: int) -> list[int]:
+    def choose(
+        _: StepCosts, chances: Sequence[Sequence[float]], __: int, *, max_rows: int, is_shared: bool
+    ) -> list[int]:
         return [min(len(one), MAX_DRAFTED // len(chances), max_rows - 1) for one in chances]
 
     with mock.patch.object(StepCosts, "choose", choose), mock.patch.object(StepCosts, "note_drafted"):

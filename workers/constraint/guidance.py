@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,11 @@ LIMITS = re.compile(r"row has \d+ items|Too many items|too many expressions")
 """llguidance's messages when a limit of `StepLimits` is exceeded."""
 
 REASON_CHARS = 300
+
+MAX_FORCING_CHARS = 16_384
+"""Maximum length of a grammar whose masks tell which text must come next: of long ones that takes 10 ms."""
+MAX_FORCED_BYTES, MAX_FORCING_S = 256, 0.002
+"""Bytes of such a text that are told, and the seconds after which a mask is not asked for it any more."""
 
 
 class _Words:
@@ -102,6 +108,7 @@ class Grammar:
         )
         self._matcher = LLMatcher(words, without_forcing(lark), log_level=0, limits=parser_limits)
         self._eog = frozenset(words.eos_tokens)
+        self._tells_forced = len(lark) <= MAX_FORCING_CHARS
         self._words = words
         if self._matcher.is_error():
             raise _unusable(_reason(self._matcher))
@@ -111,7 +118,7 @@ class Grammar:
             raise _unusable(failed.failure.message) from None
 
     def mask(self) -> GuidanceMask:
-        return GuidanceMask(self._matcher.deep_copy(), self._words, self._eog)
+        return GuidanceMask(self._matcher.deep_copy(), self._words, self._eog, tells_forced=self._tells_forced)
 
     def mask_after(self, begun: bytes) -> GuidanceMask | None:
         """Return a mask for the text after `begun`; None if no answer can begin with `begun`."""
@@ -128,10 +135,14 @@ class Grammar:
 
 
 class GuidanceMask:
-    __slots__ = ("_address", "_bits", "_eog", "_matcher", "_size", "_words", "is_done")
+    __slots__ = ("_address", "_bits", "_eog", "_matcher", "_size", "_tells_forced", "_words", "is_done")
 
-    def __init__(self, matcher: LLMatcher, words: LLTokenizer, eog: frozenset[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, words: LLTokenizer, eog: frozenset[int], *, tells_forced: bool = False
+    ) -> None:
+        """`tells_forced`: whether `forced` may be asked; else it returns nothing."""
         self._matcher = matcher
+        self._tells_forced = tells_forced
         self._words = words
         self._eog = eog
         self._bits = bits_for(words.vocab_size)
@@ -162,8 +173,16 @@ class GuidanceMask:
         self.is_done = self._matcher.is_stopped()
 
     def forced(self) -> Sequence[int]:
-        """Return tokens of the text that must come next. Takes 30 us."""
-        text = self._matcher.compute_ff_bytes()
+        """Return tokens of the beginning of the text that must come next. Takes 0.1 ms; no more is asked of a mask that
+        takes longer.
+
+        A copy is asked, since asking uses up what a matcher may do: after a text of 16 KB it refuses tokens."""
+        if not self._tells_forced:
+            return ()
+        start = time.perf_counter()
+        matcher = self._matcher.deep_copy()
+        text = matcher.compute_ff_bytes()[:MAX_FORCED_BYTES]
+        self._tells_forced = not matcher.is_error() and time.perf_counter() - start < MAX_FORCING_S
         return self._words.greedy_tokenize(text.decode("utf-8", "ignore")) if text else ()
 
     def feed(self, tokens: list[int]) -> bool:

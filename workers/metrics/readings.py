@@ -181,8 +181,8 @@ STEPS = (
     counter(
         "paddock_draft_tokens_total",
         "tokens of drafts by where they came from: `history` (the conversation), `pool` (earlier answers of the same "
-        "team), `prediction` (the caller's), `form` (the text that a schema or grammar leaves); `accepted` (drawn) or "
-        "`rejected`",
+        "team, salt and adapters), `prediction` (the caller's), `form` (the text that a schema or grammar leaves); "
+        "`accepted` (drawn) or `rejected`",
         lambda now: _drafts(now.counters),
         "source",
         "outcome",

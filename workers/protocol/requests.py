@@ -187,8 +187,8 @@ class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
 
     enabled: bool = True
     """Whether the answer may be drafted where that is quicker."""
-    n_max: int = 0
-    """Maximum number of tokens of a draft; 0: as many as pay."""
+    n_max: int = -1
+    """Maximum number of tokens of a draft; -1: as many as pay; 0: no drafts."""
     n_min: int = 0
     """Shorter drafts are not used."""
     p_min: float = 0.0

@@ -100,6 +100,18 @@ CALLS = Row(
             "s",
         ),
         Panel(
+            "Drafted tokens",
+            "Per second, by where the drafts came from: those that were drawn, and those that were not.",
+            (
+                Query(
+                    rate("paddock_draft_tokens_total", OF_WORKER, by="source, outcome"),
+                    "{{source}}: {{outcome}}",
+                ),
+            ),
+            "suffix: tok/s",
+            stacked=True,
+        ),
+        Panel(
             "Computing a prompt, p95",
             "From a slot to the first token.",
             (Query(quantile(0.95, "vllm:request_prefill_time_seconds", OF_WORKER, by="worker"), WORKER),),

@@ -55,7 +55,7 @@ class HintsBody(Body):
     speculation: Annotated[
         Annotated[Literal["auto"], Tag("<text>")] | Annotated[bool, Tag("<flag>")], Discriminator(_text_or_flag)
     ] = "auto"
-    draft_n_max: Annotated[int, Field(ge=0, le=MAX_DRAFT, alias="speculative.n_max")] = 0
+    draft_n_max: Annotated[int, Field(ge=-1, le=MAX_DRAFT, alias="speculative.n_max")] = -1
     draft_n_min: Annotated[int, Field(ge=0, le=MAX_DRAFT, alias="speculative.n_min")] = 0
     draft_p_min: Annotated[float, Field(ge=0, le=1, alias="speculative.p_min")] = 0.0
 

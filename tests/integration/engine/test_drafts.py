@@ -31,7 +31,9 @@ SONG = "The wheels on the bus go round and round, round and round, round and rou
 def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every draft computed, whatever it costs: these tests are about what comes of drafts."""
 
-    def choose(_: object, chances: Ordered[Ordered[float]], num_calls: int, *, max_rows: int) -> list[int]:
+    def choose(
+        _: object, chances: Ordered[Ordered[float]], num_calls: int, *, max_rows: int, is_shared: bool
+    ) -> list[int]:
         left = min(max_rows - num_calls, 32)
         return [min(len(one), left // len(chances)) for one in chances]
 
@@ -169,6 +171,8 @@ def test_drafts_keep_to_what_the_caller_allows(bench: Bench) -> None:
     after = bench.engine.counters
     num_drafts = after.num_drafts - before.num_drafts
     assert 0 < bench.heard.finished(few).timings.draft_n <= 2 * num_drafts
+    none = said(bench, SONG * 3, cache_prompt=False, speculation=Speculation(n_max=0))
+    assert bench.heard.finished(none).timings.draft_n == 0
     unlikely = said(bench, SONG * 3, cache_prompt=False, speculation=Speculation(p_min=1.0))
     assert bench.heard.finished(unlikely).timings.draft_n == 0
 
@@ -247,3 +251,27 @@ def test_what_a_schema_leaves_as_the_only_text_is_drafted(bench: Bench) -> None:
         assert json.loads(bench.heard.text(key)).keys() == SCHEMA["properties"].keys()
     assert told[0] == told[1]
     assert bench.engine.counters.num_accepted[Source.FORM] > 0
+
+
+def test_a_long_text_that_a_schema_leaves_does_not_end_its_mask(bench: Bench) -> None:
+    """Asked for 20,000 characters, a matcher has used up what it may do, and refuses the next token."""
+    long = "".join(f"{number} " for number in range(4_000))
+    words = tokenizer(bench.model.vocab)
+    for text in (long, long[:12_000]):
+        mask = Grammar(words, schema_to_lark({"const": text}), QUICK).mask()
+        for token in words.greedy_tokenize(json.dumps(text))[:300]:
+            assert len(mask.forced()) <= 256
+            mask.accept(token)
+        assert not mask.is_beyond_limits
+
+
+def test_a_drafted_token_that_ends_the_answer_counts(bench: Bench) -> None:
+    plain = tokens_of(bench, said(bench, PROMPTS[1], cache_prompt=False, speculation=NO_DRAFTS))
+    last = plain.index(plain[20])
+    request = changed(bench.request(PROMPTS[1], 60, ignore_eos=True), prediction=tuple(plain), cache_prompt=False)
+    key = bench.submit(changed(request, stop_tokens=(plain[20],)))
+    bench.wait(key)
+    timings = bench.heard.finished(key).timings
+    assert timings.predicted_n == last + 1
+    assert timings.draft_n > timings.draft_n_accepted == last
+    bench.engine.check_integrity()

@@ -13,6 +13,9 @@ from workers.engine.speculation.hit_rates import HitRates, Source
 from workers.engine.speculation.pools import NO_TOKEN, Pool
 from workers.engine.speculation.token_index import MAX_MATCH, MIN_MATCH, TokenIndex
 
+MAX_UNREAD = 64
+"""Number of unread tokens from which they are entered all at once, without following where they led."""
+
 MAX_ROOM = 4_096
 """Maximum number of tokens of an answer for which buckets are reserved; a longer one only shares them."""
 
@@ -26,12 +29,18 @@ class Lead:
     follow: int
     """Index in `text` of the token that should be drawn next."""
     length: int
-    """Number of tokens before it that are alike, `MAX_MATCH` at most."""
+    """Number of tokens before it that are alike; of a form's text, how many tokens it has. `MAX_MATCH` at most."""
 
     @property
     def token(self) -> int:
         """Return the token that should be drawn next; `NO_TOKEN` if the text ends here."""
         return self.text[self.follow] if self.follow < len(self.text) else NO_TOKEN
+
+    @property
+    def num_left(self) -> int:
+        """Return how many tokens follow before the text ends, `MAX_MATCH` at most."""
+        ahead = self.text[self.follow : self.follow + MAX_MATCH].tolist()
+        return ahead.index(NO_TOKEN) if NO_TOKEN in ahead else len(ahead)
 
     def tokens(self, count: int) -> list[int]:
         """Return the next `count` tokens, or fewer where the text ends. A conversation that ends within them has begun
@@ -82,14 +91,14 @@ class Drafts:
         self.source = Source.HISTORY
         """Where the newest draft came from."""
 
-    @property
-    def answer(self) -> list[int]:
-        """Return the answer's tokens so far."""
+    def newest(self, most: int) -> list[int]:
+        """Return the answer's tokens so far, the last `most` of them."""
         self._read()
-        return self._history.tokens[self._num_prompt :].tolist()
+        tokens = self._history.tokens
+        return tokens[max(self._num_prompt, len(tokens) - most) :].tolist()
 
-    def share(self, pool: Pool) -> None:
-        """Draft from `pool` too: the one of the call's scope."""
+    def share(self, pool: Pool | None) -> None:
+        """Draft from `pool` too: the one of the call's scope, if there is one."""
         self._pool = pool
 
     def chances(self) -> list[float]:
@@ -104,11 +113,12 @@ class Drafts:
             if lead is None:
                 return []
         chances = self._rates.chances(self._is_greedy, lead.source, lead.length)
-        num_left = len(lead.text) - lead.follow
-        if num_left <= 0:
+        if lead.source is Source.HISTORY:
+            return chances
+        num_left = lead.num_left
+        if not num_left:
             self._lead = None
-            return []
-        return chances if lead.source is Source.HISTORY or num_left >= len(chances) else chances[:num_left]
+        return chances if num_left >= len(chances) else chances[:num_left]
 
     def take(self, count: int) -> list[int]:
         """Return a draft of `count` tokens, or fewer. `chances` must have been asked since the last `push`."""
@@ -121,6 +131,11 @@ class Drafts:
     def _read(self) -> None:
         """Move the lead along the answer's newest tokens, and enter these into the history."""
         history = self._history
+        if len(self._unread) > MAX_UNREAD:
+            history.extend(self._unread)
+            self._unread.clear()
+            self._lead, self._is_searched = None, False
+            return
         for token in self._unread:
             lead = self._lead
             if lead is not None:
@@ -158,5 +173,5 @@ class Drafts:
 
     def _expected(self, lead: Lead) -> float:
         """Return how many tokens a draft that begins at `lead` probably brings."""
-        num_left = MAX_MATCH if lead.source is Source.HISTORY else len(lead.text) - lead.follow
+        num_left = MAX_MATCH if lead.source is Source.HISTORY else lead.num_left
         return sum(self._rates.chances(self._is_greedy, lead.source, lead.length)[:num_left])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,10 +11,10 @@ from workers.engine.cache.prompt import Scope
 from workers.engine.speculation.token_index import MIN_MATCH, TokenIndex
 
 MAX_SCOPES = 32
-"""Maximum number of scopes with a pool; the one that was used longest ago is forgotten first."""
+"""Maximum number of scopes with a pool."""
 
 GENERATION_TOKENS = 8_192
-"""Number of tokens after which a pool starts a new generation; it keeps the one before. Takes 130 KiB each."""
+"""Number of tokens after which a pool starts a new generation; it keeps the one before. Each takes some 230 KiB."""
 
 MAX_ANSWER_TOKENS = 4_096
 """Maximum number of tokens that a pool keeps of one answer, its last ones: no answer displaces all others."""
@@ -49,15 +49,23 @@ class Pools:
     def __init__(self) -> None:
         self._pools: OrderedDict[Scope, Pool] = OrderedDict()
 
-    def of(self, scope: Scope) -> Pool:
-        """Return the pool of `scope`, a new one if there is none."""
+    def find(self, scope: Scope) -> Pool | None:
+        """Return the pool of `scope`, if there is one."""
         pool = self._pools.get(scope)
-        if pool is None:
-            pool = self._pools[scope] = Pool()
-            if len(self._pools) > MAX_SCOPES:
-                self._pools.popitem(last=False)
-        self._pools.move_to_end(scope)
+        if pool is not None:
+            self._pools.move_to_end(scope)
         return pool
+
+    def add(self, scope: Scope, answer: Sequence[int]) -> None:
+        """Add an answer to the pool of its scope. Where that is one too many, the team that has the most loses the one
+        that it used longest ago: whoever has many salts displaces his own."""
+        pool = self.find(scope)
+        if pool is None:
+            if len(self._pools) >= MAX_SCOPES:
+                (most, _), *_ = Counter(other.tenant for other in self._pools).most_common(1)
+                del self._pools[next(other for other in self._pools if other.tenant == most)]
+            pool = self._pools[scope] = Pool()
+        pool.add(answer)
 
 
 def _generation() -> TokenIndex:

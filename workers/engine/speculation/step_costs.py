@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -23,10 +24,16 @@ rows that has not been measured yet. What drafts have gained may be lost as well
 
 MAX_CREDIT_S = 1.0
 
-MAX_BESIDE = 2.0
-BESIDE_S = 0.045
-"""How many times as long as without drafts a step may take if it brings other calls' tokens as well; or `BESIDE_S`
-seconds if that is more: streams wait for the step, though tokens per second rise."""
+MAX_BESIDE, BESIDE_S = 2.0, 0.045
+"""How many times as long as without drafts a step may take if it brings other calls' tokens as well, or `BESIDE_S`
+seconds if that is more: these wait for the step, though all together get more tokens per second."""
+
+MAX_BESIDE_TEAMS = 1.25
+"""The same where calls of several teams are in the step: what one team gains, others should hardly feel."""
+
+FIRST_STEPS, MAX_UNCOMPARED = 3, 64
+"""Steps without drafts that are measured before any draft is computed, and steps after which one is measured again: the
+time that drafts spare is known only as well as theirs."""
 
 STALE_STEPS = 4_096
 """Number of steps after which a measured number of rows counts as not measured: contexts have grown meanwhile."""
@@ -43,6 +50,7 @@ class _Cost:
     seconds: float
     step: int
     """Number of the step that was measured last."""
+    num_steps: int = 1
 
 
 class StepCosts:
@@ -65,8 +73,10 @@ class StepCosts:
             self._plain[num_calls] = _Cost(seconds, self._num_steps)
             return
         seconds = min(seconds, MAX_SURPRISE * cost.seconds)
-        cost.seconds += _WEIGHT * (seconds - cost.seconds)
-        cost.step = self._num_steps
+        # The first steps may hold what else was done before them: the shortest counts.
+        is_settled = cost.num_steps >= FIRST_STEPS
+        cost.seconds = cost.seconds + _WEIGHT * (seconds - cost.seconds) if is_settled else min(cost.seconds, seconds)
+        cost.step, cost.num_steps = self._num_steps, cost.num_steps + 1
         self.credit_s = min(self.credit_s + SHARE * seconds, MAX_CREDIT_S)
 
     def note_drafted(self, num_calls: int, num_rows: int, num_tokens: int, seconds: float) -> None:
@@ -82,33 +92,42 @@ class StepCosts:
         saved_s = num_tokens / num_calls * self._plain[num_calls].seconds - seconds
         self.credit_s = min(self.credit_s + saved_s, MAX_CREDIT_S)
 
-    def choose(self, chances: Sequence[Sequence[float]], num_calls: int, *, max_rows: int) -> list[int]:
+    def choose(
+        self, chances: Sequence[Sequence[float]], num_calls: int, *, max_rows: int, is_shared: bool = False
+    ) -> list[int]:
         """Return how many tokens of each draft a step should compute; empty if no draft pays.
 
         `chances`: for each draft, the chance of each of its tokens that it and all before it are drawn. `num_calls`:
-        calls of the step, with and without a draft. `max_rows`: maximum rows of the step."""
+        calls of the step, with and without a draft. `max_rows`: maximum rows of the step. `is_shared`: whether calls
+        of several teams are in it."""
         plain = self._plain.get(num_calls)
-        if plain is None or self.credit_s < 0:
+        if plain is None or plain.num_steps < FIRST_STEPS or self.credit_s < 0:
+            return []
+        if self._num_steps - plain.step > MAX_UNCOMPARED:
             return []
         most = min(MAX_DRAFTED, max_rows - num_calls, sum(map(len, chances)))
         best = chances[0] if len(chances) == 1 else nlargest(most, (chance for one in chances for chance in one))
-        chosen = self._best_size(best, num_calls, plain.seconds, most)
+        beside_s = MAX_BESIDE_TEAMS * plain.seconds if is_shared else max(MAX_BESIDE * plain.seconds, BESIDE_S)
+        limit_s = beside_s if num_calls > 1 else math.inf
+        chosen = self._best_size(best, num_calls, plain.seconds, most, limit_s)
         if not chosen:
             return []
         if len(chances) == 1:
             return [chosen]
         least = best[chosen - 1]
         counts = [sum(chance >= least for chance in one) for one in chances]
-        for number, count in enumerate(counts):  # several may have the same chance as the last one
-            spare = sum(counts) - chosen
-            counts[number] = count - min(spare, count) if spare > 0 else count
+        spare = sum(counts) - chosen
+        for number in reversed(range(len(counts))):  # several may have the same chance as the last one of the best
+            num_cut = min(spare, sum(chance == least for chance in chances[number]))
+            counts[number] -= num_cut
+            spare -= num_cut
         return counts
 
-    def _best_size(self, best: Sequence[float], num_calls: int, plain_s: float, most: int) -> int:
-        """Return how many of the drafted tokens with the `best` chances to compute; 0: none."""
-        limit_s = max(MAX_BESIDE * plain_s, BESIDE_S) if num_calls > 1 else float("inf")
+    def _best_size(self, chances: Sequence[float], num_calls: int, plain_s: float, most: int, limit_s: float) -> int:
+        """Return how many drafted tokens to compute, of those with `chances`, best first; 0: none. `limit_s`: maximum
+        seconds of the step."""
         chosen, best_rate = 0, MIN_GAIN * num_calls / plain_s
-        gains = list(accumulate(best))
+        gains = list(accumulate(chances))
         for num_rows in SIZES:
             num_drafted = num_rows - num_calls
             if num_drafted <= 0:

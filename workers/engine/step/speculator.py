@@ -1,4 +1,4 @@
-"""Adds drafts to steps without prompts, as far as they make these quicker, and learns from what came of them."""
+"""Adds drafts to steps without prompts where they bring more tokens per second, and learns from what came of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 
 from workers.engine.speculation.drafts import Drafts
 from workers.engine.speculation.hit_rates import HitRates, Source
-from workers.engine.speculation.pools import Pools
+from workers.engine.speculation.pools import MAX_ANSWER_TOKENS, Pools
 from workers.engine.speculation.step_costs import StepCosts
 from workers.engine.step.sampling import SHARE_S
 from workers.engine.step.sequence import Sequence
@@ -15,8 +15,8 @@ from workers.engine.step.step_plan import Decode, Plan
 from workers.models.spec import SpeculationSettings
 
 LOOK_S, LOOK_SHARE = 20e-6, 0.02
-"""Looking for a draft takes some `LOOK_S` seconds for each call, and is done as often as takes `LOOK_SHARE` of the time
-of steps: before every step of models whose steps take a millisecond or more."""
+"""Looking for drafts takes some `LOOK_S` seconds for each call, and at most `LOOK_SHARE` of the time of steps: where a
+step is shorter than a millisecond for each call, drafts are not looked for before every step."""
 
 
 class Speculator:
@@ -64,12 +64,12 @@ class Speculator:
     def join(self, sequence: Sequence) -> None:
         """Let a call that begins draft from earlier answers of its scope, unless it may not use what is cached."""
         if sequence.drafts is not None and sequence.cache_prompt:
-            sequence.drafts.share(self._pools.of(sequence.scope))
+            sequence.drafts.share(self._pools.find(sequence.scope))
 
     def ended(self, sequence: Sequence) -> None:
         """Keep an answer for drafts of its scope."""
         if sequence.drafts is not None and sequence.cache_prompt and sequence.num_predicted:
-            self._pools.of(sequence.scope).add(sequence.drafts.answer)
+            self._pools.add(sequence.scope, sequence.drafts.newest(MAX_ANSWER_TOKENS))
 
     def extend(self, plan: Plan[Sequence], has_room: Callable[[int], bool]) -> Plan[Sequence] | None:
         """Return the plan with drafts; None if none pay. `has_room(n)` makes room for n cells, if it can."""
@@ -86,14 +86,16 @@ class Speculator:
                 chances.append(offer)
         if not found:
             return None
-        counts = self._costs.choose(chances, num_calls, max_rows=self._max_rows)
+        is_shared = len({sequence.team for sequence in plan.decoding}) > 1
+        counts = self._costs.choose(chances, num_calls, max_rows=self._max_rows, is_shared=is_shared)
         if not any(counts) or not has_room(num_calls + sum(counts)):
             return None
         wanted = {
             id(sequence): count if count >= sequence.request.asked.speculation.n_min else 0
             for sequence, count in zip(found, counts, strict=True)
         }
-        return Plan([_drafted(one.sequence, wanted.get(id(one.sequence), 0)) for one in plan.decode], [])
+        drafted = Plan([_drafted(one.sequence, wanted.get(id(one.sequence), 0)) for one in plan.decode], [])
+        return drafted if drafted.has_drafts else None
 
     def note_plain(self, num_calls: int, seconds: float) -> None:
         """Record a step without prompts and drafts."""
@@ -119,7 +121,7 @@ class Speculator:
         """Return the chances of the tokens that may be drafted for a call now."""
         asked = sequence.request.asked.speculation
         most = min(sequence.limit - sequence.num_predicted, self._n_ctx - sequence.num_cells) - 1
-        if asked.n_max:
+        if asked.n_max >= 0:
             most = min(most, asked.n_max)
         if not sequence.cost.is_quick:  # others do not wait for more than one of its draws
             most = min(most, int(SHARE_S / sequence.cost.mean_s) - 1) if is_alone else 0

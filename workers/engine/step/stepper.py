@@ -492,14 +492,19 @@ class Stepper:
         """Draw tokens until one differs from the draft or ends the answer; drop the cells of the rest of the draft.
 
         Each token is drawn from the logits after the tokens before it, so the answer is the same as without a draft."""
-        sequence, num_accepted = one.sequence, 0
+        sequence, num_accepted, num_kept = one.sequence, 0, 0
+        if not self._context.is_number(sequence.row + len(one.draft), 0):
+            self._note_spoiled()  # by cells of a guess perhaps, so that the call may go on
         for token in one.draft:
-            if outcome is not None or sequence.token != token:
+            if isinstance(outcome, Failure | Pending) or sequence.token != token:
+                break
+            num_accepted += 1
+            if outcome is not None:
                 break
             sequence.row += 1
-            num_accepted += 1
+            num_kept += 1
             outcome = self._pick(sequence)
-        self._cache.truncate(sequence, sequence.num_cells - len(one.draft) + num_accepted)
+        self._cache.truncate(sequence, sequence.num_cells - len(one.draft) + num_kept)
         self._gaps.tally.add(0.0, num_accepted)  # they come with the token before them
         self.speculator.note_verified(one, num_accepted)
         return outcome
@@ -535,10 +540,15 @@ class Stepper:
         self._forget(sequence)
 
     def _fail(self, sequence: Sequence, failure: Failure) -> None:
-        if failure is NOT_A_NUMBER and not self._spoiled:
-            self._spoiled, self._spoiled_at = True, time.monotonic()
+        if failure is NOT_A_NUMBER:
+            self._note_spoiled()
         self._forget(sequence, keep=failure is not NOT_A_NUMBER)
         self.events.append(Failed(sequence.key, failure))
+
+    def _note_spoiled(self) -> None:
+        """Note that cells hold what is not a number; they are forgotten once nothing runs."""
+        if not self._spoiled:
+            self._spoiled, self._spoiled_at = True, time.monotonic()
 
     def _forget(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Release everything that the call holds. `keep`: its prefix stays in the cache for later calls."""

@@ -41,6 +41,9 @@ MAX_EARLY_CANCELS = 1024
 QUICK_LAST_N = 1024
 """Largest `repeat_last_n`, in tokens, for which the event loop builds the sampler: in a fraction of a millisecond."""
 
+QUICK_TOKENS = 16_384
+"""Maximum number of tokens, of the prompt and the prediction, that are made ready for drafts in two milliseconds."""
+
 QUICK_STOP_CHARS = 256
 """Largest length of all stop strings together, in characters, for which the event loop builds their search tree."""
 
@@ -206,9 +209,11 @@ class GenerateCalls:
         )
 
     async def _hand_over(self, call: LiveCall, request: EngineRequest, submit: Submit) -> None:
-        """Give the call to the engine, on a thread if its sampler or stop strings take long. Raises CallFailed."""
+        """Give the call to the engine, on a thread if what it needs takes long to make. Raises CallFailed."""
         num_stop_chars = sum(map(len, request.asked.stop))
-        if num_stop_chars <= QUICK_STOP_CHARS and not takes_long(request.sampling):
+        num_tokens = len(request.prompt) + len(request.prediction)
+        is_quick = num_stop_chars <= QUICK_STOP_CHARS and num_tokens <= QUICK_TOKENS
+        if is_quick and not takes_long(request.sampling):
             self._engine.submit(request)
             return
         await self._prepared(call, submit, self._forms.run(submit.tenant, 0, self._submit_aside, request))

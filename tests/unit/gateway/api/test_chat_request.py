@@ -423,7 +423,7 @@ def test_drafts_are_asked_for_by_the_names_of_others() -> None:
     asked = read(speculation=False, **{"speculative.n_max": 7, "speculative.n_min": 2, "speculative.p_min": 0.5})
     assert asked.requests[0].speculation == Speculation(enabled=False, n_max=7, n_min=2, p_min=0.5)
     assert read(speculation="auto").requests == read(speculation=True).requests == read().requests
-    for parameters in ({"speculation": "always"}, {"speculative.n_max": -1}, {"speculative.p_min": 2}):
+    for parameters in ({"speculation": "always"}, {"speculative.n_max": -2}, {"speculative.p_min": 2}):
         assert refused(**parameters).param in ("speculation", *parameters)
 
 

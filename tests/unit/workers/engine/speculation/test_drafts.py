@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from workers.engine.cache.prompt import Scope
-from workers.engine.speculation.drafts import Drafts
+from workers.engine.speculation.drafts import MAX_UNREAD, Drafts
 from workers.engine.speculation.hit_rates import FIRST_GUESSES, HitRates, Source
 from workers.engine.speculation.pools import GENERATION_TOKENS, MAX_SCOPES, NO_TOKEN, Pool, Pools
 from workers.engine.speculation.token_index import MAX_MATCH
@@ -57,6 +57,7 @@ def test_an_earlier_answer_ends_where_it_ended() -> None:
     drafts = drafts_of([1, 2, 3])
     drafts.share(pool)
     assert draft(drafts) == [4, 5]
+    assert len(drafts.chances()) == 2
     drafts.push(4)
     drafts.push(5)
     assert draft(drafts) == [], "the next answer is another"
@@ -89,9 +90,31 @@ def test_a_pool_forgets_its_older_half() -> None:
 
 def test_the_pool_used_longest_ago_is_forgotten() -> None:
     pools = Pools()
-    first = pools.of(Scope("first"))
-    second = pools.of(Scope("second"))
-    for number in range(MAX_SCOPES - 1):
-        pools.of(Scope(f"team-{number}"))
-        assert pools.of(Scope("first")) is first
-    assert pools.of(Scope("second")) is not second
+    for number in range(MAX_SCOPES):
+        pools.add(Scope(f"team-{number}"), [1, 2, 3, 4])
+    assert pools.find(Scope("team-0")) is not None
+    pools.add(Scope("new"), [1, 2, 3, 4])
+    assert pools.find(Scope("team-0")) is not None
+    assert pools.find(Scope("team-1")) is None
+
+
+def test_a_team_with_many_salts_displaces_its_own_pools() -> None:
+    pools = Pools()
+    pools.add(Scope("quiet"), [1, 2, 3, 4])
+    for number in range(3 * MAX_SCOPES):
+        pools.add(Scope("loud", salt=str(number)), [1, 2, 3, 4])
+    assert pools.find(Scope("quiet")) is not None
+    assert pools.find(Scope("loud", salt="0")) is None
+
+
+def test_many_unread_tokens_are_entered_without_following_them() -> None:
+    one_by_one, at_once = drafts_of([1, 2, 3] * 4), drafts_of([1, 2, 3] * 4)
+    one_by_one.chances()
+    at_once.chances()
+    tokens = [5, 6, 7, 8, 9] * (MAX_UNREAD // 4)
+    for token in tokens:
+        one_by_one.push(token)
+        one_by_one.chances()
+        at_once.push(token)
+    assert draft(at_once) == draft(one_by_one) == [5, 6, 7, 8, 9, 5, 6, 7]
+    assert at_once.newest(5) == tokens[-5:]

@@ -111,3 +111,42 @@ def test_an_interrupted_step_hardly_counts(num_calls: int) -> None:
     costs.note_plain(num_calls, 5.0)
     costs.note_drafted(num_calls, 8, 5, 5.0)
     assert costs.credit_s > -0.5
+
+
+def test_of_equal_chances_the_first_calls_come_first() -> None:
+    costs = learned(gpu(2), num_calls=2)
+    for num_rows in (3, 4, 5, 6, 8, 12, 16, 20):
+        costs.note_drafted(2, num_rows, num_rows, gpu(num_rows) if num_rows == 5 else 1.0)
+    costs.credit_s = 1.0
+    assert costs.choose([[0.9, 0.8, 0.7], [0.7, 0.7, 0.7]], 2, max_rows=5) == [3, 0]
+    assert costs.choose([[0.7, 0.7], [0.7, 0.7]], 2, max_rows=5) == [2, 1]
+
+
+def test_other_teams_hardly_wait_for_a_draft() -> None:
+    costs = learned(0.01, num_calls=2)
+    for num_rows in (3, 4, 5, 6, 8, 12, 16, 20, 24, 28, 32):
+        costs.note_drafted(2, num_rows, num_rows, 0.012 if num_rows <= 4 else 0.02)
+    assert sum(costs.choose([chances(0.99)], 2, max_rows=MANY_ROWS)) > 2
+    assert 0 < sum(costs.choose([chances(0.99)], 2, max_rows=MANY_ROWS, is_shared=True)) <= 2
+
+
+def test_steps_without_drafts_are_measured_again_and_again() -> None:
+    costs = learned(0.04)
+    num_plain = 0
+    for _ in range(500):
+        counts = costs.choose([chances(0.99)], 1, max_rows=MANY_ROWS)
+        if counts:
+            costs.note_drafted(1, 1 + counts[0], 1 + counts[0], 0.04)
+        else:
+            costs.note_plain(1, 0.01)
+            num_plain += 1
+    assert 5 <= num_plain < 100
+    assert costs._plain[1].seconds < 0.03
+
+
+def test_the_first_step_may_hold_more_than_a_step() -> None:
+    costs = StepCosts()
+    for seconds in (0.6, 0.01, 0.011):
+        assert costs.choose([chances(0.99)], 1, max_rows=MANY_ROWS) == []
+        costs.note_plain(1, seconds)
+    assert costs._plain[1].seconds == 0.01

@@ -40,6 +40,18 @@ def test_tokens_at_the_start_and_pushed_ones_make_the_same_index(first: list[int
     assert together.find(first) == one_by_one.find(first)
 
 
+@given(few, few, few)
+def test_tokens_that_are_added_at_once_make_the_same_index(first: list[int], more: list[int], last: list[int]) -> None:
+    at_once, one_by_one = index_of(first), index_of(first, more)
+    at_once.extend(more)
+    for token in last:
+        at_once.push(token)
+        one_by_one.push(token)
+    assert at_once.tokens == one_by_one.tokens
+    assert at_once.repeats() == one_by_one.repeats()
+    assert at_once.find(last) == one_by_one.find(last)
+
+
 @given(few)
 def test_the_match_is_the_longest_of_the_latest_places(tokens: list[int]) -> None:
     found = index_of(tokens[:10], tokens[10:]).repeats()
