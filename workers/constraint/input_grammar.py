@@ -22,8 +22,8 @@ TOKEN = re.compile(
     r"""
       (?P<space>[ \t\r]+|//[^\n]*)
     | (?P<line>\n)
-    | (?P<import>%import[ \t]+common\.(?P<imported>\w+)[ \t]*(?:->[ \t]*(?P<renamed>\w+))?[ \t]*(?=\n|//|\Z))
-    | (?P<imports>%import[ \t]+common[ \t]*\((?P<several>[\w,\s]*)\))
+    | (?P<import>%import[ \t]++common\.(?P<imported>\w++)[ \t]*+(?:->[ \t]*+(?P<renamed>\w++)[ \t]*+)?+(?=\n|//|\Z))
+    | (?P<imports>%import[ \t]++common[ \t]*+\((?P<several>[\w,\s]*+)\))
     | (?P<text>"(?:[^"\\\n]|\\.)*+")(?P<case>i?)
     | (?P<regex>/(?![/*])(?:[^/\\\n]|\\.)++/)(?P<flags>[a-z]*)
     | (?P<name>[!?]*+_*+[A-Za-z]\w*+)

@@ -111,6 +111,8 @@ MAX_INPUT_REGEX_BYTES = 16 << 10
 MAX_TOOLS_BYTES = 1 << 20
 """Maximum bytes, as JSON, of all tools' schemas for one answer; more are refused. While Python reads schemas, no other
 thread runs."""
+MAX_INPUTS_CHARS = 128 << 10
+"""Maximum characters of all custom tools' grammars for one answer; each is translated in some tenths of a second."""
 SPACE = "SPACE: /[ \\n]{1,2}/\n"
 
 
@@ -178,6 +180,11 @@ class CallForms:
         Raises CallFailed if the schemas are larger than one request may have."""
         if sum(len((tool.parameters or "").encode()) for tool in tools) > MAX_TOOLS_BYTES:
             message = f"their schemas have more than {MAX_TOOLS_BYTES >> 20} MiB together; send fewer tools"
+            raise refused(message, "tools")
+        if sum(len(tool.grammar.text) for tool in tools if tool.grammar is not None) > MAX_INPUTS_CHARS:
+            message = (
+                f"their grammars have more than {MAX_INPUTS_CHARS:,} characters together; send fewer or shorter ones"
+            )
             raise refused(message, "tools")
         syntax, comparisons = self._syntax, Comparisons()
         more = "" if single else f" ({self._text(syntax.between)} call)*"

@@ -71,8 +71,12 @@ HANDSHAKE_S = 10.0
 """Maximum seconds of a connection's TLS handshake; then the connection is closed."""
 BEYOND_HANDSHAKE_S = 2.0
 """Value of `HANDSHAKE_S` for a connection that came when there were too many."""
-GOODBYE_S = 1.0
-"""Maximum seconds for which a TLS connection that was closed waits for the peer's own end."""
+GOODBYE_S = 30.0
+"""Maximum seconds for which a TLS connection that was closed waits until the peer has read all, and for the peer's own
+end. Whatever is not read by then is lost."""
+HELLO_TURNS = 2
+"""Iterations of the event loop between the beginnings of two handshakes: the server's part takes a millisecond or more
+of one, and a crowd's would be done in a single one."""
 AT_ONCE = 16
 """Maximum number of connections accepted in one iteration of the event loop; the rest wait for the next."""
 AHEAD = 4
@@ -160,6 +164,11 @@ class Shaken(Protocol):
     handshake: Closable | None
 
 
+def _set(heard: asyncio.Future[None]) -> None:
+    if not heard.done():
+        heard.set_result(None)
+
+
 class Acceptor:
     """Accepts on one listening socket, from `start` to `close`. Stands in for an `asyncio.Server`."""
 
@@ -186,6 +195,8 @@ class Acceptor:
         self._spare = SpareDescriptors()
         self._opening: set[asyncio.Task[None]] = set()
         self._handshakes: set[Handshake] = set()
+        self._hello = asyncio.Lock()
+        """Held while a handshake begins."""
         self._pause: asyncio.Handle | None = None
         self._refilling: asyncio.TimerHandle | None = None
         self._told_at = -math.inf
@@ -281,15 +292,42 @@ class Acceptor:
             return protocol
 
         self._handshakes.add(handshake)
+        until = self._loop.time() + limit_s
         try:
-            await self._loop.connect_accepted_socket(
-                made, connection, ssl=context, ssl_handshake_timeout=limit_s, ssl_shutdown_timeout=GOODBYE_S
-            )
+            async with asyncio.timeout_at(until):
+                await self._said_hello(connection)
+                await self._hello.acquire()
+            opening: asyncio.Task[object] | None = None
+            try:
+                left_s = max(until - self._loop.time(), BEYOND_HANDSHAKE_S)
+                opening = self._loop.create_task(
+                    self._loop.connect_accepted_socket(
+                        made, connection, ssl=context, ssl_handshake_timeout=left_s, ssl_shutdown_timeout=GOODBYE_S
+                    )
+                )
+                for _ in range(HELLO_TURNS):
+                    await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if opening is not None:
+                    opening.cancel()
+                raise
+            finally:
+                self._hello.release()
+            await opening
         except (OSError, TimeoutError):  # no TLS, too slow, or gone: ssl.SSLError is an OSError
             connection.close()
         finally:
             self._handshakes.discard(handshake)
             self._connections.gone(handshake)
+
+    async def _said_hello(self, connection: socket.socket) -> None:
+        """Wait for a connection's first byte, or its end."""
+        heard = self._loop.create_future()
+        self._loop.add_reader(connection, _set, heard)
+        try:
+            await heard
+        finally:
+            self._loop.remove_reader(connection)
 
     async def _open(self, connection: socket.socket) -> None:
         try:

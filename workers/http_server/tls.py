@@ -46,10 +46,12 @@ class TlsFiles:
             context.load_cert_chain(self.cert, self.key, password=lambda: "")
         except ssl.SSLError as error:
             raise TlsUnusable(self._trouble(error)) from None
+        except OSError as error:  # it went since it was looked at
+            raise TlsUnusable(f"{self.cert} or {self.key} can't be read: {error.strerror}; give both files") from None
         if self.client_ca is not None:
             try:
                 context.load_verify_locations(self.client_ca)
-            except ssl.SSLError:
+            except OSError:  # as ssl.SSLError is
                 line = f"{self.client_ca} holds no certificates in PEM form; give those of the authorities"
                 raise TlsUnusable(line) from None
             context.verify_mode = ssl.CERT_OPTIONAL
@@ -58,7 +60,11 @@ class TlsFiles:
     def _trouble(self, error: ssl.SSLError) -> str:
         if error.reason == "KEY_VALUES_MISMATCH":
             return f"the key in {self.key} does not belong to the certificate in {self.cert}; give the pair"
-        if "-----BEGIN CERTIFICATE-----" not in self.cert.read_text(errors="replace"):
+        try:
+            has_certificate = "-----BEGIN CERTIFICATE-----" in self.cert.read_text(errors="replace")
+        except OSError:
+            has_certificate = False
+        if not has_certificate:
             return f"{self.cert} holds no certificate in PEM form; convert it, or give another file"
         return (
             f"the certificate in {self.cert} and the key in {self.key} can't be used ({error.reason or error}); give "
@@ -91,13 +97,14 @@ class Tls:
     def refresh(self) -> None:
         """Read the files anew if they have changed. What can't be used leaves everything as it was, and is logged."""
         stamps = self._stamps()
-        if stamps in (self._seen, self._failed):
+        if stamps == self._seen:
             return
         try:
             self.context = self._files.context()
-        except TlsUnusable as error:  # perhaps only one of the files is there yet
+        except TlsUnusable as error:  # perhaps only one of the files is there yet: they are tried again at each look
+            if stamps != self._failed:
+                log.warning("the new certificate is not used: %s", error)
             self._failed = stamps
-            log.warning("the new certificate is not used: %s", error)
         else:
             self._seen, self._failed = stamps, None
             log.info("the certificate was read anew")
@@ -113,7 +120,7 @@ class Tls:
         for path in self._files.all:
             try:
                 found = path.stat()
-                stamps.append((found.st_mtime_ns, found.st_size, found.st_ino))
+                stamps.append((found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino))
             except OSError as error:
                 stamps.append(error.errno)
         return tuple(stamps)

@@ -441,7 +441,9 @@ def _structs_of(data: bytes, kind: type[msgspec.Struct]) -> Iterator[msgspec.Str
         if cut >= 0:
             yield from decode(b"[%b]" % data[start:cut])
         else:  # a long item
-            cut = data.find(between, start + PIECE_BYTES)
+            cut = data.find(
+                between, start + PIECE_BYTES - len(between) + 1
+            )  # one across the border was not found above
             cut = end if cut < 0 else cut
             yield _struct_of(data[start:cut], kind)
         start = cut + 1

@@ -37,6 +37,7 @@ def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
         left = min(max_rows - num_calls, 32)
         return [min(len(one), left // len(chances)) for one in chances]
 
+    monkeypatch.setattr("workers.engine.step.speculator.LOOK_S", 0.0)
     costs = "workers.engine.speculation.step_costs.StepCosts"
     monkeypatch.setattr(f"{costs}.choose", choose)
     monkeypatch.setattr(f"{costs}.note_drafted", lambda *_: None)

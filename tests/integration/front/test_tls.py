@@ -334,3 +334,32 @@ async def test_paddock_drain_finds_both(stack: Stack, certificates: Certificates
     asked = drain(stack, uds=tmp_path / "p.sock")
     assert asked.returncode == 0, asked.stderr
     gateway.stop()
+
+
+async def test_a_slow_reader_gets_all_of_an_answer_that_ends_its_connection(
+    stack: Stack, gateway: Process, certificates: Certificates
+) -> None:
+    """The connection is closed by the gateway as soon as it has written the answer, most of which is not read yet."""
+    body = json.dumps({"model": "quick", "content": "abcd" * 500_000}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {stack.key}\r\nconnection: close\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+
+    def ask() -> bytes:
+        with socket.socket() as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            peer.connect(address_of(gateway))
+            with trusting(certificates).wrap_socket(peer, server_hostname="127.0.0.1") as talking:
+                talking.settimeout(30)
+                talking.sendall(head.encode() + body)
+                answer = talking.recv(1 << 14)
+                time.sleep(3)
+                while more := talking.recv(1 << 16):
+                    answer += more
+        return answer
+
+    answer = await asyncio.to_thread(ask)
+    told, _, text = answer.partition(b"\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 200"), told
+    assert b"chunked" in told or len(text) == int(re.search(rb"content-length: (\d+)", told)[1])  # type: ignore[index]
+    assert text.rstrip().endswith((b"}", b"0"))
+    assert len(text) > 4 << 20

@@ -31,15 +31,12 @@ class Pool:
         """The newer generation first."""
 
     def add(self, answer: Sequence[int]) -> None:
-        """Add an answer's tokens. Takes half a microsecond for each."""
+        """Add an answer's tokens. Takes a tenth of a microsecond for each of many."""
         if len(answer) <= MIN_MATCH:
             return
         if len(self.generations[0].tokens) >= GENERATION_TOKENS:
             self.generations = [_generation(), self.generations[0]]
-        push = self.generations[0].push
-        for token in answer[-MAX_ANSWER_TOKENS:]:
-            push(token)
-        push(NO_TOKEN)
+        self.generations[0].extend([*answer[-MAX_ANSWER_TOKENS:], NO_TOKEN])
 
 
 class Pools:

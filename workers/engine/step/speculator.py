@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
@@ -17,6 +18,10 @@ from workers.models.spec import SpeculationSettings
 LOOK_S, LOOK_SHARE = 20e-6, 0.02
 """Looking for drafts takes some `LOOK_S` seconds for each call, and at most `LOOK_SHARE` of the time of steps: where a
 step is shorter than a millisecond for each call, drafts are not looked for before every step."""
+
+
+MAX_LOOK_S = 0.005
+"""Maximum seconds of a step for looking for drafts: answers with a form can take two milliseconds each."""
 
 
 class Speculator:
@@ -79,7 +84,10 @@ class Speculator:
         self._waited_s = 0.0
         found: list[Sequence] = []
         chances: list[Ordered[float]] = []
+        until = time.perf_counter() + MAX_LOOK_S
         for sequence in plan.decoding:
+            if time.perf_counter() > until:
+                break
             drafts = sequence.drafts
             if drafts is not None and (offer := self._offer(sequence, drafts, is_alone=num_calls == 1)):
                 found.append(sequence)

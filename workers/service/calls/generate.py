@@ -233,7 +233,9 @@ class GenerateCalls:
         has_form = request.constraint or request.forced_tools or any(tool.strict for tool in request.tools)
         if not (has_form or is_bounded):
             return None
-        num_bytes = len(request.tools) * TOOL_BYTES + len(request.constraint.text if request.constraint else "")
+        grammars = sum(len(tool.grammar.text) for tool in request.tools if tool.grammar is not None)
+        own = len(request.constraint.text) if request.constraint else 0
+        num_bytes = len(request.tools) * TOOL_BYTES + own + grammars
         made = self._forms.run(submit.tenant, num_bytes, self._constraints.answer_mask, request, thought)
         return await self._prepared(call, submit, made)
 

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import string
+import time
 from typing import Literal
 
 import pytest
@@ -202,3 +203,29 @@ def test_a_grammar_that_is_wrong_is_refused(vocab: Vocab, kind: Literal["lark", 
     with pytest.raises(CallFailed) as failed:
         mask_of(compiler, GenerateRequest(tools=(tool(kind, text),), forced_tools=("run",)))
     assert (failed.value.failure.param or "").startswith("tools")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "%import common.A" + " " * 32_000 + "z",
+        "%import common.A ->" + " " * 32_000 + "/",
+        "%import common.A -> b" + " " * 32_000 + "z",
+        "%import" + " " * 32_000 + "z",
+        "%import common." + "a" * 32_000 + "-",
+        "%import common" + " " * 32_000 + "z",
+        "%import common (" + "a, " * 10_000 + "-",
+        "/" + "\\a" * 16_000,
+        '"' + "\\a" * 16_000,
+        "!" * 32_000,
+        "_" * 32_000,
+        "start: " + "a" * 32_000 + "$",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_no_text_takes_long_to_be_read(text: str) -> None:
+    """`re` keeps the interpreter's lock: with runs that compete for blanks it took half a minute."""
+    began = time.process_time()
+    with pytest.raises((Unusable, NotTranslatable)):
+        input_rules(text, "input")
+    assert time.process_time() - began < 1

