@@ -41,7 +41,7 @@ def files_of(settings: GatewaySettings, num_gateways: int) -> TlsFiles | None:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What clients have to know of a certificate."""
+    """Tells clients what they have to know of a certificate."""
 
     host: str
     """A host for which it is good: the one asked about, if it is good for that."""

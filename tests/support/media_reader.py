@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from tests.support.lone_context import Logits, LoneContext, lone_context
 from tests.support.projectors import PROJECTORS, Pair, picture, sound
 from workers.llama.context import EmbeddingBatch
-from workers.llama.media import Chunk, MediaChunk, Part, Picture, Sound, TextChunk
+from workers.llama.media.parts import Chunk, MediaChunk, Part, Picture, Sound, TextChunk
+from workers.llama.media.projector import Embeddings, Projector, ProjectorSettings
 from workers.llama.model import Model
-from workers.llama.projector import Embeddings, Projector, ProjectorSettings
 from workers.models.spec import LlamaSettings
 
 ONE_THREAD = LlamaSettings(n_threads=1)

@@ -89,17 +89,9 @@ class Engine:
         self._tools = SamplerTools(model.vocab)
         self._dry = DryStages(model.vocab)
         link = None if disk is None else partial(DiskLink, disk, post=self.post)
-        box, on_end = watchdog.black_box, self._intake.leave
+        box, ended = watchdog.black_box, self._intake.leave
         self._stepper = Stepper(
-            context,
-            self._adapters,
-            box,
-            on_end,
-            link,
-            slots=slots,
-            n_ctx=n_ctx,
-            ram_bytes=ram_bytes,
-            speculation=speculation,
+            context, self._adapters, box, ended, link, slots=slots, n_ctx=n_ctx, ram_bytes=ram_bytes, drafts=speculation
         )
         self.slot_contents = SlotProxy(self._stepper.slots, self.post)
         """Copies, restores and erases the conversations that slots hold while no call runs in them."""

@@ -31,7 +31,7 @@ _F32 = 0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlVector:
-    """What is added to a model's layers: one row for each from layer 1 on, 0 where there is no direction."""
+    """Holds what is added to a model's layers: one row for each from layer 1 on, 0 where there is no direction."""
 
     rows: Floats
     first: int

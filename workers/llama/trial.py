@@ -48,7 +48,7 @@ _TYPES = ("int", "float", "bool", "str")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a trial found."""
+    """Tells what a trial found."""
 
     fault: str = ""
     """The setting at fault, and llama.cpp's reason; empty: none, or one that the worker will meet as well."""

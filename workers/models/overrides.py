@@ -1,4 +1,4 @@
-"""What settings can put in place of a model file's metadata, and of llama.cpp's choice where tensors lie."""
+"""Declares what settings can put in place of a model file's metadata, and of llama.cpp's choice where tensors lie."""
 
 from __future__ import annotations
 

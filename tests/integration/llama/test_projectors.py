@@ -13,9 +13,9 @@ from llama_cpp import mtmd_cpp as m
 from tests.support.lone_context import Logits, same
 from tests.support.media_reader import AFTER, BEFORE, ONE_THREAD, MediaReader, media_reader, settings
 from tests.support.projectors import PROJECTORS, SAMPLE_RATE, Pair, picture, sound, write_pair
-from workers.llama.media import MediaChunk, Picture, Sound, TextChunk
+from workers.llama.media.parts import MediaChunk, Picture, Sound, TextChunk
+from workers.llama.media.projector import Projector
 from workers.llama.model import Model
-from workers.llama.projector import Projector
 
 SLICED = "idefics3"
 

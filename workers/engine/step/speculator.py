@@ -13,6 +13,7 @@ from workers.engine.speculation.step_costs import StepCosts
 from workers.engine.step.sampling import SHARE_S
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.step_plan import Decode, Plan
+from workers.llama.context import Context
 from workers.models.spec import SpeculationSettings
 
 LOOK_S, LOOK_SHARE = 20e-6, 0.02
@@ -30,20 +31,19 @@ class Speculator:
     def __init__(
         self,
         settings: SpeculationSettings,
+        context: Context,
         row_s: Callable[[], float],
         *,
         n_ctx: int,
-        max_rows: int,
-        is_able: bool,
     ) -> None:
-        """`row_s()`: seconds that a row takes in steps that read prompts, 0 if not known yet. `max_rows`: maximum rows
-        of a step. `is_able`: whether the model's memory can drop the cells of the last tokens."""
+        """`row_s()`: seconds that a row takes in steps that read prompts, 0 if not known yet. `n_ctx`: maximum length
+        of one conversation, tokens. Nothing is drafted where memory can't drop the cells of the last tokens."""
         self._costs = StepCosts(row_s)
         self._rates = HitRates()
         self._pools = Pools()
         self._n_ctx = n_ctx
-        self._max_rows = max_rows
-        self._is_able = is_able and settings.ngram
+        self._max_rows = min(context.n_batch, context.n_ubatch)
+        self._is_able = context.memory.kind.by_range and settings.ngram
         self._uses_form = settings.form
         self._waited_s = 0.0
         """Seconds of the steps since drafts were last looked for."""

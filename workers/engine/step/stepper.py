@@ -81,21 +81,20 @@ class Stepper:
         slots: int,
         n_ctx: int,
         ram_bytes: int,
-        speculation: SpeculationSettings,
+        drafts: SpeculationSettings,
     ) -> None:
         """`on_end(key)` is called when a call is over and its slot, cells and adapters are released.
 
         `disk(pace, by_range)` makes the link to the disk tier; `by_range`: it saves blocks of tokens, not whole states.
-        `n_ctx`: maximum length of one conversation, tokens. `ram_bytes`: maximum memory for prefixes in RAM."""
+        `n_ctx`: maximum length of one conversation, tokens. `ram_bytes`: maximum memory for prefixes in RAM. `drafts`:
+        where drafts of answers come from."""
         self.events: list[CallEvent] = []
         """Events of the last steps; the caller takes them out."""
-        self._context = context
-        self._n_ctx = n_ctx
+        self._context, self._n_ctx = context, n_ctx
         self._adapters = adapters
         self._black_box = black_box
         self._on_end = on_end
-        min_prefill = min(MIN_PREFILL, context.n_ubatch)
-        limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=min_prefill)
+        limits = Limits(context.n_batch, context.n_ubatch, min_prefill=min(MIN_PREFILL, context.n_ubatch))
         self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch, ROWS_MULTIPLES[0] if context.attends_in_tiles else 0)
         move = MovePace(self._pace)
         by_range = context.memory.kind.by_range
@@ -118,10 +117,7 @@ class Stepper:
         self._adapter_turns: AdapterTurns[bytes] = AdapterTurns()
         self._can_pad = by_range
         self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
-        max_rows = min(context.n_batch, context.n_ubatch)
-        self.speculator = Speculator(
-            speculation, lambda: self._pace.steady_s, n_ctx=n_ctx, max_rows=max_rows, is_able=by_range
-        )
+        self.speculator = Speculator(drafts, context, lambda: self._pace.steady_s, n_ctx=n_ctx)
         self._empty_tokens = np.full(ROWS_MULTIPLES[0], self._batch.padding_token, np.int32)
         self._scratch = context.num_sequences - 1
         self._num_decodes = self._num_busy = self._num_switches = 0
@@ -132,8 +128,7 @@ class Stepper:
         self._pending: list[Sequence] = []
         """Calls whose next token is drawn, but whose mask could not say yet whether the token is allowed."""
         self._drain_writer: DrainWriter | None = None
-        self._spoiled = False
-        self._spoiled_at = 0.0
+        self._spoiled, self._spoiled_at = False, 0.0
         """time.monotonic() at which a call first had logits that were not numbers, since the cache was cleared."""
 
     @property

@@ -31,7 +31,7 @@ MIN_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """What one prompt may bring."""
+    """Bounds the media that one prompt may have."""
 
     max_side: int = 8192
     """Maximum width and height of a picture."""

@@ -25,7 +25,7 @@ from llama_cpp import mtmd_cpp as m
 from numpy.typing import NDArray
 
 from workers.llama.gguf import GgufHeader
-from workers.llama.media import (
+from workers.llama.media.parts import (
     MAX_ASPECT,
     MIN_SECONDS,
     Chunk,
@@ -41,9 +41,9 @@ from workers.llama.media import (
     Tokens,
     chunk_digest,
 )
+from workers.llama.media.projector_file import read_projector
 from workers.llama.model import Model
 from workers.llama.native import EncodeFailed, MediaRefused, ModelError, ModelTooLarge, NativeOwner, native_log
-from workers.llama.projector_file import read_projector
 from workers.llama.tokens.vocab import NO_TOKEN, Vocab
 
 Embeddings = NDArray[np.float32]

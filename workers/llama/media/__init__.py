@@ -1,0 +1,1 @@
+"""Makes embeddings of pictures and sound with a projector (docs/media.md)."""
