@@ -53,6 +53,7 @@ from workers.protocol.requests import (
     AdapterUse,
     Cancel,
     GenerateRequest,
+    Medium,
     Message,
     Sampling,
     Submit,
@@ -134,6 +135,19 @@ SAMPLED_SUBMIT = Submit(
 )
 SMALLEST_SUBMIT = Submit(gateway="gw-1", call=1, request=GenerateRequest(messages=(Message("user", "hi"),)), tenant="t")
 
+SEEING_SUBMIT = Submit(
+    gateway="gw-1",
+    call=10,
+    request=GenerateRequest(
+        messages=(Message("user", "What is this?", media=(0, 13)),),
+        media=(
+            Medium("picture", b"\x89PNG", "messages.0.content.0", b"\x01\x02"),
+            Medium("sound", b"RIFF", "messages.0.content.2", b"\x03\x04"),
+        ),
+    ),
+    tenant="team-a",
+)
+
 SUBMIT_ADAPTERS = msgspec.structs.replace(
     SMALLEST_SUBMIT,
     request=GenerateRequest(
@@ -209,6 +223,7 @@ CHAT = (
 PREFIXES = {
     "prompt": prefix_of(GenerateRequest(prompt="once upon a time " * 100), "team-a", {}),
     "chat": prefix_of(GenerateRequest(messages=CHAT), "team-a", {}),
+    "pictures": prefix_of(SEEING_SUBMIT.request, "team-a", {}),
     "salted_with_adapter": prefix_of(
         GenerateRequest(messages=CHAT, cache_salt="mine", adapters=(AdapterUse("team/pirate", 0.5),)),
         "team-a",
@@ -234,6 +249,7 @@ MESSAGES = {
     "submit.json": SUBMIT,
     "submit_smallest.json": SMALLEST_SUBMIT,
     "submit_sampled.json": SAMPLED_SUBMIT,
+    "submit_seeing.json": SEEING_SUBMIT,
     "accepted.json": Accepted("0badcafe", 42),
     "accepted_told.json": Accepted("0badcafe", 42, "<s>Grüße", RAN_WITH),
     "cancel.json": Cancel("gw-1", (7, 8)),

@@ -132,6 +132,8 @@ ITEM_CHARS = 6
 """Characters that `is_long` counts for each value and each name in a message, on top of the lengths of texts."""
 RUN_NUMBERS = 8192
 """Maximum count of numbers from an array that are encoded in one call."""
+BASE64_CHARS = 4
+"""Characters of base64 that stand for a group of bytes."""
 BASE64_GROUP = 3
 """Bytes in a group of base64. The base64 of two pieces can be joined if the first piece is a multiple of this."""
 
@@ -354,6 +356,8 @@ class _Field(NamedTuple):
     """The struct that the field is, or of which it is a tuple; None: neither."""
     has_scalars: bool
     """Whether the field can be a list of numbers and texts."""
+    is_binary: bool
+    """Whether the field is bytes, which JSON has as base64."""
     is_required: bool
 
 
@@ -364,6 +368,7 @@ def _fields_of(kind: type[msgspec.Struct]) -> Mapping[str, _Field]:
             msgspec.json.Decoder(one.type, float_hook=read_float).decode,
             next((found for found in _types_in(one.type) if is_struct_type(found)), None),
             Sequence[int | str] in _types_in(one.type),
+            bytes in _types_in(one.type),
             one.required,
         )
         for one in msgspec.structs.fields(kind)
@@ -378,6 +383,7 @@ def _types_in(kind: Any) -> tuple[Any, ...]:
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_text = msgspec.json.Decoder(str).decode
+_decode_binary = msgspec.json.Decoder(bytes).decode
 _decode_scalars = msgspec.json.Decoder(list[int | str]).decode
 
 
@@ -396,6 +402,8 @@ def _value_of(data: bytes, field: _Field) -> Any:
     begins = data[:1]
     if len(data) <= PIECE_BYTES:
         return field.decode(data)
+    if begins == b'"' and field.is_binary:
+        return b"".join(_binary_of(data))
     if begins == b'"':
         return field.decode(b'"%b"' % data[1:1]) + "".join(_texts_of(data))  # raises where it may not be a text
     if begins == b"{" and field.struct is not None:
@@ -416,6 +424,13 @@ def _texts_of(data: bytes) -> Iterator[str]:
             piece = piece[: _last_cut(piece)]
         yield _decode_text(b'"%b"' % piece)
         start += len(piece)
+
+
+def _binary_of(data: bytes) -> Iterator[bytes]:
+    """Yield long bytes in pieces of whole groups of base64."""
+    step = PIECE_BYTES - PIECE_BYTES % BASE64_CHARS
+    for start in range(1, len(data) - 1, step):
+        yield _decode_binary(b'"%b"' % data[start : min(len(data) - 1, start + step)])
 
 
 def _last_cut(piece: bytes) -> int:

@@ -51,6 +51,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Average time that a call holds its slot."""
     answer_tokens: float = 0.0
     """Tokens of a long answer: nine in ten of the last answers had no more."""
+    encode_ms: float = 0.0
+    """Time per KV cell of a picture or sound until its embeddings are there; `prefill_ms` comes on top."""
     bytes_per_token: float = 0.0
     """Average bytes per prompt token. It counts only the bytes that `workers.protocol.prefixes` hashes."""
     preempted: int = 0
@@ -111,10 +113,13 @@ def unpack_heads(packed: bytes) -> tuple[int, dict[int, int]]:
     return version, dict(_HEAD.iter_unpack(packed[_VERSION.size :]))
 
 
+Modality = Literal["text", "image", "audio"]
+"""A kind of input, by llama-server's and OpenAI's names."""
+
 WorkerKind = Literal["generate", "embed", "rank"]
 """The work of a worker: generating text, or pooled work of one kind (`workers.protocol.pooled`)."""
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Version of this protocol, raised when older gateways or workers would misunderstand it. Gateways use only workers of
 their own version."""
 
@@ -135,6 +140,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Bytes of all tensors."""
     n_vocab: int
+    inputs: tuple[Modality, ...] = ("text",)
+    """Kinds of input that the model takes."""
+    picture_cells: int = 0
+    """KV cells that a picture of 1,024 x 1,024 pixels takes; 0: the model reads no pictures."""
+    sound_cells: int = 0
+    """KV cells that ten seconds of sound take; 0: the model reads no sound."""
 
 
 class WorkerAddress(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, Prompt, ToolCall
+from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Medium, Message, Prompt, ToolCall
 
 BLOCK_BYTES = 1024
 """Bytes between two prefix hashes in a long text, some 256 tokens; doubled after each `HEADS_PER_SIZE` hashes."""
@@ -29,6 +29,8 @@ HEADS_PER_SIZE = 64
 MAX_HEADS = 256
 LEAST_BYTES = 128
 """At the end of a text a prefix hash is made only if at least this many bytes have come since the last one."""
+MEDIUM_BYTES = 1024
+"""Bytes that stand for a picture or a sound: about as many as a text has of as many tokens as it takes cells."""
 
 DIGEST_BYTES = 8
 
@@ -88,7 +90,7 @@ def prefix_after(chain: Chain, request: GenerateRequest, text: str, calls: tuple
         chain.write(text.encode())
     elif request.infill is None:
         chain.end()
-        chain.write(_message(Message("assistant", text, tool_calls=calls)))
+        chain.write(_message(Message("assistant", text, tool_calls=calls), iter(())))
     chain.end()
     return chain.prefix()
 
@@ -104,15 +106,29 @@ def _use(use: AdapterUse, adapters: Mapping[str, str]) -> tuple[str, float]:
 
 def _texts(request: GenerateRequest) -> Iterator[bytes]:
     """Yield the texts of a request as canonical bytes, in the order in which templates write them."""
+    media = iter(request.media)
     if request.prompt is not None:
-        yield from _prompt(request.prompt)
+        prompt = request.prompt
+        yield from _prompt(_with_media(prompt, request.prompt_media, media) if isinstance(prompt, str) else prompt)
     elif request.infill is not None:
         yield from _infill(request.infill)
     else:
         opening = [request.tools, request.template_values, request.thinking.enabled, request.thinking.effort]
         yield _encode(opening) if any(opening) else b""
         for message in request.messages:
-            yield _message(message)
+            yield _message(message, media)
+
+
+def _with_media(text: str, places: Sequence[int], media: Iterator[Medium]) -> str:
+    """Return a text with a name of the next media at each of these places, by which other media make other heads."""
+    if not places:
+        return text
+    parts: list[str] = []
+    start = 0
+    for place, one in zip(places, media, strict=False):
+        parts += text[start:place], f"\0{one.kind} {one.sha256.hex()}\0".ljust(MEDIUM_BYTES, ".")
+        start = place
+    return "".join((*parts, text[start:]))
 
 
 def _prompt(prompt: Prompt) -> Iterator[bytes]:
@@ -132,8 +148,9 @@ def _infill(infill: Infill) -> Iterator[bytes]:
     yield _encode([infill.suffix, infill.prompt])
 
 
-def _message(message: Message) -> bytes:
-    content = (message.content or "").encode()
+def _message(message: Message, media: Iterator[Medium]) -> bytes:
+    """Return a message's canonical bytes. `media`: those of the request that no earlier message has."""
+    content = _with_media(message.content or "", message.media, media).encode()
     if message.role == "assistant":  # clients trim an answer, and join its parts with line ends
         content = content.translate(None, _BLANKS)
     calls = b"".join(call.name.encode() + _END + _arguments(call) + _END for call in message.tool_calls)

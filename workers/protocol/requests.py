@@ -109,8 +109,20 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
+class Medium(msgspec.Struct, frozen=True):
+    """A picture or a sound, as the file that the caller sent. Only a worker's helper process decodes it."""
+
+    kind: Literal["picture", "sound"]
+    data: bytes
+    """Contents of the file: PNG, JPEG, WAV, MP3, ..."""
+    param: str = ""
+    """The caller's parameter that the medium comes from, such as `messages.0.content.1`; for error messages."""
+    sha256: bytes = b""
+    """SHA-256 of `data`, which stands for it in prefix hashes. Nothing that is cached is found by it."""
+
+
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One chat message. `content` is plain text; gateways refuse parts of other kinds."""
+    """One chat message. `content` is plain text, in which pictures and sounds have their places."""
 
     role: Role
     content: str | None = None
@@ -119,6 +131,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    media: tuple[int, ...] = ()
+    """Places in `content` where the request's next media (`GenerateRequest.media`) stand: numbers of the characters
+    that follow them, ascending. All messages' places together are as many as the request's media."""
 
 
 class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -230,6 +245,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Prompt to be continued without a chat template, in place of `messages`."""
     infill: Infill | None = None
     """Code to complete, in place of `messages` and `prompt`."""
+    media: tuple[Medium, ...] = ()
+    """Pictures and sounds, in the order in which they stand in the messages or in the prompt."""
+    prompt_media: tuple[int, ...] = ()
+    """Places of the media in a `prompt` that is a text, as in `Message.media`."""
     tools: tuple[Tool, ...] = ()
     parallel_tool_calls: bool = True
     """False: the answer ends after one tool call."""

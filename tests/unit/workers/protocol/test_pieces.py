@@ -18,6 +18,7 @@ from workers.protocol.requests import (
     GenerateRequest,
     Infill,
     InfillFile,
+    Medium,
     Message,
     Submit,
     Tool,
@@ -59,6 +60,10 @@ DIVISIBLE = {
         tools=[Tool(f"n{number}", TRICKY, '{"name":1}') for number in range(9_000)],
         template_values='{"a":"%s"}' % ("\\n" * 300_000),
     ),
+    "pictures": submit(
+        messages=(Message("user", "hi", media=(0, 1, 2)),),
+        media=[Medium("picture", bytes(range(256)) * size, "m", b"s") for size in (2_000, 1, 3_001)],
+    ),
 }
 
 
@@ -83,7 +88,8 @@ def test_wherever_it_is_cut_it_is_the_same(size: int, monkeypatch: pytest.Monkey
         prompt = [1, text[:20], 22, text[20:], 333] * 4
         assert [one for run in framing._scalars_of(msgspec.json.encode(prompt)) for one in run] == prompt
         called = Message("tool", text[:9], tool_calls=(ToolCall("", text, ""),))
-        message = submit(messages=[Message("user", text), called])
+        picture = Medium("picture", text.encode(), "m")
+        message = submit(messages=[Message("user", text), called], media=[picture, picture])
         assert framing._struct_of(msgspec.json.encode(message), Submit) == message
 
 
