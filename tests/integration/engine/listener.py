@@ -14,6 +14,7 @@ import msgspec
 
 from workers.engine.cache.prompt import Prompt
 from workers.engine.disk.tier import DiskTier
+from workers.engine.encoder import MediaEncoder
 from workers.engine.engine import Engine, EngineRequest
 from workers.llama.context import Context
 from workers.llama.model import Model
@@ -137,6 +138,7 @@ def running(
     ram_bytes: int = 64 << 20,
     disk: DiskTier | None = None,
     speculation: SpeculationSettings = AS_IT_PAYS,
+    encoder: MediaEncoder | None = None,
 ) -> Iterator[Bench]:
     """An engine that is checked for lost slots and cells when the test is over."""
     heard = Heard()
@@ -150,6 +152,7 @@ def running(
             ram_bytes=ram_bytes,
             disk=disk,
             speculation=speculation,
+            encoder=encoder,
         )
         engine.start()
         try:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
+import numpy as np
+
 from workers.engine.speculation.drafts import Drafts
 from workers.engine.speculation.hit_rates import HitRates, Source
 from workers.engine.speculation.pools import MAX_ANSWER_TOKENS, Pools
@@ -58,7 +60,7 @@ class Speculator:
         if not self._is_able or not asked.enabled:
             return None
         return Drafts(
-            sequence.tokens(),
+            np.asarray(sequence.prompt.texts(), dtype=np.int32) if sequence.prompt.spans else sequence.tokens(),
             self._rates,
             room=sequence.limit,
             is_greedy=sequence.chain.greedy,
