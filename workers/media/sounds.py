@@ -33,6 +33,14 @@ BLOCK_VALUES = 1 << 17
 UNKNOWN_FRAMES = 1 << 62
 """libsndfile says the largest number it has for a length that the file does not say."""
 
+MAX_CHUNKS = 4096
+"""Maximum chunks of a WAV file before its samples."""
+
+PIPED_BYTES = 0x7FFF0000
+"""Size of a WAV file's samples from which it stands for an unknown one."""
+
+CUT = "the {} file ends before its head says; send the whole file"
+
 Samples = NDArray[np.float32]
 
 
@@ -149,12 +157,6 @@ def _resampled(file: soundfile.SoundFile, limits: MediaLimits, sample_rate: int)
     if num_frames < file.frames < UNKNOWN_FRAMES:
         raise Undecodable(CUT.format(FORMS[file.format][0]))
     yield resampler.resample_chunk(np.empty(0, np.float32), last=True)
-
-
-CUT = "the {} file ends before its head says; send the whole file"
-MAX_CHUNKS = 4096
-PIPED_BYTES = 0x7FFF0000
-"""Size of a WAV file's samples from which it stands for an unknown one."""
 
 
 def warm_up(limits: MediaLimits, sample_rate: int) -> None:

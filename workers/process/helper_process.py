@@ -257,9 +257,9 @@ class _Answer:
         self.line = b"".join([*self._parts, part[:end]])
         if self._room is not None:
             self._left = self._room(self.line)
-            first = part[end + 1 :][: len(self._left)]
-            self._left[: len(first)] = first
-            self._left = self._left[len(first) :]
+            if first := part[end + 1 :][: len(self._left)]:
+                self._left[: len(first)] = first
+                self._left = self._left[len(first) :]
 
 
 def _exchanged(process: subprocess.Popen[bytes], question: Sequence[bytes], answer: _Answer, deadline: float) -> bytes:
